@@ -1,0 +1,1 @@
+"""Penstock, a dataflow runtime for neural networks."""

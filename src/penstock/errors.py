@@ -1,0 +1,81 @@
+"""The errors Penstock raises. Each names the place at fault and says what to do about it.
+
+``InvalidModel`` and ``Unsupported`` speak of a model, ``InvalidInput`` of what a caller handed to a
+run, ``RunError`` and its subclasses of a run that could not finish, ``InternalError`` of our own bugs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+
+class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by the design
+    """The model breaks a rule of its format; ``problems`` has one sentence for each fault found."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = (
+            (problems,) if isinstance(problems, str) else tuple(problems)
+        )
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOperation:
+    """An operation that Penstock cannot run: its full name, why, and the nodes that use it."""
+
+    operation: str
+    reason: str
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.nodes[:5])
+        more = f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else ""
+        return f"{self.operation}: {self.reason} (used by {shown}{more})"
+
+
+class Unsupported(PenstockError):  # noqa: N818
+    """The model is valid but uses what Penstock has no kernel for: all of it, listed at once."""
+
+    def __init__(self, operations: Sequence[UnsupportedOperation]) -> None:
+        self.operations = tuple(operations)
+        lines = "\n".join(f"  {operation}" for operation in self.operations)
+        super().__init__(f"{len(self.operations)} unsupported operation(s):\n{lines}")
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[UnsupportedOperation, ...]]]:
+        return type(self), (self.operations,)
+
+
+class InvalidInput(PenstockError):  # noqa: N818
+    """What the caller fed or asked for does not fit the model: a name, a dtype or a shape."""
+
+
+class RunError(PenstockError):
+    """A run failed. The message names the node, its origin and the shapes of its inputs."""
+
+
+class DeadTensor(RunError):  # noqa: N818
+    """A fetched value has none: the branch that would have produced it was not taken."""
+
+
+class Cancelled(RunError):  # noqa: N818
+    """The run was cancelled by its caller."""
+
+
+class DeadlineExceeded(RunError):  # noqa: N818
+    """The run did not finish within its timeout."""
+
+
+class LimitExceeded(RunError):  # noqa: N818
+    """The model or the run passed one of its ``Limits``."""
+
+
+class InternalError(PenstockError):
+    """A bug in Penstock. Please report it with the model or the shapes in the message."""

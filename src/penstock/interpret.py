@@ -1,0 +1,45 @@
+"""The plain interpreter: one node after the other, nothing planned.
+
+It is the meaning of every executor, serves constant folding, and is what tests compare with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir import Graph, Node, Value
+from penstock.types import type_of
+
+
+def evaluate(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of one node, an entry for each, from the values of its inputs."""
+    types = [
+        None if value is None else type_of(x) for value, x in zip(node.inputs, inputs, strict=True)
+    ]
+    result = node.op.compile(node, types)(*inputs)
+    return result if len(node.outputs) != 1 else (result,)
+
+
+def interpret(
+    graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any] | None = None
+) -> list[Any]:
+    """The outputs of ``graph``, whose nodes must be sorted, for one value for each input."""
+    values: dict[Value, Any] = dict(outer or {})
+    values.update(zip(graph.inputs, feeds, strict=True))
+
+    def value_of(value: Value | None) -> Any:
+        if value is None:
+            return None
+        return value.const if value.const is not None else values[value]
+
+    for node in graph.nodes:
+        results = evaluate(node, [value_of(v) for v in node.inputs])
+        values.update(
+            (v, np.asarray(x) if isinstance(x, np.generic) else x)
+            for v, x in zip(node.outputs, results, strict=False)
+            if v is not None
+        )
+    return [value_of(v) for v in graph.outputs]

@@ -1,0 +1,34 @@
+"""All operations, one file per family; importing this package registers them."""
+
+from importlib import import_module
+
+from penstock.ops.base import Kernel, Op, find, operator, registered
+
+FAMILIES = (
+    "arithmetic",
+    "compare",
+    "activation",
+    "reduce",
+    "shape",
+    "index",
+    "cast",
+    "matmul",
+    "convolution",
+    "pooling",
+    "normalization",
+    "attention",
+    "recurrent",
+    "signal",
+    "image",
+    "quantization",
+    "random",
+    "sequence",
+    "text",
+    "ml",
+    "loss",
+    "control",
+)
+for _family in FAMILIES:
+    import_module(f"penstock.ops.{_family}")
+
+__all__ = ["Kernel", "Op", "find", "operator", "registered"]

@@ -1,0 +1,154 @@
+"""What an operation is, and the table of all of them.
+
+Each operation is registered once, in the file of its family, with everything there is to know about
+it: since which version of its domain it means what it means here, its ``infer`` function, and its
+NumPy kernel::
+
+    @operator("Neg", since=1, infer=same_type)
+    def neg(node, types):
+        return elementwise(np.negative)
+
+``infer(types, attrs, consts) -> types``: output types from input types. ``types[i]`` is ``None``
+where optional input i is left out and ``ANY`` where nothing is known of it; ``consts[i]`` is the
+array where input i is a constant. It may return fewer types than the node has outputs (the rest is
+unknown), and raises ``ShapeError`` for what can never run.
+
+The decorated function *compiles*: it looks once at the node's attributes, the inputs that are
+constants (``node.inputs[i].const``) and the input types (``types``, as far as known), and returns a
+``Kernel`` whose function then runs many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.types import Type
+
+if TYPE_CHECKING:
+    from penstock.ir import Node
+
+Types = Sequence[Type | None]
+Attrs = Mapping[str, Any]
+Consts = Sequence[np.ndarray | None]
+Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
+Compile = Callable[["Node", Types], "Kernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One node's code on one backend.
+
+    ``function(*inputs)`` takes one argument for each entry of the node's inputs (``None`` for one
+    left out) and returns new outputs: the array itself if the node has one output, else a tuple
+    with an entry for each. It works for any shapes the node allows.
+
+    ``into(*inputs, *outputs)`` writes the outputs into the given arrays instead, one argument for
+    each entry of the node's outputs; with ``workspace`` bytes asked for, one more argument follows,
+    a uint8 array of that size, aligned to 64 bytes. Output arrays may be strided unless
+    ``contiguous`` is set, and never overlap an input except as ``inplace`` allows. Without ``into``
+    the outputs are allocated during the run.
+
+    ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
+
+    ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
+    nobody reads them afterwards.
+    """
+
+    function: Callable[..., Any]
+    into: Callable[..., Any] | None = None
+    view: bool = False
+    inplace: tuple[int, ...] = ()
+    workspace: int = 0
+    contiguous: bool = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+    def bind(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The function and the arguments that compute ``outputs`` from ``inputs``.
+
+        Arrays known only during the run may be stood in for by placeholders: a kernel passes them
+        on as arguments, and does not look at them.
+        """
+        assert self.into is not None
+        extra = () if workspace is None else (workspace,)
+        return self.into, (*inputs, *outputs, *extra)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """An operation: every node that means the same shares one.
+
+    ``since`` to ``version`` are the versions of the domain's schema that mean exactly this.
+    ``pure`` operations give equal outputs for equal inputs and do nothing else; others are neither
+    folded, nor merged, nor dropped in favour of one another.
+    """
+
+    name: str
+    domain: str
+    since: int
+    version: int
+    infer: Infer
+    compile: Compile
+    pure: bool = True
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.domain}.{self.name}" if self.domain else self.name
+
+    def __repr__(self) -> str:
+        return f"{self.full_name}-{self.version}"
+
+
+_REGISTRY: dict[tuple[str, str], list[Op]] = {}
+
+
+def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """The ``infer`` of operations whose results cannot be known before the run."""
+    return ()
+
+
+def operator(
+    name: str,
+    *,
+    domain: str = "",
+    since: int = 1,
+    version: int | None = None,
+    infer: Infer = unknown_types,
+    pure: bool = True,
+) -> Callable[[Compile], Compile]:
+    """Register a compile function as an operation; stackable, for operations that share one.
+
+    ``version`` is the last schema version with this meaning; left out, it is the newest there is.
+    """
+
+    def register(compile: Compile) -> Compile:
+        last = 10**9 if version is None else version
+        entries = _REGISTRY.setdefault((domain, name), [])
+        assert all(last < e.since or since > e.version for e in entries), (name, since)
+        entries.append(Op(name, domain, since, last, infer, compile, pure))
+        return compile
+
+    return register
+
+
+def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
+    """The operation that schema version ``version`` of ``name`` means, or the newest."""
+    entries = _REGISTRY.get((domain, name), ())
+    if version is None:
+        return max(entries, key=lambda op: op.version, default=None)
+    for op in entries:
+        if op.since <= version <= op.version:
+            return op
+    return None
+
+
+def registered() -> list[Op]:
+    """All operations there are, by domain and name."""
+    return [op for key in sorted(_REGISTRY) for op in _REGISTRY[key]]

@@ -1,0 +1,1 @@
+"""Element types: casts, and constants made from attributes."""

@@ -1,0 +1,1 @@
+"""Comparisons, logic, bits and selection, element by element."""

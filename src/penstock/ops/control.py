@@ -1,0 +1,1 @@
+"""Control flow: operations that carry graphs."""

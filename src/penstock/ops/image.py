@@ -1,0 +1,1 @@
+"""Resampling, regions of interest and boxes."""

@@ -1,0 +1,1 @@
+"""Picking, placing and rearranging elements by index."""

@@ -1,0 +1,142 @@
+"""Shape arithmetic shared by the ``infer`` functions of all families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from penstock.ops.base import Attrs, Consts, Infer, Types
+from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+
+
+def tensor(types: Types, index: int) -> TensorType:
+    """Type of input ``index`` as a tensor; unknown where it is left out, absent or any."""
+    if index < len(types):
+        kind = types[index]
+        if isinstance(kind, TensorType):
+            return kind
+        if kind is not None and type(kind).__name__ != "AnyType":
+            raise ShapeError(f"input {index} must be a tensor, not {kind}")
+    return TensorType()
+
+
+def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
+    """Contents of an integer input as far as known: from a constant, or from shape arithmetic."""
+    if index < len(consts) and consts[index] is not None:
+        return tuple([int(x) for x in np.asarray(consts[index]).reshape(-1)])
+    if index < len(types):
+        kind = types[index]
+        if isinstance(kind, TensorType):
+            return kind.data
+    return None
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """``axis`` counted from the front; negative ones count from the back."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"axis {axis} is out of range for rank {rank}")
+    return axis % rank if rank else 0
+
+
+def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """``axes`` counted from the front; repeated ones are an error."""
+    result = tuple(normalize_axis(axis, rank) for axis in axes)
+    if len(set(result)) != len(result):
+        raise ShapeError(f"axes {result} name one axis twice")
+    return result
+
+
+def broadcast_dim(a: Dim, b: Dim) -> Dim:
+    """The dim that ``a`` and ``b`` broadcast to, as far as it is known."""
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise ShapeError(f"dims {a} and {b} do not broadcast")
+    # A known dim other than 1 wins: the unknown one is either equal or 1.
+    if isinstance(a, int):
+        return a
+    return b if isinstance(b, int) else None
+
+
+def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
+    """NumPy's broadcasting over partly known shapes; ``None`` if any rank is unknown."""
+    result: list[Dim] = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        missing = len(shape) - len(result)
+        if missing > 0:
+            result[:0] = [1] * missing
+        offset = len(result) - len(shape)
+        for i, dim in enumerate(shape):
+            try:
+                result[offset + i] = broadcast_dim(result[offset + i], dim)
+            except ShapeError:
+                raise ShapeError(
+                    f"shapes {' and '.join(map(str, shapes))} do not broadcast"
+                ) from None
+    return tuple(result)
+
+
+def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
+    """The dtype that the given inputs share; an error where two known ones differ."""
+    found: np.dtype | None = None
+    for index in indices:
+        dtype = tensor(types, index).dtype
+        if dtype is None:
+            continue
+        if found is not None and dtype != found:
+            raise ShapeError(f"inputs have different dtypes, {found.name} and {dtype.name}")
+        found = dtype
+    return found
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dims; a single symbolic one times ones keeps its name."""
+    known, symbol = 1, None
+    for dim in dims:
+        if isinstance(dim, int):
+            known *= dim
+        elif dim is None or symbol is not None:
+            symbol = ""
+        else:
+            symbol = dim
+    if known == 0 or symbol is None:
+        return known
+    return symbol if known == 1 and symbol else None
+
+
+def same_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """One output like the first input."""
+    return (tensor(types, 0).without_data(),)
+
+
+def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """One output of the inputs' common dtype and broadcast shape."""
+    every = range(len(types))
+    shape = broadcast_shapes([tensor(types, i).shape for i in every])
+    return (TensorType(same_dtype(types, every), shape),)
+
+
+def broadcast_to(dtype: np.dtype) -> Infer:
+    """Like ``broadcast_type``, with an output of ``dtype`` (comparisons, say)."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        (kind,) = broadcast_type(types, attrs, consts)
+        assert isinstance(kind, TensorType)
+        return (TensorType(dtype, kind.shape),)
+
+    return infer
+
+
+def with_data(kind: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
+    """``kind`` with contents, where it is an integer tensor small enough for shape arithmetic."""
+    if kind.dtype is None or kind.dtype.kind not in "iu" or kind.shape is None:
+        return kind
+    if len(kind.shape) > 1:
+        return kind
+    data = compute()
+    return kind if data is None else TensorType(kind.dtype, kind.shape, data)

@@ -1,0 +1,1 @@
+"""Classical machine learning (domain ai.onnx.ml)."""

@@ -1,0 +1,1 @@
+"""Reductions, searches and running sums along axes."""

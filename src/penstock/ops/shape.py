@@ -1,0 +1,1 @@
+"""Shapes of tensors and views that change them."""

@@ -1,0 +1,201 @@
+"""What a value is: tensors with known, named or unknown dims, sequences, optionals and maps.
+
+A dim is an ``int`` (known), a ``str`` (symbolic: two dims of one name are equal) or ``None``
+(unknown). Dtypes are NumPy dtypes, with those of ``ml_dtypes`` (bfloat16, float8, int4, ...);
+strings are ``object`` arrays of ``str``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+
+Dim: TypeAlias = int | str | None
+Shape: TypeAlias = tuple[Dim, ...]
+
+STRING = np.dtype(object)
+INT64 = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+FLOAT32 = np.dtype(np.float32)
+
+MAX_DATA = 128  # elements; longer contents are no shape arithmetic
+
+
+class ShapeError(ValueError):
+    """Types, shapes or attributes that do not fit an operation.
+
+    Raised by ``infer`` functions and kernels; whoever called them adds node and origin.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and shape of a tensor; ``None`` where nothing is known.
+
+    ``data`` holds the elements, row-major, of an integer tensor of rank 0 or 1 whose contents are
+    known in whole or in part (an element is a dim). It is how shape arithmetic is carried through
+    inference when the dims themselves are symbolic.
+    """
+
+    dtype: np.dtype | None = None
+    shape: Shape | None = None
+    data: tuple[Dim, ...] | None = None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def static(self) -> bool:
+        """Whether dtype and every dim are known, so that memory can be planned."""
+        if self.dtype is None or self.shape is None:
+            return False
+        return all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape of a static type."""
+        assert self.static, self
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a static tensor as NumPy stores it (4-bit types take a byte an element)."""
+        assert self.dtype is not None
+        return math.prod(self.dims) * self.dtype.itemsize
+
+    def without_data(self) -> TensorType:
+        return self if self.data is None else replace(self, data=None)
+
+    def __str__(self) -> str:
+        dtype = "?" if self.dtype is None else dtype_name(self.dtype)
+        if self.shape is None:
+            return f"{dtype}[...]"
+        return f"{dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceType:
+    """A list of values of one type; a Python ``list`` at run time."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"seq({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalType:
+    """A value that may be missing; ``None`` at run time where it is."""
+
+    element: Type
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+
+@dataclass(frozen=True, slots=True)
+class MapType:
+    """A mapping from keys of one dtype to values of one type; a ``dict`` at run time."""
+
+    key: np.dtype
+    value: Type
+
+    def __str__(self) -> str:
+        return f"map({dtype_name(self.key)}, {self.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyType:
+    """Nothing is known: tensor, sequence, optional or map."""
+
+    def __str__(self) -> str:
+        return "any"
+
+
+Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType | AnyType
+ANY = AnyType()
+
+
+@cache
+def dtype_name(dtype: np.dtype) -> str:
+    """NumPy's name of a dtype, with ``string`` for object arrays."""
+    return "string" if dtype == STRING else dtype.name
+
+
+def type_of(value: object) -> Type:
+    """The type of a run-time value."""
+    if isinstance(value, np.ndarray):
+        return TensorType(value.dtype, value.shape)
+    if isinstance(value, list):
+        return SequenceType(_joined(value) if value else ANY)
+    if value is None:
+        return OptionalType(ANY)
+    return ANY
+
+
+def _joined(values: Sequence[object]) -> Type:
+    joined = type_of(values[0])
+    for value in values[1:]:
+        joined = join(joined, type_of(value))
+    return joined
+
+
+def constant_type(array: np.ndarray) -> TensorType:
+    """The type of a constant, with its contents where they may take part in shape arithmetic."""
+    data = None
+    if array.ndim <= 1 and array.size <= MAX_DATA and array.dtype.kind in "iu":
+        data = tuple([int(x) for x in array.reshape(-1)])
+    return TensorType(array.dtype, array.shape, data)
+
+
+def join(a: Type, b: Type) -> Type:
+    """The narrowest type that has all values of ``a`` and of ``b`` (branches of an If, say)."""
+    if a == b:
+        return a
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        dtype = a.dtype if a.dtype == b.dtype else None
+        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+            return TensorType(dtype, None)
+        shape = tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True))
+        data = None
+        if a.data is not None and b.data is not None and len(a.data) == len(b.data):
+            data = tuple(x if x == y else None for x, y in zip(a.data, b.data, strict=True))
+        return TensorType(dtype, shape, data)
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return SequenceType(join(a.element, b.element))
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):
+        x = a.element if isinstance(a, OptionalType) else a
+        y = b.element if isinstance(b, OptionalType) else b
+        return OptionalType(y if x == ANY else x if y == ANY else join(x, y))
+    return ANY
+
+
+def accepts(declared: Type, actual: Type) -> bool:
+    """Whether a value of type ``actual`` may be given where ``declared`` is asked for.
+
+    Symbolic dims accept anything here; that equal names get equal dims is checked where all
+    inputs of a run are at hand.
+    """
+    if isinstance(declared, AnyType) or isinstance(actual, AnyType):
+        return True
+    if isinstance(declared, OptionalType):
+        inner = actual.element if isinstance(actual, OptionalType) else actual
+        return accepts(declared.element, inner)
+    if isinstance(declared, TensorType) and isinstance(actual, TensorType):
+        if declared.dtype is not None and actual.dtype not in (None, declared.dtype):
+            return False
+        if declared.shape is None or actual.shape is None:
+            return True
+        return len(declared.shape) == len(actual.shape) and all(
+            not isinstance(want, int) or not isinstance(got, int) or want == got
+            for want, got in zip(declared.shape, actual.shape, strict=True)
+        )
+    if isinstance(declared, SequenceType) and isinstance(actual, SequenceType):
+        return accepts(declared.element, actual.element)
+    return isinstance(declared, MapType) and isinstance(actual, MapType)

@@ -1,0 +1,221 @@
+"""Run one node in every way a kernel can run, and compare with other runtimes.
+
+``check_node`` builds a one-node model, and checks that
+
+* the kernel's allocating form gives what ``expected`` says (an array each, or "reference" for
+  ``onnx.reference``, "ort" for ONNX Runtime, both of them other people's work),
+* its writing form (``into``) gives the same, into contiguous and into strided outputs, with every
+  input that ``inplace`` names as the output too, and leaves its inputs as they were,
+* ``infer`` says nothing that the results contradict, with shapes known and with dims unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from penstock.frontends.onnx import load
+from penstock.interpret import evaluate
+from penstock.ir import Node
+from penstock.types import TensorType, accepts, constant_type, type_of
+
+
+def node_model(
+    op_type: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    outputs: int | Sequence[bool] = 1,
+    opset: int | None = None,
+    domain: str = "",
+) -> onnx.ModelProto:
+    """A model of one node; ``None`` among ``inputs`` is an input left out."""
+    opset = onnx.defs.onnx_opset_version() if opset is None else opset
+    flags = [True] * outputs if isinstance(outputs, int) else list(outputs)
+    names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
+    results = [f"y{i}" if flag else "" for i, flag in enumerate(flags)]
+    node = helper.make_node(op_type, names, results, name="node", domain=domain, **(attrs or {}))
+    infos = [value_info(n, x) for n, x in zip(names, inputs, strict=True) if x is not None]
+    outs = [onnx.ValueInfoProto(name=n) for n in results if n]
+    graph = helper.make_graph([node], "g", infos, outs)
+    imports = [helper.make_opsetid("", opset if not domain else 21)]
+    if domain:
+        imports.append(helper.make_opsetid(domain, opset))
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def value_info(name: str, value: Any) -> onnx.ValueInfoProto:
+    if isinstance(value, list):
+        element = value_info("", value[0]).type
+        return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+    code = helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, code, value.shape)
+
+
+def run_reference(model: onnx.ModelProto, inputs: Sequence[Any]) -> list[Any]:
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    return list(ReferenceEvaluator(model).run(None, feeds))
+
+
+def run_ort(model: onnx.ModelProto, inputs: Sequence[Any]) -> list[Any]:
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    return list(session.run(None, feeds))
+
+
+def check_node(
+    op_type: str,
+    inputs: Sequence[Any],
+    attrs: Mapping[str, Any] | None = None,
+    *,
+    expected: str | Sequence[Any] = "reference",
+    outputs: int | Sequence[bool] = 1,
+    opset: int | None = None,
+    domain: str = "",
+    constants: Sequence[int] = (),
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+) -> list[Any]:
+    """Check one node in every form; returns its outputs. ``constants`` are inputs made constant."""
+    model = node_model(op_type, inputs, attrs, outputs=outputs, opset=opset, domain=domain)
+    if expected == "reference":
+        wanted = run_reference(model, inputs)
+    elif expected == "ort":
+        wanted = run_ort(model, inputs)
+    else:
+        wanted = list(expected)
+    graph = load(model).graph
+    (node,) = graph.nodes
+    by_name = {f"x{i}": x for i, x in enumerate(inputs)}
+    for i in constants:
+        value = node.inputs[i]
+        assert value is not None
+        value.const, value.type = inputs[i], constant_type(inputs[i])
+    values = [None if v is None else by_name.get(v.name, v.const) for v in node.inputs]
+    copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
+    results = list(evaluate(node, values))
+    present = [r for r, v in zip(results, node.outputs, strict=False) if v is not None]
+    assert len(present) == len(wanted)
+    for got, want in zip(present, wanted, strict=True):
+        assert_same(got, want, rtol, atol)
+    check_infer(node, values, results)
+    check_into(node, values, results)
+    for value, copy in zip(values, copies, strict=True):
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, copy, err_msg="the kernel wrote to its input")
+    return present
+
+
+def assert_same(got: Any, want: Any, rtol: float, atol: float) -> None:
+    if isinstance(want, list):
+        assert isinstance(got, list)
+        assert len(got) == len(want)
+        for g, w in zip(got, want, strict=True):
+            assert_same(g, w, rtol, atol)
+        return
+    if want is None:
+        assert got is None
+        return
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype or want.dtype.kind in "UO"
+    if want.dtype.kind in "biuUO":
+        np.testing.assert_array_equal(got, want)
+    else:
+        wide = np.complex128 if want.dtype.kind == "c" else np.float64
+        np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=rtol, atol=atol)
+
+
+def check_infer(node: Node, values: Sequence[Any], results: Sequence[Any]) -> None:
+    consts = [None if v is None else v.const for v in node.inputs]
+    exact = [None if x is None else type_of(x) for x in values]
+    exact = [constant_type(c) if c is not None else t for c, t in zip(consts, exact, strict=True)]
+    vague = [
+        TensorType(t.dtype, None if t.shape is None else (None,) * len(t.shape))
+        if isinstance(t, TensorType) and c is None
+        else t
+        for t, c in zip(exact, consts, strict=True)
+    ]
+    unknown = [TensorType() if isinstance(t, TensorType) else t for t in vague]
+    for types in (exact, vague, unknown):
+        inferred = node.op.infer(types, node.attrs, consts)
+        for kind, result, value in zip(inferred, results, node.outputs, strict=False):
+            if value is not None:
+                assert accepts(kind, type_of(result)), (kind, type_of(result))
+                if isinstance(kind, TensorType) and kind.data is not None:
+                    flat = np.asarray(result).reshape(-1).tolist()
+                    assert len(flat) == len(kind.data)
+                    for known, actual in zip(kind.data, flat, strict=True):
+                        assert not isinstance(known, int) or known == actual
+
+
+def check_into(node: Node, values: Sequence[Any], results: Sequence[Any]) -> None:
+    types = [None if x is None else type_of(x) for x in values]
+    kernel = node.op.compile(node, types)
+    if kernel.view:
+        assert (
+            np.shares_memory(results[0], values[0])
+            or np.asarray(results[0]).size == 0
+            or (not np.asarray(values[0]).flags.c_contiguous)
+        )
+        return
+    if kernel.into is None:
+        for result in results:
+            for value in values:
+                if isinstance(result, np.ndarray) and isinstance(value, np.ndarray):
+                    assert not np.shares_memory(result, value), "an output aliases an input"
+        return
+    workspace = None
+    if kernel.workspace:
+        raw = np.full(kernel.workspace + 64, 0xA5, np.uint8)
+        start = -raw.ctypes.data % 64
+        workspace = raw[start : start + kernel.workspace]
+    arrays = [np.asarray(r) if r is not None else None for r in results]
+
+    def run(inputs: Sequence[Any], outs: list[Any]) -> None:
+        function, arguments = kernel.bind(inputs, outs, workspace)
+        function(*arguments)
+        for out, want, value in zip(outs, arrays, node.outputs, strict=False):
+            if value is not None:
+                np.testing.assert_array_equal(out, want)
+
+    flags = [a if v is not None else None for a, v in zip(arrays, node.outputs, strict=False)]
+    run(values, [None if a is None else _blank_like(a) for a in flags])
+    if not kernel.contiguous:
+        run(values, [None if a is None else _strided_blank(a) for a in flags])
+    for index in kernel.inplace:
+        value = values[index] if index < len(values) else None
+        if value is None or arrays[0] is None:
+            continue
+        if value.shape == arrays[0].shape and value.dtype == arrays[0].dtype:
+            taken = value.copy()
+            inputs = [taken if i == index else v for i, v in enumerate(values)]
+            run(inputs, [taken, *[None if a is None else _blank_like(a) for a in flags[1:]]])
+
+
+def _blank_like(array: np.ndarray) -> np.ndarray:
+    """An array of the same shape with contents that no kernel may rely on."""
+    if array.dtype == object:
+        return np.full(array.shape, "?", object)
+    raw = np.full(max(array.nbytes, 1), 0xA5, np.uint8)
+    return raw[: array.nbytes].view(array.dtype).reshape(array.shape)
+
+
+def _strided_blank(array: np.ndarray) -> np.ndarray:
+    """As above, but every other element of something larger along the last axis."""
+    if array.ndim == 0:
+        return _blank_like(array)
+    return _blank_like(np.repeat(array, 2, axis=-1))[..., ::2]
