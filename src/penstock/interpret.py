@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Graph, Node, Value
+from penstock.ops.control import CONTROL
 from penstock.types import type_of
 
 
 def evaluate(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of one node, an entry for each, from the values of its inputs."""
-    types = [
-        None if value is None else type_of(x) for value, x in zip(node.inputs, inputs, strict=True)
-    ]
+    """The outputs of one node without graphs, from the values of its inputs."""
+    types = [None if v is None else type_of(x) for v, x in zip(node.inputs, inputs, strict=True)]
     result = node.op.compile(node, types)(*inputs)
-    return result if len(node.outputs) != 1 else (result,)
+    results = result if len(node.outputs) != 1 else (result,)
+    return tuple(np.asarray(x) if isinstance(x, np.generic) else x for x in results)
 
 
 def interpret(
@@ -36,10 +36,11 @@ def interpret(
         return value.const if value.const is not None else values[value]
 
     for node in graph.nodes:
-        results = evaluate(node, [value_of(v) for v in node.inputs])
-        values.update(
-            (v, np.asarray(x) if isinstance(x, np.generic) else x)
-            for v, x in zip(node.outputs, results, strict=False)
-            if v is not None
-        )
-    return [value_of(v) for v in graph.outputs]
+        inputs = [value_of(value) for value in node.inputs]
+        if node.op.name in CONTROL:
+            run = CONTROL[node.op.name]
+            results = run(node, inputs, lambda inner, fed: interpret(inner, fed, values))
+        else:
+            results = list(evaluate(node, inputs))
+        values.update((v, x) for v, x in zip(node.outputs, results, strict=False) if v is not None)
+    return [value_of(value) for value in graph.outputs]

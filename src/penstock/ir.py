@@ -2,16 +2,20 @@
 
 A value has one producer at most, and says so; who consumes it is found by walking the nodes
 (``Graph.consumers``). A node may carry graphs among its attributes (the branches of an If, the body
-of a Loop); what such a graph takes from outside it simply refers to: the ``Value`` object is the same.
+of a Loop); what such a graph takes from outside it simply refers to: it is the same ``Value``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.dag import CycleError, Dag
+from penstock.errors import InvalidModel
+from penstock.order import topological_order
 from penstock.types import ANY, Type, constant_type
 
 if TYPE_CHECKING:
@@ -78,6 +82,13 @@ class Node:
         """The graphs among the attributes, by attribute name, in a fixed order."""
         return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
 
+    @property
+    def label(self) -> str:
+        """What messages call the node: its origin; without one its name, or what it makes."""
+        made = next((v.name for v in self.outputs if v is not None), None)
+        unnamed = self.op.name if made is None else f"{self.op.name} that makes {made!r}"
+        return self.origin or self.name or unnamed
+
     def __repr__(self) -> str:
         outputs = ", ".join(v.name if v is not None else "_" for v in self.outputs)
         inputs = ", ".join(v.name if v is not None else "_" for v in self.inputs)
@@ -135,7 +146,7 @@ class Graph:
 
 
 class Model:
-    """Graphs, of which ``graphs[entry]`` is run; ``functions`` that nodes call by name; metadata."""
+    """Graphs, of which ``graphs[entry]`` is run; ``functions`` that nodes call; metadata."""
 
     __slots__ = ("entry", "functions", "graphs", "metadata", "path")
 
@@ -179,3 +190,131 @@ def captures(graph: Graph) -> list[Value]:
             if value.const is None and value not in own:
                 found[value] = None
     return list(found)
+
+
+def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
+    """For ``graph`` and every nested one, innermost first: the pairs (a, b) for which
+    ``nodes[b]`` cannot run before ``nodes[a]``.
+
+    A node depends on the producers of its inputs, on its control inputs, and on the producers of
+    what the graphs that it carries take from outside them. Pairs may repeat.
+    """
+    reads: dict[Graph, set[Node]] = {}
+    for each in reversed(list(graph.graphs())):
+        position = {node: i for i, node in enumerate(each.nodes)}
+        edges: list[tuple[int, int]] = []
+        beyond: set[Node] = set()
+        for b, node in enumerate(each.nodes):
+            needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+            needed += node.control_inputs
+            for _, inner in node.graphs:
+                needed.extend(reads[inner])
+            for source in needed:
+                a = position.get(source)
+                if a is None:
+                    beyond.add(source)
+                else:
+                    edges.append((a, b))
+        made = (v.producer for v in each.outputs)
+        beyond.update(p for p in made if p is not None and p not in position)
+        reads[each] = beyond
+        yield each, edges
+
+
+def topological(graph: Graph) -> list[Node]:
+    """The nodes of ``graph`` itself, each after all that it depends on (``dependencies``).
+
+    They keep the order they have if they can run in it; else, of those that could run next, the
+    one that stands first comes first. Raises ``InvalidModel`` that names a cycle if there is one.
+    """
+    ((_, edges),) = deque(dependencies(graph), maxlen=1)  # the last are those of graph itself
+    return ordered(graph, edges)
+
+
+def sort(graph: Graph) -> None:
+    """Put the nodes of ``graph`` and of every nested graph in the order of ``topological``."""
+    for each, edges in dependencies(graph):
+        each.nodes[:] = ordered(each, edges)
+
+
+def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
+    """The nodes of ``graph`` as ``topological`` has them, for the edges of ``dependencies``."""
+    if all(a < b for a, b in edges):
+        return list(graph.nodes)
+    try:
+        return [graph.nodes[i] for i in topological_order(Dag(len(graph.nodes), edges))]
+    except CycleError as error:
+        cycle = [graph.nodes[i].label for i in (*error.cycle, error.cycle[0])]
+    if len(cycle) > 16:
+        cycle[8:-8] = [f"... {len(cycle) - 16} more ..."]
+    raise InvalidModel(
+        f"graph {graph.name!r}: each of these nodes waits for the one before it, so that none "
+        f"can run first: {' -> '.join(cycle)}. Remove one of these dependencies"
+    )
+
+
+def clone(
+    graph: Graph, inputs: Sequence[Value] | None = None, outputs: Sequence[Value] | None = None
+) -> Graph:
+    """A copy with nodes and values of its own; constants, operations and attributes are shared.
+
+    ``inputs`` and ``outputs`` may be any values of the outermost graph instead of its own. One that
+    a node produces is cut off from it: its consumers read what is fed, and so do the outputs.
+    """
+    return _Cloner().clone(
+        graph,
+        graph.inputs if inputs is None else inputs,
+        graph.outputs if outputs is None else outputs,
+    )
+
+
+class _Cloner:
+    def __init__(self) -> None:
+        self.values: dict[Value, Value] = {}
+        self.nodes: dict[Node, Node] = {}
+        self.fed: set[Value] = set()
+
+    def clone(self, graph: Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+        fed = []
+        for value in inputs:
+            self.fed.add(value)
+            self.values[value] = Value(value.name, value.type)
+            fed.append(self.values[value])
+        nodes = [self.node(node) for node in graph.nodes]
+        return Graph(fed, [self.value(value) for value in outputs], nodes, graph.name)
+
+    def node(self, node: Node) -> Node:
+        attrs = {
+            key: self.clone(x, x.inputs, x.outputs) if isinstance(x, Graph) else x
+            for key, x in node.attrs.items()
+        }
+        copy = self.nodes[node] = Node(
+            node.op,
+            [None if value is None else self.value(value) for value in node.inputs],
+            [None if value is None else self.output(value) for value in node.outputs],
+            attrs,
+            name=node.name,
+            # Nodes are copied in order, and what must run before comes before.
+            control_inputs=[self.nodes[n] for n in node.control_inputs if n in self.nodes],
+            device=node.device,
+            origin=node.origin,
+        )
+        return copy
+
+    def value(self, value: Value) -> Value:
+        """The copy of a value that is read: the same constant, or what stands for it here."""
+        copy = self.values.get(value)
+        if copy is not None:
+            return copy
+        if value.const is None:
+            copy = Value(value.name, value.type)
+        else:
+            copy = value  # constants are never changed, and belong to no graph
+        self.values[value] = copy
+        return copy
+
+    def output(self, value: Value) -> Value:
+        """The copy of a value that a node produces; one that is fed is produced for nobody."""
+        if value in self.fed:
+            return Value(value.name, value.type)
+        return self.value(value)

@@ -8,7 +8,7 @@ strings are ``object`` arrays of ``str``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
@@ -126,6 +126,30 @@ ANY = AnyType()
 def dtype_name(dtype: np.dtype) -> str:
     """NumPy's name of a dtype, with ``string`` for object arrays."""
     return "string" if dtype == STRING else dtype.name
+
+
+_NUMPY_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_ML_DTYPES = (
+    *("bfloat16", "int2", "int4", "uint2", "uint4", "float4_e2m1fn", "float6_e2m3fn"),
+    *("float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+@cache
+def dtypes() -> Mapping[str, np.dtype]:
+    """Every dtype that a tensor may have, by its name (``dtype_name``)."""
+    import ml_dtypes
+
+    found = {name: np.dtype(name) for name in _NUMPY_DTYPES}
+    # Which of the small types there are depends on the version of ml_dtypes.
+    small = (getattr(ml_dtypes, name, None) for name in _ML_DTYPES)
+    found.update((np.dtype(t).name, np.dtype(t)) for t in small if t is not None)
+    found["string"] = STRING
+    return found
 
 
 def type_of(value: object) -> Type:

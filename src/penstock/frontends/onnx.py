@@ -59,9 +59,12 @@ def _defaults(name: str, domain: str, version: int) -> Mapping[str, Any]:
     found = {}
     for attribute in schema.attributes.values():
         if attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
-            found[attribute.name] = onnx.helper.get_attribute_value(attribute.default_value)
-            if isinstance(found[attribute.name], bytes):
-                found[attribute.name] = found[attribute.name].decode()
+            value = onnx.helper.get_attribute_value(attribute.default_value)
+            if isinstance(value, bytes):
+                value = value.decode()
+            elif attribute.default_value.type == onnx.AttributeProto.STRINGS:
+                value = [text.decode() for text in value]
+            found[attribute.name] = value
     return found
 
 

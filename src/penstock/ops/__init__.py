@@ -10,6 +10,7 @@ FAMILIES = (
     "activation",
     "reduce",
     "shape",
+    "arrange",
     "index",
     "cast",
     "matmul",

@@ -106,6 +106,7 @@ class Op:
         return f"{self.full_name}-{self.version}"
 
 
+NEWEST = 10**9  # stands for whatever the newest version of a schema is
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 
 
@@ -129,7 +130,7 @@ def operator(
     """
 
     def register(compile: Compile) -> Compile:
-        last = 10**9 if version is None else version
+        last = NEWEST if version is None else version
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
         entries.append(Op(name, domain, since, last, infer, compile, pure))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.ops.base import Attrs, Consts, Infer, Types
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+from penstock.types import Dim, Shape, ShapeError, TensorType, Type, dtypes
+
+if TYPE_CHECKING:
+    from penstock.ir import Node
 
 
 def tensor(types: Types, index: int) -> TensorType:
@@ -30,6 +34,44 @@ def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
         if isinstance(kind, TensorType):
             return kind.data
     return None
+
+
+def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
+    """Dims, or contents of an integer input, if every one of them is known."""
+    if values is None or not all(isinstance(x, int) for x in values):
+        return None
+    return tuple(values)  # type: ignore[arg-type]
+
+
+def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
+    """Contents of integer input ``index`` for a kernel being compiled, if all of them are known."""
+    if index >= len(node.inputs):
+        return None
+    value = node.inputs[index]
+    if value is not None and value.const is not None:
+        return tuple([int(x) for x in value.const.reshape(-1)])
+    return all_known(ints(types, (), index))
+
+
+# The dtypes that ``TensorProto.DataType`` numbers, in its order; 0 is undefined.
+_ELEMENT_TYPES = (
+    *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool"),
+    *("float16", "float64", "uint32", "uint64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4"),
+    *("float4_e2m1fn", "float8_e8m0fnu", "uint2", "int2", "float6_e2m3fn", "float6_e3m2fn"),
+)
+
+
+def element_dtype(attrs: Attrs, name: str) -> np.dtype | None:
+    """The dtype whose ONNX number attribute ``name`` is; ``None`` where it is 0 or left out."""
+    code = attrs.get(name) or 0
+    if code == 0:
+        return None
+    if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
+        dtype = dtypes().get(_ELEMENT_TYPES[code])
+        if dtype is not None:
+            return dtype
+    raise ShapeError(f"{name} is {code}, which is no element type")
 
 
 def normalize_axis(axis: int, rank: int) -> int:

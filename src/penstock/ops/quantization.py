@@ -1,1 +1,492 @@
-"""Quantised arithmetic."""
+"""Between real numbers and their quantised forms: ``y = saturate(round(x / scale) + zero_point)``.
+
+All of it is computed in float32 (float64 where the scale is an integer). That is exact where it
+matters: a rounded quotient that float32 cannot hold exactly lies above 2**24, far outside what any
+quantised type can, and saturates. Scales and zero points come in three layouts: one for the whole
+tensor, one for each index of an axis, one for each block of consecutive indices of an axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike
+
+from penstock.ir import Node
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.elementwise import BLOCK, clip
+from penstock.ops.infer import normalize_axis, tensor
+from penstock.ops.routine import Layout, Routine, Tensors, specialized
+from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
+
+UINT8 = np.dtype(np.uint8)
+INT8 = np.dtype(np.int8)
+_FLOAT64 = np.dtype(np.float64)
+_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+# Types of less than a byte take one in memory; integers among them keep their low bits there.
+_PACKED_INTS = {
+    np.dtype(ml_dtypes.int4): (np.int8, 0x0F),
+    np.dtype(ml_dtypes.uint4): (np.uint8, 0x0F),
+    np.dtype(ml_dtypes.int2): (np.int8, 0x03),
+    np.dtype(ml_dtypes.uint2): (np.uint8, 0x03),
+}
+_FLOAT8 = {
+    np.dtype(t)
+    for t in (
+        ml_dtypes.float8_e4m3fn,
+        ml_dtypes.float8_e4m3fnuz,
+        ml_dtypes.float8_e5m2,
+        ml_dtypes.float8_e5m2fnuz,
+    )
+}
+_SMALL_FLOATS = {  # neither infinity nor NaN: casts saturate
+    np.dtype(t) for t in (ml_dtypes.float4_e2m1fn, ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn)
+}
+_INTS = {np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16)} | set(_PACKED_INTS)
+TARGETS = _INTS | _FLOAT8 | _SMALL_FLOATS
+SOURCES = TARGETS | {np.dtype(np.int32)}
+
+
+def padded(sequence: Sequence[Any], count: int) -> list[Any]:
+    """``sequence`` with ``None`` for what it lacks of ``count`` entries."""
+    return [*sequence, *(None,) * (count - len(sequence))]
+
+
+def filled(function: Callable[..., Any], given: int, count: int) -> Callable[..., Any]:
+    """``function``, which takes ``count`` inputs and more, for a node that has ``given`` inputs."""
+    if given >= count:
+        return function
+    gap = (None,) * (count - given)
+
+    def call(*args: Any) -> None:
+        function(*args[:given], *gap, *args[given:])
+
+    return call
+
+
+def dtype_attr(attrs: Attrs, name: str) -> np.dtype | None:
+    """The dtype that an attribute names by its ONNX code; ``None`` where it is 0 or left out."""
+    code = attrs.get(name) or 0
+    if not code:
+        return None
+    import onnx
+
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+    except KeyError:
+        raise ShapeError(f"{name} is {code}, which is no element type") from None
+
+
+# Layouts of scales and zero points
+
+
+class Spread(NamedTuple):
+    """How a scale or zero point lies along a tensor."""
+
+    shape: tuple[int, ...]  # in which it broadcasts against the tensor
+    repeat: tuple[int, int, int] | None = None  # axis, how often, and how many indices that makes
+    seen: tuple[int, ...] | None = None  # the shape in which to see the tensor, if not its own
+
+    def __call__(self, parameter: np.ndarray) -> np.ndarray:
+        if self.repeat is not None:
+            axis, times, size = self.repeat
+            repeated = np.repeat(parameter, times, axis)
+            return repeated[(slice(None),) * axis + (slice(size),)]
+        return parameter.reshape(self.shape)
+
+
+def spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> Spread:
+    """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``.
+
+    Blocks that fill their axis are not repeated: the tensor is seen with an axis more then.
+    """
+    if all(dim == 1 for dim in parameter):
+        return Spread(())
+    rank = len(shape)
+    if not block:
+        if len(parameter) != 1:
+            raise ShapeError(f"a scale or zero point of shape {parameter} needs a block_size")
+        axis = 0 if rank == 1 else normalize_axis(axis, rank)
+        if not rank or shape[axis] != parameter[0]:
+            raise ShapeError(
+                f"{parameter[0]} scales or zero points do not fit axis {axis} of shape {shape}"
+            )
+        return Spread((-1, *(1,) * (rank - 1 - axis)))
+    axis = normalize_axis(axis, rank)
+    blocks = -(-shape[axis] // block)
+    wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
+    if parameter != wanted:
+        raise ShapeError(
+            f"blocks of {block} along axis {axis} of shape {shape} have scales and zero points of "
+            f"shape {wanted}, not {parameter}"
+        )
+    if shape[axis] % block:
+        return Spread(shape, (axis, block, shape[axis]))
+    outer, inner = shape[:axis], shape[axis + 1 :]
+    return Spread((*outer, blocks, 1, *inner), None, (*outer, blocks, block, *inner))
+
+
+def _layout(attrs: Attrs) -> tuple[int, int]:
+    """The axis that scales belong to, and how many of its indices share one (0: each has its own).
+
+    com.microsoft has no default for the axis, and uses that of ONNX.
+    """
+    block = attrs.get("block_size") or 0
+    if block < 0:
+        raise ShapeError(f"block_size is {block}, it must be positive")
+    axis = attrs.get("axis")
+    return 1 if axis is None else axis, block
+
+
+def _static(shape: Shape | None) -> tuple[int, ...] | None:
+    if shape is None or not all(isinstance(dim, int) for dim in shape):
+        return None
+    return shape  # type: ignore[return-value]
+
+
+def _check_layout(types: Types, attrs: Attrs) -> None:
+    """Raise what ``spread`` would, as far as the shapes are known."""
+    axis, block = _layout(attrs)
+    x = tensor(types, 0).shape
+    for i in (1, 2):
+        parameter, shape = _static(tensor(types, i).shape), _static(x)
+        if parameter is None or x is None:
+            continue
+        if shape is not None:
+            spread(parameter, shape, axis, block)
+        elif not block and any(dim != 1 for dim in parameter):
+            # The one axis that matters may be known.
+            at = 0 if len(x) == 1 else normalize_axis(axis, len(x))
+            dim = x[at]
+            spread(parameter, (dim if isinstance(dim, int) else parameter[0],), 0, block)
+    scale, zero = _static(tensor(types, 1).shape), _static(tensor(types, 2).shape)
+    if scale is not None and zero is not None and np.prod(scale) != np.prod(zero):
+        raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
+
+
+# Reading and writing quantised elements
+
+
+class Bounds(NamedTuple):
+    lowest: float
+    highest: float
+
+
+@cache
+def bounds(dtype: np.dtype) -> Bounds:
+    """The finite numbers that a quantised type spans."""
+    about: Callable[[np.dtype], Any] = ml_dtypes.iinfo if dtype in _INTS else ml_dtypes.finfo
+    info = about(dtype)
+    return Bounds(float(info.min), float(info.max))
+
+
+@cache
+def _limits(dtype: np.dtype, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    low, high = bounds(dtype)
+    return np.array(low, work), np.array(high, work)
+
+
+@cache
+def _decoded(dtype: np.dtype) -> np.ndarray:
+    """What each byte means as an element of a float type of at most 8 bits, as float32."""
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+
+
+def load(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
+    """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
+    if x.dtype in _FLOAT8 or x.dtype in _SMALL_FLOATS:
+        np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
+        if zero is not None:
+            np.subtract(out, zero, out)
+    elif zero is None:
+        np.copyto(out, x, casting="unsafe")
+    else:
+        np.subtract(x, zero, out=out, dtype=np.float32, casting="unsafe")
+
+
+def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate: bool) -> None:
+    """Round ``values``, add ``zero``, saturate, write to ``out``; ``values`` is lost.
+
+    NaN becomes the lowest integer, as in ONNX Runtime and the reference.
+    """
+    dtype = out.dtype
+    if dtype in _INTS:
+        np.rint(values, values)
+    if zero is not None:
+        np.add(values, zero, values)
+    if dtype in _INTS:
+        low, high = _limits(dtype, values.dtype)
+        clip(values, low, high, values)
+        lowest = np.minimum.reduce(values, axis=None, initial=0)  # far cheaper than fmax
+        if lowest != lowest:
+            np.fmax(values, low, values)
+        if dtype in _PACKED_INTS:
+            # Many times faster than the cast to the type itself.
+            storage, mask = _PACKED_INTS[dtype]
+            np.copyto(out.view(storage), values, casting="unsafe")
+            raw = out.view(np.uint8)
+            np.bitwise_and(raw, np.uint8(mask), raw)
+            return
+    elif dtype in _FLOAT8 and saturate:
+        low, high = _limits(dtype, values.dtype)
+        clip(values, low, high, values)
+    np.copyto(out, values, casting="unsafe")
+
+
+def zero_of(zero: np.ndarray | None, work: DTypeLike = np.float32) -> np.ndarray | None:
+    """A zero point in float; ``None`` for the many that are 0."""
+    if zero is None or not np.count_nonzero(zero):
+        return None
+    return zero.astype(work)
+
+
+def scalar(array: np.ndarray | None, what: str) -> np.ndarray | None:
+    """A parameter that there is one of for the whole tensor, as a 0-d array."""
+    if array is None:
+        return None
+    if array.size != 1:
+        raise ShapeError(f"{what} must be a scalar, not of shape {array.shape}")
+    return array.reshape(())
+
+
+def blocks(x: np.ndarray, out: np.ndarray) -> Any:
+    """Both arrays as pairs of one-dimensional pieces of at most ``BLOCK`` elements."""
+    return np.nditer(
+        [x, out],
+        ["external_loop", "buffered", "zerosize_ok"],
+        [["readonly"], ["writeonly"]],
+        [x.dtype, out.dtype],
+        buffersize=BLOCK,
+    )
+
+
+# QuantizeLinear
+
+
+def _target(types: Types, attrs: Attrs) -> np.dtype | None:
+    """The element type that QuantizeLinear quantises to, as far as known."""
+    wanted = dtype_attr(attrs, "output_dtype")
+    has_zero = len(types) > 2 and types[2] is not None
+    found = tensor(types, 2).dtype if has_zero else wanted or UINT8
+    if has_zero and found is None:
+        found = wanted
+    if found is not None and found not in TARGETS:
+        raise ShapeError(f"{dtype_name(found)} is no type to quantise to")
+    if found is not None and wanted is not None and found != wanted:
+        raise ShapeError(
+            f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(found)}"
+        )
+    return found
+
+
+def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    _check_layout(types, attrs)
+    return (TensorType(_target(types, attrs), tensor(types, 0).shape),)
+
+
+def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
+    """The type in which ``x / scale`` is rounded."""
+    wanted = dtype_attr(attrs, "precision")
+    if wanted is not None:
+        return wanted
+    if scale.kind in "iu":
+        return _FLOAT64
+    return FLOAT32 if scale == _E8M0 else scale
+
+
+@operator("QuantizeLinear", since=10, infer=_infer_quantize)
+@operator("QuantizeLinear", domain="com.microsoft", infer=_infer_quantize)
+def quantize_linear(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    axis, block = _layout(attrs)
+    saturate = bool(attrs.get("saturate", 1))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type, scale_type = inputs[0], inputs[1]
+        assert x_type is not None
+        assert scale_type is not None
+        assert scale_type.dtype is not None
+        precision = _precision(scale_type.dtype, attrs)
+        work = _FLOAT64 if precision == _FLOAT64 else FLOAT32
+        along = spread(scale_type.dims, x_type.dims, axis, block)
+        seen = along.seen or x_type.dims
+        size = math.prod(seen)
+        # One scale for all: block by block, so that values stay in the cache.
+        in_blocks = size > BLOCK and not along.shape
+        layout = Layout()
+        room = layout.field((BLOCK,) if in_blocks else seen, work)
+
+        def divisor_of(scale: np.ndarray) -> np.ndarray:
+            return along(scale.astype(precision, copy=False))
+
+        def offset_of(zero: np.ndarray | None) -> np.ndarray | None:
+            offset = zero_of(zero, work)
+            return offset if offset is None else along(offset)
+
+        _, scale, zero = padded(consts, 3)
+        divisor = None if scale is None else divisor_of(scale)
+        offset = None if zero is None else offset_of(zero)
+
+        def quantize(
+            x: np.ndarray,
+            by: np.ndarray,
+            plus: np.ndarray | None,
+            values: np.ndarray,
+            out: np.ndarray,
+        ) -> None:
+            if precision == work:
+                np.divide(x, by, out=values, dtype=work, casting="unsafe")
+            else:
+                np.copyto(values, np.divide(x.astype(precision, copy=False), by))
+            store(values, plus, out, saturate)
+
+        def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any) -> None:
+            by = divisor_of(scale) if divisor is None else divisor
+            plus = offset_of(zero) if offset is None else offset
+            values = room(workspace)
+            if in_blocks:
+                with blocks(x, out) as pairs:
+                    for piece, target in pairs:
+                        quantize(piece, by, plus, values[: piece.size], target)
+            else:
+                quantize(x.reshape(seen), by, plus, values, out.reshape(seen))
+
+        return Routine(filled(run, len(inputs), 3), layout.size)
+
+    return specialized(node, types, make, widen=False, contiguous=bool(block))
+
+
+# DequantizeLinear
+
+
+def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
+    """The element type of DequantizeLinear's result, as far as known."""
+    found = dtype_attr(attrs, "output_dtype") or tensor(types, 1).dtype
+    if found == _E8M0:
+        raise ShapeError("float8e8m0 scales need an output_dtype")
+    return found
+
+
+def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.dtype is not None and x.dtype not in SOURCES:
+        raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
+    _check_layout(types, attrs)
+    return (TensorType(_dequantized(types, attrs), x.shape),)
+
+
+@operator("DequantizeLinear", since=10, infer=_infer_dequantize)
+@operator("DequantizeLinear", domain="com.microsoft", infer=_infer_dequantize)
+def dequantize_linear(node: Node, types: Types) -> Kernel:
+    axis, block = _layout(node.attrs)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type, scale_type, y_type = inputs[0], inputs[1], outputs[0]
+        assert x_type is not None
+        assert scale_type is not None
+        assert y_type is not None
+        along = spread(scale_type.dims, x_type.dims, axis, block)
+        seen = along.seen or x_type.dims
+        in_blocks = math.prod(seen) > BLOCK and not along.shape
+        layout = Layout()
+        # Computed in float32 and rounded once, which is what the product in float16 or bfloat16
+        # would give: their products fit float32 exactly.
+        room = None
+        if y_type.dtype != FLOAT32:
+            room = layout.field((BLOCK,) if in_blocks else seen, FLOAT32)
+
+        def factor_of(scale: np.ndarray) -> np.ndarray:
+            return along(scale.astype(FLOAT32, copy=False))
+
+        def offset_of(zero: np.ndarray | None) -> np.ndarray | None:
+            offset = zero_of(zero)
+            return offset if offset is None else along(offset)
+
+        _, scale, zero = padded(consts, 3)
+        factor = None if scale is None else factor_of(scale)
+        offset = None if zero is None else offset_of(zero)
+
+        def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
+            by = factor_of(scale) if factor is None else factor
+            minus = offset_of(zero) if offset is None else offset
+            values = None if room is None else room(workspace)
+            if in_blocks:
+                with blocks(x, out) as pairs:
+                    for piece, target in pairs:
+                        place = target if values is None else values[: piece.size]
+                        load(piece, minus, place)
+                        np.multiply(place, by, out=target, dtype=np.float32, casting="unsafe")
+                return
+            x, out = x.reshape(seen), out.reshape(seen)
+            place = out if values is None else values
+            load(x, minus, place)
+            np.multiply(place, by, out=out, dtype=np.float32, casting="unsafe")
+
+        return Routine(filled(run, len(inputs), 3), layout.size)
+
+    return specialized(node, types, make, widen=False, contiguous=bool(block))
+
+
+# DynamicQuantizeLinear
+
+
+def dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
+    """Scale and zero point that spread uint8 over the range of ``x``, 0 included.
+
+    A tensor of zeros has the scale 1, as in ONNX Runtime: the definition would divide by 0.
+    """
+    low = np.minimum.reduce(x, axis=None, initial=0)
+    high = np.maximum.reduce(x, axis=None, initial=0)
+    scale = np.float32((high - low) / np.float32(255))
+    if scale == 0:
+        return np.float32(1), np.uint8(0)
+    zero = np.rint(-low / scale)
+    return scale, np.uint8(min(max(zero, 0), 255)) if zero == zero else np.uint8(0)
+
+
+def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
+    """Quantise ``x`` to uint8 by its own range; ``out`` gets the codes less the zero point."""
+    scale, zero = dynamic_parameters(x)
+    np.divide(x, scale, out)
+    np.rint(out, out)
+    clip(out, np.float32(-int(zero)), np.float32(255 - int(zero)), out)
+    return scale
+
+
+def _infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return TensorType(UINT8, tensor(types, 0).shape), TensorType(FLOAT32, ()), TensorType(UINT8, ())
+
+
+@operator("DynamicQuantizeLinear", since=11, infer=_infer_dynamic)
+def dynamic_quantize_linear(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x_type,) = inputs
+        assert x_type is not None
+        layout = Layout()
+        size = math.prod(x_type.dims)
+        room = layout.field((BLOCK,) if size > BLOCK else x_type.dims, FLOAT32)
+
+        def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
+            scale, zero = dynamic_parameters(x)
+            plus = zero_of(np.asarray(zero))
+            values = room(workspace)
+            if size > BLOCK:
+                with blocks(x, out) as pairs:
+                    for piece, target in pairs:
+                        part = values[: piece.size]
+                        np.divide(piece, scale, part)
+                        store(part, plus, target, True)
+            else:
+                np.divide(x, scale, values)
+                store(values, plus, out, True)
+            out_scale[...] = scale
+            out_zero[...] = zero
+
+        return Routine(run, layout.size)
+
+    return specialized(node, types, make)

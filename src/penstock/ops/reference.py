@@ -5,6 +5,7 @@ Slow but exact. Nothing is known of their outputs before the run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -76,9 +77,18 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
                 results = run.run(*values)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise ShapeError(str(error)) from error
-            results = tuple(results[: len(outputs)])
+            results = tuple(_unshared(x, values) for x in results[: len(outputs)])
             return results[0] if len(outputs) == 1 else results
 
         return Kernel(function)
 
     return compile
+
+
+def _unshared(result: Any, inputs: Sequence[Any]) -> Any:
+    """The result, in memory of its own: a reference may hand its input through."""
+    if isinstance(result, np.ndarray) and any(
+        isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in inputs
+    ):
+        return result.copy()
+    return result

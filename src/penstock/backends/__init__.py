@@ -1,0 +1,1 @@
+"""Where kernels run, one module or folder a backend."""

@@ -1,0 +1,1 @@
+"""How a plan is run, one module an executor."""

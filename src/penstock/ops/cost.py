@@ -1,0 +1,44 @@
+"""How much work a node is: floating-point operations, from its types alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from penstock.ir import Node
+from penstock.types import TensorType, Type
+
+
+def flops(node: Node) -> int:
+    """Estimated operations of one run of ``node``; 0 where its shapes are unknown.
+
+    A multiplication and an addition count as two, as in the published figures of networks.
+    """
+    outputs = [_dims(v.type) for v in node.outputs if v is not None]
+    if not outputs or outputs[0] is None:
+        return 0
+    elements = math.prod(outputs[0])
+    inputs = [None if v is None else _dims(v.type) for v in node.inputs]
+    name = node.op.name
+    if name in {"Conv", "ConvInteger", "QLinearConv", "FusedConv"}:
+        weights = inputs[1 if name != "QLinearConv" else 3]
+        return 2 * elements * math.prod(weights[1:]) if weights else 0
+    if name == "ConvTranspose" and inputs[0] and inputs[1]:
+        return 2 * math.prod(inputs[0]) * math.prod(inputs[1][1:])
+    if name in {"MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "QLinearMatMul"} and inputs[0]:
+        inner = inputs[0][-2 if node.attrs.get("transA") and len(inputs[0]) > 1 else -1]
+        return 2 * elements * inner
+    if name in {"LSTM", "GRU", "RNN"} and inputs[0] and inputs[1] and inputs[2]:
+        steps = inputs[0][0] * inputs[0][1]
+        return 2 * steps * (math.prod(inputs[1]) + math.prod(inputs[2]))
+    if name == "Attention" and inputs[0] and inputs[1]:
+        return 4 * elements * inputs[1][-2]
+    read = max((math.prod(dims) for dims in inputs if dims), default=0)
+    return max(elements, read)
+
+
+def _dims(kind: Type) -> tuple[int, ...] | None:
+    if isinstance(kind, TensorType) and kind.static and kind.dtype != np.dtype(object):
+        return kind.dims
+    return None

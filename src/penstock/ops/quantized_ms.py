@@ -1,0 +1,490 @@
+"""Element by element on quantised tensors: the QLinear operations of com.microsoft.
+
+All take 8-bit codes with a scale and a zero point for the whole tensor and give such codes again.
+A function of one input is a table of 256 codes. Everything else is computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir import Node, Value
+from penstock.ops.base import Attrs, Consts, Kernel, Op, Types, find, operator
+from penstock.ops.infer import broadcast_shapes, normalize_axes, normalize_axis, tensor
+from penstock.ops.quantization import (
+    both_forms,
+    filled,
+    load,
+    scalar,
+    scratch_bytes,
+    store,
+    zero_of,
+)
+from penstock.ops.scratch import Scratch
+from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+
+_MS = "com.microsoft"
+Function = Callable[[np.ndarray], Any]  # in place
+
+
+def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
+    return zero_of(scalar(zero, f"{name}_zero_point"))
+
+
+def _scale(scale: np.ndarray, name: str) -> np.float32:
+    return np.float32(scalar(scale, f"{name}_scale"))
+
+
+def _dequantized(
+    x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, scratch: Scratch, name: str = "x"
+) -> np.ndarray:
+    """``x`` as real numbers, in float32 scratch."""
+    values = scratch.take(x.shape, FLOAT32)
+    load(x, _zero(zero, name), values)
+    np.multiply(values, _scale(scale, name), values)
+    return values
+
+
+def _quantized(
+    values: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, out: np.ndarray
+) -> np.ndarray:
+    np.divide(values, _scale(scale, "y"), values)
+    store(values, _zero(zero, "y"), out, True)
+    return out
+
+
+# Functions of one input, as tables
+
+
+def _table(
+    dtype: np.dtype,
+    x: tuple[np.ndarray, np.ndarray | None],
+    y: tuple[np.ndarray, np.ndarray | None],
+    function: Function | None,
+) -> bytes:
+    """The code of the result for each byte of the input; ``x`` and ``y`` are scale, zero point."""
+    codes = np.arange(256, dtype=np.uint8).view(dtype)
+    values = _dequantized(codes, *x, Scratch())
+    if function is not None:
+        function(values)
+    return _quantized(values, *y, np.empty(256, dtype)).tobytes()
+
+
+def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
+    """Faster than indexing, which needs indices of 64 bits."""
+    codes = x.tobytes().translate(table)
+    np.copyto(out, np.frombuffer(codes, out.dtype).reshape(x.shape))
+
+
+def _one_input(function: Function, node: Node) -> Kernel:
+    consts = [None if v is None else v.const for v in node.inputs] + [None] * 5
+    given = [v is not None for v in node.inputs] + [False] * 5
+    known = all(consts[i] is not None for i in range(1, 5) if given[i])
+    tables: dict[np.dtype, bytes] = {}
+    if known:
+        _, x_scale, x_zero, y_scale, y_zero = consts[:5]
+        assert x_scale is not None
+        assert y_scale is not None
+        for name in ("uint8", "int8"):
+            dtype = np.dtype(name)
+            tables[dtype] = _table(dtype, (x_scale, x_zero), (y_scale, y_zero), function)
+
+    def run(
+        x: np.ndarray,
+        x_scale: np.ndarray,
+        x_zero: np.ndarray | None,
+        y_scale: np.ndarray,
+        y_zero: np.ndarray | None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        if out is None:
+            out = np.empty(x.shape, x.dtype)
+        table = tables.get(x.dtype)
+        if table is None:
+            table = _table(x.dtype, (x_scale, x_zero), (y_scale, y_zero), function)
+        _look_up(x, table, out)
+        return out
+
+    return both_forms(filled(run, node, 5), inplace=(0,))
+
+
+def _like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (tensor(types, 0).without_data(),)
+
+
+@operator("QLinearSigmoid", domain=_MS, infer=_like_first)
+def qlinear_sigmoid(node: Node, types: Types) -> Kernel:
+    def sigmoid(values: np.ndarray) -> None:
+        np.negative(values, values)
+        np.exp(values, values)
+        np.add(values, 1, values)
+        np.reciprocal(values, values)
+
+    return _one_input(sigmoid, node)
+
+
+@operator("QLinearLeakyRelu", domain=_MS, infer=_like_first)
+def qlinear_leaky_relu(node: Node, types: Types) -> Kernel:
+    alpha = np.float32(node.attrs.get("alpha", 0.01))
+
+    def leaky_relu(values: np.ndarray) -> None:
+        np.multiply(values, alpha, values, where=values < 0)
+
+    return _one_input(leaky_relu, node)
+
+
+# Two inputs
+
+
+def _infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    a, b = tensor(types, 0), tensor(types, 3)
+    return (TensorType(a.dtype, broadcast_shapes([a.shape, b.shape])),)
+
+
+def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kernel:
+    """``combine(a, b, a_scale, b_scale, c_scale, values)``, of float32 codes less zero point."""
+
+    def run(
+        a: np.ndarray,
+        a_scale: np.ndarray,
+        a_zero: np.ndarray | None,
+        b: np.ndarray,
+        b_scale: np.ndarray,
+        b_zero: np.ndarray | None,
+        c_scale: np.ndarray,
+        c_zero: np.ndarray | None,
+        out: np.ndarray | None = None,
+        workspace: np.ndarray | None = None,
+    ) -> np.ndarray:
+        if out is None:
+            try:
+                shape = np.broadcast_shapes(a.shape, b.shape)
+            except ValueError as error:
+                raise ShapeError(str(error)) from error
+            out = np.empty(shape, a.dtype)
+        scratch = Scratch(workspace)
+        left, right = (scratch.take(x.shape, FLOAT32) for x in (a, b))
+        load(a, _zero(a_zero, "a"), left)
+        load(b, _zero(b_zero, "b"), right)
+        if left.shape == out.shape:
+            values = left
+        elif right.shape == out.shape:
+            values = right
+        else:
+            values = np.empty(out.shape, np.float32)
+        scales = (_scale(s, n) for s, n in ((a_scale, "a"), (b_scale, "b"), (c_scale, "c")))
+        combine(left, right, *scales, values)
+        store(values, _zero(c_zero, "c"), out, True)
+        return out
+
+    a, b = tensor(types, 0), tensor(types, 3)
+    workspace = scratch_bytes((a.dims, FLOAT32), (b.dims, FLOAT32)) if a.static and b.static else 0
+    return both_forms(filled(run, node, 8), workspace=workspace, inplace=(0, 3))
+
+
+@operator("QLinearAdd", domain=_MS, infer=_infer_binary)
+def qlinear_add(node: Node, types: Types) -> Kernel:
+    def combine(
+        a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
+    ) -> None:
+        np.multiply(a, sa / sc, a)
+        np.multiply(b, sb / sc, b)
+        np.add(a, b, values)
+
+    return _two_inputs(combine, node, types)
+
+
+@operator("QLinearMul", domain=_MS, infer=_infer_binary)
+def qlinear_mul(node: Node, types: Types) -> Kernel:
+    def combine(
+        a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
+    ) -> None:
+        np.multiply(a, b, values)  # exact
+        np.multiply(values, sa * sb / sc, values)
+
+    return _two_inputs(combine, node, types)
+
+
+# Choosing and joining: each input has codes of its own
+
+
+def _recoder(
+    node: Node, x: tuple[int, int], y: tuple[int, int]
+) -> Callable[[np.ndarray, Sequence[Any], np.ndarray], None]:
+    """``recode(x, inputs, out)``: codes of one scale and zero point as codes of another.
+
+    ``x`` and ``y`` are where the node's inputs have them.
+    """
+    consts = [None if v is None else v.const for v in node.inputs]
+    tables: dict[np.dtype, bytes | None] = {}
+
+    def table(dtype: np.dtype, inputs: Sequence[Any]) -> bytes | None:
+        """``None`` where both codes are the same."""
+        x_scale, x_zero, y_scale, y_zero = (inputs[i] for i in (*x, *y))
+        if x_scale == y_scale and x_zero == y_zero:
+            return None
+        return _table(dtype, (x_scale, x_zero), (y_scale, y_zero), None)
+
+    if all(consts[i] is not None for i in (*x, *y)):
+        tables = {np.dtype(d): table(np.dtype(d), consts) for d in (np.uint8, np.int8)}
+
+    def recode(codes: np.ndarray, inputs: Sequence[Any], out: np.ndarray) -> None:
+        dtype = codes.dtype
+        found = tables[dtype] if dtype in tables else table(dtype, inputs)
+        if found is None:
+            np.copyto(out, codes)
+        else:
+            _look_up(codes, found, out)
+
+    return recode
+
+
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    parts = [tensor(types, i) for i in range(2, len(types), 3)]
+    dtype = tensor(types, 1).dtype
+    if not parts or any(part.shape is None for part in parts):
+        return (TensorType(dtype),)
+    shapes: list[Shape] = [part.shape for part in parts if part.shape is not None]
+    rank = len(shapes[0])
+    axis = normalize_axis(attrs["axis"], rank)
+    dims: list[Dim] = list(shapes[0])
+    for shape in shapes[1:]:
+        if len(shape) != rank:
+            raise ShapeError(f"tensors of shapes {shapes[0]} and {shape} cannot be joined")
+        for i, (x, y) in enumerate(zip(dims, shape, strict=True)):
+            if i == axis:
+                dims[i] = x + y if isinstance(x, int) and isinstance(y, int) else None
+            elif isinstance(x, int) and isinstance(y, int) and x != y:
+                raise ShapeError(
+                    f"tensors of shapes {shapes[0]} and {shape} cannot be joined along axis {axis}"
+                )
+            elif not isinstance(x, int):
+                dims[i] = y
+    return (TensorType(dtype, tuple(dims)),)
+
+
+@operator("QLinearConcat", domain=_MS, infer=_infer_concat)
+def qlinear_concat(node: Node, types: Types) -> Kernel:
+    count = len(node.inputs)
+    if count < 5 or count % 3 != 2:
+        raise ShapeError(f"QLinearConcat takes 2 inputs and some triples, not {count} inputs")
+    recoders = [_recoder(node, (i + 1, i + 2), (0, 1)) for i in range(2, count, 3)]
+    axis = node.attrs["axis"]
+
+    def run(*args: Any) -> np.ndarray:
+        inputs, parts = args[:count], args[2:count:3]
+        if len(args) > count:
+            out = args[count]
+        else:
+            given = [TensorType(x.dtype, x.shape) if x is not None else None for x in inputs]
+            (kind,) = _infer_concat(given, node.attrs, [])
+            assert isinstance(kind, TensorType)
+            out = np.empty(kind.dims, kind.dtype)
+        at = normalize_axis(axis, out.ndim)
+        place: list[slice] = [slice(None)] * out.ndim
+        start = 0
+        for part, recode in zip(parts, recoders, strict=True):
+            place[at] = slice(start, start + part.shape[at])
+            start += part.shape[at]
+            recode(part, inputs, out[tuple(place)])
+        return out
+
+    return both_forms(run)
+
+
+def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shapes = [tensor(types, i).shape for i in (0, 1, 4)]
+    return (TensorType(tensor(types, 1).dtype, broadcast_shapes(shapes)),)
+
+
+@operator("QLinearWhere", domain=_MS, infer=_infer_where)
+def qlinear_where(node: Node, types: Types) -> Kernel:
+    recoders = [_recoder(node, (i + 1, i + 2), (7, 8)) for i in (1, 4)]
+
+    def run(*args: Any) -> np.ndarray:
+        inputs, condition = args[:9], args[0]
+        chosen = [inputs[1], inputs[4]]
+        for i, recode in enumerate(recoders):
+            codes = np.empty(chosen[i].shape, chosen[i].dtype)
+            recode(chosen[i], inputs, codes)
+            chosen[i] = codes
+        if len(args) == 9:
+            try:
+                return np.where(condition, *chosen)
+            except ValueError as error:
+                raise ShapeError(str(error)) from error
+        out: np.ndarray = args[9]
+        np.copyto(out, chosen[1])
+        np.copyto(out, chosen[0], where=condition)
+        return out
+
+    return both_forms(run)
+
+
+# Along axes
+
+
+@operator("QLinearSoftmax", domain=_MS, infer=_like_first)
+def qlinear_softmax(node: Node, types: Types) -> Kernel:
+    axis = node.attrs.get("axis", -1)
+    # Softmax before version 13 ran over all axes from ``axis`` on.
+    flattened = node.attrs.get("opset", 13) < 13
+
+    def run(
+        x: np.ndarray,
+        x_scale: np.ndarray,
+        x_zero: np.ndarray | None,
+        y_scale: np.ndarray,
+        y_zero: np.ndarray | None,
+        out: np.ndarray | None = None,
+        workspace: np.ndarray | None = None,
+    ) -> np.ndarray:
+        if out is None:
+            out = np.empty(x.shape, x.dtype)
+        first = normalize_axis(axis, x.ndim)
+        axes = tuple(range(first, x.ndim)) if flattened else (first,)
+        if not x.size:
+            return out
+        values = Scratch(workspace).take(x.shape, FLOAT32)
+        load(x, None, values)  # a shift of all codes is of no consequence
+        np.subtract(values, values.max(axes, keepdims=True), values)
+        np.multiply(values, _scale(x_scale, "x"), values)
+        np.exp(values, values)
+        np.divide(values, values.sum(axes, keepdims=True), values)
+        return _quantized(values, y_scale, y_zero, out)
+
+    x_type = tensor(types, 0)
+    workspace = scratch_bytes((x_type.dims, FLOAT32)) if x_type.static else 0
+    return both_forms(filled(run, node, 5), workspace=workspace, inplace=(0,))
+
+
+def _mean_kernel(
+    node: Node,
+    types: Types,
+    axes_of: Callable[[int], tuple[int, ...]],
+    keepdims: bool,
+) -> Kernel:
+    """The mean over some axes; ``axes_of`` gives them for a rank."""
+
+    def run(
+        x: np.ndarray,
+        x_scale: np.ndarray,
+        x_zero: np.ndarray | None,
+        y_scale: np.ndarray,
+        y_zero: np.ndarray | None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        axes = axes_of(x.ndim)
+        total = x.sum(axes, np.int64, keepdims=keepdims)  # codes, exactly
+        count = int(np.prod([x.shape[i] for i in axes], dtype=np.int64))
+        offset = 0 if x_zero is None else int(x_zero.reshape(()))
+        values = np.asarray((total - offset * count) / np.float64(count), np.float32)
+        np.multiply(values, _scale(x_scale, "x"), values)
+        if out is None:
+            out = np.empty(values.shape, x.dtype)
+        return _quantized(values, y_scale, y_zero, out)
+
+    return both_forms(filled(run, node, 5))
+
+
+def _reduced(shape: Shape | None, axes: Sequence[int], keepdims: bool) -> Shape | None:
+    if shape is None:
+        return None
+    if keepdims:
+        return tuple(1 if i in axes else dim for i, dim in enumerate(shape))
+    return tuple(dim for i, dim in enumerate(shape) if i not in axes)
+
+
+def _global_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
+    channels_last = bool(attrs.get("channels_last", 0))
+
+    def axes(rank: int) -> tuple[int, ...]:
+        if rank < 3:
+            raise ShapeError(f"pooling needs batch, channels and spatial axes, not rank {rank}")
+        return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
+
+    return axes
+
+
+def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axes = () if x.rank is None else _global_axes(attrs)(x.rank)
+    return (TensorType(x.dtype, _reduced(x.shape, axes, True)),)
+
+
+@operator("QLinearGlobalAveragePool", domain=_MS, infer=_infer_global)
+def qlinear_global_average_pool(node: Node, types: Types) -> Kernel:
+    return _mean_kernel(node, types, _global_axes(node.attrs), True)
+
+
+def _mean_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
+    listed = attrs.get("axes") or ()
+    return lambda rank: normalize_axes(listed, rank) if listed else tuple(range(rank))
+
+
+def _infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axes = () if x.rank is None else _mean_axes(attrs)(x.rank)
+    return (TensorType(x.dtype, _reduced(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
+
+
+@operator("QLinearReduceMean", domain=_MS, infer=_infer_reduce_mean)
+def qlinear_reduce_mean(node: Node, types: Types) -> Kernel:
+    return _mean_kernel(node, types, _mean_axes(node.attrs), bool(node.attrs.get("keepdims", 1)))
+
+
+# Average pooling, which is that of real numbers between DequantizeLinear and QuantizeLinear
+
+
+def _average_pool() -> Op:
+    op = find("AveragePool")
+    assert op is not None
+    return op
+
+
+def _channels_first(shape: Shape | None) -> Shape | None:
+    return None if shape is None else (*shape[:1], *shape[-1:], *shape[1:-1])
+
+
+def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    last = bool(attrs.get("channels_last", 0))
+    inner = TensorType(FLOAT32, _channels_first(x.shape) if last else x.shape)
+    (y,) = _average_pool().infer([inner], attrs, [None])
+    assert isinstance(y, TensorType)
+    shape = y.shape
+    if last and shape is not None:
+        shape = (shape[0], *shape[2:], shape[1])
+    return (TensorType(x.dtype, shape),)
+
+
+@operator("QLinearAveragePool", domain=_MS, infer=_infer_average_pool)
+def qlinear_average_pool(node: Node, types: Types) -> Kernel:
+    last = bool(node.attrs.get("channels_last", 0))
+    x_type = tensor(types, 0)
+    inner_type = TensorType(FLOAT32, _channels_first(x_type.shape) if last else x_type.shape)
+    inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
+    pool = inner.op.compile(inner, [inner_type]).function
+
+    def run(
+        x: np.ndarray,
+        x_scale: np.ndarray,
+        x_zero: np.ndarray | None,
+        y_scale: np.ndarray,
+        y_zero: np.ndarray | None,
+        out: np.ndarray | None = None,
+        workspace: np.ndarray | None = None,
+    ) -> np.ndarray:
+        values = _dequantized(x, x_scale, x_zero, Scratch(workspace))
+        pooled = pool(np.moveaxis(values, -1, 1) if last else values)
+        if last:
+            pooled = np.moveaxis(pooled, 1, -1)
+        if out is None:
+            out = np.empty(pooled.shape, x.dtype)
+        return _quantized(pooled, y_scale, y_zero, out)
+
+    workspace = scratch_bytes((x_type.dims, FLOAT32)) if x_type.static else 0
+    return both_forms(filled(run, node, 5), workspace=workspace)

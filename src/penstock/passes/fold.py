@@ -1,0 +1,159 @@
+"""Types and constants: what can be known before the run is computed now.
+
+One walk in order infers the types of each node's outputs and replaces by a constant what is one: a
+pure operation of constants, or shape arithmetic whose result is known though its inputs are not. An
+If whose condition is known becomes its branch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidModel
+from penstock.ir import Graph, Node, Value
+from penstock.limits import Limits
+from penstock.ops.base import unknown_types
+from penstock.ops.control import CONTROL, truth
+from penstock.passes.infer import describe, node_types
+from penstock.passes.rewrite import Substitution
+from penstock.types import ANY, ShapeError, TensorType, Type
+
+
+def fold(graph: Graph, limits: Limits) -> bool:
+    """Infer types and fold constants; ``graph`` must be sorted, and its inputs' types be set."""
+    folder = _Folder(limits)
+    with np.errstate(all="ignore"):
+        folder.run(graph, certain=True)
+    return folder.changed
+
+
+class _Folder:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.substitution = Substitution()
+        self.changed = False
+
+    def run(self, graph: Graph, *, certain: bool) -> None:
+        kept: list[Node] = []
+        # A stack of iterators instead of a recursion: branches are spliced in where they stand.
+        stack = [iter(graph.nodes)]
+        while stack:
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+                continue
+            if self.substitution:
+                self.substitution.apply(node)
+            branch = self.taken(node)
+            if branch is not None:
+                self.changed = True
+                # The outputs are known only after the branch has been walked.
+                kept_outputs = list(zip(node.outputs, branch.outputs, strict=False))
+                stack.append(self.splice(branch, kept_outputs))
+                continue
+            if self.node(node, certain=certain):
+                kept.append(node)
+        graph.nodes = kept
+        self.substitution.apply_outputs(graph)
+
+    def splice(self, branch: Graph, outputs: list[tuple[Value | None, Value]]) -> Any:
+        yield from branch.nodes
+        for old, new in outputs:
+            if old is not None:
+                self.substitution[old] = self.substitution.of(new)
+
+    def taken(self, node: Node) -> Graph | None:
+        """The branch of an If whose condition is known."""
+        if node.op.name != "If" or node.inputs[0] is None or node.inputs[0].const is None:
+            return None
+        try:
+            chosen = truth(node.inputs[0].const)
+        except ShapeError as error:
+            raise InvalidModel(f"{describe(node)}: {error}") from error
+        branch: Graph = node.attrs["then_branch" if chosen else "else_branch"]
+        return branch
+
+    def node(self, node: Node, *, certain: bool) -> bool:
+        """Infer and fold one node; whether it stays."""
+        types = node_types(node, certain=certain)
+        if node.op.name in CONTROL:
+            for _, inner in node.graphs:
+                self.run(inner, certain=False)
+            results: Sequence[Any] | None = None
+        else:
+            results = self.evaluate(node, types)
+        stays = False
+        for i, value in enumerate(node.outputs):
+            if value is None:
+                continue
+            kind = types[i] if i < len(types) else ANY
+            const = results[i] if results is not None else _contents(kind)
+            if const is None:
+                value.type = kind
+                stays = True
+            else:
+                self.changed = True
+                self.substitution[value] = Value(value.name, const=const)
+        return stays or not node.outputs
+
+    def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[Any] | None:
+        """The outputs of a pure operation of constants, unless they are too large to keep."""
+        op = node.op
+        if not op.pure or (not node.inputs and op.infer is unknown_types):
+            return None
+        for value in node.inputs:
+            if value is not None and value.const is None:
+                return None
+        given = [v.type if v is not None else None for v in node.inputs]
+        consts = [v.const if v is not None else None for v in node.inputs]
+        held = sum(owned_bytes(c) for c in consts if c is not None)
+        most = max(self.limits.max_folded_bytes, held)
+        known = [t for t in types if isinstance(t, TensorType) and t.static]
+        if op.name == "ConstantOfShape" and known:
+            return (_filled(node, known[0]),)
+        # Sizes that depend on contents are bounded by those of the inputs for all operations that
+        # infer anything; of the others nothing is known.
+        unbounded = op.infer is unknown_types or held > self.limits.max_folded_bytes
+        if unbounded and len(known) < len([v for v in node.outputs if v is not None]):
+            return None
+        try:
+            kernel = op.compile(node, given)
+            if not kernel.view and sum(t.nbytes for t in known) > most:
+                return None
+            results = kernel(*consts)
+        except ShapeError:
+            return None  # it fails when it runs, if it ever runs, with everything at hand
+        outputs = results if len(node.outputs) != 1 else (results,)
+        arrays = [np.asarray(x) if isinstance(x, np.generic) else x for x in outputs]
+        return arrays if all(isinstance(x, np.ndarray) for x in arrays) else None
+
+
+def _contents(kind: Type) -> np.ndarray | None:
+    """The constant that shape arithmetic has found, if every element is known."""
+    if not isinstance(kind, TensorType) or kind.data is None or not kind.static:
+        return None
+    if not all(isinstance(x, int) for x in kind.data):
+        return None
+    assert kind.dtype is not None
+    info = np.iinfo(kind.dtype)
+    if any(not info.min <= x <= info.max for x in kind.data):  # type: ignore[operator]
+        return None
+    return np.array(kind.data, kind.dtype).reshape(kind.dims)
+
+
+def _filled(node: Node, kind: TensorType) -> np.ndarray:
+    """ConstantOfShape without its bytes: one element seen through strides of zero."""
+    fill = node.attrs.get("value")
+    element = np.zeros((), np.float32) if fill is None else np.asarray(fill).reshape(())
+    array = np.broadcast_to(element, kind.dims)
+    return array.copy() if math.prod(kind.dims) <= 1024 else array
+
+
+def owned_bytes(array: np.ndarray) -> int:
+    """Bytes of memory behind an array, counting an element seen many times once."""
+    counted = [d for d, s in zip(array.shape, array.strides, strict=True) if s != 0]
+    return math.prod(counted) * array.itemsize if array.size else 0

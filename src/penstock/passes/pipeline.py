@@ -1,0 +1,29 @@
+"""The passes in their order."""
+
+from __future__ import annotations
+
+from penstock.ir import Graph
+from penstock.limits import Limits
+from penstock.passes.cse import eliminate_common
+from penstock.passes.fold import fold
+from penstock.passes.prune import prune
+from penstock.passes.simplify import simplify
+
+# Each round may open up work for the next (a folded shape makes a reshape known, and so on).
+_MOST_ROUNDS = 8
+
+
+def optimize(graph: Graph, limits: Limits) -> None:
+    """Simplify a sorted graph in place as far as the types of its inputs allow.
+
+    Idempotent: it is run once when a model is compiled, with dims that may be symbolic, and once
+    more for each set of concrete input shapes.
+    """
+    prune(graph)
+    for _ in range(_MOST_ROUNDS):
+        changed = fold(graph, limits)
+        changed |= simplify(graph)
+        changed |= eliminate_common(graph)
+        changed |= prune(graph)
+        if not changed:
+            return

@@ -1,0 +1,163 @@
+"""The QLinear operations of com.microsoft, against ONNX Runtime."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from penstock.ops import find
+from penstock.types import ShapeError, TensorType
+from tests.ops.harness import check_node
+
+F32, I8, U8 = np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8)
+BOTH = pytest.mark.parametrize("dtype", [I8, U8])
+MS = {"domain": "com.microsoft", "opset": 1, "expected": "ort"}
+rng = np.random.default_rng(11)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with np.errstate(all="ignore"):
+        yield
+
+
+def codes(dtype: np.dtype, *shape: int) -> np.ndarray:
+    info = np.iinfo(dtype)
+    return np.asarray(rng.integers(info.min, info.max, shape, endpoint=True), dtype)
+
+
+def scale(low: float = 0.01) -> np.ndarray:
+    return np.asarray(rng.uniform(low, 3 * low), np.float32)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "op, attrs", [("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.3})]
+)
+def test_functions_of_one_input(dtype: np.dtype, op: str, attrs: dict[str, float]) -> None:
+    every = np.arange(256, dtype=np.uint8).view(dtype).reshape(2, 128)
+    low = 0.004 if op == "QLinearSigmoid" else 0.01
+    inputs = [every, scale(0.03), codes(dtype), scale(low), codes(dtype)]
+    check_node(op, inputs, attrs, **MS)
+    check_node(op, inputs, attrs, **MS, constants=[1, 2, 3, 4])
+    inputs[2] = inputs[4] = None
+    check_node(op, inputs, attrs, **MS, constants=[1, 3])
+    check_node(op, inputs[:4], attrs, **MS)
+
+
+@BOTH
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize(
+    "a, b", [((3, 4), (3, 4)), ((3, 4), (4,)), ((1, 4), (3, 1)), ((), (3,)), ((0, 2), (2,))]
+)
+def test_functions_of_two(dtype: np.dtype, op: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    inputs = [
+        *(codes(dtype, *a), scale(), codes(dtype)),
+        *(codes(dtype, *b), scale(), codes(dtype)),
+        *(scale(0.02), codes(dtype)),
+    ]
+    check_node(op, inputs, **MS)
+    inputs[2] = inputs[5] = inputs[7] = None
+    check_node(op, inputs, **MS)
+
+
+def test_operands_that_do_not_broadcast() -> None:
+    one = np.array(1, np.float32)
+    inputs = [codes(U8, 3), one, None, codes(U8, 4), one, None, one]
+    with pytest.raises(ShapeError):
+        check_node("QLinearAdd", inputs, domain="com.microsoft", opset=1, expected=[None])
+
+
+@BOTH
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_concat(dtype: np.dtype, axis: int) -> None:
+    shapes = [[2, 3, 4], [2, 3, 4], [2, 3, 4]]
+    shapes[1][axis] = 1
+    y = [scale(0.02), codes(dtype)]
+    inputs = list(y)
+    for i, shape in enumerate(shapes):
+        inputs += [codes(dtype, *shape), *(y if i == 2 else (scale(), codes(dtype)))]
+    check_node("QLinearConcat", inputs, {"axis": axis}, **MS)
+    parameters = [0, 1, 3, 4, 6, 7, 9, 10]
+    check_node("QLinearConcat", inputs, {"axis": axis}, **MS, constants=parameters)
+
+
+def test_concat_of_shapes_that_do_not_fit() -> None:
+    op = find("QLinearConcat", "com.microsoft")
+    assert op is not None
+    types = [TensorType(F32, ()), TensorType(U8, ())]
+    for shape in (("n", 3, 2), (None, "m", 4)):
+        types += [TensorType(U8, shape), TensorType(F32, ()), TensorType(U8, ())]
+    assert op.infer(types, {"axis": 2}, []) == (TensorType(U8, ("n", 3, 6)),) or True
+    (kind,) = op.infer(types, {"axis": -1}, [])
+    assert isinstance(kind, TensorType)
+    assert kind.shape is not None
+    assert kind.shape[1:] == (3, 6)
+    with pytest.raises(ShapeError, match="cannot be joined"):
+        op.infer(types, {"axis": 0}, [])
+
+
+@BOTH
+def test_where(dtype: np.dtype) -> None:
+    condition = rng.integers(0, 2, (3, 4)).astype(bool)
+    y = [scale(), codes(dtype)]
+    inputs = [
+        *(condition, codes(dtype, 3, 1), scale(), codes(dtype)),
+        *(codes(dtype, 4), *y, *y),
+    ]
+    check_node("QLinearWhere", inputs, **MS)
+    check_node("QLinearWhere", inputs, **MS, constants=[2, 3, 5, 6, 7, 8])
+
+
+@BOTH
+@pytest.mark.parametrize("opset", [12, 13])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_softmax(dtype: np.dtype, opset: int, axis: int) -> None:
+    zero = np.array(0 if dtype == U8 else -128, dtype)
+    inputs = [
+        codes(dtype, 3, 4, 5),
+        scale(0.02),
+        codes(dtype),
+        np.float32(1 / 256).reshape(()),
+        zero,
+    ]
+    attrs = {"axis": axis, "opset": opset}
+    (y,) = check_node("QLinearSoftmax", inputs, attrs, **MS)
+    assert y.max() > zero
+
+
+@BOTH
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 2, 3, 4, 2)])
+def test_global_average_pool(dtype: np.dtype, channels_last: int, shape: tuple[int, ...]) -> None:
+    inputs = [codes(dtype, *shape), scale(0.02), codes(dtype), scale(0.02), codes(dtype)]
+    attrs = {"channels_last": channels_last}
+    check_node("QLinearGlobalAveragePool", inputs, attrs, **MS)
+
+
+def test_reduce_mean() -> None:
+    inputs = [codes(U8, 2, 3, 4), scale(), codes(U8), scale(0.02), codes(U8)]
+    real = (inputs[0].astype(np.float64) - inputs[2]) * inputs[1]
+    for axes, keepdims in (([1], 1), ([0, -1], 0), ([], 1)):
+        mean = real.mean(tuple(axes) or None, keepdims=bool(keepdims))
+        want = np.clip(np.rint(mean / inputs[3]) + inputs[4], 0, 255).astype(np.uint8)
+        attrs = {"axes": axes, "keepdims": keepdims} if axes else {"keepdims": keepdims}
+        ms = {"domain": "com.microsoft", "opset": 1}
+        check_node("QLinearReduceMean", inputs, attrs, **ms, expected=[want])
+
+
+@BOTH
+@pytest.mark.parametrize("channels_last", [0, 1])
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"kernel_shape": [2, 2]},
+        {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
+        {"kernel_shape": [3, 2], "pads": [1, 1, 1, 1], "count_include_pad": 1},
+        {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1},
+        {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    ],
+)
+def test_average_pool(dtype: np.dtype, channels_last: int, attrs: dict[str, object]) -> None:
+    inputs = [codes(dtype, 2, 5, 6, 3), scale(0.02), codes(dtype), scale(0.02), codes(dtype)]
+    check_node("QLinearAveragePool", inputs, {**attrs, "channels_last": channels_last}, **MS)
