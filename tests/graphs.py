@@ -15,6 +15,8 @@ from penstock.parse import parse_graph
 from penstock.text import WORDS
 from penstock.types import (
     ANY,
+    BOOL,
+    STRING,
     MapType,
     OptionalType,
     SequenceType,
@@ -99,7 +101,7 @@ def same_attribute(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return False
-        return a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes()
+        return a.tolist() == b.tolist() if a.dtype == STRING else a.tobytes() == b.tobytes()
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same_attribute, a, b))
     return repr(a) == repr(b)
@@ -176,11 +178,11 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     dtype = dtypes()[draw(_DTYPES)]
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
     size = int(np.prod(shape))
-    if dtype == object:
+    if dtype == STRING:
         texts = draw(st.lists(st.text(max_size=3), min_size=size, max_size=size))
         return np.array([*texts, None], object)[:-1].reshape(shape)
     raw = draw(st.binary(min_size=size * dtype.itemsize, max_size=size * dtype.itemsize))
-    if dtype == bool:
+    if dtype == BOOL:
         return np.array([byte & 1 for byte in raw], bool).reshape(shape)
     array = np.frombuffer(raw, dtype).reshape(shape).copy()
     if dtype.itemsize == 1 and "int" in dtype.name:

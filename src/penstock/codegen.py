@@ -25,6 +25,8 @@ from penstock.types import ShapeError, TensorType, Type
 
 # Estimated operations between two looks at the control: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
+# Steps in one generated function, at most.
+_MOST_STEPS = 2000
 # CPython compiles at most 20 nested loops.
 _MOST_NESTED_LOOPS = 18
 
@@ -173,12 +175,18 @@ class _Writer:
 
     def function(self, steps: Sequence[Step]) -> None:
         plan = self.plan
+        parts = [steps[i : i + _MOST_STEPS] for i in range(0, len(steps), _MOST_STEPS)]
+        calls = self.parts(parts) if len(parts) > 1 else []
         parameters = "".join(f", {self.name[i]}" for i in plan.inputs)
         self.line(f"def run(control{parameters}):")
         self.indent += 1
         for i in plan.inputs:
             self.line(f"# {self.name[i]}: {plan.slots[i].name!r}, {plan.slots[i].type}")
-        self.block(steps, plan.outputs)
+        if calls:
+            for call in calls:
+                self.line(call)
+        else:
+            self.block(steps, plan.outputs)
         returned: set[int] = set()
         texts = []
         for i in plan.outputs:
@@ -188,6 +196,40 @@ class _Writer:
             returned.add(owner)
             texts.append(text)
         self.line(f"return ({', '.join(texts)}{',' if texts else ''})")
+
+    def parts(self, parts: Sequence[Sequence[Step]]) -> list[str]:
+        """Write a function for each part of a long plan; returns the lines that call them.
+
+        A part takes the dynamic values that it reads and returns those that later parts read. The
+        time that CPython takes to compile a function grows faster than its length.
+        """
+        local = {i for i, slot in enumerate(self.plan.slots) if slot.kind is Kind.DYNAMIC}
+        used = [{i for step in part for i in _used(step)} & local for part in parts]
+        made = [{i for step in part for i in step.outputs} & local for part in parts]
+        later = [set(self.plan.outputs) & local]
+        for reads in reversed(used[1:]):
+            later.append(later[-1] | reads)
+        later.reverse()
+        calls = []
+        held: set[int] = set()
+        for n, part in enumerate(parts):
+            arguments = ", ".join(["control", *(self.name[i] for i in sorted(used[n] - made[n]))])
+            leaving = sorted(made[n] & later[n])
+            leave = [self.name[i] for i in leaving]
+            self.line(f"def part{n}({arguments}):")
+            self.indent += 1
+            self.block(part, leaving)
+            self.line(f"return ({', '.join(leave)}{',' if leave else ''})")
+            self.indent -= 1
+            self.line("")
+            targets = f"{', '.join(leave)}{',' if len(leave) == 1 else ''} = " if leave else ""
+            calls.append(f"{targets}part{n}({arguments})")
+            held.update(leaving)
+            dead = sorted(held - later[n])
+            held.difference_update(dead)
+            if dead:
+                calls.append(f"del {', '.join(self.name[i] for i in dead)}")
+        return calls
 
     def block(self, steps: Sequence[Step], kept: Sequence[int]) -> None:
         """The steps of one block; dynamic values are released after their last use in it."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from penstock import garbage
 from penstock.errors import InvalidModel
 from penstock.ir import Model, sort
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -26,8 +27,9 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
         source = path
     from penstock.frontends import onnx
 
-    model = onnx.load(source)
-    verify(model, limits)
-    for graph in model.graphs.values():
-        sort(graph)
+    with garbage.paused():
+        model = onnx.load(source)
+        verify(model, limits)
+        for graph in model.graphs.values():
+            sort(graph)
     return model

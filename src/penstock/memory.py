@@ -11,16 +11,17 @@ closes most of the rest. Sizes, offsets and alignments are in bytes.
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate, combinations
 
-# What planner "best" may spend on its search, counted and not timed, so that its result is the
-# same on every machine: how often it places the buffers, and how many buffers and neighbours of
-# buffers these placings may look at.
-_ATTEMPTS = 4_000
+# What the search of planner "best" may spend: how many buffers and neighbours of buffers it looks
+# at. Counted and not timed, so that the result is the same on every machine.
 _VISITS = 10_000_000
+# The part of it that aims at the lower bound right away.
+_VISITS_AT_BOUND = _VISITS // 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
                    that live at the same time ("weighted interval colouring"; greedy by size in
                    Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
                    inference"). Time and memory grow with the pairs of buffers that share a step
-        best       the smallest arena of first_fit, with its variants (smallest gap; time
-                   reversed); wic, with other orders (ties by lifetime, by lifetime, by size times
-                   lifetime); and a search from the best order (see `_Blocks.search`). Stops as
-                   soon as no smaller arena is possible. With more than 5 million pairs of buffers
-                   that share a step, it tries first_fit and its variants only
+        best       the smallest arena of first_fit, of wic, of wic with other orders (ties by
+                   lifetime; by lifetime; by size times lifetime; by last use) and of a search
+                   that starts there (see `_Search`). Stops as soon as no smaller arena is
+                   possible. Where more than 5 million pairs of buffers share a step, it tries
+                   first_fit and its variants only (smallest gap, time reversed)
 
     Raises:
         ValueError: there is no planner of that name.
@@ -89,7 +90,7 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
         "first_fit": lambda: _sweep(buffers),
-        "wic": lambda: blocks.arena(blocks.place(next(_orders(buffers)), _overlaps(buffers))[0]),
+        "wic": lambda: blocks.place(next(_orders(buffers)), _overlaps(buffers)),
         "best": lambda: _best(buffers, blocks),
     }
     return _chosen(planners, planner)()
@@ -133,14 +134,14 @@ def plan_memory_dag(
     def best() -> Arena:
         found = neighbours()
         reach = [size + sum(sizes[j] for j in found[i]) for i, size in enumerate(sizes)]
-        orders = [by_size, blocks.filled, sorted(by_size, key=reach.__getitem__, reverse=True)]
+        orders = [by_size, sorted(by_size, key=reach.__getitem__, reverse=True), blocks.filled]
         bound = max((blocks.stacked(clique) for clique in _cliques(by_size, found)), default=0)
-        return blocks.search(blocks.bump(), orders, found, bound)
+        return _Search(blocks, found, blocks.bump(), bound).run(orders)
 
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
-        "first_fit": lambda: blocks.arena(blocks.place(blocks.filled, neighbours())[0]),
-        "wic": lambda: blocks.arena(blocks.place(by_size, neighbours())[0]),
+        "first_fit": lambda: blocks.place(blocks.filled, neighbours()),
+        "wic": lambda: blocks.place(by_size, neighbours()),
         "best": best,
     }
     return _chosen(planners, planner)()
@@ -193,70 +194,120 @@ class _Blocks:
         padding = [-self.sizes[i] % unit for i in clique]
         return sum(self.sizes[i] for i in clique) + sum(padding) - max(padding)
 
-    def place(
-        self,
-        order: Iterable[int],
-        neighbours: Sequence[Sequence[int]],
-        limit: int | None = None,
-    ) -> tuple[list[int], int | None]:
-        """Offsets, each buffer in turn in the lowest gap between its neighbours placed before.
-
-        Gives up at the first buffer that ends above `limit`, and names it beside the offsets.
-        """
-        sizes, aligns = self.sizes, self.aligns
-        offsets = [0] * len(sizes)
-        ends = [0] * len(sizes)  # 0 for buffers not placed yet
+    def place(self, order: Iterable[int], neighbours: Sequence[Sequence[int]]) -> Arena:
+        """Each buffer in turn in the lowest gap between its neighbours that are placed already."""
+        offsets = [0] * len(self.sizes)
+        ends = [0] * len(self.sizes)  # 0 for buffers not placed yet
         for i in order:
-            size, align = sizes[i], aligns[i]
-            offset = 0
-            for start, end in sorted([(offsets[j], ends[j]) for j in neighbours[i] if ends[j]]):
-                if offset + size <= start:
-                    break
-                if end > offset:
-                    offset = -(-end // align) * align
-            offsets[i] = offset
-            ends[i] = offset + size
-            if limit is not None and ends[i] > limit:
-                return offsets, i
-        return offsets, None
+            taken = sorted([(offsets[j], ends[j]) for j in neighbours[i] if ends[j]])
+            offsets[i] = _lowest_gap(taken, self.sizes[i], self.aligns[i])
+            ends[i] = offsets[i] + self.sizes[i]
+        return self.arena(offsets)
 
-    def search(
-        self,
-        best: Arena,
-        orders: Iterable[Sequence[int]],
-        neighbours: Sequence[Sequence[int]],
-        bound: int,
-    ) -> Arena:
-        """`best` or a smaller arena; none can be smaller than `bound`.
 
-        Places in each of the orders, and then over and over in the best of them with one change
-        each time: the first buffer that does not end below the size of the best arena so far moves
-        to a place further to the front. So what causes trouble is placed while there is room
-        (Joslin and Clements 1999, "Squeaky wheel optimization"). The new place is drawn at random,
-        which a fixed rule loses to because it ends in loops; the seed is always the same.
-        """
-        order: list[int] = []
-        for candidate in orders:
-            if best.size <= bound:
-                return best
-            offsets, culprit = self.place(candidate, neighbours, best.size - 1)
-            if culprit is None:
-                best = self.arena(offsets)
-            if culprit is None or not order:
-                order = list(candidate)
-        visits = len(order) + sum(map(len, neighbours))
-        draw = random.Random(0)
-        for _ in range(min(_ATTEMPTS, _VISITS // max(visits, 1))):
-            if best.size <= bound:
+def _lowest_gap(taken: Iterable[tuple[int, int]], size: int, align: int) -> int:
+    offset = 0
+    for start, end in taken:
+        if offset + size <= start:
+            break
+        if end > offset:
+            offset = -(-end // align) * align
+    return offset
+
+
+class _Search:
+    """Local search for smaller arenas.
+
+    From an arena, it takes out the buffers that end above a limit and puts them back below it, in
+    order, each into the lowest gap. For a buffer that fits nowhere, the buffers in its way are
+    taken out in turn (an ejection chain, Glover 1996), at the offset where they resist least. A
+    buffer's resistance grows whenever it had to push others out, so that those which keep causing
+    trouble come to rest (the idea of Joslin and Clements 1999, "Squeaky wheel optimization"), and
+    chance, always from the same seed, keeps the search out of loops.
+
+    The work for one buffer depends on its neighbours only, so that far apart steps of a long graph
+    do not slow down each other.
+    """
+
+    __slots__ = ("best", "blocks", "bound", "draw", "neighbours", "order", "resistance", "visits")
+
+    def __init__(
+        self, blocks: _Blocks, neighbours: Sequence[Sequence[int]], best: Arena, bound: int
+    ) -> None:
+        self.blocks = blocks
+        self.neighbours = neighbours
+        self.best = best
+        self.bound = bound  # no arena is smaller
+        self.order = sorted(blocks.filled, key=blocks.sizes.__getitem__, reverse=True)
+        self.resistance = [1] * len(neighbours)
+        self.visits = _VISITS
+        self.draw = random.Random(0)
+
+    def run(self, orders: Iterable[Iterable[int]]) -> Arena:
+        """The best arena found; `orders` are further ones to place the buffers in."""
+        # Most often the bound is in reach, and at once.
+        self.fit(self.bound, reserve=_VISITS - _VISITS_AT_BOUND)
+        for order in orders:
+            if self.best.size <= self.bound:
                 break
-            offsets, culprit = self.place(order, neighbours, best.size - 1)
-            if culprit is None:
-                best = self.arena(offsets)
-            else:
-                # Never the first in order: alone it would fit, `bound` being no smaller.
-                place = order.index(culprit)
-                order.insert(draw.randrange(place), order.pop(place))
-        return best
+            arena = self.blocks.place(order, self.neighbours)
+            self.best = min(self.best, arena, key=lambda a: a.size)
+        while self.best.size > self.bound and self.fit(self.best.size - 1, reserve=0):
+            pass
+        return self.best
+
+    def fit(self, limit: int, reserve: int) -> bool:
+        """Fit the best arena into `limit` bytes, or give up when `visits` falls below `reserve`."""
+        sizes, aligns = self.blocks.sizes, self.blocks.aligns
+        offsets = list(self.best.offsets)
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        rank = {i: k for k, i in enumerate(self.order)}
+        out = [k for k, i in enumerate(self.order) if ends[i] > limit]  # sorted, so a heap
+        for k in out:
+            ends[self.order[k]] = 0  # as in `_Blocks.place`: not placed
+        self.visits -= len(sizes)
+        while out:
+            i = self.order[heappop(out)]
+            self.visits -= 1 + len(self.neighbours[i])
+            if self.visits < reserve:
+                return False
+            near = [j for j in self.neighbours[i] if ends[j]]
+            taken = sorted([(offsets[j], ends[j]) for j in near])
+            offset = _lowest_gap(taken, sizes[i], aligns[i])
+            if offset + sizes[i] > limit:
+                offset = self.weakest_spot(i, near, offsets, ends, limit)
+                self.resistance[i] += 1
+                for j in near:
+                    if offsets[j] < offset + sizes[i] and offset < ends[j]:
+                        ends[j] = 0
+                        heappush(out, rank[j])
+            offsets[i] = offset
+            ends[i] = offset + sizes[i]
+        self.best = self.blocks.arena(offsets)
+        return True
+
+    def weakest_spot(
+        self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
+    ) -> int:
+        """An offset for buffer i, below `limit`, where the buffers in its way resist least."""
+        size, align = self.blocks.sizes[i], self.blocks.aligns[i]
+        highest = (limit - size) // align * align
+        spots = {0, highest}
+        spots.update(_round_up(ends[j], align) for j in near)
+        spots.update((offsets[j] - size) // align * align for j in near)
+        # In the way are those that start below the end of the spot, less those that end before it.
+        by_start = sorted((offsets[j], self.resistance[j]) for j in near)
+        by_end = sorted((ends[j], self.resistance[j]) for j in near)
+        started = [0, *accumulate(weight for _, weight in by_start)]
+        ended = [0, *accumulate(weight for _, weight in by_end)]
+        starts = [start for start, _ in by_start]
+        stops = [end for end, _ in by_end]
+
+        def resistance(spot: int) -> float:
+            weight = started[bisect_left(starts, spot + size)] - ended[bisect_right(stops, spot)]
+            return weight * (1 + self.draw.random())
+
+        return min((spot for spot in sorted(spots) if 0 <= spot <= highest), key=resistance)
 
 
 def _best(buffers: Sequence[Buffer], blocks: _Blocks) -> Arena:
@@ -265,13 +316,12 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks) -> Arena:
     padding = max((-b.size % unit for b in buffers), default=0)
     bound = max(lower_bound(buffers), _largest_load(buffers, unit) - padding)
     best = _sweep(buffers)
-    for smallest, backward in ((False, True), (True, False), (True, True)):
-        if best.size <= bound:
-            return best
-        best = min(best, _sweep(buffers, smallest, backward), key=lambda arena: arena.size)
-    if best.size <= bound or 2 * _pairs(buffers) > _VISITS:
+    if best.size <= bound:
         return best
-    return blocks.search(best, _orders(buffers), _overlaps(buffers), bound)
+    if 2 * _pairs(buffers) > _VISITS:
+        variants = ((True, False), (False, True), (True, True))
+        return min((best, *(_sweep(buffers, *v) for v in variants)), key=lambda a: a.size)
+    return _Search(blocks, _overlaps(buffers), best, bound).run(_orders(buffers))
 
 
 def _largest_load(buffers: Iterable[Buffer], unit: int) -> int:
@@ -297,6 +347,7 @@ def _orders(buffers: Sequence[Buffer]) -> Iterator[list[int]]:
         lambda b: (-b.size, b.last - b.first),
         lambda b: (b.first - b.last, -b.size),
         lambda b: (b.size * (b.first - b.last - 1), b.first),
+        lambda b: (-b.last, -b.first),
     )
     for key in keys:
         yield sorted(_by_first_use(buffers), key=lambda i: key(buffers[i]))
@@ -324,7 +375,7 @@ def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
 
 
 def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Sets of buffers that all conflict, grown greedily in `order`; each buffer is in one at least."""
+    """Sets of buffers that all conflict, grown greedily in `order`, until each buffer was in one."""
     near = [set(others) for others in neighbours]
     covered: set[int] = set()
     for seed in order:

@@ -540,7 +540,8 @@ class _Parser:
         wanted = str if dtype == STRING else bool if dtype == np.bool_ else int | float
         for element in flat:
             # A bool is an int to Python, but no number here.
-            if not isinstance(element, wanted) or isinstance(element, bool) > (wanted is bool):
+            odd = isinstance(element, bool) and wanted is not bool
+            if odd or not isinstance(element, wanted):
                 self.fail(offset, f"{element!r} is no element of a {dtype_name(dtype)} array")
         try:
             return filled(dtype, flat)

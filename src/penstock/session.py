@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import garbage
 from penstock.backends.base import Backend
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
@@ -344,12 +345,13 @@ class Session:
     def _compile(self, graph: Graph, values: Sequence[Any]) -> LinearExecutor:
         """The executor of ``graph`` for values of these shapes."""
         check_dims(graph.inputs, values)
-        copy = clone(graph)
-        for value, given in zip(copy.inputs, values, strict=True):
-            value.type = _concrete(value.type, given)
-        optimize(copy, self.limits)
-        plan = compile_plan(copy, self._backends)
-        executor = LinearExecutor(plan, self._backends[0], self.limits)
+        with garbage.paused():
+            copy = clone(graph)
+            for value, given in zip(copy.inputs, values, strict=True):
+                value.type = _concrete(value.type, given)
+            optimize(copy, self.limits)
+            plan = compile_plan(copy, self._backends)
+            executor = LinearExecutor(plan, self._backends[0], self.limits)
         most = self.limits.max_bytes
         if most is not None and executor.arena_bytes > most:
             raise LimitExceeded(
@@ -369,7 +371,7 @@ class Session:
         key = (frozenset(feeds), tuple(fetches))
         found = self._signatures.get(key)
         if found is None:
-            with self._lock:
+            with self._lock, garbage.paused():
                 graph = cut(
                     self.model.graph,
                     [self._value(name, "feed") for name in feeds],

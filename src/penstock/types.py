@@ -37,8 +37,8 @@ class ShapeError(ValueError):
 class TensorType:
     """Element type and shape of a tensor; ``None`` where nothing is known.
 
-    ``data`` holds the elements, row-major, of an integer tensor of rank 0 or 1 whose contents are
-    known in whole or in part (an element is a dim). It is how shape arithmetic is carried through
+    ``data`` holds the elements, row-major, of an integer (or truth value) tensor of rank 0 or 1
+    whose contents are known in whole or in part (an element is a dim). It is how shape arithmetic is carried through
     inference when the dims themselves are symbolic.
     """
 
@@ -55,7 +55,10 @@ class TensorType:
         """Whether dtype and every dim are known, so that memory can be planned."""
         if self.dtype is None or self.shape is None:
             return False
-        return all(isinstance(dim, int) for dim in self.shape)
+        for dim in self.shape:  # noqa: SIM110 - asked many times for every value of a model
+            if dim.__class__ is not int:
+                return False
+        return True
 
     @property
     def dims(self) -> tuple[int, ...]:

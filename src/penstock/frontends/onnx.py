@@ -1,83 +1,161 @@
 """ONNX models to graphs.
 
 Names become ``Value`` objects once and for all here: a nested graph that takes a value from outside
-refers to the very object. Every attribute is filled in with the default of the node's own schema
-version, so that operations never ask which version they came from.
+refers to the very object. Nodes of older operator versions are rewritten (``onnx_versions``), calls
+of functions are replaced by the functions' bodies (``onnx_functions``), and every attribute is
+filled in with the default of the node's own schema version, so that operations never ask which
+version they came from.
+
+The file is not trusted, and no native code of the onnx package but protobuf's parser sees it. What
+it breaks of ONNX's own rules (schemas, opsets, functions, tensors) is reported here, all of it at
+once; what a valid graph is beyond that, ``verify`` knows: names that nobody defines become values
+without a producer, names defined twice two values. Nothing recurses: graphs that carry graphs are
+put on a list of what is left to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
-from penstock.ir import Graph, Model, Node, Value
-from penstock.ops import Op, find
-from penstock.ops.reference import reference_op
-from penstock.types import (
-    ANY,
-    STRING,
-    AnyType,
-    Dim,
-    MapType,
-    OptionalType,
-    SequenceType,
-    TensorType,
-    Type,
+from penstock.frontends.onnx_frames import Call, Entry, Frame, Made, Meanings, Scope
+from penstock.frontends.onnx_functions import (
+    Function,
+    Functions,
+    imported,
+    nested,
+    plain_domain,
 )
+from penstock.frontends.onnx_rewriting import (
+    InexpressibleError,
+    NodeError,
+    Rewriting,
+    Types,
+    current,
+)
+from penstock.frontends.onnx_schemas import LEGACY, Schema, newest_opset
+from penstock.frontends.onnx_tensors import TensorError, TensorReader, element_dtype, text
+from penstock.frontends.onnx_types import CONSTANTS, PLAIN, kind_of, value_type
+from penstock.frontends.onnx_versions import Meaning, meaning
+from penstock.ir import Graph, Model, Node, Value
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.types import ANY, Type, constant_type
+
+__all__ = ["element_dtype", "load", "value_type"]
+
+Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
+
+MAX_MESSAGE = 2**31 - 1
+"""The most bytes that protobuf reads as one message."""
+
+MAX_PROBLEMS = 50
+"""How many problems are listed; of the others, the number is told."""
 
 
-def load(source: str | Path | bytes | onnx.ModelProto) -> Model:
-    """Read an ONNX model from a path, from bytes or from a ``ModelProto``."""
+def load(source: Source, limits: Limits | None = None) -> Model:
+    """Read an ONNX model from a path, from bytes or from a ``ModelProto``.
+
+    Raises ``InvalidModel`` for what breaks the rules of the format or ``limits``, ``Unsupported``
+    for operations without a kernel. Data in files beside the model is mapped, and read when used;
+    it is found only if the model is given by its path.
+    """
+    limits = limits or DEFAULT_LIMITS
     if isinstance(source, onnx.ModelProto):
-        return _Importer(source, None).model()
+        return _Importer(source, None, limits).model()
     path = None if isinstance(source, bytes) else Path(source)
-    proto = onnx.ModelProto()
-    proto.ParseFromString(source if isinstance(source, bytes) else Path(source).read_bytes())
-    return _Importer(proto, path).model()
+    data = source if isinstance(source, bytes) else _contents(Path(source))
+    proto = _parsed(data, "the bytes given" if path is None else str(path))
+    del data
+    return _Importer(proto, path, limits).model()
 
 
-@cache
-def _schema(name: str, domain: str, version: int) -> onnx.defs.OpSchema | None:
+def _contents(path: Path) -> bytes:
     try:
-        return onnx.defs.get_schema(name, version, domain)
-    except onnx.defs.SchemaError:
-        return None
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > MAX_MESSAGE:
+                raise InvalidModel(
+                    f"{path} has more than 2 GB, which protobuf cannot read: save the model with "
+                    "its weights as external data"
+                )
+            return file.read()
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-@cache
-def _defaults(name: str, domain: str, version: int) -> Mapping[str, Any]:
-    schema = _schema(name, domain, version)
-    if schema is None:
-        return {}
-    found = {}
-    for attribute in schema.attributes.values():
-        if attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
-            value = onnx.helper.get_attribute_value(attribute.default_value)
-            if isinstance(value, bytes):
-                value = value.decode()
-            elif attribute.default_value.type == onnx.AttributeProto.STRINGS:
-                value = [text.decode() for text in value]
-            found[attribute.name] = value
-    return found
+def _parsed(data: bytes, name: str) -> onnx.ModelProto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidModel(
+            f"{name}: protobuf cannot read this as an ONNX model ({error}); the file is cut short, "
+            "damaged, of another format, or nests graphs a hundred levels deep: compare its size "
+            "with the original's, or export it again"
+        ) from error
+    return proto
 
 
 class _Importer:
-    def __init__(self, proto: onnx.ModelProto, path: Path | None) -> None:
+    def __init__(self, proto: onnx.ModelProto, path: Path | None, limits: Limits) -> None:
         self.proto = proto
         self.path = path
-        self.opsets = {_domain(entry.domain): entry.version for entry in proto.opset_import}
-        self.unsupported: dict[tuple[str, str], list[str]] = {}
+        self.limits = limits
         self.where = path.name if path is not None else "the model"
+        self.tensors = TensorReader(None if path is None else path.parent, limits)
+        self.problems: list[str] = []
+        self.unsupported: dict[tuple[str, str], list[str]] = {}
+        self.undeclared: dict[str, list[str]] = {}
+        self.functions = Functions(proto.functions)
+        self.definitions: dict[Schema, Function] = {}
+        self.bodies: dict[Function, tuple[dict[int, np.ndarray | None], Meanings]] = {}
+        self.types = Types()
+        self.left: list[tuple[Graph, GraphProto, Frame]] = []
+        self.nodes = 0
+        self.taken: set[str] = set()
+        self.suffixes: dict[str, int] = {}
 
     def model(self) -> Model:
-        graph = self.graph(self.proto.graph, {})
+        proto = self.proto
+        if not proto.HasField("graph"):
+            raise InvalidModel(
+                f"{self.where} has no graph: it is no ONNX model, or an empty one; export it again"
+            )
+        self.problems += self.functions.problems
+        if self.functions.table:
+            self.functions.check(proto.graph, self.limits)
+        opsets = imported(proto.opset_import)
+        if not opsets and proto.ir_version < 3:
+            opsets = {"": 1}
+        graph = Graph([], [], [], text(proto.graph.name))
+        self.left.append((graph, proto.graph, Frame(Scope(), opsets, self.where)))
+        while self.left:
+            self.fill(*self.left.pop())
+        self.report()
+        metadata = {text(entry.key): text(entry.value) for entry in proto.metadata_props}
+        path = None if self.path is None else str(self.path)
+        return Model({graph.name: graph}, graph.name, {}, metadata, path)
+
+    def report(self) -> None:
+        """Raise what was found to be wrong, if anything was."""
+        for domain, nodes in self.undeclared.items():
+            more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+            self.problems.append(
+                f"operator domain {domain or 'ai.onnx'!r} is undeclared: add it to the opset "
+                f"imports (used by {', '.join(nodes[:5])}{more})"
+            )
+        problems = self.problems
+        if len(problems) > MAX_PROBLEMS:
+            problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
+        if problems:
+            raise InvalidModel(problems)
         if self.unsupported:
             raise Unsupported(
                 [
@@ -85,118 +163,439 @@ class _Importer:
                     for (name, reason), nodes in self.unsupported.items()
                 ]
             )
-        metadata = {entry.key: entry.value for entry in self.proto.metadata_props}
-        path = None if self.path is None else str(self.path)
-        return Model({graph.name: graph}, graph.name, {}, metadata, path)
 
-    def graph(self, proto: onnx.GraphProto, outer: Mapping[str, Value]) -> Graph:
-        scope = dict(outer)
-        for tensor in proto.initializer:
-            scope[tensor.name] = Value(tensor.name, const=numpy_helper.to_array(tensor))
-        inputs = []
+    def value(self, name: str, frame: Frame, kind: Type = ANY) -> Value:
+        """A new value, with a name that is unique where a function may be expanded many times."""
+        if name.__class__ is not str:
+            self.problems.append(f"{frame.where}: the name {name!r} is not UTF-8; rename it")
+            name = repr(name)
+        return Value(self.unique(frame.prefix + name) if frame.prefix else name, kind)
+
+    def unique(self, name: str) -> str:
+        """``name``, or one made from it, that nothing in the model has."""
+        if not self.taken:
+            self.taken.update(_names(self.proto.graph))
+        found, n = name, self.suffixes.get(name, 0)
+        while found in self.taken:
+            n += 1
+            found = f"{name}_{n}"
+        self.suffixes[name] = n
+        self.taken.add(found)
+        return found
+
+    # Graphs
+
+    def fill(self, graph: Graph, proto: GraphProto, frame: Frame) -> None:
+        """Import the contents of one graph."""
+        names = frame.scope.names
+        entry = frame.depth == 1
+        for name, const in self.initializers(proto, frame):
+            value = self.value(name, frame)
+            value.const, value.type = const, constant_type(const)
+            names[name] = value
         for info in proto.input:
-            if any(info.name == tensor.name for tensor in proto.initializer):
-                continue
-            value = Value(info.name, value_type(info.type))
-            scope[info.name] = value
-            inputs.append(value)
-        made: list[tuple[onnx.NodeProto, list[Value | None]]] = []
-        for node in proto.node:
-            outputs = [Value(name) if name else None for name in node.output]
-            made.append((node, outputs))
-            scope.update((v.name, v) for v in outputs if v is not None)
-        nodes = []
-        for index, (node, outputs) in enumerate(made):
-            converted = self.node(node, outputs, scope, index)
-            if converted is not None:
-                nodes.append(converted)
-        return Graph(inputs, [scope[info.name] for info in proto.output], nodes, proto.name)
+            if entry and info.name in names and names[info.name].const is not None:  # type: ignore[union-attr]
+                continue  # an initializer with a name to feed another value by
+            # What a nested graph declares of its inputs is not relied on: inference says it.
+            value = self.value(info.name, frame, self.input_type(info, frame) if entry else ANY)
+            names[info.name] = value
+            graph.inputs.append(value)
+        body = self.declare(proto.node, frame, {})
+        graph.outputs += [self.found(info.name, frame) for info in proto.output]
+        self.expand(graph.nodes, body, frame)
+
+    def found(self, name: str, frame: Frame) -> Value:
+        """The value that a graph gives as an output."""
+        value = frame.scope.find(name)
+        if value is None:
+            self.problems.append(
+                f"{frame.where}: output {name!r} is an input of a function that a call leaves out"
+            )
+            value = Value(name)
+        return value
+
+    def initializers(self, proto: GraphProto, frame: Frame) -> Iterator[tuple[str, np.ndarray]]:
+        """The constants of a graph by name."""
+        seen: set[str] = set()
+        sparse = [(tensor.values.name, tensor) for tensor in proto.sparse_initializer]
+        for name, tensor in [*((tensor.name, tensor) for tensor in proto.initializer), *sparse]:
+            if not name:
+                self.problems.append(f"{frame.where} has an initializer without a name; name it")
+            elif name in seen:
+                self.problems.append(f"{frame.where} has initializer {name!r} twice; remove one")
+            seen.add(name)
+            array = self.tensor(tensor, "initializer", name, frame.where)
+            yield name, array
+
+    def tensor(
+        self, proto: TensorProto | onnx.SparseTensorProto, what: str, name: str, where: str
+    ) -> np.ndarray:
+        """The contents of a tensor, or of none if something is wrong with it."""
+        try:
+            if isinstance(proto, TensorProto):
+                return self.tensors.read(proto)
+            return self.tensors.read_sparse(proto)
+        except TensorError as error:
+            self.problems.append(f"{what} {name!r} in {where}: {error}")
+            return np.empty(0, np.float32)
+
+    def input_type(self, info: onnx.ValueInfoProto, frame: Frame) -> Type:
+        try:
+            return value_type(info.type, entry=True)
+        except InvalidModel as error:
+            name = text(info.name)
+            self.problems += [f"input {name!r} of {frame.where}: {e}" for e in error.problems]
+            return ANY
+
+    # Nodes
+
+    def declare(
+        self, nodes: Iterable[NodeProto], frame: Frame, bound: dict[str, Value]
+    ) -> list[Made]:
+        """Make a value of each output, before any node looks for its inputs: they may come in any
+        order. ``bound`` has the values that outputs of a function are to be; those of its names
+        that no node produces stay in it. Constants end here.
+        """
+        names = frame.scope.names
+        body: list[Made] = []
+        functions = self.functions.table
+        for index, proto in enumerate(nodes):
+            outputs: list[Value | None] = []
+            for name in proto.output:
+                value = None
+                if name:
+                    value = bound.pop(name, None) if bound else None
+                    if value is None:
+                        value = self.value(name, frame)
+                    names[name] = value
+                outputs.append(value)
+            constant = proto.op_type == "Constant" and plain_domain(proto.domain) == ""
+            if constant and not (functions and self.functions.find(proto)):
+                self.constant(proto, outputs, index, frame)
+            else:
+                body.append((index, proto, outputs))
+        self.nodes += len(body)
+        if self.limits.max_nodes is not None and self.nodes > self.limits.max_nodes:
+            raise InvalidModel(
+                f"{self.where} has more nodes than Limits.max_nodes = {self.limits.max_nodes}; "
+                "raise the limit if you trust the model"
+            )
+        return body
+
+    def expand(self, into: list[Node], body: list[Made], frame: Frame) -> None:
+        """Import nodes, those of functions in the place of their calls."""
+        stack: list[Entry] = [(iter(body), frame, [])]
+        while stack:
+            left, frame, last = stack[-1]
+            for index, proto, outputs in left:
+                called = self.node(into, proto, outputs, index, frame)
+                if called is not None:
+                    stack.append(called)
+                    break
+            else:
+                into += last
+                stack.pop()
 
     def node(
         self,
-        proto: onnx.NodeProto,
-        outputs: Sequence[Value | None],
-        scope: Mapping[str, Value],
+        into: list[Node],
+        proto: NodeProto,
+        outputs: list[Value | None],
         index: int,
-    ) -> Node | None:
-        domain = _domain(proto.domain)
-        name = proto.name or f"{proto.op_type}_{index}"
-        origin = f"{name} in {self.where}"
-        attrs = dict(_defaults(proto.op_type, domain, self.opsets.get(domain, 1)))
-        attrs.update((a.name, self.attribute(a, scope)) for a in proto.attribute)
-        op = self.resolve(proto, domain)
-        if op is None:
-            full = f"{domain}.{proto.op_type}" if domain else proto.op_type
-            self.unsupported.setdefault((full, "no kernel"), []).append(origin)
+        frame: Frame,
+    ) -> Entry | None:
+        """Import one node; the body to go on with, if it is a call of a function."""
+        op_type = proto.op_type
+        own = proto.name
+        name = f"{frame.prefix}{text(own) if own else f'{op_type}_{index}'}"
+        origin = f"{name} in {frame.where}"
+        names, scope = frame.scope.names, frame.scope
+        inputs = [(names[i] if i in names else scope.find(i)) if i else None for i in proto.input]
+        if self.functions.table:
+            function = self.functions.find(proto)
+            if function is not None:
+                return self.call(function, proto, inputs, outputs, name, frame)
+        key = (proto.domain, op_type)
+        known = frame.meanings.get(key)
+        if known is None:
+            known = frame.meanings[key] = self.meaning(plain_domain(key[0]), op_type, frame)
+        if isinstance(known, str):
+            self.refuse(plain_domain(key[0]), op_type, known, origin)
             return None
-        inputs = [scope[i] if i else None for i in proto.input]
-        return Node(op, inputs, outputs, attrs, name=name, origin=origin)
+        kinds: dict[str, int] = {}
+        attrs = dict(known.defaults)
+        for attribute in proto.attribute:
+            self.attribute(attribute, attrs, kinds, name, frame)
+        if known.schema is not None:
+            faults = list(known.schema.faults(kinds, inputs, len(outputs)))
+            if faults:
+                self.problems += [f"{origin} {fault}" for fault in faults]
+                return None
+        if known.op is not None:
+            into.append(Node(known.op, inputs, outputs, attrs, name=name, origin=origin))
+        elif known.rule is not None:
+            old = Rewriting(
+                name,
+                known.schema.version,  # type: ignore[union-attr]
+                inputs,
+                outputs,
+                attrs,
+                origin=origin,
+                types=self.types,
+                unique=self.unique,
+            )
+            try:
+                known.rule(old)
+            except InexpressibleError as error:
+                self.refuse(plain_domain(key[0]), op_type, str(error), origin)
+            except NodeError as error:
+                self.problems.append(f"{origin} {error}")
+            into += old.nodes
+        else:
+            return self.call(self.definition(known.schema), proto, inputs, outputs, name, frame)
+        return None
 
-    def resolve(self, proto: onnx.NodeProto, domain: str) -> Op | None:
-        schema = _schema(proto.op_type, domain, self.opsets.get(domain, 1))
-        version = schema.since_version if schema is not None else 1
-        op = find(proto.op_type, domain, version)
-        if op is None and schema is not None:
-            return reference_op(proto.op_type, domain, version)
-        return op
+    def meaning(self, domain: str, op_type: str, frame: Frame) -> Meaning | str:
+        """What the nodes of one operation mean in a frame, or why they mean nothing here."""
+        if op_type.__class__ is not str or domain.__class__ is not str:
+            return "its name is not UTF-8"
+        opset = frame.opsets.get(domain)
+        if opset is None:
+            return "undeclared"
+        newest = newest_opset(domain)
+        if newest and opset > newest:
+            return (
+                f"opset {opset} is newer than {newest}, the last that this version of Penstock "
+                "knows; export the model with an older opset"
+            )
+        found = meaning(op_type, domain, opset)
+        if found.schema is None and found.op is None and newest:
+            return f"opset {opset} of {domain or 'ai.onnx'} has no such operation"
+        if found.op is None and found.rule is None and found.function is None:
+            return "there is no kernel of it"
+        return found
 
-    def attribute(self, proto: onnx.AttributeProto, scope: Mapping[str, Value]) -> Any:
-        kind = proto.type
-        if kind == onnx.AttributeProto.GRAPH:
-            return self.graph(proto.g, scope)
-        if kind == onnx.AttributeProto.TENSOR:
-            return numpy_helper.to_array(proto.t)
-        if kind == onnx.AttributeProto.STRING:
-            return proto.s.decode("utf-8", "surrogateescape")
-        if kind == onnx.AttributeProto.STRINGS:
-            return [s.decode("utf-8", "surrogateescape") for s in proto.strings]
-        if kind == onnx.AttributeProto.TYPE_PROTO:
-            return value_type(proto.tp)
-        value = onnx.helper.get_attribute_value(proto)
-        return list(value) if kind in _LISTS else value
+    def refuse(self, domain: str, op_type: str, reason: str, origin: str) -> None:
+        if reason == "undeclared":
+            self.undeclared.setdefault(domain, []).append(origin)
+            return
+        full = f"{domain}.{op_type}" if domain else str(op_type)
+        self.unsupported.setdefault((full, reason), []).append(origin)
+
+    # Functions
+
+    def definition(self, schema: Schema | None) -> Function:
+        assert schema is not None
+        if schema not in self.definitions:
+            self.definitions[schema] = Function.of_schema(schema)
+        return self.definitions[schema]
+
+    def call(
+        self,
+        function: Function,
+        proto: NodeProto,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        name: str,
+        frame: Frame,
+    ) -> Entry | None:
+        """The body of a function, with the values and attributes of one call in place."""
+        for what, given, formal in (
+            ("inputs", inputs, function.inputs),
+            ("outputs", outputs, function.outputs),
+        ):
+            if len(given) > len(formal):
+                self.problems.append(
+                    f"{name} in {frame.where} has {len(given)} {what}, but {function.title} "
+                    f"has {len(formal)}"
+                )
+                return None
+        if frame.depth >= self.limits.max_depth:
+            raise self.too_deep(f"the call of {function.title} by {name} in {frame.where}")
+        attributes: dict[str, tuple[AttributeProto, Frame]] = {}
+        constants, meanings = self.bodies.setdefault(function, ({}, {}))
+        inside = Frame(
+            Scope(),
+            function.opsets,
+            f"{function.title} of {self.where}",
+            frame.depth + 1,
+            f"{name}/",
+            Call(attributes, constants),
+            body=True,
+            meanings=meanings,
+        )
+        attributes.update((key, (a, inside)) for key, a in function.defaults.items())
+        for attribute in proto.attribute:
+            if attribute.name in function.attributes:
+                attributes[attribute.name] = (attribute, frame)
+            else:
+                self.problems.append(
+                    f"{name} in {frame.where} has an attribute {attribute.name!r}, which "
+                    f"{function.title} does not have"
+                )
+        names = inside.scope.names
+        names.update((formal, None) for formal in function.inputs)
+        names.update(zip(function.inputs, inputs, strict=False))
+        bound: dict[str, Value] = {}
+        again: list[tuple[str, Value]] = []
+        for formal, output in zip(function.outputs, outputs, strict=False):
+            if output is not None:
+                if formal in bound:
+                    again.append((formal, output))
+                bound.setdefault(formal, output)
+        body = self.declare(function.nodes, inside, bound)
+        last = [
+            self.copied(self.found(formal, inside), output, name, frame)
+            for formal, output in [*bound.items(), *again]
+        ]
+        return iter(body), inside, [node for node in last if node is not None]
+
+    def copied(self, value: Value, output: Value, name: str, frame: Frame) -> Node | None:
+        """What makes ``output`` a copy of ``value``."""
+        if value.const is not None:
+            output.const, output.type = value.const, value.type
+            return None
+        op, _ = current("Identity")
+        name = f"{name}/Identity"
+        return Node(op, [value], [output], name=name, origin=f"{name} in {frame.where}")
+
+    def too_deep(self, what: str) -> InvalidModel:
+        return InvalidModel(
+            f"{what} nests deeper than Limits.max_depth = {self.limits.max_depth}; raise the "
+            "limit if you trust the model"
+        )
+
+    # Attributes
+
+    def attribute(
+        self,
+        proto: AttributeProto,
+        attrs: dict[str, Any],
+        kinds: dict[str, int],
+        name: str,
+        frame: Frame,
+    ) -> None:
+        """Add one attribute of node ``name`` to its attributes and their kinds."""
+        key = text(proto.name)
+        if key in kinds:
+            self.problems.append(f"{name} in {frame.where} has attribute {key!r} twice; remove one")
+        if proto.ref_attr_name:
+            found = self.referred(proto, name, frame)
+            if found is None:
+                return
+            proto, frame = found
+        kind = kind_of(proto)
+        if key in LEGACY:
+            return
+        kinds[key] = kind
+        read = PLAIN.get(kind)
+        if read is not None:
+            try:
+                attrs[key] = read(proto)
+            except InvalidModel as error:
+                self.problems.append(f"attribute {key!r} of {name} in {frame.where}: {error}")
+        elif kind == AttributeProto.GRAPH:
+            attrs[key] = self.nested(proto.g, key, name, frame)
+        elif kind in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
+            tensor = proto.t if kind == AttributeProto.TENSOR else proto.sparse_tensor
+            attrs[key] = self.tensor(tensor, "attribute", key, f"{name} in {frame.where}")
+        elif kind in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
+            tensors = proto.tensors if kind == AttributeProto.TENSORS else proto.sparse_tensors
+            where = f"{name} in {frame.where}"
+            attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
+        else:
+            what = "is a list of graphs" if kind == AttributeProto.GRAPHS else "has no value"
+            self.problems.append(
+                f"attribute {key!r} of {name} in {frame.where} {what}; no operation takes that"
+            )
+
+    def referred(
+        self, proto: AttributeProto, name: str, frame: Frame
+    ) -> tuple[AttributeProto, Frame] | None:
+        """What an attribute within a function stands for, and where that was written; ``None`` if
+        the call leaves it out.
+        """
+        while proto.ref_attr_name:
+            wanted = proto.ref_attr_name
+            if frame.call is None:
+                self.problems.append(
+                    f"attribute {text(proto.name)!r} of {name} in {frame.where} refers to "
+                    f"attribute {text(wanted)!r} of a function, but is in none"
+                )
+                return None
+            found = frame.call.attributes.get(wanted)
+            if found is None or found[0] is proto:
+                return None
+            proto, frame = found
+        return proto, frame
+
+    def nested(self, proto: GraphProto, key: str, name: str, frame: Frame) -> Graph:
+        """A graph among the attributes of a node; its contents are imported later."""
+        if frame.depth >= self.limits.max_depth:
+            raise self.too_deep(f"{key} of {name} in {frame.where}")
+        graph = Graph([], [], [], text(proto.name))
+        inside = Frame(
+            Scope(frame.scope),
+            frame.opsets,
+            f"{key} of {name} in {frame.where}",
+            frame.depth + 1,
+            frame.prefix,
+            frame.call,
+            meanings=frame.meanings,
+        )
+        self.left.append((graph, proto, inside))
+        return graph
+
+    def constant(
+        self, proto: NodeProto, outputs: Sequence[Value | None], index: int, frame: Frame
+    ) -> None:
+        """Make the output of a Constant node a constant."""
+        shared = frame.call.constants if frame.call is not None and frame.body else {}
+        array = shared.get(index)
+        if array is None:
+            array = self.constant_array(proto, index, frame)
+            if not any(attribute.ref_attr_name for attribute in proto.attribute):
+                shared[index] = array
+        if len(outputs) != 1:
+            self.problems.append(f"a Constant in {frame.where} has {len(outputs)} outputs, not 1")
+        for value in outputs:
+            if value is not None and array is not None:
+                value.const, value.type = array, constant_type(array)
+
+    def constant_array(self, proto: NodeProto, index: int, frame: Frame) -> np.ndarray | None:
+        name = f"{frame.prefix}{text(proto.name) or f'Constant_{index}'}"
+        attrs: dict[str, Any] = {}
+        kinds: dict[str, int] = {}
+        for attribute in proto.attribute:
+            self.attribute(attribute, attrs, kinds, name, frame)
+        given = [key for key in attrs if key in CONSTANTS]
+        if len(given) != 1 or len(kinds) != 1:
+            self.problems.append(
+                f"{name} in {frame.where} is a Constant with attributes {sorted(kinds)}; it must "
+                f"have one of {', '.join(CONSTANTS)}"
+            )
+            return None
+        kind, make = CONSTANTS[given[0]]
+        if kinds[given[0]] != kind:
+            self.problems.append(f"{given[0]} of {name} in {frame.where} is of another kind")
+            return None
+        array = make(attrs[given[0]])
+        array.flags.writeable = False
+        return array
 
 
-_LISTS = (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS)
-
-
-def _domain(name: str) -> str:
-    return "" if name == "ai.onnx" else name
-
-
-def element_dtype(code: int) -> np.dtype:
-    """The NumPy dtype of a ``TensorProto.DataType``; int4 and its like are those of ml_dtypes."""
-    if code == onnx.TensorProto.STRING:
-        return STRING
-    try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
-    except KeyError:
-        raise InvalidModel(f"unknown tensor element type {code}") from None
-
-
-def value_type(proto: onnx.TypeProto) -> Type:
-    """The type that a ``TypeProto`` declares."""
-    kind = proto.WhichOneof("value")
-    if kind == "tensor_type":
-        tensor = proto.tensor_type
-        dtype = element_dtype(tensor.elem_type) if tensor.elem_type else None
-        if not tensor.HasField("shape"):
-            return TensorType(dtype, None)
-        return TensorType(dtype, tuple(_dim(d) for d in tensor.shape.dim))
-    if kind == "sequence_type":
-        return SequenceType(value_type(proto.sequence_type.elem_type))
-    if kind == "optional_type":
-        return OptionalType(value_type(proto.optional_type.elem_type))
-    if kind == "map_type":
-        key = element_dtype(proto.map_type.key_type)
-        return MapType(key, value_type(proto.map_type.value_type))
-    return ANY
-
-
-def _dim(proto: onnx.TensorShapeProto.Dimension) -> Dim:
-    kind = proto.WhichOneof("value")
-    if kind == "dim_value":
-        return int(proto.dim_value)
-    return proto.dim_param or None if kind == "dim_param" else None
-
-
-_ = AnyType
+def _names(graph: GraphProto) -> Iterator[str]:
+    """The names of all values of a graph and of those nested in it; some more than once."""
+    left = [graph]
+    while left:
+        graph = left.pop()
+        for tensor in graph.initializer:
+            yield tensor.name
+        for sparse in graph.sparse_initializer:
+            yield sparse.values.name
+        for info in graph.input:
+            yield info.name
+        for node in graph.node:
+            yield from node.output
+            if node.attribute:
+                left += nested(node)

@@ -1,1 +1,501 @@
-"""Convolutions."""
+"""Convolutions: Conv, FusedConv, CausalConvWithState.
+
+Three strategies, chosen by shapes when a kernel is compiled:
+
+* kernels of one element and no stride are a matrix product of the weights with a view of the input;
+* depthwise ones multiply and add along a padded copy of the input in which the elements that one
+  kernel position sees, for all windows, lie one after the other (``_depthwise``);
+* all others unfold the input, a block of windows at a time, into a matrix that the weights multiply
+  (``_unfolded``).
+
+They work in any dtype that NumPy multiplies; integers are exact as far as they do not overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from penstock.ir import Node
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.infer import same_dtype, tensor
+from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.window import Window, window_counts, windows
+from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+
+Strategy: TypeAlias = tuple[Callable[..., None], int]
+"""``into(x, w, out, workspace)``, which knows nothing of a bias, and its workspace in bytes"""
+
+BLOCK_BYTES = 2**20
+"""scratch memory of a block: what a second-level cache holds, and little beside the tensors"""
+
+MIN_BLOCK = 64
+"""windows of a block at least: every block reads all the weights once more"""
+
+
+# --- Types ----------------------------------------------------------------------------------------
+
+
+def _divisible(name: str, dim: Dim, group: int) -> None:
+    if isinstance(dim, int) and dim % group:
+        raise ShapeError(f"{dim} {name} do not divide into {group} groups")
+
+
+def check_bias(bias: TensorType, channels: Dim) -> None:
+    """That a bias, where there is one, has an element for each output channel."""
+    if bias.shape is None:
+        return
+    if len(bias.shape) != 1:
+        raise ShapeError(f"a bias has one dim, not shape {bias.shape}")
+    if isinstance(bias.shape[0], int) and isinstance(channels, int) and bias.shape[0] != channels:
+        raise ShapeError(f"a bias of {bias.shape[0]} elements for {channels} channels")
+
+
+def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
+    """The kernel's dims, from the weights or the ``kernel_shape`` attribute, which must agree."""
+    given = attrs.get("kernel_shape") or None
+    dims = (None,) * rank if weights is None else weights[2:]
+    if given is None:
+        return dims
+    if len(given) != rank:
+        raise ShapeError(f"kernel_shape {list(given)} must have {rank} entries")
+    for dim, wanted in zip(dims, given, strict=True):
+        if isinstance(dim, int) and dim != wanted:
+            raise ShapeError(f"kernel_shape {list(given)} is not that of weights {weights}")
+    return tuple(given)
+
+
+def common_rank(x: Shape | None, w: Shape | None) -> int | None:
+    """The rank of input and weights of a convolution, if one of them is known."""
+    if x is None and w is None:
+        return None
+    rank = len(w if x is None else x)  # type: ignore[arg-type]
+    if rank < 3 or (x is not None and w is not None and len(w) != rank):
+        raise ShapeError(f"cannot convolve input {x} with weights {w}")
+    return rank
+
+
+def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
+    """The shape of a convolution of ``x`` (N, C, ...) with ``w`` (M, C / group, ...)."""
+    rank = common_rank(x, w)
+    if rank is None:
+        return None
+    x, w = x or (None,) * rank, w or (None,) * rank
+    group = attrs.get("group", 1)
+    if group < 1:
+        raise ShapeError(f"group must be positive, not {group}")
+    _divisible("channels", x[1], group)
+    _divisible("filters", w[0], group)
+    if isinstance(x[1], int) and isinstance(w[1], int) and x[1] != w[1] * group:
+        raise ShapeError(f"{x[1]} channels for weights of {group} groups of {w[1]}")
+    kernel = kernel_dims(attrs, w, rank - 2)
+    if 0 in kernel:
+        raise ShapeError(f"an empty kernel {kernel}")
+    return (x[0], w[0], *window_counts(attrs, kernel, x[2:]))
+
+
+def infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
+    check_bias(tensor(types, 2), None if shape is None else shape[1])
+    return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
+
+
+# --- Strategies -----------------------------------------------------------------------------------
+
+
+def _pointwise(x: TensorType, w: TensorType, group: int, weights: Any) -> Strategy:
+    n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
+    multiply: Callable[..., Any] = np.matmul
+    shape_w: tuple[int, ...] = (group, m // group, depth)
+    shape_x: tuple[int, ...] = (n, group, depth, positions)
+    shape_out: tuple[int, ...] = (n, group, m // group, positions)
+    if group == n == 1:
+        multiply, shape_w, shape_x, shape_out = np.dot, shape_w[1:], shape_x[2:], shape_out[2:]
+    ready = None if weights is None else weights.reshape(shape_w)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: Any) -> None:
+        matrix = w.reshape(shape_w) if ready is None else ready
+        multiply(matrix, x.reshape(shape_x), out.reshape(shape_out))
+
+    return into, 0
+
+
+def boxes(counts: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Boxes, of about ``limit`` positions each, that cover a grid in row-major order.
+
+    Each covers whole trailing axes, a range of one axis, and one position of the leading ones, so
+    that its positions are consecutive.
+    """
+    axis, whole = len(counts) - 1, 1
+    while axis > 0 and whole * counts[axis] <= limit:
+        whole *= counts[axis]
+        axis -= 1
+    pieces = -(-counts[axis] // max(1, limit // whole))
+    step = max(-(-counts[axis] // max(pieces, 1)), 1)
+    tail = tuple((0, size) for size in counts[axis + 1 :])
+    for lead in product(*(range(size) for size in counts[:axis])):
+        for low in range(0, counts[axis], step):
+            high = min(low + step, counts[axis])
+            yield (*((i, i + 1) for i in lead), (low, high), *tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A box of windows: where their elements come from, and where they go to in the workspace."""
+
+    columns: slice
+    """the windows, counted over all axes"""
+    source: tuple[slice, ...]
+    """their elements in an image (C, ...), padding excluded"""
+    padded: Field
+    """these elements with padding around them"""
+    inner: tuple[slice, ...] | None
+    """where the elements are among the padded ones; ``None`` if there is no padding"""
+    unfolded: Field
+    """for each channel and kernel position, what each window sees there"""
+    matrix: Field
+    """the same as a matrix, or one for each group"""
+
+
+def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Block], int]:
+    """The blocks of a convolution, and the workspace they share."""
+    channels, dtype = x.dims[1], x.dtype
+    assert dtype is not None
+    rows = channels * prod(axis.kernel for axis in axes)
+    limit = max(BLOCK_BYTES // max(rows * dtype.itemsize, 1), MIN_BLOCK)
+    found: list[_Block] = []
+    start = padded_bytes = 0
+    covering = list(boxes([axis.count for axis in axes], limit))
+    sizes = [prod(high - low for low, high in box) for box in covering]
+    # What the windows see takes the start of the workspace; the padded elements lie behind it.
+    layout = Layout()
+    layout.field((rows * max(sizes),), dtype)
+    behind = layout.size
+    for box, size in zip(covering, sizes, strict=True):
+        source, inner, padded, exact = [slice(None)], [slice(None)], [channels], True
+        for axis, (low, high) in zip(axes, box, strict=True):
+            first, last = axis.elements(low, high)
+            begin = min(max(first, 0), axis.size)
+            end = max(min(last, axis.size), begin)
+            source.append(slice(begin, end))
+            inner.append(slice(begin - first, end - first))
+            padded.append(last - first)
+            exact &= (begin, end) == (first, last)
+        shape = (channels, *(axis.kernel for axis in axes), *(high - low for low, high in box))
+        matrix = (rows, size) if group == 1 else (group, rows // group, size)
+        if not exact:
+            padded_bytes = max(padded_bytes, prod(padded) * dtype.itemsize)
+        found.append(
+            _Block(
+                slice(start, start + size),
+                tuple(source),
+                Field(tuple(padded), dtype, behind),
+                None if exact else tuple(inner),
+                Field(shape, dtype, 0),
+                Field(matrix, dtype, 0),
+            )
+        )
+        start += size
+    return found, behind + padded_bytes
+
+
+def _unfolded(
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+) -> Strategy:
+    n, m, depth = x.dims[0], w.dims[0], prod(w.dims[1:])
+    blocks, size = _blocks(x, axes, group)
+    steps = [axis.dilation for axis in axes] + [axis.stride for axis in axes]
+    spatial = list(range(1, len(axes) + 1)) * 2
+    shape_w = (m, depth) if group == 1 else (group, m // group, depth)
+    shape_out = (n, *shape_w[:-1], prod(axis.count for axis in axes))
+    ready = None if weights is None else weights.reshape(shape_w)
+
+    def unfold(image: np.ndarray, block: _Block, workspace: np.ndarray) -> np.ndarray:
+        image = image[block.source]
+        if block.inner is not None:
+            padded = block.padded(workspace)
+            padded.fill(0)
+            np.copyto(padded[block.inner], image)
+            image = padded
+        strides = image.strides
+        view = as_strided(
+            image,
+            block.unfolded.shape,
+            (strides[0], *[strides[axis] * step for axis, step in zip(spatial, steps)]),  # noqa: B905
+        )
+        np.copyto(block.unfolded(workspace), view)
+        return block.matrix(workspace)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        matrix = w.reshape(shape_w) if ready is None else ready
+        for image, result in zip(x, out.reshape(shape_out), strict=True):
+            for block in blocks:
+                np.matmul(matrix, unfold(image, block, workspace), result[..., block.columns])
+
+    return into, size
+
+
+def _depthwise(x: TensorType, w: TensorType, axes: Sequence[Window], weights: Any) -> Strategy:
+    """One input channel a filter.
+
+    The padded input is laid out as one plane for each remainder of positions modulo the strides.
+    In these planes, as flat rows, all windows see their k-th element at the same distance, so that
+    each kernel position is one multiplication and one addition of long rows. Row ends compute a
+    few windows too many, which are left out when the result is copied.
+    """
+    n, c, m, dtype = x.dims[0], x.dims[1], w.dims[0], x.dtype
+    assert dtype is not None
+    multiple = m // max(c, 1)
+    counts = [axis.count for axis in axes]
+    strides = [axis.stride for axis in axes]
+    # Along each axis, kernel position k looks at plane (k * dilation) % stride, and as many cells
+    # further as the stride goes into k * dilation.
+    reach = [(axis.span - 1) // axis.stride for axis in axes]
+    grid = [count + extra for count, extra in zip(counts, reach, strict=True)]
+    pitch = [prod(grid[i + 1 :]) for i in range(len(grid))]
+    length = counts[0] * pitch[0]
+    distance = sum(extra * p for extra, p in zip(reach, pitch, strict=True))
+    taps: list[tuple[int, slice]] = []
+    planes: dict[tuple[int, ...], int] = {}
+    for position in product(*(range(0, axis.span, axis.dilation) for axis in axes)):
+        phase = tuple(k % s for k, s in zip(position, strides, strict=True))
+        start = sum(k // s * p for k, s, p in zip(position, strides, pitch, strict=True))
+        taps.append((planes.setdefault(phase, len(planes)), slice(start, start + length)))
+    fills = []
+    for phase in planes:
+        ranges = [_cells(*each) for each in zip(axes, phase, grid, strict=True)]
+        fills.append(([to for to, _ in ranges], [elements for _, elements in ranges]))
+    row_bytes = len(planes) * (length + distance) + 2 * multiple * length
+    channels = max(1, min(c, BLOCK_BYTES // max(row_bytes * dtype.itemsize, 1)))
+    layout = Layout()
+    source = layout.field((len(planes), channels, length + distance), dtype)
+    total = layout.field((channels, multiple, length), dtype)
+    term = layout.field((channels, multiple, length), dtype)
+    inside = [slice(count) for count in counts]
+    every = slice(None)
+    cells = prod(grid)
+    shape_out = (n, c, multiple, *counts)
+
+    def by_position(w: np.ndarray) -> np.ndarray:
+        """For each kernel position, the weights as columns."""
+        moved = w.reshape(c, multiple, len(taps)).transpose(2, 0, 1)
+        return np.ascontiguousarray(moved)[..., None]
+
+    ready = None if weights is None else by_position(weights)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        factors = by_position(w) if ready is None else ready
+        rows, sums, terms = source(workspace), total(workspace), term(workspace)
+        rows.fill(0)
+        for image, result in zip(x, out.reshape(shape_out), strict=True):
+            for low in range(0, c, channels):
+                block = slice(low, min(low + channels, c))
+                used = block.stop - low
+                for plane, (to, elements) in zip(rows, fills, strict=True):
+                    cube = plane[:used, :cells].reshape(used, *grid)
+                    np.copyto(cube[(every, *to)], image[(block, *elements)])
+                partial, scratch = sums[:used], terms[:used]
+                for i, (index, span) in enumerate(taps):
+                    seen = rows[index, :used, None, span]
+                    if i == 0:
+                        np.multiply(seen, factors[i, block], partial)
+                    else:
+                        np.multiply(seen, factors[i, block], scratch)
+                        np.add(partial, scratch, partial)
+                full = partial.reshape(used, multiple, counts[0], *grid[1:])
+                np.copyto(result[block], full[(every, every, *inside)])
+
+    return into, layout.size
+
+
+def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
+    """The cells of a plane, along one axis, that are no padding, and the elements they hold."""
+    first = phase - axis.begin
+    low = max(-(first // axis.stride), 0)
+    high = min((axis.size - 1 - first) // axis.stride + 1, size)
+    if high <= low:
+        return slice(0, 0), slice(0, 0)
+    start = low * axis.stride + first
+    return slice(low, high), slice(start, start + (high - low - 1) * axis.stride + 1, axis.stride)
+
+
+def convolution(
+    x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray | None = None
+) -> Routine:
+    """The routine ``into(x, w, out[, workspace])`` of a convolution without a bias.
+
+    ``x`` (N, C, ...) may be strided, ``out`` must be contiguous, both of one dtype. ``weights`` are
+    the elements of ``w`` where they are constant; then the argument ``w`` is not read.
+    """
+    group = attrs.get("group", 1)
+    axes = windows(attrs, w.dims[2:], x.dims[2:])
+    if weights is not None:
+        weights = np.ascontiguousarray(weights)
+    if all(axis.trivial for axis in axes):
+        into, size = _pointwise(x, w, group, weights)
+    elif w.dims[1] == 1 and 0 < w.dims[0] // group <= 2:
+        into, size = _depthwise(x, w, axes, weights)
+    else:
+        into, size = _unfolded(x, w, axes, group, weights)
+    prepared = () if weights is None else (1,)
+    if size:
+        return Routine(into, size, prepared)
+    return Routine(lambda x, w, out: into(x, w, out, None), 0, prepared)
+
+
+def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """The convolution of arrays of one dtype, in that dtype; ``attrs`` as those of Conv."""
+    x_type, w_type = TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)
+    (kind,) = infer_conv((x_type, w_type), attrs, ())
+    assert isinstance(kind, TensorType)
+    out = np.empty(kind.dims, x.dtype)
+    routine = convolution(x_type, w_type, attrs)
+    extra = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
+    routine.into(x, w, out, *extra)
+    return out
+
+
+# --- Conv and FusedConv ---------------------------------------------------------------------------
+
+
+def _leaky(y: np.ndarray, alpha: float = 0.01) -> None:
+    np.multiply(y, alpha, y, where=y < 0)
+
+
+def _sigmoid(y: np.ndarray) -> None:
+    np.negative(y, y)
+    np.exp(y, y)
+    np.add(y, 1, y)
+    np.reciprocal(y, y)
+
+
+def _hard_sigmoid(y: np.ndarray, alpha: float = 0.2, beta: float = 0.5) -> None:
+    np.multiply(y, alpha, y)
+    np.add(y, beta, y)
+    np.clip(y, 0, 1, y)
+
+
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "": lambda y: None,
+    "Relu": lambda y: np.maximum(y, 0, out=y),
+    "Tanh": lambda y: np.tanh(y, y),
+    "Sigmoid": _sigmoid,
+    "LeakyRelu": _leaky,
+    "Clip": lambda y, low, high: np.clip(y, low, high, y),
+    "HardSigmoid": _hard_sigmoid,
+}
+"""what FusedConv may do with its result, in place, given ``activation_params``"""
+
+
+@operator("Conv", infer=infer_conv)
+@operator("FusedConv", domain="com.microsoft", infer=infer_conv)
+def conv(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    activation = attrs.get("activation") or ""
+    if activation not in ACTIVATIONS:
+        raise ShapeError(f"FusedConv has no activation {activation!r}")
+    activate, parameters = ACTIVATIONS[activation], attrs.get("activation_params") or ()
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, w = inputs[:2]
+        kind = outputs[0]
+        assert x is not None and w is not None and kind is not None
+        routine = convolution(x, w, attrs, consts[1])
+        multiply = routine.into
+        others = len(inputs) - 2
+        has_bias = others > 0 and inputs[2] is not None
+        has_sum = others > 1 and inputs[3] is not None
+        column = (-1, *(1,) * (len(x.dims) - 2))
+        if others == 0 and not activation:
+            return routine
+
+        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+            out = rest[others]
+            multiply(x, w, *rest[others:])
+            if has_bias:
+                np.add(out, rest[0].reshape(column), out)
+            if has_sum:
+                np.add(out, rest[1], out)
+            if activation:
+                activate(out, *parameters)
+
+        return Routine(into, routine.workspace, routine.prepared)
+
+    return specialized(node, types, make, contiguous=True)
+
+
+# --- CausalConvWithState --------------------------------------------------------------------------
+
+
+def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, w, past = tensor(types, 0), tensor(types, 1), tensor(types, 3)
+    dtype = same_dtype(types, range(len(types)))
+    if attrs.get("activation", "none") not in ("none", "silu", "swish"):
+        raise ShapeError(f"no activation {attrs['activation']!r}: none, silu or swish")
+    for name, kind in (("input", x), ("weight", w), ("past_state", past)):
+        if kind.rank not in (None, 3):
+            raise ShapeError(f"{name} of shape {kind.shape} must have rank 3")
+    n, channels, length = x.shape or (None, None, None)
+    filters, single, kernel = w.shape or (None, None, None)
+    if channels is None:
+        channels = filters
+    for name, dim, wanted in (("filters", filters, channels), ("weight dim 1", single, 1)):
+        if isinstance(dim, int) and isinstance(wanted, int) and dim != wanted:
+            raise ShapeError(f"{name} must be {wanted}, not {dim}")
+    if kernel == 0:
+        raise ShapeError("an empty kernel")
+    check_bias(tensor(types, 2), channels)
+    state = (n, channels, kernel - 1 if isinstance(kernel, int) else None)
+    for dim, wanted in zip(past.shape or (), state, strict=False):
+        if isinstance(dim, int) and isinstance(wanted, int) and dim != wanted:
+            raise ShapeError(f"past_state of shape {past.shape} must have shape {state}")
+    return TensorType(dtype, (n, channels, length)), TensorType(dtype, state)
+
+
+@operator("CausalConvWithState", since=27, infer=infer_causal)
+def causal_conv(node: Node, types: Types) -> Kernel:
+    silu = node.attrs.get("activation", "none") != "none"
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, w = inputs[:2]
+        assert x is not None and w is not None and x.dtype is not None
+        n, channels, length = x.dims
+        state = w.dims[2] - 1
+        layout = Layout()
+        joined = layout.field((n, channels, state + length), x.dtype)
+        term = layout.field((n, channels, length), x.dtype) if silu else None
+        attrs = {"group": max(channels, 1)}
+        routine = convolution(TensorType(x.dtype, joined.shape), w, attrs, consts[1])
+        inner = layout.field((routine.workspace,), np.dtype(np.uint8))
+        count = len(inputs)
+
+        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+            bias, past = (*rest[: count - 2], None, None)[:2]
+            out, *others, workspace = rest[count - 2 :]
+            sequence = joined(workspace)
+            sequence[..., :state] = 0 if past is None else past
+            sequence[..., state:] = x
+            if length == 1:
+                np.vecdot(sequence, w[:, 0], out[..., 0])
+            else:
+                routine.into(sequence, w, out, *((inner(workspace),) if routine.workspace else ()))
+            if bias is not None:
+                np.add(out, bias[:, None], out)
+            if term is not None:
+                scratch = term(workspace)
+                np.negative(out, scratch)
+                np.exp(scratch, scratch)
+                np.add(scratch, 1, scratch)
+                np.divide(out, scratch, out)
+            if others and others[0] is not None:
+                np.copyto(others[0], sequence[..., length:])
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, contiguous=True)

@@ -18,7 +18,7 @@ from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 Labels: TypeAlias = tuple[str, ...]
-"""An axis each: a letter, or ``.0``, ``.1`` and so on for what an ellipsis stands for, from the back"""
+"""One for each axis: a letter, or for those of an ellipsis ``.0``, ``.1``, ... from the back"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Equation:
             extra = rank - len(term) + ("..." in term)
             if extra < 0 or (extra and "..." not in term):
                 raise ShapeError(
-                    f"term {''.join(term)!r} of {self.text!r} does not fit an operand of rank {rank}"
+                    f"term {''.join(term)!r} of {self.text!r} does not fit rank {rank}"
                 )
             widest = max(widest, extra)
             terms.append(_replace(term, extra))
@@ -59,13 +59,10 @@ def parse_equation(text: str, operands: int) -> Equation:
     """The equation of an Einsum of so many operands."""
 
     def labels(term: str) -> Labels:
-        found: list[str] = []
         before, dots, after = term.partition("...")
-        for part in (before, dots, after):
-            found.extend([part] if part == "..." else part)
-        if any(x != "..." and not (x.isascii() and x.isalpha()) for x in found):
+        if not (before + after + "a").isascii() or not (before + after + "a").isalpha():
             raise ShapeError(f"term {term!r} of {text!r} is not of letters and one ellipsis")
-        return tuple(found)
+        return (*before, *([dots] if dots else ()), *after)
 
     left, arrow, right = text.replace(" ", "").partition("->")
     terms = tuple(labels(term) for term in left.split(","))

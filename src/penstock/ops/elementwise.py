@@ -25,7 +25,7 @@ def _clip_function() -> Callable[..., Any]:
     try:
         from numpy._core import umath
 
-        return umath.clip  # type: ignore[attr-defined, no-any-return]
+        return umath.clip  # type: ignore[attr-defined]
     except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
         return lambda x, low, high, out=None: np.clip(x, low, high, out=out)
 
@@ -190,12 +190,12 @@ def in_blocks(
     NumPy's iterator broadcasts, follows strides, and converts block by block where dtypes differ.
     """
     rows = _rows(scratch, (min(out.size, BLOCK),), dtype, work) if scratch else ()
-    flags = [["readonly"]] * len(values) + [["writeonly"]]
+    access: Any = [["readonly"]] * len(values) + [["writeonly"]]
     with np.nditer(
         [*values, out],
         ["external_loop", "buffered", "zerosize_ok"],
-        flags,
-        [dtype] * len(flags),
+        access,
+        [dtype] * len(access),
         casting="unsafe",
         buffersize=BLOCK,
     ) as blocks:
@@ -225,12 +225,12 @@ def carried(
         if n > MAX_DATA or any(len(column) not in (1, n) for column in columns if n):
             return None
         cells = (compute(*[c[i % len(c)] for c in columns]) for i in range(n))
-        return tuple([_in_range(cell, kind.dtype) for cell in cells])
+        return tuple([in_range(cell, kind.dtype) for cell in cells])
 
     return with_data(kind, contents)
 
 
-def _in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
+def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
     """An element, unless it overflows: what it would be at run time is then nothing to plan by."""
     if dtype is None or dtype.kind == "b" or not isinstance(cell, int):
         return cell

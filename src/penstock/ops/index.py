@@ -271,9 +271,9 @@ def gather_nd(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
         check_depth(indices.shape[-1], batch, x.ndim)
         try:
-            grid = open_grid(indices.shape[:batch], indices.ndim - 1)
+            index: list[Any] = open_grid(indices.shape[:batch], indices.ndim - 1)
             # The ellipsis keeps an array of a single element.
-            return x[(*grid, *index_columns(indices), ...)]
+            return x[(*index, *index_columns(indices), ...)]
         except IndexError as error:
             raise out_of_range(error, x) from None
 

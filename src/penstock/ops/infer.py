@@ -175,8 +175,11 @@ def broadcast_to(dtype: np.dtype) -> Infer:
 
 
 def with_data(kind: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
-    """``kind`` with contents, where it is an integer tensor small enough for shape arithmetic."""
-    if kind.dtype is None or kind.dtype.kind not in "iu" or kind.shape is None:
+    """``kind`` with contents, where it is an integer tensor small enough for shape arithmetic.
+
+    Truth values count as integers here: shape arithmetic compares and selects.
+    """
+    if kind.dtype is None or kind.dtype.kind not in "biu" or kind.shape is None:
         return kind
     if len(kind.shape) > 1:
         return kind

@@ -180,11 +180,12 @@ def gemm(node: Node, types: Types) -> Kernel:
         integral = kind.dtype.kind in "iu"
         if integral and alpha == int(alpha) and beta == int(beta):
             scale, scale_c, integral = int(alpha), int(beta), False
-        scaled, prepared = None, ()
+        scaled: np.ndarray | None = None
+        prepared: tuple[int, ...] = ()
         if has_c and beta != 1 and consts[2] is not None and not integral:
             scaled, prepared = np.multiply(consts[2], scale_c).astype(kind.dtype), (2,)
 
-        def into(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, out: np.ndarray) -> None:
+        def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
             np.dot(a.T if trans_a else a, b.T if trans_b else b, out)
             if scale != 1:
                 np.multiply(out, scale, out)
@@ -193,7 +194,7 @@ def gemm(node: Node, types: Types) -> Kernel:
             elif has_c:
                 np.add(out, c if scale_c == 1 else c * scale_c, out)
 
-        def rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, out: np.ndarray) -> None:
+        def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
             """Integers times factors that are none."""
             result = np.dot(a.T if trans_a else a, b.T if trans_b else b) * np.float64(scale)
             np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
@@ -230,4 +231,3 @@ def det(node: Node, types: Types) -> Kernel:
         return Routine(into)
 
     return specialized(node, types, make)
-

@@ -109,13 +109,9 @@ def spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block:
         return Spread(())
     rank = len(shape)
     if not block:
-        if len(parameter) != 1:
-            raise ShapeError(f"a scale or zero point of shape {parameter} needs a block_size")
         axis = 0 if rank == 1 else normalize_axis(axis, rank)
-        if not rank or shape[axis] != parameter[0]:
-            raise ShapeError(
-                f"{parameter[0]} scales or zero points do not fit axis {axis} of shape {shape}"
-            )
+        if not rank or parameter != (shape[axis],):
+            raise _misfit(parameter, axis, shape)
         return Spread((-1, *(1,) * (rank - 1 - axis)))
     axis = normalize_axis(axis, rank)
     blocks = -(-shape[axis] // block)
@@ -129,6 +125,13 @@ def spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block:
         return Spread(shape, (axis, block, shape[axis]))
     outer, inner = shape[:axis], shape[axis + 1 :]
     return Spread((*outer, blocks, 1, *inner), None, (*outer, blocks, block, *inner))
+
+
+def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
+    hint = " without a block_size" if len(parameter) > 1 else ""
+    return ShapeError(
+        f"a scale or zero point of shape {parameter} does not fit axis {axis} of {shape}{hint}"
+    )
 
 
 def _layout(attrs: Attrs) -> tuple[int, int]:
@@ -162,8 +165,9 @@ def _check_layout(types: Types, attrs: Attrs) -> None:
         elif not block and any(dim != 1 for dim in parameter):
             # The one axis that matters may be known.
             at = 0 if len(x) == 1 else normalize_axis(axis, len(x))
-            dim = x[at]
-            spread(parameter, (dim if isinstance(dim, int) else parameter[0],), 0, block)
+            fits = len(parameter) == 1 and x[at] in (parameter[0], None)
+            if not fits and not isinstance(x[at], str):
+                raise _misfit(parameter, axis, x)
     scale, zero = _static(tensor(types, 1).shape), _static(tensor(types, 2).shape)
     if scale is not None and zero is not None and np.prod(scale) != np.prod(zero):
         raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
@@ -245,15 +249,6 @@ def zero_of(zero: np.ndarray | None, work: DTypeLike = np.float32) -> np.ndarray
     return zero.astype(work)
 
 
-def scalar(array: np.ndarray | None, what: str) -> np.ndarray | None:
-    """A parameter that there is one of for the whole tensor, as a 0-d array."""
-    if array is None:
-        return None
-    if array.size != 1:
-        raise ShapeError(f"{what} must be a scalar, not of shape {array.shape}")
-    return array.reshape(())
-
-
 def blocks(x: np.ndarray, out: np.ndarray) -> Any:
     """Both arrays as pairs of one-dimensional pieces of at most ``BLOCK`` elements."""
     return np.nditer(
@@ -330,7 +325,8 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
 
         _, scale, zero = padded(consts, 3)
         divisor = None if scale is None else divisor_of(scale)
-        offset = None if zero is None else offset_of(zero)
+        fixed = zero is not None or padded(inputs, 3)[2] is None
+        offset = offset_of(zero)
 
         def quantize(
             x: np.ndarray,
@@ -347,7 +343,7 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
 
         def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any) -> None:
             by = divisor_of(scale) if divisor is None else divisor
-            plus = offset_of(zero) if offset is None else offset
+            plus = offset if fixed else offset_of(zero)
             values = room(workspace)
             if in_blocks:
                 with blocks(x, out) as pairs:
@@ -409,11 +405,12 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
 
         _, scale, zero = padded(consts, 3)
         factor = None if scale is None else factor_of(scale)
-        offset = None if zero is None else offset_of(zero)
+        fixed = zero is not None or padded(inputs, 3)[2] is None
+        offset = offset_of(zero)
 
         def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
             by = factor_of(scale) if factor is None else factor
-            minus = offset_of(zero) if offset is None else offset
+            minus = offset if fixed else offset_of(zero)
             values = None if room is None else room(workspace)
             if in_blocks:
                 with blocks(x, out) as pairs:

@@ -11,7 +11,7 @@ side is constant, the sums of its own absolute values tell how long, which mostl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,16 +21,14 @@ from penstock.ops.infer import broadcast_shapes, tensor
 from penstock.ops.quantization import (
     INT8,
     UINT8,
-    both_forms,
     bounds,
-    filled,
     load,
+    padded,
     quantize_to_float,
-    scalar,
     store,
     zero_of,
 )
-from penstock.ops.scratch import Counted, Scratch
+from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 INT32 = np.dtype(np.int32)
@@ -54,12 +52,6 @@ def product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
         return (*a[:-2], *ends)
     batch = broadcast_shapes([a[:-2], b[:-2]])
     return None if batch is None else (*batch, *ends)
-
-
-def _concrete(a: np.ndarray, b: np.ndarray) -> tuple[int, ...]:
-    if a.ndim > 1 and b.ndim == 2 and a.shape[-1] == b.shape[0]:
-        return (*a.shape[:-1], b.shape[1])
-    return product_shape(a.shape, b.shape)  # type: ignore[return-value]
 
 
 # Exact products
@@ -99,19 +91,11 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
     return [slice(k, k + step) for k in range(0, length, step)]
 
 
-class Room(NamedTuple):
-    """The scratch of one product, all float32 but for ``total``."""
-
-    left: np.ndarray  # a - a_zero
-    right: np.ndarray | None  # b - b_zero, where b is no constant
-    product: np.ndarray
-    total: np.ndarray | None  # int32, where there are several pieces or ``integer`` asks for it
-
-
 class Product:
     """``(a - a_zero) @ (b - b_zero)`` of what a node's inputs ``a`` and ``b`` are.
 
-    Constant right sides are converted once, when the node is compiled.
+    Constant right sides are converted once, when the node is compiled. ``dynamic``: a is a float
+    tensor that is quantised to uint8 as it comes. ``integer``: the result must be int32.
     """
 
     def __init__(
@@ -120,101 +104,106 @@ class Product:
         types: Types,
         a: tuple[int, int],  # where the inputs of a node have a and its zero point
         b: tuple[int, int],
+        *,
         transpose_b: bool = False,
-        a_dtype: np.dtype | None = None,
+        dynamic: bool = False,
         integer: bool = False,
     ) -> None:
+        self.b = b
+        self.transpose_b = transpose_b
+        self.integer = integer
         consts = [None if v is None else v.const for v in node.inputs]
         given = [v is not None for v in node.inputs]
 
         def constant(i: int) -> tuple[bool, np.ndarray | None]:
             """Whether input i is known, and what it is."""
-            if i < 0 or i >= len(given) or not given[i]:
+            if i >= len(given) or not given[i]:
                 return True, None
             return consts[i] is not None, consts[i]
 
-        self.transpose_b = transpose_b
-        self.integer = integer
-        self.right: np.ndarray | None = None
-        a_type, b_type = a_dtype or tensor(types, a[0]).dtype, tensor(types, b[0]).dtype
-        known, a_zero = (False, None) if a_dtype is not None else constant(a[1])
-        self.a_reach = reach(a_type or UINT8, a_zero, known)
-        known, b_zero = constant(b[1])
-        self.b_reach = reach(b_type or UINT8, b_zero, known)
+        b_known, b_zero = constant(b[1])
+        a_known, a_zero = (False, None) if dynamic else constant(a[1])
+        a_dtype = UINT8 if dynamic else tensor(types, a[0]).dtype
+        self.a_reach = reach(a_dtype or UINT8, a_zero, a_known)
+        self.b_reach = reach(tensor(types, b[0]).dtype or UINT8, b_zero, b_known)
+        self.fixed: np.ndarray | None = None
+        self.fixed_pieces: list[slice] = []
         weights = consts[b[0]]
-        if weights is not None and weights.ndim > 1 and known:
-            self.right = self._right(weights, b_zero, np.empty(weights.shape, FLOAT32))
-            self.right = np.ascontiguousarray(self.right)
-        self.length = -1 if self.right is None else self.right.shape[-2]
-        self.fixed = [] if self.right is None else self._pieces(self.length, self.right)
+        if weights is not None and weights.ndim > 1 and b_known:
+            self.fixed = np.ascontiguousarray(
+                self.right_side(weights, b_zero, np.empty(weights.shape, FLOAT32))
+            )
+            self.fixed_pieces = pieces(self.fixed.shape[-2], self.a_reach, self.b_reach, self.fixed)
 
-    def _pieces(self, length: int, right: np.ndarray | None = None) -> list[slice]:
-        if length == self.length and right is None:
-            return self.fixed
-        return pieces(length, self.a_reach, self.b_reach, right)
-
-    def _right(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
+    def right_side(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
+        """``b - zero`` in ``out``, which has the shape of ``b``; then transposed, if need be."""
         if self.transpose_b:
             b, out = b.swapaxes(-1, -2), out.swapaxes(-1, -2)
         load(b, None if zero is None else zero_of(per_column(zero)), out)
         return out
 
-    def room(self, a: tuple[int, ...], b: tuple[int, ...], scratch: Scratch) -> Room:
-        """Scratch for operands of these shapes; that of b as it is given, untransposed."""
-        right = None if self.right is not None else scratch.take(b, FLOAT32)
-        if self.transpose_b:
-            b = (*b[:-2], b[-1], b[-2])
-        shape: Any = product_shape(a, b)
-        total = self.integer or len(self._pieces(a[-1])) > 1
-        return Room(
-            scratch.take(a, FLOAT32),
-            right,
-            scratch.take(shape, FLOAT32),
-            scratch.take(shape, INT32) if total else None,
-        )
 
-    def __call__(
-        self, room: Room, b: np.ndarray, b_zero: np.ndarray | None, out: np.ndarray | None = None
-    ) -> np.ndarray:
-        """The product of ``room.left``, which is filled already, with ``b - b_zero``.
+class Multiply:
+    """A product for operands of known shapes; ``b`` is the shape as given, untransposed."""
 
-        The result is int32 in ``out``, if given, else int32 or float32 in one of the room's arrays.
+    def __init__(self, product: Product, a: TensorType, b: TensorType, layout: Layout) -> None:
+        a_dims, b_dims = a.dims, b.dims
+        self.given = product
+        self._right = None if product.fixed is not None else layout.field(b_dims, FLOAT32)
+        if product.transpose_b:
+            b_dims = (*b_dims[:-2], b_dims[-1], b_dims[-2])
+        shape: Any = product_shape(a_dims, b_dims)
+        assert b.dtype is not None
+        if b.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
+            self.spans = [slice(None)]
+        elif product.fixed is not None:
+            self.spans = product.fixed_pieces
+        else:
+            self.spans = pieces(a_dims[-1], product.a_reach, product.b_reach, None)
+        several = len(self.spans) > 1
+        self.left = layout.field(a_dims, FLOAT32)
+        """a - a_zero, for the caller to fill"""
+        self.values = layout.field(shape, FLOAT32)
+        """free for the caller once the product is there"""
+        self.total = layout.field(shape, INT32) if several or product.integer else None
+        # One product of matrices instead of one for each batch.
+        self._flat = len(b_dims) == 2 and len(a_dims) > 2
+
+    def fill(self, a: np.ndarray, zero: np.ndarray | None, workspace: np.ndarray) -> None:
+        """Take in the left side."""
+        load(a, None if zero is None else zero_of(per_row(zero)), self.left(workspace))
+
+    def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
+        """The product with the right side among a node's inputs, when the left side is in place.
+
+        The result is int32 in ``out``, if given; else int32 or float32 in the workspace.
         """
-        left, right, product = room.left, self.right, room.product
+        left, values, right = self.left(workspace), self.values(workspace), self.given.fixed
+        product = values
         if right is None:
-            assert room.right is not None
-            right = self._right(b, b_zero, room.right)
-        if right.ndim == 2 and left.ndim > 2:
-            # One product of matrices instead of one for each batch.
+            b, zero = self.given.b
+            assert self._right is not None
+            minus = inputs[zero] if zero < len(inputs) else None
+            right = self.given.right_side(inputs[b], minus, self._right(workspace))
+        if self._flat:
             left = left.reshape(-1, left.shape[-1])
-            product = product.reshape(left.shape[0], right.shape[1])
-        # Floats of 8 bits are of no exactness to be kept.
-        spans = self._pieces(left.shape[-1]) if b.dtype.kind in "iu" else [slice(None)]
-        if len(spans) == 1:
+            product = values.reshape(left.shape[0], right.shape[1])
+        if len(self.spans) == 1:
             np.matmul(left, right, product)
-            if out is None:
-                return room.product
-            np.copyto(out, room.product, casting="unsafe")
-            return out
-        total = room.total if out is None else out
-        assert total is not None
-        for span in spans:
-            np.matmul(
-                left[..., span], right[..., span, :] if right.ndim > 1 else right[span], product
-            )
+            if out is None and not self.given.integer:
+                return values
+        total: np.ndarray = out if out is not None else self.total(workspace)  # type: ignore[misc]
+        if len(self.spans) == 1:
+            np.copyto(total, values, casting="unsafe")
+            return total
+        for span in self.spans:
+            part = right[..., span, :] if right.ndim > 1 else right[span]
+            np.matmul(left[..., span], part, product)
             if span.start == 0:
-                np.copyto(total, room.product, casting="unsafe")
+                np.copyto(total, values, casting="unsafe")
             else:
-                np.add(total, room.product, out=total, dtype=np.int32, casting="unsafe")
+                np.add(total, values, out=total, dtype=np.int32, casting="unsafe")
         return total
-
-    def workspace(self, a: TensorType, b: TensorType) -> int:
-        """Bytes of scratch, 0 where the shapes are not known."""
-        if not a.static or not b.static:
-            return 0
-        count = Counted()
-        self.room(a.dims, b.dims, count)
-        return count.nbytes
 
 
 def per_row(parameter: np.ndarray) -> np.ndarray:
@@ -229,179 +218,192 @@ def per_column(parameter: np.ndarray) -> np.ndarray:
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
 
-def fill_left(a: np.ndarray, zero: np.ndarray | None, room: Room) -> None:
-    load(a, None if zero is None else zero_of(per_row(zero)), room.left)
+def _check_fits(shape: Shape | None, what: str, parameter: Shape | None) -> None:
+    """Raise unless ``parameter`` broadcasts to ``shape``, as far as both are known."""
+    if shape is None or parameter is None or all(dim == 1 for dim in parameter):
+        return
+    fits = len(parameter) <= len(shape) and all(
+        have in (want, 1) or not isinstance(want, int) or not isinstance(have, int)
+        for have, want in zip(reversed(parameter), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ShapeError(f"{what} of shape {parameter} does not fit {shape}")
 
 
-def _check_fits(shape: tuple[int, ...], **parameters: np.ndarray | None) -> None:
-    for name, parameter in parameters.items():
-        if parameter is not None and parameter.size != 1:
-            try:
-                fits = np.broadcast_shapes(shape, parameter.shape) == shape
-            except ValueError:
-                fits = False
-            if not fits:
-                raise ShapeError(f"{name} of shape {parameter.shape} does not fit {shape}")
+def _rows(types: Types, index: int) -> Shape | None:
+    """The shape in which a parameter of the left side broadcasts."""
+    shape = tensor(types, index).shape
+    return (*shape, 1) if shape is not None and len(shape) == 1 else shape
+
+
+def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """Whether scales and zero points fit the rows of a, the columns of b.
+
+    ``a`` and ``b`` are the indices of an operand and its parameters.
+    """
+    left, right = tensor(types, a[0]).shape, tensor(types, b[0]).shape
+    for i in a[1:]:
+        _check_fits(left, "a scale or zero point of a", _rows(types, i))
+    for i in b[1:]:
+        _check_fits(right, "a scale or zero point of b", tensor(types, i).shape)
 
 
 # MatMulInteger, QLinearMatMul
 
 
-def _infer_product(a: int, b: int, dtype: np.dtype | None, like: int = -1) -> Infer:
-    """The product of inputs a and b, of a given dtype or that of input ``like``."""
+def _infer_product(
+    a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1, bias: int = -1
+) -> Infer:
+    """A product of a given dtype, or that of input ``like``.
+
+    ``a`` and ``b`` are the indices of an operand and its parameters.
+    """
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        shape = product_shape(tensor(types, a).shape, tensor(types, b).shape)
+        shape = product_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
+        _check_parameters(types, a, b)
+        if bias >= 0:
+            _check_fits(shape, "a bias", tensor(types, bias).shape)
         return (TensorType(dtype or tensor(types, like).dtype, shape),)
 
     return infer
 
 
-@operator("MatMulInteger", since=10, infer=_infer_product(0, 1, INT32))
+def _operands(inputs: Tensors, a: int, b: int) -> tuple[TensorType, TensorType]:
+    left, right = inputs[a], inputs[b]
+    assert left is not None
+    assert right is not None
+    return left, right
+
+
+@operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32))
 def matmul_integer(node: Node, types: Types) -> Kernel:
-    multiply = Product(node, types, (0, 2), (1, 3))
+    product, given = Product(node, types, (0, 2), (1, 3)), len(node.inputs)
 
-    def run(
-        a: np.ndarray,
-        b: np.ndarray,
-        a_zero: np.ndarray | None,
-        b_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        shape = _concrete(a, b)
-        _check_zeros(a, a_zero, b, b_zero)
-        room = multiply.room(a.shape, b.shape, Scratch(workspace))
-        fill_left(a, a_zero, room)
-        return multiply(room, b, b_zero, np.empty(shape, np.int32) if out is None else out)
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        multiply = Multiply(product, *_operands(inputs, 0, 1), layout)
 
-    workspace = multiply.workspace(tensor(types, 0), tensor(types, 1))
-    return both_forms(filled(run, node, 4), workspace=workspace)
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            multiply.fill(values[0], values[2] if given > 2 else None, workspace)
+            multiply(values, out, workspace)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
 
 
-def _check_zeros(
-    a: np.ndarray, a_zero: np.ndarray | None, b: np.ndarray, b_zero: np.ndarray | None
-) -> None:
-    if a_zero is not None and a_zero.size != 1:
-        _check_fits(a.shape, a_zero_point=per_row(a_zero))
-    if b_zero is not None and b_zero.size != 1:
-        _check_fits(b.shape, b_zero_point=b_zero)
-
-
-@operator("QLinearMatMul", since=10, infer=_infer_product(0, 3, None, like=7))
+@operator("QLinearMatMul", since=10, infer=_infer_product((0, 1, 2), (3, 4, 5), None, like=7))
 def qlinear_matmul(node: Node, types: Types) -> Kernel:
-    multiply = Product(node, types, (0, 2), (3, 5))
+    product = Product(node, types, (0, 2), (3, 5))
 
-    def run(
-        a: np.ndarray,
-        a_scale: np.ndarray,
-        a_zero: np.ndarray,
-        b: np.ndarray,
-        b_scale: np.ndarray,
-        b_zero: np.ndarray,
-        y_scale: np.ndarray,
-        y_zero: np.ndarray,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        shape = _concrete(a, b)
-        _check_zeros(a, a_zero, b, b_zero)
-        if out is None:
-            out = np.empty(shape, y_zero.dtype)
-        room = multiply.room(a.shape, b.shape, Scratch(workspace))
-        fill_left(a, a_zero, room)
-        total = multiply(room, b, b_zero)
-        factor = (per_row(a_scale) * per_column(b_scale) / per_row(y_scale)).astype(FLOAT32)
-        _check_fits(shape, scale=factor)
-        np.multiply(total, factor, out=room.product, dtype=np.float32, casting="unsafe")
-        store(room.product, zero_of(per_row(y_zero)), out, True)
-        return out
+    def factor_of(a_scale: np.ndarray, b_scale: np.ndarray, y_scale: np.ndarray) -> np.ndarray:
+        factor = per_row(a_scale) * per_column(b_scale) / per_row(y_scale)
+        return np.asarray(factor, FLOAT32)
 
-    return both_forms(run, workspace=multiply.workspace(tensor(types, 0), tensor(types, 3)))
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        multiply = Multiply(product, *_operands(inputs, 0, 3), layout)
+        scales = [consts[i] for i in (1, 4, 6)]
+        known = None if any(s is None for s in scales) else factor_of(*scales)  # type: ignore[arg-type]
+
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            multiply.fill(values[0], values[2], workspace)
+            total, real = multiply(values, None, workspace), multiply.values(workspace)
+            factor = factor_of(values[1], values[4], values[6]) if known is None else known
+            np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
+            store(real, zero_of(per_row(values[7])), out, True)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, widen=False)
 
 
 # com.microsoft: products of integers with a float result
 
 
-def _finish(
-    total: np.ndarray, factor: Any, bias: np.ndarray | None, out: np.ndarray, room: Room
-) -> np.ndarray:
-    """``total * factor + bias``, into ``out`` of any float type."""
-    _check_fits(out.shape, scale=factor, bias=bias)
-    values = out if out.dtype == FLOAT32 else room.product
+def finish(
+    total: np.ndarray, factor: Any, bias: np.ndarray | None, out: np.ndarray, real: np.ndarray
+) -> None:
+    """``total * factor + bias`` into ``out`` of any float type, by way of ``real``, float32."""
+    values = out if out.dtype == FLOAT32 else real
     np.multiply(total, factor, out=values, dtype=np.float32, casting="unsafe")
     if bias is not None:
         np.add(values, bias, values)
     if values is not out:
         np.copyto(out, values, casting="unsafe")
-    return out
 
 
-@operator("MatMulIntegerToFloat", domain="com.microsoft", infer=_infer_product(0, 1, None, like=2))
+@operator(
+    "MatMulIntegerToFloat",
+    domain="com.microsoft",
+    infer=_infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
+)
 def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
-    multiply = Product(node, types, (0, 4), (1, 5))
+    product = Product(node, types, (0, 4), (1, 5))
 
-    def run(
-        a: np.ndarray,
-        b: np.ndarray,
-        a_scale: np.ndarray,
-        b_scale: np.ndarray,
-        a_zero: np.ndarray | None,
-        b_zero: np.ndarray | None,
-        bias: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        if out is None:
-            out = np.empty(_concrete(a, b), a_scale.dtype)
-        _check_zeros(a, a_zero, b, b_zero)
-        room = multiply.room(a.shape, b.shape, Scratch(workspace))
-        fill_left(a, a_zero, room)
-        factor = per_row(a_scale.astype(FLOAT32)) * per_column(b_scale.astype(FLOAT32))
-        return _finish(multiply(room, b, b_zero), factor, bias, out, room)
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        multiply = Multiply(product, *_operands(inputs, 0, 1), layout)
 
-    workspace = multiply.workspace(tensor(types, 0), tensor(types, 1))
-    return both_forms(filled(run, node, 7), workspace=workspace)
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            a, _, a_scale, b_scale, a_zero, _, bias = padded(values, 7)
+            multiply.fill(a, a_zero, workspace)
+            total = multiply(values, None, workspace)
+            factor = per_row(a_scale.astype(FLOAT32)) * per_column(b_scale.astype(FLOAT32))
+            finish(total, factor, bias, out, multiply.values(workspace))
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, widen=False)
 
 
-@operator("DynamicQuantizeMatMul", domain="com.microsoft", infer=_infer_product(0, 1, FLOAT32))
+@operator(
+    "DynamicQuantizeMatMul",
+    domain="com.microsoft",
+    infer=_infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
+)
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
-    multiply = Product(node, types, (0, -1), (1, 3), a_dtype=UINT8)
+    product = Product(node, types, (0, -1), (1, 3), dynamic=True)
 
-    def run(
-        a: np.ndarray,
-        b: np.ndarray,
-        b_scale: np.ndarray,
-        b_zero: np.ndarray | None,
-        bias: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        if out is None:
-            out = np.empty(_concrete(a, b), np.float32)
-        _check_zeros(a, None, b, b_zero)
-        room = multiply.room(a.shape, b.shape, Scratch(workspace))
-        scale = quantize_to_float(a, room.left)
-        total = multiply(room, b, b_zero)
-        return _finish(total, per_column(b_scale) * scale, bias, out, room)
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        multiply = Multiply(product, *_operands(inputs, 0, 1), layout)
 
-    workspace = multiply.workspace(tensor(types, 0), tensor(types, 1))
-    return both_forms(filled(run, node, 5), workspace=workspace)
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            a, _, b_scale, _, bias = padded(values, 5)
+            scale = quantize_to_float(a, multiply.left(workspace))
+            total = multiply(values, None, workspace)
+            finish(total, per_column(b_scale) * scale, bias, out, multiply.values(workspace))
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
 
 
 # com.microsoft.QGemm
 
 
+def _transposed(kind: TensorType, transpose: object) -> TensorType:
+    if kind.shape is not None and len(kind.shape) != 2:
+        raise ShapeError(f"QGemm multiplies matrices, not a tensor of shape {kind.shape}")
+    return kind if not transpose or kind.shape is None else TensorType(kind.dtype, kind.shape[::-1])
+
+
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    a, b = tensor(types, 0).shape, tensor(types, 3).shape
-    for name, shape in (("A", a), ("B", b)):
-        if shape is not None and len(shape) != 2:
-            raise ShapeError(f"{name} of QGemm must be a matrix, its shape is {shape}")
-    if a is not None and attrs.get("transA"):
-        a = a[::-1]
-    if b is not None and attrs.get("transB"):
-        b = b[::-1]
-    shape = product_shape(a, b)
+    a = _transposed(tensor(types, 0), attrs.get("transA"))
+    b = _transposed(tensor(types, 3), attrs.get("transB"))
+    shape = product_shape(a.shape, b.shape)
+    _check_parameters([*padded(types, 9)[:3], b, *padded(types, 9)[4:]], (0, 1, 2), (3, 4, 5))
+    for i in (1, 2, 7, 8):
+        parameter = tensor(types, i).shape
+        if parameter is not None and any(dim not in (1, None) for dim in parameter):
+            raise ShapeError(f"input {i} of QGemm must be a scalar, its shape is {parameter}")
+    _check_fits(shape, "C", tensor(types, 6).shape)
     quantized = len(types) > 8 and types[8] is not None
     return (TensorType(tensor(types, 8).dtype if quantized else FLOAT32, shape),)
 
@@ -409,48 +411,32 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("QGemm", domain="com.microsoft", infer=_infer_qgemm)
 def qgemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    trans_a, trans_b = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
-    # The bias is added to integers: the sum may be beyond what float32 holds.
-    has_c = len(node.inputs) > 6 and node.inputs[6] is not None
+    trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
     alpha = np.float32(attrs.get("alpha", 1.0))
-    multiply = Product(node, types, (0, 2), (3, 5), transpose_b=trans_b, integer=has_c)
+    # The bias is added to integers: the sum may be beyond what float32 holds.
+    has_c = padded(node.inputs, 7)[6] is not None
+    product = Product(node, types, (0, 2), (3, 5), transpose_b=bool(trans_b), integer=has_c)
 
-    def run(
-        a: np.ndarray,
-        a_scale: np.ndarray,
-        a_zero: np.ndarray | None,
-        b: np.ndarray,
-        b_scale: np.ndarray,
-        b_zero: np.ndarray | None,
-        c: np.ndarray | None,
-        y_scale: np.ndarray | None,
-        y_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        if a.ndim != 2 or b.ndim != 2:
-            raise ShapeError(f"QGemm multiplies matrices, not {a.shape} and {b.shape}")
-        a = a.T if trans_a else a
-        shape = _concrete(a, b.T if trans_b else b)
-        if out is None:
-            out = np.empty(shape, np.float32 if y_zero is None else y_zero.dtype)
-        _check_zeros(a, scalar(a_zero, "a_zero_point"), b.T if trans_b else b, b_zero)
-        _check_fits(shape, C=c, b_scale=b_scale)
-        room = multiply.room(a.shape, b.shape, Scratch(workspace))
-        fill_left(a, a_zero, room)
-        total = multiply(room, b, b_zero, room.total)
-        if c is not None:
-            np.add(total, c, total)
-        factor = alpha * scalar(a_scale, "a_scale") * per_column(b_scale)  # type: ignore[operator]
-        if y_scale is None:
-            return _finish(total, factor, None, out, room)
-        factor = factor / scalar(y_scale, "y_scale")
-        np.multiply(total, factor, out=room.product, dtype=np.float32, casting="unsafe")
-        store(room.product, zero_of(scalar(y_zero, "y_zero_point")), out, True)
-        return out
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        a_type, b_type = _operands(inputs, 0, 3)
+        multiply = Multiply(product, _transposed(a_type, trans_a), b_type, layout)
 
-    a_type = tensor(types, 0)
-    if a_type.static and trans_a:
-        a_type = TensorType(a_type.dtype, a_type.dims[::-1])
-    workspace = multiply.workspace(a_type, tensor(types, 3))
-    return both_forms(filled(run, node, 9), workspace=workspace)
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            a, a_scale, a_zero, _, b_scale, _, c, y_scale, y_zero = padded(values, 9)
+            multiply.fill(a.T if trans_a else a, a_zero, workspace)
+            total, real = multiply(values, None, workspace), multiply.values(workspace)
+            if c is not None:
+                np.add(total, c, total)
+            factor = alpha * a_scale.reshape(()) * per_column(b_scale)
+            if y_scale is None:
+                finish(total, factor, None, out, real)
+                return
+            factor = factor / y_scale.reshape(())
+            np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
+            store(real, None if y_zero is None else zero_of(y_zero.reshape(())), out, True)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

@@ -6,6 +6,7 @@ A function of one input is a table of 256 codes. Everything else is computed in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,16 +15,8 @@ import numpy as np
 from penstock.ir import Node, Value
 from penstock.ops.base import Attrs, Consts, Kernel, Op, Types, find, operator
 from penstock.ops.infer import broadcast_shapes, normalize_axes, normalize_axis, tensor
-from penstock.ops.quantization import (
-    both_forms,
-    filled,
-    load,
-    scalar,
-    scratch_bytes,
-    store,
-    zero_of,
-)
-from penstock.ops.scratch import Scratch
+from penstock.ops.quantization import load, padded, store, zero_of
+from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 _MS = "com.microsoft"
@@ -31,29 +24,29 @@ Function = Callable[[np.ndarray], Any]  # in place
 
 
 def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
-    return zero_of(scalar(zero, f"{name}_zero_point"))
+    if zero is None:
+        return None
+    if zero.size != 1:
+        raise ShapeError(f"{name}_zero_point must be a scalar, not of shape {zero.shape}")
+    return zero_of(zero.reshape(()))
 
 
 def _scale(scale: np.ndarray, name: str) -> np.float32:
-    return np.float32(scalar(scale, f"{name}_scale"))
+    if scale.size != 1:
+        raise ShapeError(f"{name}_scale must be a scalar, not of shape {scale.shape}")
+    return np.float32(scale.reshape(()))
 
 
-def _dequantized(
-    x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, scratch: Scratch, name: str = "x"
-) -> np.ndarray:
-    """``x`` as real numbers, in float32 scratch."""
-    values = scratch.take(x.shape, FLOAT32)
-    load(x, _zero(zero, name), values)
-    np.multiply(values, _scale(scale, name), values)
-    return values
+def _dequantize(x: np.ndarray, scale: np.ndarray, zero: Any, values: np.ndarray) -> None:
+    """``x`` as real numbers, in ``values``, float32."""
+    load(x, _zero(zero, "x"), values)
+    np.multiply(values, _scale(scale, "x"), values)
 
 
-def _quantized(
-    values: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, out: np.ndarray
-) -> np.ndarray:
+def _quantize(values: np.ndarray, scale: np.ndarray, zero: Any, out: np.ndarray) -> None:
+    """``values``, which are lost, as codes in ``out``."""
     np.divide(values, _scale(scale, "y"), values)
     store(values, _zero(zero, "y"), out, True)
-    return out
 
 
 # Functions of one input, as tables
@@ -67,10 +60,13 @@ def _table(
 ) -> bytes:
     """The code of the result for each byte of the input; ``x`` and ``y`` are scale, zero point."""
     codes = np.arange(256, dtype=np.uint8).view(dtype)
-    values = _dequantized(codes, *x, Scratch())
+    values = np.empty(256, np.float32)
+    _dequantize(codes, *x, values)
     if function is not None:
         function(values)
-    return _quantized(values, *y, np.empty(256, dtype)).tobytes()
+    out = np.empty(256, dtype)
+    _quantize(values, *y, out)
+    return out.tobytes()
 
 
 def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
@@ -79,9 +75,9 @@ def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
     np.copyto(out, np.frombuffer(codes, out.dtype).reshape(x.shape))
 
 
-def _one_input(function: Function, node: Node) -> Kernel:
-    consts = [None if v is None else v.const for v in node.inputs] + [None] * 5
-    given = [v is not None for v in node.inputs] + [False] * 5
+def _one_input(function: Function, node: Node, types: Types) -> Kernel:
+    consts = padded([None if v is None else v.const for v in node.inputs], 5)
+    given = padded([v is not None for v in node.inputs], 5)
     known = all(consts[i] is not None for i in range(1, 5) if given[i])
     tables: dict[np.dtype, bytes] = {}
     if known:
@@ -92,23 +88,15 @@ def _one_input(function: Function, node: Node) -> Kernel:
             dtype = np.dtype(name)
             tables[dtype] = _table(dtype, (x_scale, x_zero), (y_scale, y_zero), function)
 
-    def run(
-        x: np.ndarray,
-        x_scale: np.ndarray,
-        x_zero: np.ndarray | None,
-        y_scale: np.ndarray,
-        y_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
-        if out is None:
-            out = np.empty(x.shape, x.dtype)
+    def into(*args: Any) -> None:
+        *values, out = args
+        x, x_scale, x_zero, y_scale, y_zero = padded(values, 5)
         table = tables.get(x.dtype)
         if table is None:
             table = _table(x.dtype, (x_scale, x_zero), (y_scale, y_zero), function)
         _look_up(x, table, out)
-        return out
 
-    return both_forms(filled(run, node, 5), inplace=(0,))
+    return specialized(node, types, lambda *_: Routine(into), inplace=(0,))
 
 
 def _like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -123,7 +111,7 @@ def qlinear_sigmoid(node: Node, types: Types) -> Kernel:
         np.add(values, 1, values)
         np.reciprocal(values, values)
 
-    return _one_input(sigmoid, node)
+    return _one_input(sigmoid, node, types)
 
 
 @operator("QLinearLeakyRelu", domain=_MS, infer=_like_first)
@@ -133,7 +121,7 @@ def qlinear_leaky_relu(node: Node, types: Types) -> Kernel:
     def leaky_relu(values: np.ndarray) -> None:
         np.multiply(values, alpha, values, where=values < 0)
 
-    return _one_input(leaky_relu, node)
+    return _one_input(leaky_relu, node, types)
 
 
 # Two inputs
@@ -147,42 +135,29 @@ def _infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kernel:
     """``combine(a, b, a_scale, b_scale, c_scale, values)``, of float32 codes less zero point."""
 
-    def run(
-        a: np.ndarray,
-        a_scale: np.ndarray,
-        a_zero: np.ndarray | None,
-        b: np.ndarray,
-        b_scale: np.ndarray,
-        b_zero: np.ndarray | None,
-        c_scale: np.ndarray,
-        c_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        if out is None:
-            try:
-                shape = np.broadcast_shapes(a.shape, b.shape)
-            except ValueError as error:
-                raise ShapeError(str(error)) from error
-            out = np.empty(shape, a.dtype)
-        scratch = Scratch(workspace)
-        left, right = (scratch.take(x.shape, FLOAT32) for x in (a, b))
-        load(a, _zero(a_zero, "a"), left)
-        load(b, _zero(b_zero, "b"), right)
-        if left.shape == out.shape:
-            values = left
-        elif right.shape == out.shape:
-            values = right
-        else:
-            values = np.empty(out.shape, np.float32)
-        scales = (_scale(s, n) for s, n in ((a_scale, "a"), (b_scale, "b"), (c_scale, "c")))
-        combine(left, right, *scales, values)
-        store(values, _zero(c_zero, "c"), out, True)
-        return out
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        a_type, b_type, c_type = inputs[0], inputs[3], outputs[0]
+        assert a_type is not None
+        assert b_type is not None
+        assert c_type is not None
+        layout = Layout()
+        left, right = layout.field(a_type.dims, FLOAT32), layout.field(b_type.dims, FLOAT32)
+        result = next((f for f in (left, right) if f.shape == c_type.dims), None)
+        if result is None:
+            result = layout.field(c_type.dims, FLOAT32)
 
-    a, b = tensor(types, 0), tensor(types, 3)
-    workspace = scratch_bytes((a.dims, FLOAT32), (b.dims, FLOAT32)) if a.static and b.static else 0
-    return both_forms(filled(run, node, 8), workspace=workspace, inplace=(0, 3))
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = padded(given, 8)
+            x, y, values = left(workspace), right(workspace), result(workspace)
+            load(a, _zero(a_zero, "a"), x)
+            load(b, _zero(b_zero, "b"), y)
+            combine(x, y, _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c"), values)
+            store(values, _zero(c_zero, "c"), out, True)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0, 3))
 
 
 @operator("QLinearAdd", domain=_MS, infer=_infer_binary)
@@ -274,15 +249,8 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
     recoders = [_recoder(node, (i + 1, i + 2), (0, 1)) for i in range(2, count, 3)]
     axis = node.attrs["axis"]
 
-    def run(*args: Any) -> np.ndarray:
-        inputs, parts = args[:count], args[2:count:3]
-        if len(args) > count:
-            out = args[count]
-        else:
-            given = [TensorType(x.dtype, x.shape) if x is not None else None for x in inputs]
-            (kind,) = _infer_concat(given, node.attrs, [])
-            assert isinstance(kind, TensorType)
-            out = np.empty(kind.dims, kind.dtype)
+    def into(*args: Any) -> None:
+        inputs, parts, out = args[:count], args[2:count:3], args[count]
         at = normalize_axis(axis, out.ndim)
         place: list[slice] = [slice(None)] * out.ndim
         start = 0
@@ -290,9 +258,8 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
             place[at] = slice(start, start + part.shape[at])
             start += part.shape[at]
             recode(part, inputs, out[tuple(place)])
-        return out
 
-    return both_forms(run)
+    return specialized(node, types, lambda *_: Routine(into))
 
 
 def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -304,24 +271,26 @@ def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def qlinear_where(node: Node, types: Types) -> Kernel:
     recoders = [_recoder(node, (i + 1, i + 2), (7, 8)) for i in (1, 4)]
 
-    def run(*args: Any) -> np.ndarray:
-        inputs, condition = args[:9], args[0]
-        chosen = [inputs[1], inputs[4]]
-        for i, recode in enumerate(recoders):
-            codes = np.empty(chosen[i].shape, chosen[i].dtype)
-            recode(chosen[i], inputs, codes)
-            chosen[i] = codes
-        if len(args) == 9:
-            try:
-                return np.where(condition, *chosen)
-            except ValueError as error:
-                raise ShapeError(str(error)) from error
-        out: np.ndarray = args[9]
-        np.copyto(out, chosen[1])
-        np.copyto(out, chosen[0], where=condition)
-        return out
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        rooms = []
+        for i in (1, 4):
+            kind = inputs[i]
+            assert kind is not None
+            assert kind.dtype is not None
+            rooms.append(layout.field(kind.dims, kind.dtype))
 
-    return both_forms(run)
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            chosen = [room(workspace) for room in rooms]
+            for i, recode, codes in zip((1, 4), recoders, chosen, strict=True):
+                recode(given[i], given, codes)
+            np.copyto(out, chosen[1])
+            np.copyto(out, chosen[0], where=given[0])
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
 
 
 # Along axes
@@ -333,32 +302,31 @@ def qlinear_softmax(node: Node, types: Types) -> Kernel:
     # Softmax before version 13 ran over all axes from ``axis`` on.
     flattened = node.attrs.get("opset", 13) < 13
 
-    def run(
-        x: np.ndarray,
-        x_scale: np.ndarray,
-        x_zero: np.ndarray | None,
-        y_scale: np.ndarray,
-        y_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        if out is None:
-            out = np.empty(x.shape, x.dtype)
-        first = normalize_axis(axis, x.ndim)
-        axes = tuple(range(first, x.ndim)) if flattened else (first,)
-        if not x.size:
-            return out
-        values = Scratch(workspace).take(x.shape, FLOAT32)
-        load(x, None, values)  # a shift of all codes is of no consequence
-        np.subtract(values, values.max(axes, keepdims=True), values)
-        np.multiply(values, _scale(x_scale, "x"), values)
-        np.exp(values, values)
-        np.divide(values, values.sum(axes, keepdims=True), values)
-        return _quantized(values, y_scale, y_zero, out)
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type = inputs[0]
+        assert x_type is not None
+        rank = len(x_type.dims)
+        first = normalize_axis(axis, rank)
+        axes = tuple(range(first, rank)) if flattened else (first,)
+        layout = Layout()
+        room = layout.field(x_type.dims, FLOAT32)
 
-    x_type = tensor(types, 0)
-    workspace = scratch_bytes((x_type.dims, FLOAT32)) if x_type.static else 0
-    return both_forms(filled(run, node, 5), workspace=workspace, inplace=(0,))
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            x, x_scale, _, y_scale, y_zero = padded(given, 5)
+            if not x.size:
+                return
+            values = room(workspace)
+            load(x, None, values)  # a shift of all codes is of no consequence
+            np.subtract(values, values.max(axes, keepdims=True), values)
+            np.multiply(values, _scale(x_scale, "x"), values)
+            np.exp(values, values)
+            np.divide(values, values.sum(axes, keepdims=True), values)
+            _quantize(values, y_scale, y_zero, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))
 
 
 def _mean_kernel(
@@ -369,25 +337,18 @@ def _mean_kernel(
 ) -> Kernel:
     """The mean over some axes; ``axes_of`` gives them for a rank."""
 
-    def run(
-        x: np.ndarray,
-        x_scale: np.ndarray,
-        x_zero: np.ndarray | None,
-        y_scale: np.ndarray,
-        y_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-    ) -> np.ndarray:
+    def into(*args: Any) -> None:
+        *given, out = args
+        x, x_scale, x_zero, y_scale, y_zero = padded(given, 5)
         axes = axes_of(x.ndim)
-        total = x.sum(axes, np.int64, keepdims=keepdims)  # codes, exactly
-        count = int(np.prod([x.shape[i] for i in axes], dtype=np.int64))
+        total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
+        count = math.prod(x.shape[i] for i in axes)
         offset = 0 if x_zero is None else int(x_zero.reshape(()))
         values = np.asarray((total - offset * count) / np.float64(count), np.float32)
         np.multiply(values, _scale(x_scale, "x"), values)
-        if out is None:
-            out = np.empty(values.shape, x.dtype)
-        return _quantized(values, y_scale, y_zero, out)
+        _quantize(values, y_scale, y_zero, out)
 
-    return both_forms(filled(run, node, 5))
+    return specialized(node, types, lambda *_: Routine(into))
 
 
 def _reduced(shape: Shape | None, axes: Sequence[int], keepdims: bool) -> Shape | None:
@@ -464,27 +425,35 @@ def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 @operator("QLinearAveragePool", domain=_MS, infer=_infer_average_pool)
 def qlinear_average_pool(node: Node, types: Types) -> Kernel:
     last = bool(node.attrs.get("channels_last", 0))
-    x_type = tensor(types, 0)
-    inner_type = TensorType(FLOAT32, _channels_first(x_type.shape) if last else x_type.shape)
-    inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
-    pool = inner.op.compile(inner, [inner_type]).function
 
-    def run(
-        x: np.ndarray,
-        x_scale: np.ndarray,
-        x_zero: np.ndarray | None,
-        y_scale: np.ndarray,
-        y_zero: np.ndarray | None,
-        out: np.ndarray | None = None,
-        workspace: np.ndarray | None = None,
-    ) -> np.ndarray:
-        values = _dequantized(x, x_scale, x_zero, Scratch(workspace))
-        pooled = pool(np.moveaxis(values, -1, 1) if last else values)
-        if last:
-            pooled = np.moveaxis(pooled, 1, -1)
-        if out is None:
-            out = np.empty(pooled.shape, x.dtype)
-        return _quantized(pooled, y_scale, y_zero, out)
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type, y_type = inputs[0], outputs[0]
+        assert x_type is not None
+        assert y_type is not None
+        dims = _channels_first(x_type.dims) if last else x_type.dims
+        inner_type = TensorType(FLOAT32, dims)
+        inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
+        pool = inner.op.compile(inner, [inner_type])
+        layout = Layout()
+        room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
+        scratch = layout.field((pool.workspace,), np.dtype(np.uint8)) if pool.workspace else None
 
-    workspace = scratch_bytes((x_type.dims, FLOAT32)) if x_type.static else 0
-    return both_forms(filled(run, node, 5), workspace=workspace)
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            x, x_scale, x_zero, y_scale, y_zero = padded(given, 5)
+            values, means = room(workspace), pooled(workspace)
+            _dequantize(x, x_scale, x_zero, values)
+            source, target = values, means
+            if last:
+                source, target = np.moveaxis(values, -1, 1), np.moveaxis(means, -1, 1)
+            if pool.into is None or (last and pool.contiguous):
+                np.copyto(target, pool.function(source))
+            elif scratch is None:
+                pool.into(source, target)
+            else:
+                pool.into(source, target, scratch(workspace))
+            _quantize(means, y_scale, y_zero, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

@@ -1,8 +1,9 @@
 """Kernels that are laid out for the shapes they will see.
 
-Convolutions, pooling, matrix products and normalisations decide by shapes: strategy, blocks, scratch
-memory. A family says once how (``Make``), and ``specialized`` turns that into both kernel forms: the
-writing form for the types known at compile time, and the allocating form for whatever comes.
+Convolutions, pooling, matrix products and normalisations decide by shapes: strategy, blocks,
+scratch memory. A family says once how (``Make``), and ``specialized`` turns that into both kernel
+forms: the writing form for the types known at compile time, and the allocating form for whatever
+comes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Routine:
     """One node's code for inputs of known shapes.
 
     ``into(*inputs, *outputs)`` writes the outputs, with one more argument where ``workspace`` bytes
-    are asked for (see ``Kernel``). The inputs in ``prepared`` are not read: what matters of them was
-    taken from constants when the routine was made.
+    are asked for (see ``Kernel``). The inputs in ``prepared`` are not read: what matters of them
+    was taken from constants when the routine was made.
     """
 
     into: Callable[..., Any]
@@ -54,7 +55,7 @@ class Field:
     offset: int
 
     def __call__(self, workspace: np.ndarray) -> np.ndarray:
-        return np.ndarray(self.shape, self.dtype, workspace, self.offset)  # type: ignore[arg-type]
+        return np.ndarray(self.shape, self.dtype, workspace, self.offset)
 
     def reshaped(self, *shape: int) -> Field:
         """Another shape, of no more elements, at the same place."""
@@ -97,10 +98,9 @@ def specialized(
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
         consts = list(given)
         for i in values:
-            if i < len(inputs) and consts[i] is None:
-                kind = inputs[i]
-                if kind is not None and kind.data is not None:
-                    consts[i] = np.array(kind.data, kind.dtype).reshape(kind.dims)
+            known = inputs[i] if i < len(inputs) else None
+            if known is not None and known.data is not None:
+                consts[i] = np.array(known.data, known.dtype).reshape(known.dims)
         inferred = list(node.op.infer(inputs, node.attrs, consts))
         outputs: list[TensorType | None] = []
         for i, value in enumerate(node.outputs):

@@ -45,6 +45,14 @@ def view_kernel(view: Callable[..., Any]) -> Kernel:
     return Kernel(view, into, view=True)
 
 
+def refill(x: np.ndarray, out: np.ndarray) -> None:
+    """Copy the elements of ``x`` in order to ``out``, which has another shape."""
+    if out.flags.c_contiguous:
+        out.reshape(x.shape)[...] = x
+    else:
+        out[...] = x.reshape(out.shape)
+
+
 def carried(kind: TensorType, source: TensorType) -> TensorType:
     """``kind`` with the contents of ``source``, whose elements are the same in the same order."""
     return with_data(kind, lambda: source.data)
@@ -177,18 +185,18 @@ def reshape(node: Node, types: Types) -> Kernel:
         return x.reshape(shape)
 
     def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
-        out.reshape(x.shape)[...] = x
+        refill(x, out)
 
     if target is None:
 
         def run(x: np.ndarray, shape: np.ndarray) -> np.ndarray:
             return resolved(x, shape.tolist())
 
-        return Kernel(run, into, view=True, contiguous=True)
+        return Kernel(run, into, view=True)
 
     fixed: Any = target if dims is None else reshaped(dims, target, allowzero)
     if dims is None and 0 in target and not allowzero:
-        return Kernel(lambda x, _: resolved(x, fixed), into, view=True, contiguous=True)
+        return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 
     def run_fixed(x: np.ndarray, _: Any) -> np.ndarray:
         try:
@@ -196,7 +204,7 @@ def reshape(node: Node, types: Types) -> Kernel:
         except ValueError:
             return resolved(x, fixed)
 
-    return Kernel(run_fixed, into, view=True, contiguous=True)
+    return Kernel(run_fixed, into, view=True)
 
 
 def flatten_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -219,14 +227,11 @@ def flatten(node: Node, types: Types) -> Kernel:
         axis = _flatten_axis(node.attrs, len(dims))
         return math.prod(dims[:axis]), math.prod(dims[axis:])
 
-    def into(x: np.ndarray, out: np.ndarray) -> None:
-        out.reshape(x.shape)[...] = x
-
     dims = all_known(tensor(types, 0).shape)
     if dims is None:
-        return Kernel(lambda x: x.reshape(target(x.shape)), into, view=True, contiguous=True)
+        return Kernel(lambda x: x.reshape(target(x.shape)), refill, view=True)
     fixed = target(dims)
-    return Kernel(lambda x: x.reshape(fixed), into, view=True, contiguous=True)
+    return Kernel(lambda x: x.reshape(fixed), refill, view=True)
 
 
 # Squeeze, Unsqueeze, Transpose

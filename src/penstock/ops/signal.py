@@ -217,7 +217,8 @@ def stft(node: Node, types: Types) -> Kernel:
 
         def into(*arguments: Any) -> None:
             x = _values(arguments[0])
-            every = np.lib.stride_tricks.sliding_window_view(x, length, 1)[:, ::step]
+            strides = (x.strides[0], step * x.strides[1], x.strides[1])
+            every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
             if windowed:
                 every = np.multiply(every, arguments[2], framed(arguments[-1]))
             _transform(function, every, length, 2, arguments[n_inputs])

@@ -13,8 +13,9 @@ from penstock.types import Dim, Shape, ShapeError
 class Window:
     """``count`` windows along one axis of ``size`` elements.
 
-    Window ``o`` looks at the elements ``o * stride - begin + k * dilation`` for ``k < kernel``; those
-    before 0 and from ``size`` on are padding, of which ``begin`` and ``end`` elements were asked for.
+    Window ``o`` looks at the elements ``o * stride - begin + k * dilation`` for ``k < kernel``;
+    those before 0 and from ``size`` on are padding, of which ``begin`` and ``end`` elements were
+    asked for.
     """
 
     size: int

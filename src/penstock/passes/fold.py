@@ -139,9 +139,10 @@ def _contents(kind: Type) -> np.ndarray | None:
     if not all(isinstance(x, int) for x in kind.data):
         return None
     assert kind.dtype is not None
-    info = np.iinfo(kind.dtype)
-    if any(not info.min <= x <= info.max for x in kind.data):  # type: ignore[operator]
-        return None
+    if kind.dtype.kind != "b":
+        info = np.iinfo(kind.dtype)
+        if any(not info.min <= x <= info.max for x in kind.data):  # type: ignore[operator]
+            return None
     return np.array(kind.data, kind.dtype).reshape(kind.dims)
 
 

@@ -10,16 +10,16 @@ from penstock.ir import Graph, Node, Value, captures, clone
 def prune(graph: Graph) -> bool:
     """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted."""
     changed = False
-    needed: set[Value] = set(graph.outputs)
+    needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        wanted = node in controls or any(v in needed for v in node.outputs if v is not None)
-        if not wanted:
+        if needed.isdisjoint(node.outputs) and node not in controls:
             changed = True
             continue
         kept.append(node)
-        needed.update([v for v in node.inputs if v is not None])
+        needed.update(node.inputs)
+        needed.discard(None)  # an optional input left out
         controls.update(node.control_inputs)
         for _, inner in node.graphs:
             changed |= prune(inner)

@@ -1,0 +1,34 @@
+"""Garbage collection while graphs are built."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOCK = threading.Lock()
+_holders = 0
+_was_enabled = False
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile.
+
+    Building a graph allocates hundreds of thousands of objects that all stay. Python's collector
+    would walk them again and again: half of the time to compile a graph of 100,000 nodes.
+    """
+    global _holders, _was_enabled
+    with _LOCK:
+        if _holders == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _holders -= 1
+            if _holders == 0 and _was_enabled:
+                gc.enable()

@@ -1,0 +1,100 @@
+"""Penstock as an ONNX backend, for the official test suite and tools that drive backends.
+
+The protocol is ``onnx.backend.base``: ``prepare`` a model, ``run`` it with inputs by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from penstock.errors import InvalidInput, PenstockError, Unsupported
+from penstock.session import Session, compile
+
+
+class PenstockRep(BackendRep):
+    """A compiled model."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Outputs in the model's order, also by name; ``inputs`` by position or by name."""
+        ports = self.session.inputs
+        if isinstance(inputs, Mapping):
+            feeds = dict(inputs)
+        else:
+            values = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+            if len(values) > len(ports):
+                raise InvalidInput(f"{len(values)} inputs given, the model takes {len(ports)}")
+            feeds = {port.name: value for port, value in zip(ports, values, strict=False)}
+        outputs = self.session.run(feeds, **kwargs)
+        names = [port.name for port in self.session.outputs]
+        return namedtupledict("Outputs", names)(*outputs.values())
+
+
+class PenstockBackend(Backend):
+    """Compiles with the default options; keyword arguments go to ``penstock.compile``."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether the model is valid, and every operation in it supported."""
+        try:
+            compile(model, **kwargs)
+        except Unsupported:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PenstockRep:
+        """Compile a model; raises ``PenstockError`` for one that is invalid or unsupported."""
+        if not cls.supports_device(device):
+            raise PenstockError(f"device {device!r} is not supported, only CPU is")
+        return PenstockRep(compile(model, **kwargs))
+
+    @classmethod
+    def run_model(
+        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Compile a model and run it once."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run a single node; ``opset_version`` says which version of its domain it means."""
+        version = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
+        opsets = [onnx.helper.make_opsetid(node.domain, version)]
+        if node.domain not in ("", "ai.onnx"):
+            opsets.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
+        names = [name for name in node.input if name]
+        feeds = dict(zip(names, inputs, strict=False))
+        infos = []
+        for name in dict.fromkeys(names):
+            code = onnx.helper.np_dtype_to_tensor_dtype(feeds[name].dtype)
+            infos.append(onnx.helper.make_tensor_value_info(name, code, list(feeds[name].shape)))
+        outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+        graph = onnx.helper.make_graph([node], "node", infos, outputs)
+        model = onnx.helper.make_model(graph, opset_imports=opsets)
+        return cls.prepare(model, device, **kwargs).run(feeds)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Only ``CPU`` is."""
+        return device.split(":")[0] == "CPU"
+
+
+is_compatible = PenstockBackend.is_compatible
+prepare = PenstockBackend.prepare
+run_model = PenstockBackend.run_model
+run_node = PenstockBackend.run_node
+supports_device = PenstockBackend.supports_device

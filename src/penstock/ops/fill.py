@@ -1,0 +1,250 @@
+"""Tensors made from little: constants of a shape, ranges, identity matrices, one-hot vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from penstock.ir import Node
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.infer import (
+    all_known,
+    element_dtype,
+    ints,
+    known_ints,
+    normalize_axis,
+    same_dtype,
+    same_type,
+    tensor,
+    with_data,
+)
+from penstock.ops.pad import scalar, zero
+from penstock.ops.scatter import updating
+from penstock.ops.shape import unknown_shape
+from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
+
+# ConstantOfShape
+
+
+def _fill_value(attrs: Attrs) -> np.ndarray:
+    value = attrs.get("value")
+    if value is None:
+        return np.zeros((), np.float32)
+    if np.size(value) != 1:
+        raise ShapeError(f"the value must have one element, not shape {list(np.shape(value))}")
+    return np.asarray(value).reshape(())
+
+
+def constant_of_shape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    value = _fill_value(attrs)
+    shape: Shape | None = ints(types, consts, 0)
+    if shape is None:
+        return (TensorType(value.dtype, unknown_shape(types, 0)),)
+    if any(isinstance(d, int) and d < 0 for d in shape):
+        raise ShapeError(f"{list(shape)} is no shape")
+    kind = TensorType(value.dtype, shape)
+
+    def contents() -> tuple[Dim, ...] | None:
+        dims = all_known(shape)
+        if dims is None or math.prod(dims) > MAX_DATA:
+            return None
+        return (int(value),) * math.prod(dims)
+
+    return (with_data(kind, contents),)
+
+
+@operator("ConstantOfShape", since=9, infer=constant_of_shape_type)
+def constant_of_shape(node: Node, types: Types) -> Kernel:
+    value = _fill_value(node.attrs)
+    # Zeros come from the system as they are touched, without being written.
+    zeros = value.dtype != object and not any(value.tobytes())
+
+    def run(shape: np.ndarray) -> np.ndarray:
+        try:
+            return np.zeros(shape, value.dtype) if zeros else np.full(shape, value)
+        except ValueError as error:
+            raise ShapeError(f"{shape.tolist()} is no shape: {error}") from None
+
+    def into(_: Any, out: np.ndarray) -> None:
+        out[...] = value
+
+    return Kernel(run, into)
+
+
+# Range
+
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_DOUBLE = 11  # the number of float64 among ONNX's element types
+
+
+def _range_length(start: float, limit: float, delta: float) -> int:
+    if delta == 0:
+        raise ShapeError("the delta of Range must not be 0")
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
+        return max(-((start - limit) // delta), 0)
+    try:
+        return max(math.ceil((limit - start) / delta), 0)
+    except (ValueError, OverflowError):
+        raise ShapeError(f"a range from {start} to {limit} by {delta} has no length") from None
+
+
+def _number(x: np.ndarray) -> int | float:
+    one = scalar(x)
+    return int(one) if x.dtype.kind in "iu" else float(one)
+
+
+def range_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = same_dtype(types, range(3))
+    bounds: list[Any] = []
+    for i in range(3):
+        const = consts[i] if i < len(consts) else None
+        data = tensor(types, i).data
+        bounds.append(_number(const) if const is not None else data[0] if data else None)
+    start, limit, delta = bounds
+    if all(isinstance(x, int | float) for x in bounds):
+        n = _range_length(start, limit, delta)
+        kind = TensorType(dtype, (n,))
+        if n > MAX_DATA:
+            return (kind,)
+        return (with_data(kind, lambda: tuple(range(start, start + n * delta, delta))),)
+    # The only use of a symbolic dim: the positions along an axis of that size.
+    return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
+
+
+@operator("Range", since=11, infer=range_type)
+def range_(node: Node, types: Types) -> Kernel:
+    half = np.float64 if node.attrs.get("stash_type", 1) == _DOUBLE else np.float32
+
+    def run(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        dtype = start.dtype
+        first, step = _number(start), _number(delta)
+        n = _range_length(first, _number(limit), step)
+        if dtype.kind in "iu":
+            return np.arange(first, first + n * step, step, dtype=dtype)
+        steps: Any = np.arange(n, dtype=half if dtype in _HALVES else np.float64)
+        return (steps * step + first).astype(dtype, copy=False)
+
+    def into(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, out: np.ndarray) -> None:
+        out[...] = run(start, limit, delta)
+
+    return Kernel(run, into)
+
+
+# EyeLike
+
+
+def eye_like_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) != 2:
+        raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
+    dtype = element_dtype(attrs, "dtype") or x.dtype
+    return (TensorType(dtype, (None, None) if x.shape is None else x.shape),)
+
+
+@operator("EyeLike", since=9, infer=eye_like_type)
+def eye_like(node: Node, types: Types) -> Kernel:
+    dtype, k = element_dtype(node.attrs, "dtype"), node.attrs.get("k", 0)
+
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        if x.ndim != 2:
+            raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
+        if out is None:
+            out = np.zeros(x.shape, x.dtype if dtype is None else dtype)
+        else:
+            out[...] = 0
+        rows = np.arange(max(-k, 0), max(min(x.shape[0], x.shape[1] - k), max(-k, 0)))
+        out[rows, rows + k] = 1
+        return out
+
+    return Kernel(run, run)
+
+
+# OneHot
+
+
+def one_hot_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    indices, values = tensor(types, 0), tensor(types, 2)
+    depth = ints(types, consts, 1)
+    if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
+        raise ShapeError(f"depth {list(depth)} is no number of classes")
+    if indices.shape is None:
+        return (TensorType(values.dtype),)
+    axis = normalize_axis(attrs.get("axis", -1), len(indices.shape) + 1)
+    classes = None if depth is None else depth[0]
+    shape = (*indices.shape[:axis], classes, *indices.shape[axis:])
+    return (TensorType(values.dtype, shape),)
+
+
+def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
+    axis = node.attrs.get("axis", -1)
+    known = known_ints(node, types, 1)
+    fixed = None if known is None else np.arange(known[0])
+
+    def hot(indices: np.ndarray, depth: np.ndarray) -> np.ndarray:
+        classes = fixed
+        if classes is None:
+            if depth.size != 1 or depth.item() < 0:
+                raise ShapeError(f"depth {depth.tolist()} is no number of classes")
+            classes = np.arange(int(depth.item()))
+        where = normalize_axis(axis, indices.ndim + 1)
+        picked = indices.astype(np.int64, copy=False)
+        if from_the_end:
+            picked = np.where(picked < 0, picked + len(classes), picked)
+        picked = picked.reshape(*indices.shape[:where], 1, *indices.shape[where:])
+        return picked == classes.reshape(-1, *[1] * (indices.ndim - where))
+
+    def run(indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
+        _check_pair(values)
+        return np.where(hot(indices, depth), values[1, ...], values[0, ...])
+
+    def into(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+        _check_pair(values)
+        out[...] = values[0, ...]
+        np.copyto(out, values[1, ...], where=hot(indices, depth))
+
+    return Kernel(run, into)
+
+
+def _check_pair(values: np.ndarray) -> None:
+    if values.shape != (2,):
+        raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
+
+
+@operator("OneHot", since=11, infer=one_hot_type)
+def one_hot(node: Node, types: Types) -> Kernel:
+    return _one_hot(node, types, from_the_end=True)
+
+
+@operator("OneHot", since=9, version=10, infer=one_hot_type)
+def one_hot_9(node: Node, types: Types) -> Kernel:
+    """Negative indices are out of range here, and no class."""
+    return _one_hot(node, types, from_the_end=False)
+
+
+# Trilu
+
+
+@operator("Trilu", since=14, infer=same_type)
+def trilu(node: Node, types: Types) -> Kernel:
+    upper = bool(node.attrs.get("upper", 1))
+    given = len(node.inputs) > 1 and node.inputs[1] is not None
+    known = known_ints(node, types, 1) if given else (0,)
+
+    def dropped(dims: Sequence[int], k: int) -> np.ndarray:
+        if len(dims) < 2:
+            raise ShapeError(f"the input must be matrices, not of shape {list(dims)}")
+        diagonal = np.arange(dims[-1]) - np.arange(dims[-2])[:, None]
+        return diagonal < k if upper else diagonal > k
+
+    dims = all_known(tensor(types, 0).shape)
+    fixed = None if dims is None or not known else dropped(dims, known[0])
+
+    def place(out: np.ndarray, k: np.ndarray | None = None) -> None:
+        mask = dropped(out.shape, 0 if k is None else int(scalar(k))) if fixed is None else fixed
+        np.copyto(out, zero(out.dtype), where=mask)
+
+    return updating(place)
