@@ -15,7 +15,7 @@ from penstock.errors import InvalidInput, PenstockError, Unsupported
 from penstock.session import Session, compile
 
 
-class PenstockRep(BackendRep):
+class PenstockRep(BackendRep):  # type: ignore[misc] - onnx is not analysed
     """A compiled model."""
 
     def __init__(self, session: Session) -> None:
@@ -36,7 +36,7 @@ class PenstockRep(BackendRep):
         return namedtupledict("Outputs", names)(*outputs.values())
 
 
-class PenstockBackend(Backend):
+class PenstockBackend(Backend):  # type: ignore[misc]
     """Compiles with the default options; keyword arguments go to ``penstock.compile``."""
 
     @classmethod

@@ -19,6 +19,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Control, begin, end
 from penstock.executors.linear import LinearExecutor
+from penstock.explain import format_plan
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
@@ -260,8 +261,6 @@ class Session:
 
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
-        from penstock.text import format_plan
-
         executor = self._latest()
         return format_plan(executor.plan, executor.layout)
 
@@ -511,12 +510,10 @@ def _from_python(value: Any, dtype: np.dtype) -> np.ndarray:
     array = np.asarray(value)
     if dtype == STRING:
         return array.astype(object)
-    ranks = "biufc"
-    if array.size and array.dtype.kind in ranks and dtype.kind in ranks:
-        if ranks.index(array.dtype.kind.replace("u", "i")) > ranks.index(
-            dtype.kind.replace("u", "i")
-        ):
-            raise TypeError(f"{array.dtype} does not fit {dtype}")
+    # A number may become a wider kind, never a narrower one: 1.5 is no integer.
+    ranks = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+    if array.size and ranks.get(array.dtype.kind, 0) > ranks.get(dtype.kind, 2):
+        raise TypeError(f"{array.dtype} does not fit {dtype}")
     return np.asarray(value, dtype)
 
 

@@ -15,8 +15,11 @@ put on a list of what is left to do.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -69,12 +72,28 @@ def load(source: Source, limits: Limits | None = None) -> Model:
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, onnx.ModelProto):
-        return _Importer(source, None, limits).model()
-    path = None if isinstance(source, bytes) else Path(source)
-    data = source if isinstance(source, bytes) else _contents(Path(source))
-    proto = _parsed(data, "the bytes given" if path is None else str(path))
-    del data
-    return _Importer(proto, path, limits).model()
+        proto, path = source, None
+    elif isinstance(source, bytes):
+        proto, path = _parsed(source, "the bytes given"), None
+    else:
+        path = Path(source)
+        proto = _parsed(_contents(path), str(path))
+    with _uncollected():
+        return _Importer(proto, path, limits).model()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: there is no garbage, and to walk over the growing model time
+    and again takes as long as to build it.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _contents(path: Path) -> bytes:
@@ -250,14 +269,21 @@ class _Importer:
     # Nodes
 
     def declare(
-        self, nodes: Iterable[NodeProto], frame: Frame, bound: dict[str, Value]
-    ) -> list[Made]:
+        self, nodes: Sequence[NodeProto], frame: Frame, bound: dict[str, Value]
+    ) -> Iterator[Made]:
         """Make a value of each output, before any node looks for its inputs: they may come in any
         order. ``bound`` has the values that outputs of a function are to be; those of its names
         that no node produces stay in it. Constants end here.
         """
+        if self.limits.max_nodes is not None:
+            self.nodes += len(nodes)
+            if self.nodes > self.limits.max_nodes:
+                raise InvalidModel(
+                    f"{self.where} has more nodes than Limits.max_nodes = {self.limits.max_nodes}; "
+                    "raise the limit if you trust the model"
+                )
         names = frame.scope.names
-        body: list[Made] = []
+        made: list[list[Value | None] | None] = []
         functions = self.functions.table
         for index, proto in enumerate(nodes):
             outputs: list[Value | None] = []
@@ -272,22 +298,19 @@ class _Importer:
             constant = proto.op_type == "Constant" and plain_domain(proto.domain) == ""
             if constant and not (functions and self.functions.find(proto)):
                 self.constant(proto, outputs, index, frame)
+                made.append(None)
             else:
-                body.append((index, proto, outputs))
-        self.nodes += len(body)
-        if self.limits.max_nodes is not None and self.nodes > self.limits.max_nodes:
-            raise InvalidModel(
-                f"{self.where} has more nodes than Limits.max_nodes = {self.limits.max_nodes}; "
-                "raise the limit if you trust the model"
-            )
-        return body
+                made.append(outputs)
+        return zip(count(), nodes, made, strict=False)
 
-    def expand(self, into: list[Node], body: list[Made], frame: Frame) -> None:
+    def expand(self, into: list[Node], body: Iterator[Made], frame: Frame) -> None:
         """Import nodes, those of functions in the place of their calls."""
-        stack: list[Entry] = [(iter(body), frame, [])]
+        stack: list[Entry] = [(body, frame, [])]
         while stack:
             left, frame, last = stack[-1]
             for index, proto, outputs in left:
+                if outputs is None:
+                    continue
                 called = self.node(into, proto, outputs, index, frame)
                 if called is not None:
                     stack.append(called)
@@ -448,7 +471,7 @@ class _Importer:
             self.copied(self.found(formal, inside), output, name, frame)
             for formal, output in [*bound.items(), *again]
         ]
-        return iter(body), inside, [node for node in last if node is not None]
+        return body, inside, [node for node in last if node is not None]
 
     def copied(self, value: Value, output: Value, name: str, frame: Frame) -> Node | None:
         """What makes ``output`` a copy of ``value``."""

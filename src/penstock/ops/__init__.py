@@ -32,6 +32,7 @@ FAMILIES = (
     "quantized",
     "quantized_conv",
     "quantized_ms",
+    "quantized_weights",
     "random",
     "sequence",
     "text",

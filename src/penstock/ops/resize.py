@@ -258,8 +258,8 @@ def _table(axis: Axis, attrs: Attrs) -> Table:
         weights = np.where((indices < 0) | (indices > last), 0.0, weights)
         total = weights.sum(0)
         weights = weights / np.where(total == 0, 1, total)
-    used = weights.any(1)  # some taps may be needed by no position
-    used[0] |= not used.any()
+    used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
+    used = used if len(used) else np.zeros(1, np.intp)
     return Table(
         axis.axis, axis.size, axis.out, np.clip(indices, 0, last)[used], weights[used], outside
     )

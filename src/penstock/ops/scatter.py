@@ -24,6 +24,7 @@ from penstock.ops.index import (
 from penstock.ops.infer import normalize_axis, same_dtype, tensor
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
+_LITTLE = 16 * 1024  # bytes
 _ACCUMULATE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
@@ -44,11 +45,19 @@ def updating(place: Callable[..., None]) -> Kernel:
 
     def into(x: np.ndarray, *rest: Any) -> None:
         out = rest[-1]
-        if out is not x:
+        if not _same_memory(x, out):
             out[...] = x
         place(out, *rest[:-1])
 
     return Kernel(run, into, inplace=(0,))
+
+
+def _same_memory(x: np.ndarray, out: np.ndarray) -> bool:
+    """Whether ``out`` has taken over the memory of ``x``, which may then be another array object.
+
+    Of little data the copy costs less than the look.
+    """
+    return out is x or (out.nbytes > _LITTLE and out.ctypes.data == x.ctypes.data)
 
 
 def _accumulate(

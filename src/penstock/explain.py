@@ -1,0 +1,74 @@
+"""Plans as text: what runs, in which order, and where each value lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.liveness import Layout
+from penstock.plan import Kind, Plan, Step
+
+
+def format_plan(plan: Plan, layout: Layout) -> str:
+    """A plan and its memory, a line a step; offsets are bytes from the start of the arena."""
+    summary = (
+        f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {plan.views} free views, "
+        f"arena {format_bytes(layout.size)} (lower bound {format_bytes(layout.lower_bound)}), "
+        f"constants {format_bytes(plan.constant_bytes)}"
+    )
+    lines = [summary]
+    for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
+        text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
+        lines.append(f"{title} ({text})")
+    lines.extend(_Formatter(plan, layout).steps([plan.steps[i] for i in layout.order], 0))
+    return "\n".join(lines) + "\n"
+
+
+class _Formatter:
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.number = 0
+
+    def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
+        for step in steps:
+            yield self.step(step, depth)
+            names = [name for name, _ in step.node.graphs]
+            for name, block in zip(names, step.blocks, strict=True):
+                yield f"{'  ' * depth}     {name}:"
+                yield from self.steps(block.steps, depth + 1)
+
+    def step(self, step: Step, depth: int) -> str:
+        self.number += 1
+        outputs = ", ".join(self.slot(i, typed=True) for i in step.outputs)
+        inputs = ", ".join(self.slot(i, typed=False) for i in step.inputs)
+        extra = ""
+        if step.workspace >= 0:
+            kind = self.plan.slots[step.workspace].type
+            extra = f" workspace {self.where(step.workspace)} {kind}"
+        origin = step.node.origin or step.node.name
+        number = f"{self.number:>4} "
+        return f"{'  ' * depth}{number}{outputs} = {step.node.op.name}({inputs}){extra}  # {origin}"
+
+    def slot(self, index: int, *, typed: bool) -> str:
+        if index < 0:
+            return "_"
+        slot = self.plan.slots[index]
+        return f"{slot.name} {self.where(index)}{f' {slot.type}' if typed else ''}"
+
+    def where(self, index: int) -> str:
+        """Where the value of a slot lives: ``@offset`` in the arena, constant, or dynamic."""
+        slot = self.plan.slots[index]
+        if slot.kind is Kind.ARENA:
+            return f"@{self.layout.offsets[index]}"
+        if slot.kind is Kind.ALIAS:
+            return f"@{self.layout.offsets[slot.base] + slot.offset}"
+        return f"<{slot.kind.value}>"
+
+
+def format_bytes(n: float) -> str:
+    """Bytes in the largest binary unit that keeps them above 1."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
+        n /= 1024
+    raise AssertionError

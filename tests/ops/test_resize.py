@@ -1,0 +1,297 @@
+"""Resize against onnx.reference, whose arithmetic is float64, and against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from penstock.ops import find
+from penstock.types import ShapeError, TensorType, constant_type
+from tests.ops.harness import check_node
+
+rng = np.random.default_rng(3)
+
+
+@pytest.fixture(autouse=True)
+def _errstate() -> Any:
+    with np.errstate(all="ignore"):
+        yield
+
+
+def image(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    if np.dtype(dtype).kind in "iu":
+        return rng.integers(0, 100, shape).astype(dtype)
+    return rng.normal(size=shape).astype(dtype)
+
+
+def scales(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def sizes(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def check(inputs: list[Any], attrs: dict[str, Any], **more: Any) -> None:
+    """With shapes known only during the run, and with constant sizes."""
+    constants = [i for i, x in enumerate(inputs) if i and x is not None]
+    (y,) = check_node("Resize", inputs, attrs, **more)
+    more["expected"] = [y]
+    check_node("Resize", inputs, attrs, constants=constants, **more)
+
+
+COORDINATES = ["half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
+TARGETS = [(5, 7), (10, 14), (15, 21), (3, 3), (9, 20), (5, 13), (1, 1), (20, 4)]
+
+
+@pytest.mark.parametrize("coordinates", [*COORDINATES, "pytorch_half_pixel"])
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_nearest(coordinates: str, rounding: str, target: tuple[int, int]) -> None:
+    attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+    check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("outside", [0, 1])
+@pytest.mark.parametrize("target", TARGETS)
+def test_interpolation(mode: str, coordinates: str, outside: int, target: tuple[int, int]) -> None:
+    attrs = {
+        "mode": mode,
+        "coordinate_transformation_mode": coordinates,
+        "exclude_outside": outside,
+        "cubic_coeff_a": -0.5,
+    }
+    check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("outside", [0, 1])
+@pytest.mark.parametrize("target", TARGETS)
+def test_antialias(mode: str, outside: int, target: tuple[int, int]) -> None:
+    attrs = {"mode": mode, "antialias": 1, "exclude_outside": outside}
+    check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", [*COORDINATES, "pytorch_half_pixel"])
+@pytest.mark.parametrize("factors", [(2, 2), (0.6, 0.6), (1, 3), (3, 1), (0.5, 2.5), (1, 1)])
+def test_scales(mode: str, coordinates: str, factors: tuple[float, float]) -> None:
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    check([image(2, 3, 5, 7), None, scales(1, 1, *factors)], attrs)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize(
+    "coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_ort(mode: str, coordinates: str, target: tuple[int, int]) -> None:
+    attrs = {
+        "mode": mode,
+        "coordinate_transformation_mode": coordinates,
+        "nearest_mode": "floor" if coordinates == "asymmetric" else "round_prefer_floor",
+    }
+    inputs = [image(2, 3, 5, 7), None, None, sizes(2, 3, *target)]
+    check(inputs, attrs, expected="ort", opset=19, rtol=1e-4, atol=1e-4)
+
+
+def test_ort_half_pixel_for_nearest() -> None:
+    """A mode that versions 11 to 12 had."""
+    attrs = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+    inputs = [image(2, 3, 5, 7), np.zeros(0, np.float32), scales(1, 1, 2, 0.6)]
+    check(inputs, attrs, expected="ort", opset=12)
+    inputs[2:] = [np.zeros(0, np.float32), sizes(2, 3, 11, 3)]
+    check(inputs, attrs, expected="ort", opset=12)
+
+
+def test_a_scale_is_a_rounded_quotient() -> None:
+    """0.7 as float32 is less than 0.7; ten pixels are still seven, and at every position."""
+    x = np.arange(10, dtype=np.float32)
+    attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    want = x[[0, 1, 2, 4, 5, 7, 8]]
+    check_node("Resize", [x, None, scales(0.7)], attrs, expected=[want])
+    x = np.arange(5, dtype=np.float32)
+    want = x[[0, 1, 3]]
+    check_node("Resize", [x, None, scales(0.6)], attrs, expected=[want])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize(
+    "roi", [(0, 0.4, 0.6, 1), (0.2, 0.2, 0.8, 0.8), (-0.2, 0.5, 1.3, 1), (0.9, 0, 0.1, 1)]
+)
+@pytest.mark.parametrize("target", [(5, 7), (10, 3), (1, 1)])
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_crop_and_resize(
+    mode: str, roi: tuple[float, ...], target: tuple[int, int], kind: Any
+) -> None:
+    attrs = {
+        "mode": mode,
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "extrapolation_value": 7.5,
+    }
+    a, b, c, d = roi
+    full = np.array([0, 0, a, b, 1, 1, c, d], kind)
+    check([image(2, 3, 5, 7), full, None, sizes(2, 3, *target)], attrs)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("axes", [[2, 3], [3, 2], [-1], [1], [0, -2]])
+@pytest.mark.parametrize("by", ["scales", "sizes"])
+def test_axes(mode: str, axes: list[int], by: str) -> None:
+    x = image(2, 3, 5, 7)
+    attrs = {"mode": mode, "axes": axes}
+    if by == "scales":
+        check([x, None, scales(*[1.6, 0.8][: len(axes)])], attrs)
+    else:
+        check([x, None, None, sizes(*[4, 9][: len(axes)])], attrs)
+
+
+def test_axes_of_roi() -> None:
+    attrs = {"mode": "linear", "axes": [3, 2]}
+    attrs["coordinate_transformation_mode"] = "tf_crop_and_resize"
+    roi = np.array([0.1, 0.4, 0.9, 0.6], np.float32)
+    check([image(2, 3, 5, 7), roi, None, sizes(4, 6)], attrs)
+
+
+@pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
+@pytest.mark.parametrize("target", [(10, 10), (3, 20), (4, 6)])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_aspect_ratio(policy: str, target: tuple[int, int], mode: str) -> None:
+    attrs = {"mode": mode, "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
+    check([image(2, 3, 5, 7), None, None, sizes(*target)], attrs)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 5])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_ranks(rank: int, mode: str) -> None:
+    shape = (4, 3, 5, 4, 3)[-rank:]
+    check([image(*shape), None, scales(*[2.0] * rank)], {"mode": mode})
+    check([image(*shape), None, None, sizes(*[6] * rank)], {"mode": mode})
+
+
+DTYPES = [np.float64, np.float16, ml_dtypes.bfloat16, np.uint8, np.int8, np.int32, np.int64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_dtypes(dtype: Any, mode: str) -> None:
+    x = image(1, 2, 5, 7, dtype=dtype)
+    wide = x.astype(np.float64)
+    inputs = [wide, None, None, sizes(1, 2, 8, 4)]
+    (want,) = check_node("Resize", inputs, {"mode": mode})
+    if np.dtype(dtype).kind in "iu":
+        want = np.rint(want).clip(np.iinfo(dtype).min, np.iinfo(dtype).max)
+    inputs[0] = x
+    tolerance = 1e-2 if np.dtype(dtype).itemsize == 2 else 1e-6
+    check(inputs, {"mode": mode}, expected=[want.astype(dtype)], rtol=tolerance, atol=tolerance)
+
+
+def test_other_dtypes() -> None:
+    inputs = [np.array([["a", "b"]], object), None, scales(2, 2)]
+    want = inputs[0].repeat(2, 0).repeat(2, 1)
+    check_node("Resize", inputs, expected=[want])
+    with pytest.raises(ShapeError, match="strings"):
+        check_node("Resize", inputs, {"mode": "linear"}, expected=[want])
+    flags = np.array([True, False, True])
+    check_node("Resize", [flags, None, scales(2)], expected=[flags.repeat(2)])
+    x = image(4) + 1j * image(4)
+    (real,) = check_node("Resize", [x.real.copy(), None, scales(2)], {"mode": "linear"})
+    (imag,) = check_node("Resize", [x.imag.copy(), None, scales(2)], {"mode": "linear"})
+    check_node("Resize", [x, None, scales(2)], {"mode": "linear"}, expected=[real + 1j * imag])
+
+
+def test_strided_input() -> None:
+    for mode in ("nearest", "linear"):
+        x = image(3, 2, 7, 10).transpose(1, 0, 3, 2)[..., ::2]
+        check([x, None, scales(1, 1, 2, 2)], {"mode": mode})
+        check([x, None, scales(1, 1, 1.5, 0.5)], {"mode": mode})
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("factors", [(2, 2), (1.5, 1.7), (0.5, 3)])
+def test_blocks(mode: str, factors: tuple[float, float]) -> None:
+    """Large enough to be resized block by block, the last one smaller."""
+    x = image(2, 13, 60, 64)
+    (y,) = check_node("Resize", [x[:1, :1], None, scales(1, 1, *factors)], {"mode": mode})
+    want = np.empty((2, 13, *y.shape[2:]), np.float32)
+    for n in range(2):
+        for c in range(13):
+            part = [x[n : n + 1, c : c + 1], None, scales(1, 1, *factors)]
+            (want[n : n + 1, c : c + 1],) = check_node("Resize", part, {"mode": mode})
+    check([x, None, scales(1, 1, *factors)], {"mode": mode}, expected=[want])
+
+
+def test_nothing_to_do() -> None:
+    x = image(2, 3, 4)
+    check([x, None, scales(1, 1, 1)], {"mode": "cubic"}, expected=[x])
+    check([x, None, None, sizes(2, 3, 4)], {}, expected=[x])
+    check([x, None, None, sizes(2, 0, 4)], {}, expected=[x[:, :0]])
+    check([x[:, :0], None, None, sizes(2, 0, 8)], {}, expected=[np.zeros((2, 0, 8), np.float32)])
+    check([x[:, :, :1], None, None, sizes(2, 3, 5)], {"mode": "linear"})
+
+
+def test_infinities_stay_where_they_are() -> None:
+    x = image(1, 1, 6, 6)
+    x[0, 0, 2, 2], x[0, 0, 4, 4] = np.inf, np.nan
+    check([x, None, scales(1, 1, 2, 2)], {"mode": "linear"})
+
+
+ROI = np.zeros(0, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attrs"),
+    [
+        ([None, None, None], {}),
+        ([None, scales(1, 1), sizes(4, 5)], {}),
+        ([None, scales(1), None], {}),
+        ([None, scales(1, 0), None], {}),
+        ([None, scales(1, -2), None], {}),
+        ([None, scales(1, np.nan), None], {}),
+        ([None, None, sizes(1)], {}),
+        ([None, None, sizes(1, -1)], {}),
+        ([None, scales(1, 2), None], {"mode": "quintic"}),
+        ([None, scales(1, 2), None], {"nearest_mode": "up"}),
+        ([None, scales(1, 2), None], {"coordinate_transformation_mode": "polar"}),
+        ([None, scales(1, 2), None], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
+        ([None, None, sizes(1, 2)], {"keep_aspect_ratio_policy": "loosely"}),
+        ([None, scales(1, 2), None], {"axes": [0, 2]}),
+        ([None, scales(1, 2), None], {"axes": [0, 0]}),
+        ([None, scales(1, 2), None], {"axes": [1]}),
+    ],
+)
+def test_errors(inputs: list[Any], attrs: dict[str, Any]) -> None:
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    with pytest.raises(ShapeError):
+        check_node("Resize", [image(3, 4), *inputs], attrs, expected=[None])
+
+
+def test_error_empty() -> None:
+    with pytest.raises(ShapeError, match="empty"):
+        check_node("Resize", [image(3, 0), None, None, sizes(3, 2)], expected=[None])
+
+
+def test_infer() -> None:
+    op = find("Resize")
+    assert op is not None
+    f = np.dtype(np.float32)
+    x = TensorType(f, ("n", 3, "h", 10))
+    s = scales(1, 1, 2, 0.5)
+    (kind,) = op.infer([x, None, constant_type(s)], {}, [None, None, s])
+    assert kind == TensorType(f, ("n", 3, None, 5))
+    target = TensorType(np.dtype(np.int64), (4,), ("n", 3, "H", 20))
+    (kind,) = op.infer([x, None, None, target], {}, [None] * 4)
+    assert kind == TensorType(f, ("n", 3, "H", 20))
+    target = TensorType(np.dtype(np.int64), (1,), (20,))
+    (kind,) = op.infer([x, None, None, target], {"axes": [2]}, [None] * 4)
+    assert kind == TensorType(f, ("n", 3, 20, 10))
+    attrs = {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}
+    target = TensorType(np.dtype(np.int64), (2,), (20, 30))
+    (kind,) = op.infer([x, None, None, target], attrs, [None] * 4)
+    assert kind == TensorType(f, ("n", 3, None, None))
