@@ -38,7 +38,7 @@ def test_graphs_are_visited_outside_in() -> None:
     main = graph(NESTED)
     choice, loop = node_named(main, "choice"), node_named(main, "loop")
     branches = [branch for _, branch in choice.graphs]
-    assert list(main.graphs()) == [main, branches[0], loop.attrs["body"], branches[1]]
+    assert list(main.graphs()) == [main, *branches, loop.attrs["body"]]
 
 
 def test_deep_nesting_is_walked_without_recursion() -> None:

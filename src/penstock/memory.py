@@ -18,10 +18,11 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 
 # What the search of planner "best" may spend: how many buffers and neighbours of buffers it looks
-# at. Counted and not timed, so that the result is the same on every machine.
-_VISITS = 10_000_000
-# The part of it that aims at the lower bound right away.
-_VISITS_AT_BOUND = _VISITS // 20
+# at, from each order and then from the best arena. Counted and not timed, so that the result is
+# the same on every machine.
+_VISITS_PER_ORDER = 500_000
+_VISITS = 5_000_000
+_PAIRS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,11 @@ def plan_memory_dag(
     def best() -> Arena:
         found = neighbours()
         reach = [size + sum(sizes[j] for j in found[i]) for i, size in enumerate(sizes)]
-        orders = [by_size, sorted(by_size, key=reach.__getitem__, reverse=True), blocks.filled]
-        bound = max((blocks.stacked(clique) for clique in _cliques(by_size, found)), default=0)
-        return _Search(blocks, found, blocks.bump(), bound).run(orders)
+        orders = (by_size, sorted(by_size, key=reach.__getitem__, reverse=True))
+        whole = [_round_up(size, blocks.unit) for size in sizes]
+        bound = max((sum(whole[i] for i in c) for c in _cliques(by_size, found)), default=0)
+        simple = min(blocks.bump(), blocks.place(blocks.filled, found), key=_size)
+        return _Search(blocks, found).run(simple, orders, bound)
 
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
@@ -167,13 +170,16 @@ def _round_up(offset: int, align: int) -> int:
 class _Blocks:
     """Sizes and alignments of buffers, and ways to lay them out."""
 
-    __slots__ = ("aligns", "filled", "sizes")
+    __slots__ = ("aligns", "filled", "sizes", "unit")
 
     def __init__(self, sizes: Sequence[int], aligns: Sequence[int]) -> None:
         self.sizes = sizes
         self.aligns = aligns
         # Empty buffers stay at offset 0 and take no part in anything.
         self.filled = [i for i, size in enumerate(sizes) if size]
+        # What all offsets are multiples of. A sum of sizes in whole units is therefore less than
+        # one unit above what the same buffers need side by side.
+        self.unit = min((aligns[i] for i in self.filled), default=1)
 
     def arena(self, offsets: Sequence[int]) -> Arena:
         ends = (offset + size for offset, size in zip(offsets, self.sizes, strict=True))
@@ -186,13 +192,6 @@ class _Blocks:
             offsets[i] = _round_up(top, self.aligns[i])
             top = offsets[i] + self.sizes[i]
         return self.arena(offsets)
-
-    def stacked(self, clique: Sequence[int]) -> int:
-        """The least room for buffers of which no two may overlap."""
-        unit = min(self.aligns[i] for i in clique)
-        # All offsets are multiples of `unit`, so that all but the topmost take whole units.
-        padding = [-self.sizes[i] % unit for i in clique]
-        return sum(self.sizes[i] for i in clique) + sum(padding) - max(padding)
 
     def place(self, order: Iterable[int], neighbours: Sequence[Sequence[int]]) -> Arena:
         """Each buffer in turn in the lowest gap between its neighbours that are placed already."""
@@ -229,62 +228,67 @@ class _Search:
     do not slow down each other.
     """
 
-    __slots__ = ("best", "blocks", "bound", "draw", "neighbours", "order", "resistance", "visits")
+    __slots__ = ("blocks", "draw", "neighbours", "resistance", "visits")
 
-    def __init__(
-        self, blocks: _Blocks, neighbours: Sequence[Sequence[int]], best: Arena, bound: int
-    ) -> None:
+    def __init__(self, blocks: _Blocks, neighbours: Sequence[Sequence[int]]) -> None:
         self.blocks = blocks
         self.neighbours = neighbours
-        self.best = best
-        self.bound = bound  # no arena is smaller
-        self.order = sorted(blocks.filled, key=blocks.sizes.__getitem__, reverse=True)
         self.resistance = [1] * len(neighbours)
-        self.visits = _VISITS
+        self.visits = 0
         self.draw = random.Random(0)
 
-    def run(self, orders: Iterable[Iterable[int]]) -> Arena:
-        """The best arena found; `orders` are further ones to place the buffers in."""
-        # Most often the bound is in reach, and at once.
-        self.fit(self.bound, reserve=_VISITS - _VISITS_AT_BOUND)
+    def run(self, best: Arena, orders: Iterable[Sequence[int]], bound: int) -> Arena:
+        """The smallest arena found, `best` among them; stops at one of `bound` bytes or less."""
+        chosen: Sequence[int] = ()
         for order in orders:
-            if self.best.size <= self.bound:
-                break
             arena = self.blocks.place(order, self.neighbours)
-            self.best = min(self.best, arena, key=lambda a: a.size)
-        while self.best.size > self.bound and self.fit(self.best.size - 1, reserve=0):
-            pass
-        return self.best
+            if arena.size < best.size or not chosen:
+                chosen = order
+            best = min(best, arena, key=_size)
+            if best.size <= bound:
+                return best
+            # Most often the bound is in reach, and at once.
+            self.visits = _VISITS_PER_ORDER
+            fitted = self.fit(None, order, bound)
+            if fitted:
+                return fitted
+        self.visits = _VISITS
+        smaller: Arena | None = best
+        while smaller and smaller.size > bound:
+            best = smaller
+            smaller = self.fit(best, chosen, best.size - 1)
+        return smaller or best
 
-    def fit(self, limit: int, reserve: int) -> bool:
-        """Fit the best arena into `limit` bytes, or give up when `visits` falls below `reserve`."""
+    def fit(self, arena: Arena | None, order: Sequence[int], limit: int) -> Arena | None:
+        """An arena of at most `limit` bytes, made from `arena` if given; None if `visits` ran out."""
         sizes, aligns = self.blocks.sizes, self.blocks.aligns
-        offsets = list(self.best.offsets)
-        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
-        rank = {i: k for k, i in enumerate(self.order)}
-        out = [k for k, i in enumerate(self.order) if ends[i] > limit]  # sorted, so a heap
-        for k in out:
-            ends[self.order[k]] = 0  # as in `_Blocks.place`: not placed
+        offsets = [0] * len(sizes)
+        ends = [0] * len(sizes)  # as in `_Blocks.place`, 0 for buffers not placed
+        if arena:
+            offsets = list(arena.offsets)
+            ends = [o + s if o + s <= limit else 0 for o, s in zip(offsets, sizes, strict=True)]
+        rank = {i: k for k, i in enumerate(order)}
+        out = [k for k, i in enumerate(order) if not ends[i]]  # sorted, so a heap
         self.visits -= len(sizes)
         while out:
-            i = self.order[heappop(out)]
+            i = order[heappop(out)]
             self.visits -= 1 + len(self.neighbours[i])
-            if self.visits < reserve:
-                return False
+            if self.visits < 0:
+                return None
             near = [j for j in self.neighbours[i] if ends[j]]
             taken = sorted([(offsets[j], ends[j]) for j in near])
             offset = _lowest_gap(taken, sizes[i], aligns[i])
             if offset + sizes[i] > limit:
                 offset = self.weakest_spot(i, near, offsets, ends, limit)
                 self.resistance[i] += 1
+                self.visits -= 8 * len(near)
                 for j in near:
                     if offsets[j] < offset + sizes[i] and offset < ends[j]:
                         ends[j] = 0
                         heappush(out, rank[j])
             offsets[i] = offset
             ends[i] = offset + sizes[i]
-        self.best = self.blocks.arena(offsets)
-        return True
+        return self.blocks.arena(offsets)
 
     def weakest_spot(
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
@@ -310,18 +314,20 @@ class _Search:
         return min((spot for spot in sorted(spots) if 0 <= spot <= highest), key=resistance)
 
 
+def _size(arena: Arena) -> int:
+    return arena.size
+
+
 def _best(buffers: Sequence[Buffer], blocks: _Blocks) -> Arena:
-    unit = min((b.align for b in buffers if b.size), default=1)
-    # As in `_Blocks.stacked`, but with the padding of whichever buffer has most.
-    padding = max((-b.size % unit for b in buffers), default=0)
-    bound = max(lower_bound(buffers), _largest_load(buffers, unit) - padding)
     best = _sweep(buffers)
-    if best.size <= bound:
+    if best.size <= lower_bound(buffers):
         return best
-    if 2 * _pairs(buffers) > _VISITS:
+    if _pairs(buffers) > _PAIRS:
         variants = ((True, False), (False, True), (True, True))
-        return min((best, *(_sweep(buffers, *v) for v in variants)), key=lambda a: a.size)
-    return _Search(blocks, _overlaps(buffers), best, bound).run(_orders(buffers))
+        return min((best, *(_sweep(buffers, *v) for v in variants)), key=_size)
+    bound = _largest_load(buffers, blocks.unit)
+    search = _Search(blocks, _overlaps(buffers))
+    return search.run(min(best, blocks.bump(), key=_size), _orders(buffers), bound)
 
 
 def _largest_load(buffers: Iterable[Buffer], unit: int) -> int:

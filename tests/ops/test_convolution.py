@@ -244,7 +244,7 @@ def test_causal_conv(activation, length, kernel, bias, past):
     while inputs[-1] is None:
         inputs.pop()
     check_node("CausalConvWithState", inputs, {"activation": activation}, outputs=2)
-    check_node("CausalConvWithState", inputs, outputs=1, constants=[1])
+    check_node("CausalConvWithState", inputs, outputs=2, constants=[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -19,16 +19,18 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
+from penstock.frontends.onnx_attributes import Attributes
 from penstock.frontends.onnx_frames import Call, Entry, Frame, Made, Meanings, Scope
 from penstock.frontends.onnx_functions import (
     Function,
@@ -44,9 +46,9 @@ from penstock.frontends.onnx_rewriting import (
     Types,
     current,
 )
-from penstock.frontends.onnx_schemas import LEGACY, Schema, newest_opset
-from penstock.frontends.onnx_tensors import TensorError, TensorReader, element_dtype, text
-from penstock.frontends.onnx_types import CONSTANTS, PLAIN, kind_of, value_type
+from penstock.frontends.onnx_schemas import Schema, newest_opset
+from penstock.frontends.onnx_tensors import TensorReader, element_dtype, text
+from penstock.frontends.onnx_types import value_type
 from penstock.frontends.onnx_versions import Meaning, meaning
 from penstock.ir import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -128,8 +130,9 @@ class _Importer:
         self.path = path
         self.limits = limits
         self.where = path.name if path is not None else "the model"
-        self.tensors = TensorReader(None if path is None else path.parent, limits)
         self.problems: list[str] = []
+        tensors = TensorReader(None if path is None else path.parent, limits)
+        self.attributes = Attributes(tensors, self.problems, self.nested)
         self.unsupported: dict[tuple[str, str], list[str]] = {}
         self.undeclared: dict[str, list[str]] = {}
         self.functions = Functions(proto.functions)
@@ -243,20 +246,8 @@ class _Importer:
             elif name in seen:
                 self.problems.append(f"{frame.where} has initializer {name!r} twice; remove one")
             seen.add(name)
-            array = self.tensor(tensor, "initializer", name, frame.where)
+            array = self.attributes.tensor(tensor, "initializer", name, frame.where)
             yield name, array
-
-    def tensor(
-        self, proto: TensorProto | onnx.SparseTensorProto, what: str, name: str, where: str
-    ) -> np.ndarray:
-        """The contents of a tensor, or of none if something is wrong with it."""
-        try:
-            if isinstance(proto, TensorProto):
-                return self.tensors.read(proto)
-            return self.tensors.read_sparse(proto)
-        except TensorError as error:
-            self.problems.append(f"{what} {name!r} in {where}: {error}")
-            return np.empty(0, np.float32)
 
     def input_type(self, info: onnx.ValueInfoProto, frame: Frame) -> Type:
         try:
@@ -348,7 +339,7 @@ class _Importer:
         kinds: dict[str, int] = {}
         attrs = dict(known.defaults)
         for attribute in proto.attribute:
-            self.attribute(attribute, attrs, kinds, name, frame)
+            self.attributes.add(attribute, attrs, kinds, name, frame)
         if known.schema is not None:
             faults = list(known.schema.faults(kinds, inputs, len(outputs)))
             if faults:
@@ -363,6 +354,7 @@ class _Importer:
                 inputs,
                 outputs,
                 attrs,
+                given=kinds,
                 origin=origin,
                 types=self.types,
                 unique=self.unique,
@@ -447,7 +439,8 @@ class _Importer:
             body=True,
             meanings=meanings,
         )
-        attributes.update((key, (a, inside)) for key, a in function.defaults.items())
+        outside = replace(inside, call=None)
+        attributes.update((key, (a, outside)) for key, a in function.defaults.items())
         for attribute in proto.attribute:
             if attribute.name in function.attributes:
                 attributes[attribute.name] = (attribute, frame)
@@ -488,70 +481,6 @@ class _Importer:
             "limit if you trust the model"
         )
 
-    # Attributes
-
-    def attribute(
-        self,
-        proto: AttributeProto,
-        attrs: dict[str, Any],
-        kinds: dict[str, int],
-        name: str,
-        frame: Frame,
-    ) -> None:
-        """Add one attribute of node ``name`` to its attributes and their kinds."""
-        key = text(proto.name)
-        if key in kinds:
-            self.problems.append(f"{name} in {frame.where} has attribute {key!r} twice; remove one")
-        if proto.ref_attr_name:
-            found = self.referred(proto, name, frame)
-            if found is None:
-                return
-            proto, frame = found
-        kind = kind_of(proto)
-        if key in LEGACY:
-            return
-        kinds[key] = kind
-        read = PLAIN.get(kind)
-        if read is not None:
-            try:
-                attrs[key] = read(proto)
-            except InvalidModel as error:
-                self.problems.append(f"attribute {key!r} of {name} in {frame.where}: {error}")
-        elif kind == AttributeProto.GRAPH:
-            attrs[key] = self.nested(proto.g, key, name, frame)
-        elif kind in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
-            tensor = proto.t if kind == AttributeProto.TENSOR else proto.sparse_tensor
-            attrs[key] = self.tensor(tensor, "attribute", key, f"{name} in {frame.where}")
-        elif kind in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
-            tensors = proto.tensors if kind == AttributeProto.TENSORS else proto.sparse_tensors
-            where = f"{name} in {frame.where}"
-            attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
-        else:
-            what = "is a list of graphs" if kind == AttributeProto.GRAPHS else "has no value"
-            self.problems.append(
-                f"attribute {key!r} of {name} in {frame.where} {what}; no operation takes that"
-            )
-
-    def referred(
-        self, proto: AttributeProto, name: str, frame: Frame
-    ) -> tuple[AttributeProto, Frame] | None:
-        """What an attribute within a function stands for, and where that was written; ``None`` if
-        the call leaves it out.
-        """
-        while proto.ref_attr_name:
-            wanted = proto.ref_attr_name
-            if frame.call is None:
-                self.problems.append(
-                    f"attribute {text(proto.name)!r} of {name} in {frame.where} refers to "
-                    f"attribute {text(wanted)!r} of a function, but is in none"
-                )
-                return None
-            found = frame.call.attributes.get(wanted)
-            if found is None or found[0] is proto:
-                return None
-            proto, frame = found
-        return proto, frame
-
     def nested(self, proto: GraphProto, key: str, name: str, frame: Frame) -> Graph:
         """A graph among the attributes of a node; its contents are imported later."""
         if frame.depth >= self.limits.max_depth:
@@ -576,7 +505,7 @@ class _Importer:
         shared = frame.call.constants if frame.call is not None and frame.body else {}
         array = shared.get(index)
         if array is None:
-            array = self.constant_array(proto, index, frame)
+            array = self.attributes.constant(proto, index, frame)
             if not any(attribute.ref_attr_name for attribute in proto.attribute):
                 shared[index] = array
         if len(outputs) != 1:
@@ -584,27 +513,6 @@ class _Importer:
         for value in outputs:
             if value is not None and array is not None:
                 value.const, value.type = array, constant_type(array)
-
-    def constant_array(self, proto: NodeProto, index: int, frame: Frame) -> np.ndarray | None:
-        name = f"{frame.prefix}{text(proto.name) or f'Constant_{index}'}"
-        attrs: dict[str, Any] = {}
-        kinds: dict[str, int] = {}
-        for attribute in proto.attribute:
-            self.attribute(attribute, attrs, kinds, name, frame)
-        given = [key for key in attrs if key in CONSTANTS]
-        if len(given) != 1 or len(kinds) != 1:
-            self.problems.append(
-                f"{name} in {frame.where} is a Constant with attributes {sorted(kinds)}; it must "
-                f"have one of {', '.join(CONSTANTS)}"
-            )
-            return None
-        kind, make = CONSTANTS[given[0]]
-        if kinds[given[0]] != kind:
-            self.problems.append(f"{given[0]} of {name} in {frame.where} is of another kind")
-            return None
-        array = make(attrs[given[0]])
-        array.flags.writeable = False
-        return array
 
 
 def _names(graph: GraphProto) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -83,8 +83,9 @@ class Types:
 class Rewriting:
     """A node of an older version, and the nodes of current versions that it becomes.
 
-    ``inputs``, ``outputs`` and ``attrs`` are those of the old node. ``emit`` makes a node in front
-    of the last one, ``become`` makes the last one, which has the old one's name and outputs.
+    ``inputs``, ``outputs`` and ``attrs`` are those of the old node, ``given`` names the attributes
+    that are its own rather than defaults. ``emit`` makes a node in front of the last one, ``become``
+    makes the last one, which has the old one's name and outputs.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Rewriting:
         outputs: Sequence[Value | None],
         attrs: Mapping[str, Any],
         *,
+        given: Collection[str] = (),
         origin: str = "",
         types: Types | None = None,
         unique: Callable[[str], str] = str,
@@ -104,6 +106,7 @@ class Rewriting:
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.attrs = attrs
+        self.given = given
         self.origin = origin
         self.types = types or Types()
         self.unique = unique

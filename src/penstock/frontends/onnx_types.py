@@ -1,19 +1,15 @@
-"""Types that ONNX models declare, and attributes that are plain values."""
+"""Types as ONNX models declare them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import onnx
-from onnx import AttributeProto
 
 from penstock.errors import InvalidModel
 from penstock.frontends.onnx_tensors import element_dtype, text
 from penstock.types import (
     ANY,
-    STRING,
     Dim,
     MapType,
     OptionalType,
@@ -70,62 +66,3 @@ def _dim(proto: onnx.TensorShapeProto.Dimension, entry: bool) -> Dim:
         name = text(proto.dim_param)
         return None if name in ("", "?") else name
     return None
-
-
-PLAIN: Mapping[int, Callable[[AttributeProto], Any]] = {
-    AttributeProto.FLOAT: lambda a: a.f,
-    AttributeProto.INT: lambda a: a.i,
-    AttributeProto.STRING: lambda a: text(a.s),
-    AttributeProto.FLOATS: lambda a: list(a.floats),
-    AttributeProto.INTS: lambda a: list(a.ints),
-    AttributeProto.STRINGS: lambda a: [text(item) for item in a.strings],
-    AttributeProto.TYPE_PROTO: lambda a: value_type(a.tp),
-    AttributeProto.TYPE_PROTOS: lambda a: [value_type(item) for item in a.type_protos],
-}
-"""Readers of attributes by kind, but for those with tensors or graphs in them."""
-
-_FIELDS: Mapping[str, int] = {
-    "f": AttributeProto.FLOAT,
-    "i": AttributeProto.INT,
-    "s": AttributeProto.STRING,
-    "t": AttributeProto.TENSOR,
-    "g": AttributeProto.GRAPH,
-    "tp": AttributeProto.TYPE_PROTO,
-    "sparse_tensor": AttributeProto.SPARSE_TENSOR,
-}
-_LISTS: Mapping[str, int] = {
-    "floats": AttributeProto.FLOATS,
-    "ints": AttributeProto.INTS,
-    "strings": AttributeProto.STRINGS,
-    "tensors": AttributeProto.TENSORS,
-    "graphs": AttributeProto.GRAPHS,
-    "type_protos": AttributeProto.TYPE_PROTOS,
-    "sparse_tensors": AttributeProto.SPARSE_TENSORS,
-}
-
-
-def kind_of(proto: AttributeProto) -> int:
-    """The kind of an attribute; files of the first IR version do not say, but it can be seen."""
-    if proto.type:
-        return proto.type
-    for name, kind in _FIELDS.items():
-        if proto.HasField(name):
-            return kind
-    return next((kind for name, kind in _LISTS.items() if getattr(proto, name)), 0)
-
-
-def _strings(value: Any) -> np.ndarray:
-    return np.array(value, STRING)
-
-
-CONSTANTS: Mapping[str, tuple[int, Callable[[Any], np.ndarray]]] = {
-    "value": (AttributeProto.TENSOR, np.asarray),
-    "sparse_value": (AttributeProto.SPARSE_TENSOR, np.asarray),
-    "value_float": (AttributeProto.FLOAT, lambda value: np.array(value, np.float32)),
-    "value_floats": (AttributeProto.FLOATS, lambda value: np.array(value, np.float32)),
-    "value_int": (AttributeProto.INT, lambda value: np.array(value, np.int64)),
-    "value_ints": (AttributeProto.INTS, lambda value: np.array(value, np.int64)),
-    "value_string": (AttributeProto.STRING, _strings),
-    "value_strings": (AttributeProto.STRINGS, _strings),
-}
-"""The kind of each attribute that gives a Constant its value, and what makes an array of it."""

@@ -227,18 +227,18 @@ def label_encoder(old: Rewriting) -> None:
     dtype = old.types.of(old.input(0)).dtype
     if dtype is not None:
         from_strings = dtype == STRING
-    elif ("default_int64" in attrs) != ("default_string" in attrs):
-        from_strings = "default_int64" in attrs
+    elif ("default_int64" in old.given) != ("default_string" in old.given):
+        from_strings = "default_int64" in old.given
     else:
         raise InexpressibleError("whether it takes strings or numbers is not known")
     strings = attrs.get("classes_strings", [])
     numbers = list(range(len(strings)))
     if from_strings:
         table = {"keys_strings": strings, "values_int64s": numbers}
-        default = {"default_int64": attrs.get("default_int64", -1)}
+        default = {"default_int64": attrs["default_int64"]}
     else:
         table = {"keys_int64s": numbers, "values_strings": strings}
-        default = {"default_string": attrs.get("default_string", "_Unused")}
+        default = {"default_string": attrs["default_string"]}
     old.become("LabelEncoder", old.inputs, {**table, **default}, domain="ai.onnx.ml")
 
 

@@ -42,7 +42,7 @@ MIN_BLOCK = 64
 # --- Types ----------------------------------------------------------------------------------------
 
 
-def _divisible(name: str, dim: Dim, group: int) -> None:
+def divisible(name: str, dim: Dim, group: int) -> None:
     if isinstance(dim, int) and dim % group:
         raise ShapeError(f"{dim} {name} do not divide into {group} groups")
 
@@ -90,8 +90,8 @@ def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
     group = attrs.get("group", 1)
     if group < 1:
         raise ShapeError(f"group must be positive, not {group}")
-    _divisible("channels", x[1], group)
-    _divisible("filters", w[0], group)
+    divisible("channels", x[1], group)
+    divisible("filters", w[0], group)
     if isinstance(x[1], int) and isinstance(w[1], int) and x[1] != w[1] * group:
         raise ShapeError(f"{x[1]} channels for weights of {group} groups of {w[1]}")
     kernel = kernel_dims(attrs, w, rank - 2)
@@ -339,7 +339,7 @@ def convolution(
         weights = np.ascontiguousarray(weights)
     if all(axis.trivial for axis in axes):
         into, size = _pointwise(x, w, group, weights)
-    elif w.dims[1] == 1 and 0 < w.dims[0] // group <= 2:
+    elif group > 1 and w.dims[1] == 1 and 0 < w.dims[0] // group <= 2:
         into, size = _depthwise(x, w, axes, weights)
     else:
         into, size = _unfolded(x, w, axes, group, weights)

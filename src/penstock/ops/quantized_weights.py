@@ -20,8 +20,8 @@ from penstock.ops.routine import Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
 
 FIXED_BYTES = 32 * 2**20
-"""Constant weights that take no more than this as float32 are dequantised when compiled. Larger ones
-are dequantised in panels by each run: they are packed because memory is what there is too little of.
+"""Constant weights that take no more than this as float32 are dequantised when compiled. Larger
+ones are dequantised in panels by each run: they were packed to save memory.
 """
 PANEL = 2**18
 """elements of a panel, which should stay in the second-level cache until it is multiplied"""
@@ -132,7 +132,7 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     a = tensor(types, 0)
     if a.shape is None:
         return (TensorType(a.dtype),)
-    if not a.shape or a.shape[-1] not in (packed.k, None) and isinstance(a.shape[-1], int):
+    if not a.shape or (isinstance(a.shape[-1], int) and a.shape[-1] != packed.k):
         raise ShapeError(f"A of shape {a.shape} does not multiply weights of K={packed.k}")
     bias = tensor(types, 5).shape
     if bias is not None and bias != (packed.n,) and all(isinstance(d, int) for d in bias):
@@ -151,7 +151,7 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
     if constant and packed.n * packed.k * 4 <= FIXED_BYTES:
         packed.check([None if c is None else TensorType(c.dtype, c.shape) for c in consts])
         _check_groups(packed, weights[3])
-        fixed = np.ascontiguousarray(packed.rows(0, packed.n, *weights))  # type: ignore[arg-type]
+        fixed = np.ascontiguousarray(packed.rows(0, packed.n, *weights))
     step = max(1, PANEL // packed.k)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -240,6 +240,8 @@ def gather_block_quantized(node: Node, types: Types) -> Kernel:
         if len(scale_type.dims) != rank:
             raise ShapeError(f"scales must have the rank of data, {rank}")
         count = data_type.dims[axis]
+        if not count:
+            raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
         moved = along if along < axis else along + picked - 1  # the blocked axis in the result
         cut = (slice(None),) * moved + (slice(dims[along]),)
 

@@ -232,7 +232,9 @@ def _table(axis: Axis, attrs: Attrs) -> Table:
     last = axis.size - 1
     outside = None
     if name == "tf_crop_and_resize":
-        outside = (x < 0) | (x > last)
+        rounding_error = 1e-6 * axis.size  # of a roi that means to end at the border
+        outside = (x < -rounding_error) | (x > last + rounding_error)
+        x = np.clip(x, 0, last)
         if not outside.any():
             outside = None
     mode = attrs.get("mode") or "nearest"
@@ -307,7 +309,7 @@ def _nearest(
     pick = tuple(picks)
     picked = [len(range(size)[p]) for size, p in zip(shape, pick, strict=True)]
     factors = {table.axis: _repeats(table) for table in rest}
-    if all(factors.values()):
+    if dtype != STRING and all(factors.values()):
         inner, size = _repeater(picked, factors, dtype)
     else:
         inner, size = _gatherer(picked, _sorted(rest), dtype)
@@ -325,12 +327,15 @@ def _gatherer(
     steps = []
     for table in tables:
         current[table.axis] = table.out
-        field = None if table is tables[-1] else layout.field(current, dtype)
+        # Objects must not live in raw memory.
+        field = None if dtype == STRING else layout.field(current, dtype)
         steps.append((table.indices[0], table.axis, field))
+    *steps, (last_indices, last_axis, _) = steps
 
     def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
         for indices, axis, field in steps:
-            x = np.take(x, indices, axis, out if field is None else field(workspace), "clip")
+            x = np.take(x, indices, axis, None if field is None else field(workspace), "clip")
+        np.take(x, last_indices, last_axis, out, "clip")
 
     return run, layout.size
 

@@ -60,22 +60,27 @@ def hardmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
 
 
 def along_axis(normalize: Normalize, x: np.ndarray, axis: int, out: np.ndarray) -> None:
-    """Apply ``normalize`` to floats of any dtype and layout."""
+    """Apply ``normalize`` to floats of any dtype and layout; ``axis`` counts from the front."""
     if not x.size:
         return
     dtype = wide(x.dtype)
-    rows = axis in (-1, x.ndim - 1) and x.flags.c_contiguous and out.flags.c_contiguous
-    if not rows:
-        if x.dtype == dtype:
-            normalize(x, axis, out)
-            return
+    if axis == x.ndim - 1:
+        # Memory that is not contiguous takes the same way: sums must not depend on it.
+        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+        width = x.shape[-1]
+        _rows(normalize, x.reshape(-1, width), target.reshape(-1, width), dtype)
+        if target is not out:
+            np.copyto(out, target)
+    elif x.dtype == dtype:
+        normalize(x, axis, out)
+    else:
         result = x.astype(dtype)
         normalize(result, axis, result)
         np.copyto(out, result, casting="unsafe")
-        return
-    width = x.shape[-1]
-    x, out = x.reshape(-1, width), out.reshape(-1, width)
-    step = max(BLOCK // width, 1)
+
+
+def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype) -> None:
+    step = max(BLOCK // x.shape[1], 1)
     for start in range(0, len(x), step):
         block, target = x[start : start + step], out[start : start + step]
         if block.dtype == dtype:

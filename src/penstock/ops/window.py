@@ -48,15 +48,19 @@ class Window:
         high = min((self.size - 1 + first) // self.stride + 1, self.count)
         return low, max(low, high)
 
-    def taps(self) -> list[tuple[int, slice, slice]]:
-        """For each ``k`` that any window sees: it, the windows, and their ``k``-th elements."""
+    def taps(self, first: int = 0, last: int | None = None) -> list[tuple[int, slice, slice]]:
+        """For each ``k`` that windows ``first`` to ``last`` see elements at.
+
+        It, the windows (counted from ``first``), and their ``k``-th elements.
+        """
         found = []
         for k in range(self.kernel):
             low, high = self.inside(k)
+            low, high = max(low, first), high if last is None else min(high, last)
             if low < high:
                 start = low * self.stride - self.begin + k * self.dilation
                 stop = start + (high - low - 1) * self.stride + 1
-                found.append((k, slice(low, high), slice(start, stop, self.stride)))
+                found.append((k, slice(low - first, high - first), slice(start, stop, self.stride)))
         return found
 
     def elements(self, low: int, high: int) -> tuple[int, int]:

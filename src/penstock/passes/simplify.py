@@ -75,6 +75,21 @@ def same_type(node: Node) -> Replacement:
     return (value,) if equal else None
 
 
+def whole_slice(node: Node) -> Replacement:
+    """A slice of everything; one that runs backward has the same type, too."""
+    if len(node.inputs) > 4 and node.inputs[4] is not None:
+        steps = _is_const(node, 4)
+        if steps is None or not np.all(steps > 0):
+            return None
+    return same_type(node)
+
+
+def no_pad(node: Node) -> Replacement:
+    """Pads of zero; others may have the same type, where they cut as much as they add."""
+    pads = _is_const(node, 1)
+    return same_type(node) if pads is not None and not np.any(pads) else None
+
+
 def cast(node: Node) -> Replacement:
     value, output = _input(node), node.outputs[0]
     if output is None:
@@ -170,8 +185,8 @@ RULES: dict[str, Rule] = {
     "Mean": single,
     "Expand": same_type,
     "Tile": same_type,
-    "Slice": same_type,
-    "Pad": same_type,
+    "Slice": whole_slice,
+    "Pad": no_pad,
     "Transpose": transpose,
     "Reshape": reshape,
     "Flatten": reshape,

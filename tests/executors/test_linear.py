@@ -1,0 +1,7 @@
+"""The linear executor."""
+
+from tests.executors.conformance import ExecutorConformance
+
+
+class TestLinear(ExecutorConformance):
+    executor = "linear"
