@@ -52,8 +52,8 @@ def _with_order(plan: Plan, order: tuple[int, ...], planner: str) -> Layout:
 
 def _other_orders(plan: Plan) -> Iterator[tuple[int, ...]]:
     dag = dependencies(plan)
-    if all(len(successors) <= 1 for successors in dag.succ):
-        return  # a forest of chains: nothing to gain that the given order does not have
+    if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
+        return  # chains: there is no other order worth trying
     yield tuple(memory_order(dag, _produced(plan, dag)))
 
 

@@ -53,7 +53,8 @@ def test_scatter_elements_edges() -> None:
     words = np.array(["a", "b"], object)
     check_node("ScatterElements", [words, i64(1), np.array(["c"], object)])
     nans = np.array([np.nan, 1, np.inf], np.float32)
-    check_node("ScatterElements", [nans, i64(1, 1, 0), nans], {"reduction": "max"})
+    want = np.array([np.nan, np.nan, np.inf], np.float32)
+    check_node("ScatterElements", [nans, i64(1, 1, 0), nans], {"reduction": "max"}, expected=[want])
     for reduction in ("none", "add"):
         attrs = {"reduction": reduction}
         fails("ScatterElements", [f32(3), i64(3), f32(1)], attrs, "does not fit")

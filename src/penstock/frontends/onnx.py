@@ -16,21 +16,19 @@ put on a list of what is left to do.
 from __future__ import annotations
 
 import gc
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
 from penstock.frontends.onnx_attributes import Attributes
+from penstock.frontends.onnx_file import Source, opened
 from penstock.frontends.onnx_frames import Call, Entry, Frame, Made, Meanings, Scope
 from penstock.frontends.onnx_functions import (
     Function,
@@ -56,11 +54,6 @@ from penstock.types import ANY, Type, constant_type
 
 __all__ = ["element_dtype", "load", "value_type"]
 
-Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
-
-MAX_MESSAGE = 2**31 - 1
-"""The most bytes that protobuf reads as one message."""
-
 MAX_PROBLEMS = 50
 """How many problems are listed; of the others, the number is told."""
 
@@ -72,16 +65,9 @@ def load(source: Source, limits: Limits | None = None) -> Model:
     for operations without a kernel. Data in files beside the model is mapped, and read when used;
     it is found only if the model is given by its path.
     """
-    limits = limits or DEFAULT_LIMITS
-    if isinstance(source, onnx.ModelProto):
-        proto, path = source, None
-    elif isinstance(source, bytes):
-        proto, path = _parsed(source, "the bytes given"), None
-    else:
-        path = Path(source)
-        proto = _parsed(_contents(path), str(path))
-    with _uncollected():
-        return _Importer(proto, path, limits).model()
+    path = None if isinstance(source, bytes | onnx.ModelProto) else Path(source)
+    with opened(source) as (proto, weights), _uncollected():
+        return _Importer(proto, weights, path, limits or DEFAULT_LIMITS).model()
 
 
 @contextmanager
@@ -98,35 +84,18 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _contents(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > MAX_MESSAGE:
-                raise InvalidModel(
-                    f"{path} has more than 2 GB, which protobuf cannot read: save the model with "
-                    "its weights as external data"
-                )
-            return file.read()
-    except OSError as error:
-        raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _parsed(data: bytes, name: str) -> onnx.ModelProto:
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(data)
-    except DecodeError as error:
-        raise InvalidModel(
-            f"{name}: protobuf cannot read this as an ONNX model ({error}); the file is cut short, "
-            "damaged, of another format, or nests graphs a hundred levels deep: compare its size "
-            "with the original's, or export it again"
-        ) from error
-    return proto
-
-
 class _Importer:
-    def __init__(self, proto: onnx.ModelProto, path: Path | None, limits: Limits) -> None:
+    """Imports one model. ``weights`` are initializers of its graph that are not in ``proto``."""
+
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        weights: Iterable[TensorProto],
+        path: Path | None,
+        limits: Limits,
+    ) -> None:
         self.proto = proto
+        self.weights = weights
         self.path = path
         self.limits = limits
         self.where = path.name if path is not None else "the model"
@@ -139,6 +108,7 @@ class _Importer:
         self.definitions: dict[Schema, Function] = {}
         self.bodies: dict[Function, tuple[dict[int, np.ndarray | None], Meanings]] = {}
         self.types = Types()
+        self.top = Scope()
         self.left: list[tuple[Graph, GraphProto, Frame]] = []
         self.nodes = 0
         self.taken: set[str] = set()
@@ -157,7 +127,7 @@ class _Importer:
         if not opsets and proto.ir_version < 3:
             opsets = {"": 1}
         graph = Graph([], [], [], text(proto.graph.name))
-        self.left.append((graph, proto.graph, Frame(Scope(), opsets, self.where)))
+        self.left.append((graph, proto.graph, Frame(self.top, opsets, self.where)))
         while self.left:
             self.fill(*self.left.pop())
         self.report()
@@ -196,7 +166,7 @@ class _Importer:
     def unique(self, name: str) -> str:
         """``name``, or one made from it, that nothing in the model has."""
         if not self.taken:
-            self.taken.update(_names(self.proto.graph))
+            self.taken.update(self.top.names, _names(self.proto.graph))
         found, n = name, self.suffixes.get(name, 0)
         while found in self.taken:
             n += 1
@@ -239,8 +209,9 @@ class _Importer:
     def initializers(self, proto: GraphProto, frame: Frame) -> Iterator[tuple[str, np.ndarray]]:
         """The constants of a graph by name."""
         seen: set[str] = set()
-        sparse = [(tensor.values.name, tensor) for tensor in proto.sparse_initializer]
-        for name, tensor in [*((tensor.name, tensor) for tensor in proto.initializer), *sparse]:
+        dense = chain(proto.initializer, self.weights if frame.depth == 1 else ())
+        sparse = ((tensor.values.name, tensor) for tensor in proto.sparse_initializer)
+        for name, tensor in chain(((tensor.name, tensor) for tensor in dense), sparse):
             if not name:
                 self.problems.append(f"{frame.where} has an initializer without a name; name it")
             elif name in seen:

@@ -84,8 +84,8 @@ class Rewriting:
     """A node of an older version, and the nodes of current versions that it becomes.
 
     ``inputs``, ``outputs`` and ``attrs`` are those of the old node, ``given`` names the attributes
-    that are its own rather than defaults. ``emit`` makes a node in front of the last one, ``become``
-    makes the last one, which has the old one's name and outputs.
+    that are its own rather than defaults. ``emit`` makes a node in front of the last one,
+    ``become`` makes the last one, which has the old one's name and outputs.
     """
 
     def __init__(

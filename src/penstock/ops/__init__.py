@@ -25,6 +25,7 @@ FAMILIES = (
     "pooling",
     "regions",
     "normalization",
+    "normalization_ms",
     "attention",
     "recurrent",
     "signal",

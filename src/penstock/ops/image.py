@@ -19,8 +19,11 @@ from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
 # Version 16 has names for two dimensions only.
 _MODES = {
-    **{"nearest": "nearest", "linear": "linear", "cubic": "cubic"},
-    **{"bilinear": "linear", "bicubic": "cubic"},
+    "nearest": "nearest",
+    "linear": "linear",
+    "cubic": "cubic",
+    "bilinear": "linear",
+    "bicubic": "cubic",
 }
 _PADDINGS = ("zeros", "border", "reflection")
 _CUBIC_A = -0.75
@@ -73,7 +76,8 @@ class _Sampling:
         if self.mode == "nearest":
             x = np.rint(x)
         low, high = self.border
-        if self.padding == "border":
+        # Cubic taps are clamped each by itself, as PyTorch and ONNX Runtime have it.
+        if self.padding == "border" and self.mode != "cubic":
             x = np.where((x < low) | (x > high), np.clip(x, 0, self.size - 1), x)
         elif self.padding == "reflection":
             x = _reflected(x, low, high)
@@ -261,22 +265,44 @@ def _corners(boxes: np.ndarray, center_point_box: bool) -> np.ndarray:
     return np.stack([*edges, (right - left) * (bottom - top)])
 
 
+def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.ndarray:
+    """Which pairs of boxes, from ``_corners``, share more than ``threshold`` of their union."""
+    x0, x1, y0, y1, area = rows[:, :, None]
+    width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
+    height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])
+    both = np.maximum(width, 0) * np.maximum(height, 0)
+    share = both / (area + columns[4] - both)
+    return (share > threshold) & (area > 0) & (columns[4] > 0)
+
+
+def _bits(flags: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+_BLOCK = 96
+
+
 def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
-    """The columns to keep, of boxes that come best first."""
+    """The columns to keep, of boxes that come best first.
+
+    Block by block, all pairs at once: what an earlier block kept suppresses, then, as sets of bits,
+    the boxes of the block suppress one another in their order.
+    """
     kept: list[int] = []
-    left = np.arange(corners.shape[1])
-    while left.size and len(kept) < most:
-        kept.append(int(left[0]))
-        x0, x1, y0, y1, area = corners[:, 0]
-        left, corners = left[1:], corners[:, 1:]
-        width = np.minimum(corners[1], x1) - np.maximum(corners[0], x0)
-        height = np.minimum(corners[3], y1) - np.maximum(corners[2], y0)
-        both = width * height
-        share = both / (corners[4] + area - both)
-        over = (share > threshold) & (width > 0) & (height > 0) & (corners[4] > 0) & (area > 0)
-        if over.any():
-            np.logical_not(over, over)
-            left, corners = left[over], corners[:, over]
+    for start in range(0, corners.shape[1], _BLOCK):
+        block = corners[:, start : start + _BLOCK]
+        alive = np.arange(start, start + block.shape[1])
+        if kept:
+            alive = alive[~_overlaps(corners[:, kept], block, threshold).any(0)]
+            block = corners[:, alive]
+        suppressed = 0
+        overlaps = _overlaps(block, block, threshold)
+        for i, box in enumerate(alive.tolist()):
+            if not suppressed >> i & 1:
+                kept.append(box)
+                if len(kept) == most:
+                    return kept
+                suppressed |= _bits(overlaps[i])
     return kept
 
 

@@ -1,1 +1,473 @@
-"""Normalisation."""
+"""Normalisation: by batch, instance, layer, group, channels and norms.
+
+Most of it is one thing, ``_standardize``: rows made to have mean 0 and variance 1. Sums along rows are
+products with ones or with the row itself, several times as fast as NumPy's reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from penstock.ir import Node
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.infer import broadcast_shapes, normalize_axes, normalize_axis, tensor
+from penstock.ops.routine import Layout, Routine, Tensors, specialized
+from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+Rows: TypeAlias = Callable[..., None]
+
+
+class Statistics:
+    """Means and inverse deviations of the rows of a matrix, and the rows they make.
+
+    The arrays of one call live in a workspace laid out here. ``centred`` is whether means are
+    subtracted; without, it is the root mean square that rows are divided by.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rows: int,
+        columns: int,
+        dtype: np.dtype,
+        epsilon: float,
+        centred: bool,
+    ) -> None:
+        self.shape = rows, columns
+        self.epsilon = epsilon
+        self.centred = centred
+        self.mean = layout.field((rows, 1), dtype)
+        self.inverse = layout.field((rows, 1), dtype)
+        self.ones = np.full((columns, 1), 1 / max(columns, 1), dtype)
+        self.columns = max(columns, 1)
+
+    def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+        """Write the standardised rows of ``x`` into ``out``, contiguous ones; they may be the same.
+
+        Returns the means and the inverse deviations, as columns in the workspace.
+        """
+        mean, inverse = self.mean(workspace), self.inverse(workspace)
+        if self.centred:
+            np.dot(x, self.ones, mean)
+            np.subtract(x, mean, out)
+            np.vecdot(out, out, inverse[:, 0])
+        else:
+            np.vecdot(x, x, inverse[:, 0])
+        np.divide(inverse, self.columns, inverse)
+        np.add(inverse, self.epsilon, inverse)
+        np.sqrt(inverse, inverse)
+        np.reciprocal(inverse, inverse)
+        np.multiply(out if self.centred else x, inverse, out)
+        return mean, inverse
+
+
+def _channels(kind: TensorType, count: Dim, name: str) -> None:
+    """That a parameter has one element for each of ``count`` channels."""
+    if kind.shape is None:
+        return
+    if len(kind.shape) != 1:
+        raise ShapeError(f"{name} has one dim, not shape {kind.shape}")
+    if isinstance(kind.shape[0], int) and isinstance(count, int) and kind.shape[0] != count:
+        raise ShapeError(f"{name} of {kind.shape[0]} elements for {count} channels")
+
+
+def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``x`` as a contiguous array of ``shape``: the same memory where that can be."""
+    return np.ascontiguousarray(x).reshape(shape)
+
+
+# --- BatchNormalization ---------------------------------------------------------------------------
+
+
+def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape == ():
+        raise ShapeError("BatchNormalization takes no scalars")
+    channels = None
+    if x.shape is not None:
+        channels = x.shape[1] if len(x.shape) > 1 else 1
+    if attrs.get("spatial", 1):
+        for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
+            _channels(tensor(types, i), channels, name)
+    mean, variance = tensor(types, 3), tensor(types, 4)
+    return x.without_data(), mean.without_data(), variance.without_data(), mean, variance
+
+
+@operator("BatchNormalization", since=7, infer=infer_batch)
+def batch_normalization(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    epsilon = attrs.get("epsilon", 1e-5)
+    training = attrs.get("training_mode", 0) or any(node.outputs[1:])
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None
+        if training:
+            return _batch_training(x, len(node.outputs), epsilon, attrs.get("momentum", 0.9))
+        # Before version 9, parameters could have an element for each of an image's elements.
+        each = x.dims[1:] if not attrs.get("spatial", 1) else None
+        shape = each or (-1, *(1,) * (len(x.dims) - 2))
+
+        def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
+            """``a`` and ``b`` of ``x * a + b``."""
+            a = scale / np.sqrt(variance + variance.dtype.type(epsilon))
+            b = bias - mean * a
+            return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
+
+        parameters = consts[1:5]
+        ready = None
+        if all(p is not None for p in parameters):
+            ready = fold(*parameters)
+
+        def into(x: np.ndarray, *rest: Any) -> None:
+            a, b = ready if ready is not None else fold(*rest[:4])
+            out = rest[4]
+            np.multiply(x, a, out)
+            np.add(out, b, out)
+
+        return Routine(into, prepared=() if ready is None else (1, 2, 3, 4))
+
+    return specialized(node, types, make, inplace=() if training else (0,))
+
+
+def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float) -> Routine:
+    """Statistics of this batch: outputs Y, running mean and variance, and (before 14) this batch's."""
+    axes = (0, *range(2, len(x.dims)))
+    shape = (-1, *(1,) * (len(x.dims) - 2))
+    count = prod(x.dims[axis] for axis in axes)
+    if count == 0:
+        raise ShapeError(f"nothing to take the mean of in shape {x.dims}")
+
+    def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
+        out, *others = rest[:results]
+        own_mean = x.mean(axes)
+        np.subtract(x, own_mean.reshape(shape), out)
+        own_variance = np.square(out).mean(axes)
+        factor = scale / np.sqrt(own_variance + own_variance.dtype.type(epsilon))
+        np.multiply(out, factor.reshape(shape), out)
+        np.add(out, bias.reshape(shape), out)
+        kept, added = momentum, 1 - momentum
+        values = (
+            lambda: mean * kept + own_mean * added,
+            lambda: variance * kept + own_variance * added,
+            lambda: own_mean,
+            lambda: own_variance,
+        )
+        for result, value in zip(others, values, strict=False):
+            if result is not None:
+                np.copyto(result, value(), casting="unsafe")
+
+    return Routine(into)
+
+
+# --- InstanceNormalization and GroupNormalization -------------------------------------------------
+
+
+def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) < 3:
+        raise ShapeError(f"instances have rank 3 or more, not shape {x.shape}")
+    channels = None if x.shape is None else x.shape[1]
+    _channels(tensor(types, 1), channels, "scale")
+    _channels(tensor(types, 2), channels, "bias")
+    return (x.without_data(),)
+
+
+def infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_group(types, attrs, by_group=False)
+
+
+def infer_group_18(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_group(types, attrs, by_group=True)
+
+
+def _infer_group(types: Types, attrs: Attrs, by_group: bool) -> Sequence[Type]:
+    x, groups = tensor(types, 0), attrs["num_groups"]
+    if groups < 1:
+        raise ShapeError(f"num_groups must be positive, not {groups}")
+    if x.shape is not None and len(x.shape) < 2:
+        raise ShapeError(f"groups are of channels, which shape {x.shape} has not")
+    channels = None if x.shape is None else x.shape[1]
+    if isinstance(channels, int) and channels % groups:
+        raise ShapeError(f"{channels} channels do not divide into {groups} groups")
+    for i, name in ((1, "scale"), (2, "bias")):
+        _channels(tensor(types, i), groups if by_group else channels, name)
+    return (x.without_data(),)
+
+
+def _by_group(node: Node, types: Types, groups: int | None, by_group: bool) -> Kernel:
+    """Standardise over groups of channels of each image, then scale and shift."""
+    epsilon = node.attrs.get("epsilon", 1e-5)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None and x.dtype is not None
+        n, c = x.dims[:2]
+        count = c if groups is None else groups
+        layout = Layout()
+        rows, columns = n * count, (c // max(count, 1)) * prod(x.dims[2:])
+        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, True)
+        parts = c // max(count, 1)
+        shape = (n, count, parts, prod(x.dims[2:]))
+        parameter = (count, 1, 1) if by_group else (count, parts, 1)
+
+        def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
+            matrix = out.reshape(rows, columns)
+            statistics(_contiguous(x, (rows, columns)), matrix, workspace)
+            image = matrix.reshape(shape)
+            np.multiply(image, scale.reshape(parameter), image)
+            np.add(image, bias.reshape(parameter), image)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,), contiguous=True)
+
+
+@operator("InstanceNormalization", infer=infer_instance)
+def instance_normalization(node: Node, types: Types) -> Kernel:
+    return _by_group(node, types, None, by_group=False)
+
+
+@operator("GroupNormalization", since=21, infer=infer_group)
+def group_normalization(node: Node, types: Types) -> Kernel:
+    return _by_group(node, types, node.attrs["num_groups"], by_group=False)
+
+
+@operator("GroupNormalization", since=18, version=20, infer=infer_group_18)
+def group_normalization_18(node: Node, types: Types) -> Kernel:
+    """Scale and bias have an element for each group, not for each channel."""
+    return _by_group(node, types, node.attrs["num_groups"], by_group=True)
+
+
+# --- LayerNormalization and RMSNormalization ------------------------------------------------------
+
+STASH = {1: FLOAT32, 10: np.dtype(np.float16), 11: np.dtype(np.float64)} | {
+    16: np.dtype(ml_dtypes.bfloat16)
+}
+"""dtypes of saved statistics by ``stash_type``"""
+
+
+def _stash(attrs: Attrs) -> np.dtype:
+    code = attrs.get("stash_type", 1)
+    if code not in STASH:
+        raise ShapeError(f"stash_type {code} is no floating-point type")
+    return STASH[code]
+
+
+def _infer_layer(
+    types: Types, attrs: Attrs, parameters: Sequence[int]
+) -> tuple[TensorType, Shape | None]:
+    """The output, and the shape of its statistics."""
+    x = tensor(types, 0)
+    dtype = tensor(types, 1).dtype or x.dtype
+    if x.shape is None:
+        return TensorType(dtype, None), None
+    axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
+    for i in parameters:
+        shape = tensor(types, i).shape
+        if shape is None:
+            continue
+        if len(shape) > len(x.shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+            for a, b in zip(reversed(shape), reversed(x.shape), strict=False)
+        ):
+            raise ShapeError(f"input {i} of shape {shape} does not broadcast to {x.shape}")
+    return TensorType(dtype, x.shape), (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
+
+
+def infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    y, statistics = _infer_layer(types, attrs, (1, 2))
+    stash = TensorType(_stash(attrs), statistics)
+    return y, stash, stash
+
+
+def infer_rms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    y, statistics = _infer_layer(types, attrs, (1,))
+    return y, TensorType(_stash(attrs), statistics)
+
+
+def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
+    """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.
+
+    All is computed in float32, or in float64 where the input is, and rounded once.
+    """
+    attrs = node.attrs
+    epsilon = attrs.get("epsilon", 1e-5)
+    _stash(attrs)
+    count = len(node.inputs)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, kind = inputs[0], outputs[0]
+        assert x is not None and x.dtype is not None and kind is not None
+        axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
+        rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
+        layout = Layout()
+        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
+        # An output of another dtype than the input is what only mixed precision has.
+        mixed = layout.field((rows, columns), x.dtype) if kind.dtype != x.dtype else None
+        has_bias = count > 2 and inputs[2] is not None
+        shape = x.dims
+
+        def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
+            out, *saved, workspace = rest[count - 2 :]
+            matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
+            found = statistics(_contiguous(x, (rows, columns)), matrix, workspace)
+            y = matrix.reshape(shape)
+            np.multiply(y, scale, y)
+            if has_bias:
+                np.add(y, rest[0], y)
+            if mixed is not None:
+                np.copyto(out, y, casting="unsafe")
+            for result, column in zip(saved, found if centred else found[1:], strict=False):
+                if result is not None:
+                    np.copyto(result, column.reshape(result.shape), casting="unsafe")
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,), contiguous=True)
+
+
+@operator("LayerNormalization", infer=infer_layer)
+def layer_normalization(node: Node, types: Types) -> Kernel:
+    return _by_row(node, types, centred=True)
+
+
+@operator("RMSNormalization", since=23, infer=infer_rms)
+@operator("SimplifiedLayerNormalization", infer=infer_rms)
+@operator("SimplifiedLayerNormalization", domain="com.microsoft", infer=infer_rms)
+def rms_normalization(node: Node, types: Types) -> Kernel:
+    return _by_row(node, types, centred=False)
+
+
+# --- LRN, LpNormalization, MeanVarianceNormalization ----------------------------------------------
+
+
+def infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) < 2:
+        raise ShapeError(f"LRN is over channels, which shape {x.shape} has not")
+    if attrs["size"] < 1:
+        raise ShapeError(f"size must be positive, not {attrs['size']}")
+    return (x.without_data(),)
+
+
+@operator("LRN", infer=infer_lrn)
+def lrn(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    size, alpha = attrs["size"], attrs.get("alpha", 1e-4)
+    beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        layout = Layout()
+        squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
+        c = x.dims[1]
+        before, after = (size - 1) // 2, size // 2
+        # Distances of neighbours, and the channels that have one there.
+        shifts = [d for d in range(-min(before, c - 1), min(after, c - 1) + 1) if d]
+        pairs = [
+            (slice(max(-d, 0), c - max(d, 0)), slice(max(d, 0), c + min(d, 0))) for d in shifts
+        ]
+
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            square, total = squares(workspace), sums(workspace)
+            np.multiply(x, x, square)
+            np.copyto(total, square)
+            for own, neighbours in pairs:
+                part = total[:, own]
+                np.add(part, square[:, neighbours], part)
+            np.multiply(total, alpha / size, total)
+            np.add(total, bias, total)
+            if beta == 0.75:
+                # Roots are several times as fast as powers.
+                np.sqrt(total, total)
+                np.sqrt(total, square)
+                np.multiply(total, square, total)
+            else:
+                np.power(total, beta, total)
+            np.divide(x, total, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))
+
+
+def infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None:
+        normalize_axis(attrs.get("axis", -1), len(x.shape))
+    if attrs.get("p", 2) not in (1, 2):
+        raise ShapeError(f"p must be 1 or 2, not {attrs['p']}")
+    return (x.without_data(),)
+
+
+@operator("LpNormalization", infer=infer_lp)
+def lp_normalization(node: Node, types: Types) -> Kernel:
+    p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        at = normalize_axis(axis, len(x.dims))
+        layout = Layout()
+        powers = layout.field(x.dims, x.dtype)
+        norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
+
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            raised, norm = powers(workspace), norms(workspace)
+            if p == 1:
+                np.abs(x, raised)
+            else:
+                np.multiply(x, x, raised)
+            np.add.reduce(raised, at, out=norm, keepdims=True)
+            if p == 2:
+                np.sqrt(norm, norm)
+            norm[norm == 0] = np.inf  # what has no norm becomes 0
+            np.divide(x, norm, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))
+
+
+def infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None:
+        normalize_axes(attrs.get("axes", (0, 2, 3)), len(x.shape))
+    return (x.without_data(),)
+
+
+@operator("MeanVarianceNormalization", since=9, infer=infer_mvn)
+def mean_variance_normalization(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
+        layout = Layout()
+        kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
+        means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
+        count = prod(x.dims[axis] for axis in axes)
+
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            mean, square = means(workspace), squares(workspace)
+            np.add.reduce(x, axes, out=mean, keepdims=True)
+            np.divide(mean, count, mean)
+            np.subtract(x, mean, out)
+            np.multiply(out, out, square)
+            np.add.reduce(square, axes, out=mean, keepdims=True)
+            np.divide(mean, count, mean)
+            np.sqrt(mean, mean)
+            np.add(mean, 1e-9, mean)
+            np.divide(out, mean, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))

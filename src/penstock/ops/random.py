@@ -54,12 +54,14 @@ def _like_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarray) -> np.ndarray:
     """Fill ``out`` with ``scale * draws + offset``."""
-    if out.dtype in _NATIVE and out.flags.c_contiguous:
-        method(out.shape, out.dtype, out)
-        out *= scale
-        out += offset
-    else:
-        out[...] = method(out.shape, np.float32) * np.float32(scale) + np.float32(offset)
+    native = out.dtype in _NATIVE
+    direct = native and out.flags.c_contiguous
+    dtype = out.dtype if native else FLOAT32
+    draws = method(out.shape, dtype, out if direct else None)
+    draws *= scale
+    draws += offset
+    if not direct:
+        out[...] = draws
     return out
 
 

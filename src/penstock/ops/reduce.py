@@ -28,17 +28,24 @@ class Layout:
 
     ``axes`` count from the front; ``kept`` is the result's shape with dims of 1 for them, ``final``
     the one asked for; ``count`` is the number of elements that go into one of the result.
-    ``group`` is the shape with the axes merged into the middle one of three, if they lie together.
+    ``group`` is the shape with the axes merged into the middle one of three, if they lie together,
+    and the elements float32 or float64; ``ones`` is then a vector to sum with, unless that is long.
     """
 
     axes: tuple[int, ...]
     kept: tuple[int, ...]
     final: tuple[int, ...]
     count: int
-    group: tuple[int, int, int] | None
+    group: tuple[int, int, int] | None = None
+    ones: np.ndarray | None = None
 
 
-def layout(shape: tuple[int, ...], axes: Sequence[int] | None, keepdims: bool) -> Layout:
+LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
+
+
+def layout(
+    shape: tuple[int, ...], dtype: np.dtype, axes: Sequence[int] | None, keepdims: bool
+) -> Layout:
     """``axes`` are all of them if ``None``. A tensor of rank 0 counts as one of rank 1."""
     rank = len(shape)
     taken = tuple(range(rank)) if axes is None else tuple(sorted(normalize_axes(axes, rank)))
@@ -46,11 +53,12 @@ def layout(shape: tuple[int, ...], axes: Sequence[int] | None, keepdims: bool) -
     final = kept if keepdims else tuple(d for i, d in enumerate(shape) if i not in taken)
     count = math.prod(shape[i] for i in taken)
     if not rank:
-        return Layout((0,), (1,), (), 1, (1, 1, 1))
-    group = None
-    if taken and taken[-1] - taken[0] == len(taken) - 1:
-        group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
-    return Layout(taken, kept, final, count, group)
+        return Layout((0,), (1,), (), 1)
+    if dtype.kind != "f" or not taken or taken[-1] - taken[0] != len(taken) - 1 or not count:
+        return Layout(taken, kept, final, count)
+    group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
+    ones = np.ones(count, dtype) if count <= LONG else None
+    return Layout(taken, kept, final, count, group, ones)
 
 
 Reduce: TypeAlias = Callable[[np.ndarray, Layout, np.ndarray | None], Any]
@@ -62,21 +70,18 @@ _multiply: Callable[..., Any] = np.multiply.reduce
 _maximum: Callable[..., Any] = np.maximum.reduce
 _minimum: Callable[..., Any] = np.minimum.reduce
 
-MANY = 8  # rows from which on vectorising across them pays
-LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
+MANY = 8  # rows from which on other ways than NumPy's reductions are faster
 
 
 def total(x: np.ndarray, form: Layout, out: np.ndarray | None = None) -> Any:
     """The sum, in the dtype of ``x``."""
-    if form.group is not None and x.dtype.kind == "f" and x.flags.c_contiguous and form.count:
+    if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
-        if count <= LONG and (after == 1 or count * after >= 1024):
-            ones = np.ones(count, x.dtype)
-            if after == 1:
-                result = np.matmul(x.reshape(before, count), ones)
-            else:
-                result = np.matmul(ones, x.reshape(before, count, after))
-            return _into(result.reshape(form.kept), out)
+        if after == 1 and before >= MANY:
+            return _into(np.matmul(x.reshape(before, count), form.ones).reshape(form.kept), out)
+        if after > 1 and count * after >= 1024:
+            sums = np.matmul(form.ones, x.reshape(before, count, after))
+            return _into(sums.reshape(form.kept), out)
     return _add(x, form.axes, x.dtype, out, True)
 
 
@@ -102,7 +107,7 @@ def integer_mean(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
 
 
 def highest(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
-    if form.group is not None and x.dtype.kind == "f" and x.flags.c_contiguous:
+    if form.group is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1 and before >= MANY and 1 < count <= 1024:
             # NumPy finds the place of a maximum of a short row faster than the maximum itself.
@@ -135,9 +140,9 @@ def absolute_sum(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
 
 
 def square_sum(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
-    if form.group is not None and x.dtype.kind == "f" and x.flags.c_contiguous:
+    if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
-        if after == 1 and count <= LONG:
+        if after == 1:
             rows = x.reshape(before, count)
             return _into(np.vecdot(rows, rows).reshape(form.kept), out)
     return total(np.square(x), form, out)
@@ -181,15 +186,11 @@ class Reduction:
     integers: Reduce | None = None
     native: bool = False
 
-    def form_for(self, dtype: np.dtype) -> tuple[Reduce, np.dtype]:
+    def on(self, dtype: np.dtype) -> tuple[Reduce, np.dtype]:
         """What computes it on ``dtype``, and the dtype to convert to first."""
-        if self.native:
-            return self.floats, dtype
-        if is_float(dtype):
-            return self.floats, wide(dtype) if is_small(dtype) else dtype
-        if self.integers is not None:
+        if not self.native and self.integers is not None and not is_float(dtype):
             return self.integers, dtype
-        return self.floats, np.dtype(np.float64)
+        return self.floats, dtype if self.native else wide(dtype)
 
 
 _ALL = (
@@ -227,11 +228,11 @@ def _compiler(reduction: Reduction) -> Compile:
             x = arguments[0]
             out = arguments[count] if len(arguments) > count else None
             axes = fixed if known else _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
-            form = layouts(x.shape, axes, keepdims)
+            reduce, dtype = reduction.on(x.dtype)
+            form = layouts(x.shape, dtype, axes, keepdims)
             if not x.ndim:
                 x = x.reshape(1)
             target = None if out is None else out.reshape(form.kept)
-            reduce, dtype = reduction.form_for(x.dtype)
             if x.dtype == dtype:
                 result = reduce(x, form, target)
             else:
@@ -239,7 +240,18 @@ def _compiler(reduction: Reduction) -> Compile:
                 result = _into(result, target) if out is not None else result.astype(x.dtype)
             return out if out is not None else result.reshape(form.final)
 
-        return Kernel(run, run)
+        into = run
+        kind = tensor(types, 0)
+        if known and kind.static and kind.rank and keepdims:
+            assert kind.dtype is not None
+            reduce, dtype = reduction.on(kind.dtype)
+            if dtype == kind.dtype:
+                form = layout(kind.dims, dtype, fixed, keepdims)
+
+                def into(*arguments: Any) -> None:
+                    reduce(arguments[0], form, arguments[-1])
+
+        return Kernel(run, into)
 
     return compile
 

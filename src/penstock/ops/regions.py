@@ -62,17 +62,19 @@ def infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 
 class _Samples:
-    """Where the bins of one region sample an axis: two neighbours and their weights, a row a bin."""
+    """Where the bins (rows) of one region sample an axis: two neighbours and their weights."""
 
     __slots__ = ("high", "low", "weight_high", "weight_low")
 
-    def __init__(self, start: float, extent: float, bins: int, ratio: int, size: int) -> None:
-        grid = ratio if ratio > 0 else int(np.ceil(extent / bins))
+    def __init__(self, start: Any, extent: Any, bins: int, ratio: int, size: int) -> None:
+        step = extent / bins
+        grid = ratio if ratio > 0 else int(np.ceil(step))
         if grid * bins > MAX_SAMPLES:
             raise ShapeError(f"a region of extent {extent} has too many samples")
-        step = extent / bins
-        bin_starts = start + np.arange(bins)[:, None] * step
-        at = bin_starts + (np.arange(grid) + 0.5) * step / max(grid, 1)
+        # In the dtype of the regions: the number of samples jumps where rounding differs.
+        each = np.arange(bins).astype(step.dtype)[:, None]
+        inner = np.arange(grid).astype(step.dtype) + step.dtype.type(0.5)
+        at = start + each * step + inner * step / max(grid, 1)
         inside = (at >= -1) & (at <= size)
         at = np.maximum(at, 0)
         low = np.minimum(at, size - 1).astype(np.int64)
@@ -105,13 +107,12 @@ def roi_align(node: Node, types: Types) -> Kernel:
         """Those along height and width of a region x1, y1, x2, y2."""
         if not np.isfinite(region).all():
             raise ShapeError("regions must be finite")
-        corners = region.astype(np.float64) * scale - (0.5 if shifted else 0)
+        one = region.dtype.type(1)
+        x1, y1, x2, y2 = region * one.dtype.type(scale) - one.dtype.type(0.5 if shifted else 0)
         found = []
-        for start, end, count, size in zip(
-            corners[1::-1], corners[:1:-1], bins, sizes, strict=True
-        ):
-            extent = end - start if shifted else max(end - start, 1.0)
-            found.append(_Samples(float(start), float(extent), count, ratio, size))
+        for start, end, count, size in ((y1, y2, bins[0], sizes[0]), (x1, x2, bins[1], sizes[1])):
+            extent = end - start if shifted else np.maximum(end - start, one)
+            found.append(_Samples(start, extent, count, ratio, size))
         return found
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:

@@ -309,7 +309,7 @@ def _nearest(
     pick = tuple(picks)
     picked = [len(range(size)[p]) for size, p in zip(shape, pick, strict=True)]
     factors = {table.axis: _repeats(table) for table in rest}
-    if dtype != STRING and all(factors.values()):
+    if not rest or (dtype != STRING and all(factors.values())):
         inner, size = _repeater(picked, factors, dtype)
     else:
         inner, size = _gatherer(picked, _sorted(rest), dtype)

@@ -18,8 +18,8 @@ from penstock.ops.elementwise import wide
 from penstock.ops.infer import normalize_axis, tensor
 from penstock.types import TensorType, Type
 
-BLOCK = 65536  # elements, in whole rows
-MANY = 8  # rows from which on vectorising across them pays
+BLOCK = 1 << 17  # elements, in whole rows
+MANY = 4  # rows from which on other ways than NumPy's reductions are faster
 
 Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
 """From an array of float32 or float64, along an axis, into another, or into the same one."""
@@ -37,7 +37,7 @@ def highest(x: np.ndarray, axis: int) -> Any:
 
 def total(x: np.ndarray, axis: int) -> Any:
     """The sums along ``axis``, kept as a dim of 1; of rows by BLAS, which is far faster."""
-    if x.ndim == 2 and axis == 1:
+    if x.ndim == 2 and axis == 1 and len(x) >= MANY:
         return np.matmul(x, np.ones(x.shape[1], x.dtype))[:, None]
     return np.add.reduce(x, axis, keepdims=True)
 
