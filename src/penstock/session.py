@@ -366,15 +366,17 @@ class Session:
             _, dropped = signature.plans.popitem(last=False)
             held -= dropped.nbytes
 
-    def _signature(self, feeds: Sequence[str], fetches: Sequence[str]) -> Signature:
-        key = (frozenset(feeds), tuple(fetches))
+    def _signature(
+        self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str] = ()
+    ) -> Signature:
+        key = (frozenset(feeds), tuple(fetches), tuple(targets))
         found = self._signatures.get(key)
         if found is None:
             with self._lock, garbage.paused():
                 graph = cut(
                     self.model.graph,
                     [self._value(name, "feed") for name in feeds],
-                    [self._value(name, "fetch") for name in fetches],
+                    [self._value(name, "fetch") for name in (*fetches, *targets)],
                 )
                 missing = unfed(graph)
                 if missing:
@@ -395,7 +397,7 @@ class Session:
         if isinstance(fetches, str):
             raise InvalidInput(f"fetches must be a list of names; did you mean [{fetches!r}]?")
         names = list(fetches) if fetches is not None else [v.name for v in self.model.graph.outputs]
-        return self._signature(list(feeds), [*names, *(targets or ())])
+        return self._signature(list(feeds), names, targets or ())
 
     def _value(self, name: str, role: str) -> Value:
         found = self._values.get(name)

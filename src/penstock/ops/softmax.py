@@ -1,7 +1,7 @@
 """Softmax and its kin, along an axis.
 
-Along the last axis, contiguous tensors are taken a few rows at a time, so that the four passes over
-a row find it in the cache; 16-bit floats are widened to float32 on the way.
+Along the last axis, a tensor is taken some rows at a time, so that what is widened to float32 on the
+way, or copied because it is not contiguous, stays small and in the cache.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from penstock.ops.infer import normalize_axis, tensor
 from penstock.types import TensorType, Type
 
 BLOCK = 1 << 17  # elements, in whole rows
+# Called as (x, axis, dtype, out, keepdims, initial): keywords cost as much as a short sum.
+_add: Callable[..., Any] = np.add.reduce
+_maximum: Callable[..., Any] = np.maximum.reduce
+
 MANY = 4  # rows from which on other ways than NumPy's reductions are faster
 
 Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
@@ -32,14 +36,14 @@ def highest(x: np.ndarray, axis: int) -> Any:
         places = x.argmax(1)
         places += np.arange(0, x.size, x.shape[1])
         return x.reshape(-1).take(places)[:, None]
-    return np.maximum.reduce(x, axis, keepdims=True, initial=-math.inf)
+    return _maximum(x, axis, None, None, True, -math.inf)
 
 
 def total(x: np.ndarray, axis: int) -> Any:
     """The sums along ``axis``, kept as a dim of 1; of rows by BLAS, which is far faster."""
     if x.ndim == 2 and axis == 1 and len(x) >= MANY:
         return np.matmul(x, np.ones(x.shape[1], x.dtype))[:, None]
-    return np.add.reduce(x, axis, keepdims=True)
+    return _add(x, axis, None, None, True)
 
 
 def softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
@@ -81,6 +85,9 @@ def along_axis(normalize: Normalize, x: np.ndarray, axis: int, out: np.ndarray) 
 
 def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype) -> None:
     step = max(BLOCK // x.shape[1], 1)
+    if len(x) <= step and x.dtype == dtype:
+        normalize(x, 1, out)
+        return
     for start in range(0, len(x), step):
         block, target = x[start : start + step], out[start : start + step]
         if block.dtype == dtype:

@@ -1,0 +1,307 @@
+"""Sessions: feeds, fetches, errors, plans by shapes, threads, pickling."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import penstock as ps
+
+HEADER = '<ir_version: 9, opset_import: ["" : 19]>\n'
+AFFINE = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y, float[N, 3] z) <float[3] b = {1, 2, 3}> {
+    product = Mul(x, scale)
+    y = Add(product, b)
+    z = Neg(y)
+}"""
+
+
+@pytest.fixture
+def proto() -> onnx.ModelProto:
+    return parser.parse_model(HEADER + AFFINE)
+
+
+@pytest.fixture
+def session(proto) -> ps.Session:
+    return ps.compile(proto)
+
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+SCALE = np.array([1, 10, 100], np.float32)
+
+
+def test_run_by_name_and_call_by_position(session):
+    outputs = session.run({"x": X, "scale": SCALE})
+    assert list(outputs) == ["y", "z"]
+    np.testing.assert_array_equal(outputs["y"], X * SCALE + [1, 2, 3])
+    y, z = session(X, SCALE)
+    np.testing.assert_array_equal(z, -y)
+
+
+def test_inputs_and_outputs_are_described(session):
+    assert [str(p) for p in session.inputs] == ["x: float32[N, 3]", "scale: float32[3]"]
+    assert [p.name for p in session.outputs] == ["y", "z"]
+    assert "x: float32[N, 3]" in repr(session)
+
+
+def test_any_value_can_be_fetched_and_only_what_it_needs_runs(session):
+    outputs = session.run({"x": X, "scale": SCALE}, fetches=["product"])
+    assert list(outputs) == ["product"]
+    np.testing.assert_array_equal(outputs["product"], X * SCALE)
+    # x alone does not do for y, but y can be fed itself.
+    outputs = session.run({"y": X}, fetches=["z"])
+    np.testing.assert_array_equal(outputs["z"], -X)
+
+
+def test_an_intermediate_value_can_be_fed(session):
+    outputs = session.run({"product": X}, fetches=["y"])
+    np.testing.assert_array_equal(outputs["y"], [*X, 1, 2, 3])
+
+
+def test_a_constant_can_be_fed(session):
+    outputs = session.run({"x": X, "scale": SCALE, "b": np.zeros(3, np.float32)}, fetches=["y"])
+    np.testing.assert_array_equal(outputs["y"], X * SCALE)
+
+
+def test_targets_are_run_but_not_returned(session):
+    assert list(session.run({"x": X, "scale": SCALE}, ["y"], ["z"])) == ["y"]
+
+
+def test_signatures_are_compiled_once(session):
+    for _ in range(3):
+        session.run({"x": X, "scale": SCALE}, fetches=["product"])
+        session.run({"scale": SCALE, "x": X}, fetches=["product"])
+    assert len(session._signatures) == 2
+
+
+def test_every_set_of_shapes_has_a_plan(session):
+    for n in (1, 2, 3, 2, 1):
+        x = np.ones((n, 3), np.float32)
+        assert session.run({"x": x, "scale": SCALE})["y"].shape == (n, 3)
+    assert session.memory.plans == 3
+
+
+def test_plans_are_dropped_beyond_their_limit(proto):
+    session = ps.compile(proto, limits=ps.Limits(max_plans_bytes=3000))
+    for n in range(1, 100):
+        x = np.ones((n, 3), np.float32)
+        np.testing.assert_array_equal(
+            session.run({"x": x, "scale": SCALE}, ["z"])["z"], -(x * SCALE + [1, 2, 3])
+        )
+    assert session.memory.plans < 30
+    assert session.memory.arenas <= 3000
+
+
+def test_a_plan_for_given_shapes_is_compiled_ahead(proto):
+    session = ps.compile(proto, shapes={"x": (4, 3)})
+    assert session.memory.plans == 1
+    assert "float32[4, 3]" in session.source
+    session.run({"x": np.ones((4, 3), np.float32), "scale": SCALE})
+    assert session.memory.plans == 1
+
+
+def test_without_shapes_there_is_no_plan_to_show(session):
+    with pytest.raises(ps.InvalidInput, match="no plan yet"):
+        _ = session.source
+
+
+# What is fed.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[0, 1, 2], [3, 4, 5]],
+        X[::-1][::-1],
+        np.asfortranarray(X),
+        memoryview(X),
+        X.astype(">f4").astype(np.float32),
+    ],
+)
+def test_whatever_becomes_an_array_can_be_fed(session, value):
+    y = session.run({"x": value, "scale": SCALE})["y"]
+    np.testing.assert_array_equal(y, X * SCALE + [1, 2, 3])
+
+
+def test_objects_with_array_or_dlpack_can_be_fed(session):
+    class Array:
+        def __array__(self, dtype=None, copy=None):
+            return X
+
+    class Tensor:
+        def __dlpack__(self, **options):
+            return X.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return X.__dlpack_device__()
+
+    for value in (Array(), Tensor()):
+        y = session.run({"x": value, "scale": SCALE})["y"]
+        np.testing.assert_array_equal(y, X * SCALE + [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("feeds", "message"),
+    [
+        ({"y0": X, "scale": SCALE}, r"'y0'.*did you mean 'y'"),
+        ({"x": X}, r"not fed: 'scale'"),
+        ({"x": X, "scale": SCALE, "extra": X}, r"cannot feed 'extra'"),
+        ({"x": X.astype(np.float64), "scale": SCALE}, r"'x' must be float32, not float64.*astype"),
+        ({"x": X.astype(">f4"), "scale": SCALE}, r"'x' must be float32"),
+        ({"x": X[0], "scale": SCALE}, r"'x' has rank 2.*shape \(3,\)"),
+        ({"x": X.T, "scale": SCALE}, r"'x' must have 3 at axis 1.*shape \(3, 2\)"),
+        ({"x": "text", "scale": SCALE}, r"'x'"),
+        ({"x": None, "scale": SCALE}, r"'x'"),
+        ({"x": [[1, 2, 3], [4]], "scale": SCALE}, r"'x'"),
+        ({"x": [[1j, 2, 3]], "scale": SCALE}, r"'x'.*complex128 does not fit"),
+    ],
+)
+def test_wrong_feeds_are_explained(session, feeds, message):
+    with pytest.raises(ps.InvalidInput, match=message):
+        session.run(feeds)
+
+
+def test_dims_of_one_name_must_be_equal():
+    session = ps.compile(
+        parser.parse_model(HEADER + "g (float[N] a, float[N] b) => (float[N] c) { c = Add(a, b) }")
+    )
+    with pytest.raises(ps.InvalidInput, match=r"dim 'N' at axis 0 is 1, but 3 at 'a'"):
+        session(np.ones(3, np.float32), np.ones(1, np.float32))
+
+
+def test_unknown_fetches_are_explained(session):
+    with pytest.raises(ps.InvalidInput, match=r"cannot fetch 'produkt'.*'product'"):
+        session.run({"x": X, "scale": SCALE}, fetches=["produkt"])
+    with pytest.raises(ps.InvalidInput, match=r"did you mean \['y'\]"):
+        session.run({"x": X, "scale": SCALE}, fetches="y")
+
+
+def test_the_number_of_positional_inputs_is_checked(session):
+    with pytest.raises(ps.InvalidInput, match="1 inputs given"):
+        session(X)
+
+
+def test_unknown_options_are_refused(proto):
+    with pytest.raises(ValueError, match="linear"):
+        ps.compile(proto, executor="lineal")
+    with pytest.raises(ValueError, match="numpy"):
+        ps.compile(proto, backends=["cuda"])
+    with pytest.raises(ps.InvalidInput, match="cannot feed 'w'"):
+        ps.compile(proto, shapes={"w": (1,)})
+
+
+def test_strings_go_in_and_out():
+    session = ps.compile(
+        parser.parse_model(
+            '<ir_version: 9, opset_import: ["" : 20]> g (string[N] a, string[N] b) => (string[N] c) '
+            "{ c = StringConcat(a, b) }"
+        )
+    )
+    assert session(["a", "b"], np.array(["c", "d"]))[1] == "bd"
+
+
+# Lifetime.
+
+
+def test_a_closed_session_refuses(session):
+    with session:
+        session(X, SCALE)
+    with pytest.raises(ps.PenstockError, match="closed"):
+        session(X, SCALE)
+    with pytest.raises(ps.PenstockError, match="closed"):
+        session.run({"x": X, "scale": SCALE}, fetches=["y"])
+
+
+def test_sessions_are_pickled_by_path_and_options(proto, session, tmp_path):
+    path = tmp_path / "affine.onnx"
+    onnx.save(proto, path)
+    original = ps.compile(path, limits=ps.Limits(max_iterations=5))
+    copy = pickle.loads(pickle.dumps(original))
+    assert copy.limits == original.limits
+    for a, b in zip(copy(X, SCALE), original(X, SCALE), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(TypeError, match="path"):
+        pickle.dumps(session)
+
+
+def test_errors_are_pickled_whole():
+    for error in (ps.InvalidModel(["a", "b"]), ps.InvalidInput("x"), ps.Unsupported([])):
+        copy = pickle.loads(pickle.dumps(error))
+        assert type(copy) is type(error)
+        assert str(copy) == str(error)
+
+
+def test_trim_gives_arenas_back(session):
+    session(X, SCALE)
+    before = session.memory.arenas
+    session.trim()
+    assert session.memory.arenas == 0 <= before
+    np.testing.assert_array_equal(session(X, SCALE)[0], X * SCALE + [1, 2, 3])
+
+
+# Other ways to run.
+
+
+def test_submit_and_arun(session):
+    feeds = {"x": X, "scale": SCALE}
+    wanted = session.run(feeds)["y"]
+    futures = [session.submit(feeds) for _ in range(20)]
+    for future in futures:
+        np.testing.assert_array_equal(future.result()["y"], wanted)
+
+    async def many():
+        return await asyncio.gather(*(session.arun(feeds, ["y"]) for _ in range(20)))
+
+    for outputs in asyncio.run(many()):
+        np.testing.assert_array_equal(outputs["y"], wanted)
+
+
+def test_cancelling_a_task_cancels_its_run():
+    session = ps.compile(
+        parser.parse_model(
+            HEADER
+            + """g (float[4] x, int64 n) => (float[4] y) {
+            y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
+                d = Identity(c) w = Add(v, v) }> }"""
+        )
+    )
+    token = ps.CancelToken()
+    feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+
+    async def impatient():
+        await asyncio.wait_for(session.arun(feeds, cancel=token), 0.05)
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(impatient())
+    assert token.cancelled
+
+
+def test_source_shows_the_origin_of_each_line(session):
+    session(X, SCALE)
+    assert "multiply(" in session.source
+    assert "# Add_1 in the model" in session.source or "Add" in session.source
+
+
+def test_tracebacks_show_lines_of_generated_code():
+    session = ps.compile(
+        parser.parse_model(
+            HEADER + "g (float[3] x, int64[N] i) => (float[N] y) { y = Gather(x, i) }"
+        )
+    )
+    import traceback
+
+    with pytest.raises(ps.RunError) as caught:
+        session(np.zeros(3, np.float32), np.array([5]))
+    assert "gather_0(" in "".join(traceback.format_exception(caught.value))
+
+
+def test_importing_penstock_imports_neither_onnx_nor_numpy():
+    code = "import sys, penstock; print([m for m in ('onnx', 'numpy', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
