@@ -97,13 +97,3 @@ def test_one_ufunc_is_called_directly() -> None:
         kernel = found.compile(node, [kind] * function.nin)
         out = np.empty(16, "f4")
         assert kernel.bind([out] * function.nin, [out], None)[0] is function
-
-
-def test_clip_where_numpy_hides_its_ufunc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("numpy._core.umath.clip")
-    clip = elementwise._clip_function()
-    out = np.empty(3, np.float32)
-    low, high = (elementwise.scalar(v, np.dtype("f4")) for v in (-1, 1))
-    result = clip(np.array([-2, math.nan, 0.5], np.float32), low, high, out)
-    assert result is out
-    np.testing.assert_array_equal(out, np.array([-1, math.nan, 0.5], np.float32))

@@ -1,7 +1,7 @@
 """Softmax and its kin, along an axis.
 
-Along the last axis, a tensor is taken some rows at a time, so that what is widened to float32 on the
-way, or copied because it is not contiguous, stays small and in the cache.
+Along the last axis, a tensor is taken some rows at a time, so that what is widened to float32 on
+the way stays small and in the cache.
 """
 
 from __future__ import annotations
