@@ -15,7 +15,7 @@ from penstock.errors import InvalidInput, PenstockError, Unsupported
 from penstock.session import Session, compile
 
 
-class PenstockRep(BackendRep):  # type: ignore[misc] - onnx is not analysed
+class PenstockRep(BackendRep):  # type: ignore[misc]
     """A compiled model."""
 
     def __init__(self, session: Session) -> None:

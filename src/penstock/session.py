@@ -245,12 +245,12 @@ class Session:
     @property
     def source(self) -> str:
         """The generated program of the plan that was used last."""
-        return self._latest().source
+        return self.latest.source
 
     @property
     def plan(self) -> Plan:
         """The plan that was used last."""
-        return self._latest().plan
+        return self.latest.plan
 
     @property
     def memory(self) -> Memory:
@@ -261,7 +261,7 @@ class Session:
 
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
-        executor = self._latest()
+        executor = self.latest
         return format_plan(executor.plan, executor.layout)
 
     def trim(self) -> None:
@@ -315,7 +315,9 @@ class Session:
         finally:
             end(control, timeout, cancel)
 
-    def _latest(self) -> LinearExecutor:
+    @property
+    def latest(self) -> LinearExecutor:
+        """The executor that was used last; compiled now if all dims are known before a run."""
         executor = self._main.last[1]
         if executor is None:
             kinds = [v.type for v in self._main.graph.inputs]

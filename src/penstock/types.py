@@ -37,9 +37,9 @@ class ShapeError(ValueError):
 class TensorType:
     """Element type and shape of a tensor; ``None`` where nothing is known.
 
-    ``data`` holds the elements, row-major, of an integer (or truth value) tensor of rank 0 or 1
-    whose contents are known in whole or in part (an element is a dim). It is how shape arithmetic is carried through
-    inference when the dims themselves are symbolic.
+    ``data`` holds the elements, row-major, of a tensor of integers or truth values of rank 0 or 1
+    whose contents are known in whole or in part (an element is a dim). It is how shape arithmetic
+    is carried through inference when the dims themselves are symbolic.
     """
 
     dtype: np.dtype | None = None

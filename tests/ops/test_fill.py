@@ -149,6 +149,7 @@ def test_one_hot_edges() -> None:
     check_node("OneHot", [i64(1, 2), np.array(0), values])
     fails("OneHot", [indices, np.array(-1), values], match="depth")
     fails("OneHot", [indices, i64(1, 2), values], match="depth")
+    fails("OneHot", [indices, np.array(np.nan, np.float32), values], match="depth")
     fails("OneHot", [indices, np.array(3), i64(1, 2, 3)], match="two")
     fails("OneHot", [indices, np.array(3), values], {"axis": 2})
     x = TensorType(INT64, ("N", 4))

@@ -1,1 +1,398 @@
-"""Attention and the transformer blocks around it."""
+"""Scaled dot-product attention, and ONNX's Attention on top of it.
+
+Everything happens on [batch, heads, sequence, head size], of which all layouts are views. Scores
+live in scratch of a bounded size: some heads of some samples at a time, or some rows of one head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.ir import Node
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.infer import element_dtype, tensor
+from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
+from penstock.types import BOOL, Dim, ShapeError, TensorType, Type
+
+FLOAT64 = np.dtype(np.float64)
+
+# Bytes of scores at a time: what processors keep near one core.
+_BLOCK_BYTES = 2**20
+
+# What the fourth output of Attention shows.
+RAW, CAPPED, BIASED, SOFTMAX = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Sizes of an attention; each key head serves ``heads // kv_heads`` query heads."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+class Core:
+    """``softmax(softcap(q k^T scale) + bias) v`` for given sizes."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        heads: Heads,
+        dtype: np.dtype,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        shown: int | None = None,
+        precise: bool = False,
+    ) -> None:
+        """``shown``: what of the scores ``run`` writes to ``show``; ``precise``: softmax in
+        float64."""
+        self.heads, self.dtype, self.shown = heads, dtype, shown
+        self.scale, self.softcap = dtype.type(scale), dtype.type(softcap)
+        self.blocks = _blocks(heads, dtype.itemsize)
+        batch, kv_heads, rows = (
+            (
+                max((s.stop - s.start for s in slices), default=0)
+                for slices in zip(*self.blocks, strict=True)
+            )
+            if self.blocks
+            else (0, 0, 0)
+        )
+        lines = batch * kv_heads * heads.group * rows
+        self.q = layout.field((lines * heads.size,), dtype)
+        self.scores = layout.field((lines * heads.keys,), dtype)
+        self.wide = layout.field((lines * heads.keys,), FLOAT64) if precise else None
+        self.context = layout.field((lines * heads.value_size,), dtype)
+        self.total = layout.field((lines,), FLOAT64 if precise else dtype)
+
+    def run(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        workspace: np.ndarray,
+        *,
+        blocked: Sequence[np.ndarray] = (),
+        biases: Sequence[np.ndarray] = (),
+        show: np.ndarray | None = None,
+    ) -> None:
+        """Attend. ``blocked`` are flags of keys out of sight, and ``biases`` are added to scores;
+        both broadcast to [batch, heads, queries, keys]. A query that sees no key gets zeros."""
+        heads = self.heads
+        whole = (heads.batch, heads.heads, heads.queries, heads.keys)
+        blocked = [np.broadcast_to(flags, whole) for flags in blocked]
+        biases = [np.broadcast_to(bias, (*whole[:3], bias.shape[-1])) for bias in biases]
+        masked = bool(blocked or biases)
+        keys = k.swapaxes(2, 3)
+        for b, kv, s in self.blocks:
+            h = slice(kv.start * heads.group, kv.stop * heads.group)
+            part = (b, h, s)
+            n, lines = b.stop - b.start, heads.group * (s.stop - s.start)
+            shape = (n, h.stop - h.start, s.stop - s.start)
+            grouped = (n, kv.stop - kv.start, lines)
+
+            def take(field: Field, *dims: int) -> np.ndarray:
+                return field(workspace)[: math.prod(dims)].reshape(dims)
+
+            queries = take(self.q, *shape, heads.size)
+            np.multiply(q[part], self.scale, queries)
+            scores = take(self.scores, *shape, heads.keys)
+            # The query heads of one key head are rows of one product.
+            np.matmul(
+                queries.reshape(*grouped, heads.size),
+                keys[b, kv],
+                scores.reshape(*grouped, heads.keys),
+            )
+            self._show(RAW, scores, show, part)
+            if self.softcap:
+                np.divide(scores, self.softcap, scores)
+                np.tanh(scores, scores)
+                np.multiply(scores, self.softcap, scores)
+            self._show(CAPPED, scores, show, part)
+            for bias in biases:
+                width = bias.shape[3]
+                seen = scores[..., :width]
+                np.add(seen, bias[part], seen, casting="unsafe")
+                scores[..., width:] = -np.inf
+            for flags in blocked:
+                np.copyto(scores, -np.inf, where=flags[part])
+            self._show(BIASED, scores, show, part)
+            total = take(self.total, *shape, 1)
+            soft = scores
+            if self.wide is not None:
+                soft = take(self.wide, *scores.shape)
+                np.copyto(soft, scores)
+            _exponentials(soft, total, masked)
+            if self.shown == SOFTMAX:
+                np.divide(soft, total, soft)
+                total[...] = 1
+                self._show(SOFTMAX, soft, show, part)
+            if soft is not scores:
+                np.copyto(scores, soft, casting="unsafe")
+            context = take(self.context, *shape, heads.value_size)
+            np.matmul(
+                scores.reshape(*grouped, heads.keys),
+                v[b, kv],
+                context.reshape(*grouped, heads.value_size),
+                casting="unsafe",
+            )
+            np.divide(context, total, out[part], casting="unsafe")
+
+    def _show(self, stage: int, scores: np.ndarray, show: Any, part: Any) -> None:
+        if self.shown == stage:
+            np.copyto(show[part], scores, casting="unsafe")
+
+
+def _exponentials(scores: np.ndarray, total: np.ndarray, masked: bool) -> None:
+    """Exponentials of the scores less their greatest, in place, and their sums."""
+    if not scores.shape[-1]:
+        total[...] = 1
+        return
+    np.maximum.reduce(scores, -1, None, total, keepdims=True)
+    if masked:  # a row without any key
+        np.copyto(total, 0, where=np.isneginf(total))
+    np.subtract(scores, total, scores)
+    np.exp(scores, scores)
+    np.add.reduce(scores, -1, None, total, keepdims=True)
+    if masked:
+        np.copyto(total, 1, where=total == 0)
+
+
+def _blocks(heads: Heads, itemsize: int) -> list[tuple[slice, slice, slice]]:
+    """Slices of batch, key heads and queries whose scores fit into a block."""
+
+    def cut(size: int, step: int) -> list[slice]:
+        step = max(step, 1)
+        return [slice(i, min(i + step, size)) for i in range(0, size, step)]
+
+    row = max(heads.keys * heads.group * itemsize, 1)
+    per_head = max(row * heads.queries, 1)
+    per_sample = per_head * heads.kv_heads
+    if per_sample <= _BLOCK_BYTES:
+        cuts = (
+            (heads.batch, _BLOCK_BYTES // per_sample),
+            (heads.kv_heads,) * 2,
+            (heads.queries,) * 2,
+        )
+    elif per_head <= _BLOCK_BYTES:
+        cuts = (heads.batch, 1), (heads.kv_heads, _BLOCK_BYTES // per_head), (heads.queries,) * 2
+    else:
+        cuts = (heads.batch, 1), (heads.kv_heads, 1), (heads.queries, _BLOCK_BYTES // row)
+    batches, kv_heads, queries = (cut(*c) for c in cuts)
+    return [(b, h, s) for b in batches for h in kv_heads for s in queries]
+
+
+# Attention -----------------------------------------------------------------------------------
+
+
+def _ratio(hidden: Dim, heads: int, name: str) -> Dim:
+    if isinstance(hidden, int) and hidden % heads:
+        raise ShapeError(f"{name} has {hidden} elements, which {heads} heads cannot share")
+    return hidden // heads if isinstance(hidden, int) else None
+
+
+def _head_shape(kind: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[Dim, ...] | None:
+    """[batch, heads, sequence, head size] of Q, K or V."""
+    shape = kind.shape
+    if shape is None:
+        return None
+    if len(shape) == 4:
+        return shape
+    if len(shape) != 3:
+        raise ShapeError(f"{name} must have rank 3 or 4, its shape is {shape}")
+    heads = attrs.get(attr)
+    if not heads or heads < 1:
+        raise ShapeError(f"{name} has rank 3, which needs a positive {attr}")
+    return (shape[0], heads, shape[1], _ratio(shape[2], heads, name))
+
+
+_ANY: tuple[Dim, ...] = (None, None, None, None)
+
+
+def _same(a: Dim, b: Dim, what: str) -> Dim:
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ShapeError(f"{what}: {a} and {b}")
+    return a if isinstance(a, int) or b is None else b
+
+
+def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
+    """Batch, query heads, key heads, queries, keys with the past, head sizes of keys, of values."""
+    q = _head_shape(tensor(types, 0), attrs, "q_num_heads", "Q") or _ANY
+    k = _head_shape(tensor(types, 1), attrs, "kv_num_heads", "K") or _ANY
+    v = _head_shape(tensor(types, 2), attrs, "kv_num_heads", "V") or _ANY
+    batch = _same(q[0], _same(k[0], v[0], "batch sizes of K and V differ"), "batch sizes differ")
+    kv_heads = _same(k[1], v[1], "K and V have other numbers of heads")
+    keys = _same(k[2], v[2], "K and V have other lengths")
+    size = _same(q[3], k[3], "Q and K have other head sizes")
+    heads = q[1]
+    if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
+        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+    past = [i < len(types) and types[i] is not None for i in (4, 5)]
+    if past[0] != past[1]:
+        raise ShapeError("past_key and past_value must be given together")
+    if past[0]:
+        if len(types) > 6 and types[6] is not None:
+            raise ShapeError("nonpad_kv_seqlen cannot be combined with past_key")
+        old = tensor(types, 4).shape, tensor(types, 5).shape
+        if any(shape is not None and len(shape) != 4 for shape in old):
+            raise ShapeError(f"past_key and past_value must have rank 4: {old}")
+        a, b = (shape or _ANY for shape in old)
+        before = _same(a[2], b[2], "past_key and past_value have other lengths")
+        both = isinstance(before, int) and isinstance(keys, int)
+        keys = before + keys if both else None  # type: ignore[operator]
+        for name, got, want in (("key", a, k), ("value", b, v)):
+            for i in (0, 1, 3):
+                _same(got[i], want[i], f"past_{name} does not fit the other inputs")
+    return batch, heads, kv_heads, q[2], keys, size, v[3]
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    q, v = tensor(types, 0), tensor(types, 2)
+    batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
+    shape: tuple[Dim, ...] | None = None
+    if q.shape is not None and len(q.shape) == 4:
+        shape = (batch, heads, queries, value_size)
+    elif q.shape is not None:
+        both = isinstance(heads, int) and isinstance(value_size, int)
+        shape = (batch, queries, heads * value_size if both else None)  # type: ignore[operator]
+    for name, low in (("left_window_size", -1), ("right_window_size", -1)):
+        if attrs.get(name, -1) < low:
+            raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")
+    return (
+        TensorType(q.dtype, shape),
+        TensorType(tensor(types, 1).dtype, (batch, kv_heads, keys, size)),
+        TensorType(v.dtype, (batch, kv_heads, keys, value_size)),
+        TensorType(q.dtype, (batch, heads, queries, keys)),
+    )
+
+
+def _split(x: np.ndarray, heads: int) -> np.ndarray:
+    """[batch, sequence, heads * size] as [batch, heads, sequence, size]: a view."""
+    if x.ndim == 4:
+        return x
+    batch, length, hidden = x.shape
+    return x.reshape(batch, length, heads, hidden // heads).transpose(0, 2, 1, 3)
+
+
+def _out_of_sight(queries: int, keys: int, offset: Any, attrs: Attrs) -> np.ndarray | None:
+    """Which keys causality and windows keep from queries that come ``offset`` after the first."""
+    left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
+    if attrs.get("is_causal"):
+        right = 0 if right < 0 else min(right, 0)
+    if left < 0 and right < 0:
+        return None
+    ahead = np.arange(keys) - (np.arange(queries)[:, None] + offset)
+    blocked = np.zeros(ahead.shape, BOOL)
+    if right >= 0:
+        blocked |= ahead > right
+    if left >= 0:
+        blocked |= ahead < -left
+    return blocked
+
+
+@operator("Attention", since=23, infer=_infer)
+def attention(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    precision = element_dtype(attrs, "softmax_precision")
+    mode = attrs.get("qk_matmul_output_mode", 0)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        dims = _dims(inputs, attrs)
+        assert all(isinstance(dim, int) for dim in dims)
+        heads = Heads(*dims)  # type: ignore[arg-type]
+        q, mask = inputs[0], inputs[3] if len(inputs) > 3 else None
+        assert q is not None and q.dtype is not None
+        given = [i < len(inputs) and inputs[i] is not None for i in range(7)]
+        asked = [i < len(outputs) and outputs[i] is not None for i in range(4)]
+        scale = attrs.get("scale")
+        layout = Layout()
+        core = Core(
+            layout,
+            heads,
+            q.dtype,
+            scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
+            softcap=attrs.get("softcap", 0.0),
+            shown=mode if asked[3] else None,
+            precise=precision == FLOAT64 and q.dtype != FLOAT64,
+        )
+        if mask is not None:
+            _check_mask(mask.dims, heads)
+        past = inputs[4].dims[2] if given[4] and inputs[4] is not None else 0
+        joined = []
+        for i, size in ((1, heads.size), (2, heads.value_size)):
+            kind = inputs[i]
+            assert kind is not None and kind.dtype is not None
+            shape = (heads.batch, heads.kv_heads, heads.keys, size)
+            own = given[4] and not asked[i]
+            joined.append(layout.field(shape, kind.dtype) if own else None)
+        fixed = None if given[6] else _out_of_sight(heads.queries, heads.keys, past, attrs)
+        n_inputs = len(inputs)
+
+        def join(i: int, x: np.ndarray, old: Any, out: Any, workspace: np.ndarray) -> np.ndarray:
+            """Past and new keys, in the output if there is one; the new ones if they are all."""
+            field = joined[i]
+            if field is not None:
+                out = field(workspace)
+            if out is None:
+                return x
+            if old is not None:
+                np.copyto(out[:, :, :past], old)
+            np.copyto(out[:, :, past:], x)
+            return out
+
+        def into(*arguments: Any) -> None:
+            q, k, v, mask, old_k, old_v, lengths = (*arguments[:n_inputs], *[None] * 7)[:7]
+            y, new_k, new_v, show = (*arguments[n_inputs:-1], *[None] * 4)[:4]
+            workspace = arguments[-1]
+            q = _split(q, heads.heads)
+            k = join(0, _split(k, heads.kv_heads), old_k, new_k, workspace)
+            v = join(1, _split(v, heads.kv_heads), old_v, new_v, workspace)
+            blocked, biases = [] if fixed is None else [fixed], []
+            if lengths is not None:
+                ends = lengths.reshape(-1, 1, 1, 1)
+                blocked.append(np.arange(heads.keys) >= ends)
+                unseen = _out_of_sight(heads.queries, heads.keys, ends - heads.queries, attrs)
+                if unseen is not None:
+                    blocked.append(unseen)
+            if mask is not None and mask.dtype == BOOL:
+                hidden = np.logical_not(mask)
+                if mask.shape[-1] < heads.keys:
+                    wide = np.ones((*mask.shape[:-1], heads.keys), BOOL)
+                    wide[..., : mask.shape[-1]] = hidden
+                    hidden = wide
+                blocked.append(hidden)
+            elif mask is not None:
+                biases.append(mask)
+            out = y if y.ndim == 4 else _split(y, heads.heads)
+            core.run(q, k, v, out, workspace, blocked=blocked, biases=biases, show=show)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
+
+
+def _check_mask(shape: tuple[int, ...], heads: Heads) -> None:
+    """The mask broadcasts to the scores, but that its last dim may be shorter."""
+    wanted = (heads.batch, heads.heads, heads.queries)
+    fits = 1 <= len(shape) <= 4 and shape[-1] <= heads.keys
+    for got, want in zip(shape[-2::-1], wanted[::-1], strict=False):
+        fits = fits and got in (1, want)
+    if not fits:
+        raise ShapeError(
+            f"attn_mask of shape {shape} does not fit scores of {(*wanted, heads.keys)}"
+        )

@@ -187,7 +187,7 @@ def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
     def hot(indices: np.ndarray, depth: np.ndarray) -> np.ndarray:
         classes = fixed
         if classes is None:
-            if depth.size != 1 or depth.item() < 0:
+            if depth.size != 1 or not 0 <= depth.item() < np.inf:
                 raise ShapeError(f"depth {depth.tolist()} is no number of classes")
             classes = np.arange(int(depth.item()))
         where = normalize_axis(axis, indices.ndim + 1)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.ops.base import Attrs, Consts, Infer, Types
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type, dtypes
+from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtypes
 
 if TYPE_CHECKING:
     from penstock.ir import Node
+
+MAX_WHOLE_NUMBERS = 65536
+"""Elements of a constant that inference looks at one by one, at most."""
 
 
 def tensor(types: Types, index: int) -> TensorType:
@@ -27,13 +30,26 @@ def tensor(types: Types, index: int) -> TensorType:
 
 def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
     """Contents of an integer input as far as known: from a constant, or from shape arithmetic."""
-    if index < len(consts) and consts[index] is not None:
-        return tuple([int(x) for x in np.asarray(consts[index]).reshape(-1)])
+    const = consts[index] if index < len(consts) else None
+    if const is not None:
+        return whole_numbers(const)
     if index < len(types):
         kind = types[index]
         if isinstance(kind, TensorType):
             return kind.data
     return None
+
+
+def whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
+    """The elements of a constant, unless one is no whole number or there are very many."""
+    if const.size > MAX_WHOLE_NUMBERS or const.dtype == STRING:
+        return None
+    flat = np.asarray(const).reshape(-1)
+    if flat.dtype.kind not in "biu":
+        flat = flat.astype(np.float64)
+        if not (np.isfinite(flat).all() and (flat == np.trunc(flat)).all()):
+            return None
+    return tuple([int(x) for x in flat.tolist()])
 
 
 def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
@@ -49,7 +65,7 @@ def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
         return None
     value = node.inputs[index]
     if value is not None and value.const is not None:
-        return tuple([int(x) for x in value.const.reshape(-1)])
+        return whole_numbers(value.const)
     return all_known(ints(types, (), index))
 
 

@@ -1,27 +1,25 @@
 """Normalisation: by batch, instance, layer, group, channels and norms.
 
-Most of it is one thing, ``_standardize``: rows made to have mean 0 and variance 1. Sums along rows are
-products with ones or with the row itself, several times as fast as NumPy's reductions.
+Most of it is one thing, ``Statistics``: rows made to have mean 0 and variance 1. Sums along rows
+are products with ones or with the row itself, several times as fast as NumPy's reductions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import broadcast_shapes, normalize_axes, normalize_axis, tensor
+from penstock.ops.infer import normalize_axes, normalize_axis, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 # --- Rows -----------------------------------------------------------------------------------------
-
-Rows: TypeAlias = Callable[..., None]
 
 
 class Statistics:
@@ -45,7 +43,7 @@ class Statistics:
         self.centred = centred
         self.mean = layout.field((rows, 1), dtype)
         self.inverse = layout.field((rows, 1), dtype)
-        self.ones = np.full((columns, 1), 1 / max(columns, 1), dtype)
+        self.ones = np.ones((columns, 1), dtype)
         self.columns = max(columns, 1)
 
     def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
@@ -56,6 +54,7 @@ class Statistics:
         mean, inverse = self.mean(workspace), self.inverse(workspace)
         if self.centred:
             np.dot(x, self.ones, mean)
+            np.divide(mean, self.columns, mean)
             np.subtract(x, mean, out)
             np.vecdot(out, out, inverse[:, 0])
         else:
@@ -76,6 +75,18 @@ def _channels(kind: TensorType, count: Dim, name: str) -> None:
         raise ShapeError(f"{name} has one dim, not shape {kind.shape}")
     if isinstance(kind.shape[0], int) and isinstance(count, int) and kind.shape[0] != count:
         raise ShapeError(f"{name} of {kind.shape[0]} elements for {count} channels")
+
+
+def check_parameter(kind: TensorType, full: Shape, name: str) -> None:
+    """That a parameter broadcasts to ``full``."""
+    shape = kind.shape
+    if shape is None:
+        return
+    if len(shape) > len(full) or any(
+        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+        for a, b in zip(reversed(shape), reversed(full), strict=False)
+    ):
+        raise ShapeError(f"{name} of shape {shape} does not broadcast to {full}")
 
 
 def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -109,22 +120,22 @@ def batch_normalization(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x = inputs[0]
         assert x is not None
-        if training:
-            return _batch_training(x, len(node.outputs), epsilon, attrs.get("momentum", 0.9))
         # Before version 9, parameters could have an element for each of an image's elements.
-        each = x.dims[1:] if not attrs.get("spatial", 1) else None
-        shape = each or (-1, *(1,) * (len(x.dims) - 2))
+        spatial = attrs.get("spatial", 1)
+        shape = (-1, *(1,) * (len(x.dims) - 2)) if spatial else x.dims[1:]
+        if training:
+            axes = (0, *range(2, len(x.dims))) if spatial else (0,)
+            momentum = attrs.get("momentum", 0.9)
+            return _batch_training(x, len(node.outputs), axes, shape, epsilon, momentum)
 
         def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
             """``a`` and ``b`` of ``x * a + b``."""
-            a = scale / np.sqrt(variance + variance.dtype.type(epsilon))
+            a = scale / np.sqrt(variance + epsilon)
             b = bias - mean * a
             return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
-        parameters = consts[1:5]
-        ready = None
-        if all(p is not None for p in parameters):
-            ready = fold(*parameters)
+        constant = all(p is not None for p in consts[1:5])
+        ready = fold(*consts[1:5]) if constant else None
 
         def into(x: np.ndarray, *rest: Any) -> None:
             a, b = ready if ready is not None else fold(*rest[:4])
@@ -137,10 +148,18 @@ def batch_normalization(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, inplace=() if training else (0,))
 
 
-def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float) -> Routine:
-    """Statistics of this batch: outputs Y, running mean and variance, and (before 14) this batch's."""
-    axes = (0, *range(2, len(x.dims)))
-    shape = (-1, *(1,) * (len(x.dims) - 2))
+def _batch_training(
+    x: TensorType,
+    results: int,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    epsilon: float,
+    momentum: float,
+) -> Routine:
+    """Normalise by the batch's own statistics, and update the running ones.
+
+    Outputs are Y, the running mean and variance, and before version 14 the batch's own.
+    """
     count = prod(x.dims[axis] for axis in axes)
     if count == 0:
         raise ShapeError(f"nothing to take the mean of in shape {x.dims}")
@@ -150,19 +169,19 @@ def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float
         own_mean = x.mean(axes)
         np.subtract(x, own_mean.reshape(shape), out)
         own_variance = np.square(out).mean(axes)
-        factor = scale / np.sqrt(own_variance + own_variance.dtype.type(epsilon))
+        factor = scale / np.sqrt(own_variance + epsilon)
         np.multiply(out, factor.reshape(shape), out)
         np.add(out, bias.reshape(shape), out)
         kept, added = momentum, 1 - momentum
         values = (
-            lambda: mean * kept + own_mean * added,
-            lambda: variance * kept + own_variance * added,
-            lambda: own_mean,
-            lambda: own_variance,
+            mean * kept + own_mean * added,
+            variance * kept + own_variance * added,
+            own_mean,
+            own_variance,
         )
         for result, value in zip(others, values, strict=False):
             if result is not None:
-                np.copyto(result, value(), casting="unsafe")
+                np.copyto(result, value, casting="unsafe")
 
     return Routine(into)
 
@@ -248,8 +267,11 @@ def group_normalization_18(node: Node, types: Types) -> Kernel:
 
 # --- LayerNormalization and RMSNormalization ------------------------------------------------------
 
-STASH = {1: FLOAT32, 10: np.dtype(np.float16), 11: np.dtype(np.float64)} | {
-    16: np.dtype(ml_dtypes.bfloat16)
+STASH: dict[int, np.dtype] = {
+    1: FLOAT32,
+    10: np.dtype(np.float16),
+    11: np.dtype(np.float64),
+    16: np.dtype(ml_dtypes.bfloat16),
 }
 """dtypes of saved statistics by ``stash_type``"""
 
@@ -266,19 +288,13 @@ def _infer_layer(
 ) -> tuple[TensorType, Shape | None]:
     """The output, and the shape of its statistics."""
     x = tensor(types, 0)
-    dtype = tensor(types, 1).dtype or x.dtype
+    scale = tensor(types, 1)
+    dtype = x.dtype if scale.dtype is None else scale.dtype
     if x.shape is None:
         return TensorType(dtype, None), None
     axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
     for i in parameters:
-        shape = tensor(types, i).shape
-        if shape is None:
-            continue
-        if len(shape) > len(x.shape) or any(
-            isinstance(a, int) and isinstance(b, int) and a not in (1, b)
-            for a, b in zip(reversed(shape), reversed(x.shape), strict=False)
-        ):
-            raise ShapeError(f"input {i} of shape {shape} does not broadcast to {x.shape}")
+        check_parameter(tensor(types, i), x.shape, f"input {i}")
     return TensorType(dtype, x.shape), (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
 
 

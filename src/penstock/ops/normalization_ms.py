@@ -10,10 +10,10 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import broadcast_shapes, same_dtype, tensor
-from penstock.ops.normalization import Statistics
+from penstock.ops.infer import same_dtype, tensor
+from penstock.ops.normalization import Statistics, check_parameter
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
-from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 DOMAIN = "com.microsoft"
 
@@ -39,13 +39,7 @@ def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
         return (TensorType(dtype, None),)
     if len(x.shape) < 2:
         raise ShapeError(f"input of shape {x.shape} must have rank 2 or 3")
-    if skip.shape is not None and (
-        len(skip.shape) > len(x.shape)
-        or broadcast_shapes([x.shape, skip.shape]) not in (x.shape, None)
-    ):
-        wide = [d for d in skip.shape if isinstance(d, int)]
-        if len(wide) == len(skip.shape):
-            raise ShapeError(f"skip of shape {skip.shape} does not broadcast to {x.shape}")
+    check_parameter(skip, x.shape, "skip")
     _hidden(types, x.shape[-1], **parameters)
     statistics = TensorType(FLOAT32, (*x.shape[:-1], 1))
     return TensorType(dtype, x.shape), statistics, statistics, TensorType(dtype, x.shape)
@@ -96,7 +90,7 @@ def _skip(node: Node, types: Types, centred: bool) -> Kernel:
 
         return Routine(into, layout.size)
 
-    return specialized(node, types, make, inplace=(0,), contiguous=True)
+    return specialized(node, types, make, inplace=(0, 1), contiguous=True)
 
 
 @operator("SkipLayerNormalization", domain=DOMAIN, infer=infer_skip)
@@ -130,10 +124,8 @@ def infer_embed(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if ids.rank not in (None, 2):
         raise ShapeError(f"input_ids of shape {ids.shape} must have rank 2")
     batch, length = ids.shape or (None, None)
-    for index in (1, 7):
-        other = tensor(types, index).shape
-        if other is not None and broadcast_shapes([other, (batch, length)]) is None:
-            raise ShapeError(f"input {index} has shape {other}")
+    for name, index in (("segment_ids", 1), ("mask", 7), ("position_ids", 8)):
+        check_parameter(tensor(types, index), (batch, length), name)
     full = TensorType(dtype, (batch, length, hidden))
     return full, TensorType(np.dtype(np.int32), (batch,)), full
 
@@ -183,6 +175,3 @@ def embed_layer_normalization(node: Node, types: Types) -> Kernel:
         return Routine(into, layout.size)
 
     return specialized(node, types, make, contiguous=True)
-
-
-_ = INT64
