@@ -22,13 +22,13 @@ SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 # only: to read "Add" back, the parser needs the table of operations. backends.base is what a plan
 # asks of a backend, and so stands with the plan.
 FLOORS = (
-    ("errors", "types", "limits", "threads"),
+    ("errors", "types", "limits", "threads", "garbage"),
     ("ir",),
     ("ops",),
     ("interpret", "verify", "text", "parse"),
     ("frontends", "loading"),
     ("passes",),
-    ("plan", "liveness", "codegen", "backends.base"),
+    ("plan", "liveness", "codegen", "explain", "backends.base"),
     ("backends",),
     ("executors",),
     ("session", "trace", "profile"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,10 +155,13 @@ def large_model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_in_pieces_is_the_same_model(tmp_path: Path) -> None:
+def test_a_file_in_pieces_is_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_file, "LARGE_FILE", 0)
     path = large_model(tmp_path)
     whole = onnx.load(path)
-    with onnx_file.opened(path, large=0) as (proto, weights):
+    with onnx_file.opened(path) as (proto, weights):
         apart = list(weights)
         assert [w.name for w in apart] == ["w1", "w3"]
         assert len(proto.SerializeToString()) < 1000
@@ -169,10 +173,8 @@ def test_a_file_in_pieces_is_the_same_model(tmp_path: Path) -> None:
 def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = large_model(tmp_path)
     wanted = load(path)
-    defaults = onnx_file.opened.__wrapped__.__defaults__
-    monkeypatch.setattr(onnx_file.opened.__wrapped__, "__defaults__", (0,))
+    monkeypatch.setattr(onnx_file, "LARGE_FILE", 0)
     model = load(path)
-    assert defaults == (onnx_file.LARGE_FILE,)
     constants = [n.inputs[1].const for n in model.graph.nodes if n.inputs[1] is not None]
     for got, node_ in zip(constants, wanted.graph.nodes, strict=True):
         assert node_.inputs[1] is not None
@@ -191,8 +193,6 @@ def test_a_model_with_its_graph_in_two_parts() -> None:
     rest.graph.initializer.append(tensor("w", np.ones(20_000, np.float32)))
     data = proto.SerializeToString() + rest.SerializeToString()
     wanted = onnx.ModelProto.FromString(data)
-    import io
-
     kept, spans = onnx_file._split(io.BytesIO(data), len(data))
     joined = onnx.ModelProto.FromString(b"".join(kept))
     joined.graph.initializer.extend(TensorProto.FromString(data[a:b]) for a, b in spans)
@@ -579,7 +579,7 @@ def test_initializers_with_faults(proto: TensorProto, message: str) -> None:
 def test_faulty_tensors_among_attributes_are_named() -> None:
     proto = model_of(node("ConstantOfShape", "s", "y", "fill", value=weight(dims=[1])))
     (problem,) = problems(proto)
-    assert problem.startswith("attribute 'value' in fill in the model: float32[1] has 0 entries")
+    assert problem.startswith("attribute 'value' of fill in the model: float32[1] has 0 entries")
 
 
 def test_constants_are_bounded() -> None:

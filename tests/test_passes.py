@@ -212,6 +212,14 @@ def test_what_changes_nothing_goes(body, left):
         np.testing.assert_array_equal(got, want)
 
 
+def test_constants_of_one_element_take_rank_zero():
+    graph = optimized(
+        "g (float[2, 2] x, float[N] v) => (float[2, 2] y, float[M, N] z) <float[1, 1] k = {2}> "
+        "{ y = Add(x, k) z = Sub(v, k) }"
+    )
+    assert [node.inputs[1].const.shape for node in graph.nodes] == [(), (1, 1)]
+
+
 def test_dropout_in_training_stays():
     graph = optimized(
         "g (float[2] x) => (float[2] y) <float r = {0.5}, bool t = {1}> { y = Dropout(x, r, t) }"

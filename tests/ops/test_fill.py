@@ -176,5 +176,10 @@ def test_trilu_edges() -> None:
     check_node("Trilu", [x])
     check_node("Trilu", [np.ones((2, 2), np.bool_)])
     check_node("Trilu", [f32(2, 2).astype(ml_dtypes.bfloat16)])
+    for dtype in (np.float64, np.float16, np.int8, np.uint16):
+        check_node("Trilu", [(f32(2, 3) + 1).astype(dtype)])
+    words = np.array([["a", "b"], ["c", "d"]], object)
+    want = np.array([["a", "b"], ["", "d"]], object)
+    check_node("Trilu", [words], expected=[want])
     fails("Trilu", [f32(2)], match="matrices")
     assert infer("Trilu", [float_type("N", 3)]) == [float_type("N", 3)]

@@ -69,17 +69,6 @@ def test_batch_training(momentum):
     )
 
 
-@pytest.mark.parametrize("opset", [7, 9])
-def test_batch_of_old_versions(opset):
-    inputs = [draw(2, 3, 4, 5), *statistics(3)]
-    check_node("BatchNormalization", inputs, opset=opset, expected="ort", **TOLERANCE)
-    if opset == 7:
-        x, each = inputs[0], [rng.uniform(0.5, 2, (3, 4, 5)).astype(np.float32) for _ in range(4)]
-        want = (x - each[2]) / np.sqrt(each[3] + 1e-5) * each[0] + each[1]
-        check_node("BatchNormalization", [x, *each], {"spatial": 0}, opset=7, expected=[want],
-                   constants=(1, 2, 3, 4), **TOLERANCE)  # fmt: skip
-
-
 def test_batch_refuses():
     with pytest.raises(ShapeError, match="3 elements for 4"):
         check_node("BatchNormalization", [draw(2, 4, 5), *statistics(3)], expected=[])
@@ -120,11 +109,10 @@ def grouped(x, groups, scale, bias, epsilon=1e-5):
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_group(shape, groups):
     x = draw(*shape)
-    for opset, count in ((21, 6), (18, groups)):
-        scale, bias = draw(count), draw(count)
-        want = grouped(x, groups, scale, bias, 0.01)
-        check_node("GroupNormalization", [x, scale, bias], {"num_groups": groups, "epsilon": 0.01},
-                   expected=[want], opset=opset, **TOLERANCE)  # fmt: skip
+    scale, bias = draw(6), draw(6)
+    want = grouped(x, groups, scale, bias, 0.01)
+    attrs = {"num_groups": groups, "epsilon": 0.01}
+    check_node("GroupNormalization", [x, scale, bias], attrs, expected=[want], **TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW])

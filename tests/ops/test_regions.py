@@ -46,14 +46,6 @@ def test_roi_align(mode, ratio, scale, size):
     check_node("RoiAlign", inputs, {**attrs, "mode": "max"}, rtol=1e-4, atol=1e-5)
 
 
-def test_roi_align_of_version_10_does_not_shift():
-    inputs = [draw(2, 3, 9, 12), boxes(3), np.array([0, 1, 1])]
-    attrs = {"output_height": 2, "output_width": 3}
-    (old,) = check_node("RoiAlign", inputs, attrs, expected="ort", opset=11, rtol=1e-4, atol=1e-5)
-    attrs["coordinate_transformation_mode"] = "output_half_pixel"
-    check_node("RoiAlign", inputs, attrs, expected=[old])
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_roi_align_dtypes(dtype, mode):

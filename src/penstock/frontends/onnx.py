@@ -209,6 +209,7 @@ class _Importer:
     def initializers(self, proto: GraphProto, frame: Frame) -> Iterator[tuple[str, np.ndarray]]:
         """The constants of a graph by name."""
         seen: set[str] = set()
+        where = f"in {frame.where}"
         dense = chain(proto.initializer, self.weights if frame.depth == 1 else ())
         sparse = ((tensor.values.name, tensor) for tensor in proto.sparse_initializer)
         for name, tensor in chain(((tensor.name, tensor) for tensor in dense), sparse):
@@ -217,7 +218,7 @@ class _Importer:
             elif name in seen:
                 self.problems.append(f"{frame.where} has initializer {name!r} twice; remove one")
             seen.add(name)
-            array = self.attributes.tensor(tensor, "initializer", name, frame.where)
+            array = self.attributes.tensor(tensor, "initializer", name, where)
             yield name, array
 
     def input_type(self, info: onnx.ValueInfoProto, frame: Frame) -> Type:

@@ -122,10 +122,10 @@ class Attributes:
             attrs[key] = self.nested(proto.g, key, name, frame)
         elif kind in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
             tensor = proto.t if kind == AttributeProto.TENSOR else proto.sparse_tensor
-            attrs[key] = self.tensor(tensor, "attribute", key, f"{name} in {frame.where}")
+            attrs[key] = self.tensor(tensor, "attribute", key, f"of {name} in {frame.where}")
         elif kind in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
             tensors = proto.tensors if kind == AttributeProto.TENSORS else proto.sparse_tensors
-            where = f"{name} in {frame.where}"
+            where = f"of {name} in {frame.where}"
             attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
         else:
             what = "is a list of graphs" if kind == AttributeProto.GRAPHS else "has no value"
@@ -184,5 +184,5 @@ class Attributes:
                 return self.tensors.read(proto)
             return self.tensors.read_sparse(proto)
         except TensorError as error:
-            self.problems.append(f"{what} {name!r} in {where}: {error}")
+            self.problems.append(f"{what} {name!r} {where}: {error}")
             return np.empty(0, np.float32)

@@ -32,13 +32,11 @@ _BYTES = 2  # the wire type of strings, bytes and messages: a length, then that 
 
 
 @contextmanager
-def opened(
-    source: Source, large: int = LARGE_FILE
-) -> Iterator[tuple[ModelProto, Iterable[TensorProto]]]:
+def opened(source: Source) -> Iterator[tuple[ModelProto, Iterable[TensorProto]]]:
     """The model of ``source``, and those of its initializers that are not in the model.
 
-    Files of at least ``large`` bytes are read piece by piece, the initializers one at a time, as
-    long as the context lasts.
+    Large files are read piece by piece, the initializers one at a time, as long as the context
+    lasts.
     """
     if isinstance(source, ModelProto):
         yield source, ()
@@ -51,13 +49,13 @@ def opened(
         except OSError as error:
             raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
         with file:
-            yield _read(file, path, large)
+            yield _read(file, path)
 
 
-def _read(file: BinaryIO, path: Path, large: int) -> tuple[ModelProto, Iterable[TensorProto]]:
+def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Iterable[TensorProto]]:
     name = str(path)
     size = os.fstat(file.fileno()).st_size
-    if size >= large:
+    if size >= LARGE_FILE:
         try:
             kept, spans = _split(file, size)
         except ValueError:

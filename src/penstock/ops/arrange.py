@@ -279,8 +279,8 @@ def split(node: Node, types: Types) -> Kernel:
     return Kernel(run, into, view=True)
 
 
-# DepthToSpace, SpaceToDepth: axes split, permuted and merged in one copy. The copy goes through the
-# axes of the output when split, which is a view of it whatever its strides.
+# DepthToSpace, SpaceToDepth: axes split, permuted and merged while copying. An array with an axis
+# split is a view of it whatever its strides.
 
 
 def depth_to_space_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -321,8 +321,6 @@ def _divided(dim: Dim, factor: int) -> Dim:
 @operator("DepthToSpace", infer=depth_to_space_type)
 def depth_to_space(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), node.attrs.get("mode") == "CRD"
-    # Where the output's n, channel, h, row in block, w, column in block are among the input's axes.
-    order = (0, 1, 4, 2, 5, 3) if column_first else (0, 3, 4, 1, 5, 2)
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         dims: Any = _four_dims(x.shape)
@@ -330,8 +328,15 @@ def depth_to_space(node: Node, types: Types) -> Kernel:
         c: Any = _divided(depth, b * b)
         if out is None:
             out = np.empty((n, c, h * b, w * b), x.dtype)
-        split = (n, c, b, b, h, w) if column_first else (n, b, b, c, h, w)
-        out.reshape(n, c, h, b, w, b)[...] = x.reshape(split).transpose(order)
+        blocks = out.reshape(n, c, h, b, w, b)
+        source = x.reshape((n, c, b, b, h, w) if column_first else (n, b, b, c, h, w))
+        if column_first:
+            source = source.transpose(0, 2, 3, 1, 4, 5)
+        # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
+        # over the few columns of a block.
+        for i in range(b):
+            for j in range(b):
+                blocks[:, :, :, i, :, j] = source[:, i, j]
         return out
 
     return Kernel(run, run)

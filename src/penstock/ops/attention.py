@@ -309,6 +309,8 @@ def _out_of_sight(queries: int, keys: int, offset: Any, attrs: Attrs) -> np.ndar
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     precision = element_dtype(attrs, "softmax_precision")
+    # To NumPy, None equals the default dtype, float64.
+    precise = precision is not None and precision == FLOAT64
     mode = attrs.get("qk_matmul_output_mode", 0)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -328,7 +330,7 @@ def attention(node: Node, types: Types) -> Kernel:
             scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
             softcap=attrs.get("softcap", 0.0),
             shown=mode if asked[3] else None,
-            precise=precision == FLOAT64 and q.dtype != FLOAT64,
+            precise=precise and q.dtype != FLOAT64,
         )
         if mask is not None:
             _check_mask(mask.dims, heads)

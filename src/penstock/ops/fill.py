@@ -23,9 +23,8 @@ from penstock.ops.infer import (
     with_data,
 )
 from penstock.ops.pad import scalar, zero
-from penstock.ops.scatter import updating
 from penstock.ops.shape import unknown_shape
-from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
+from penstock.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 # ConstantOfShape
 
@@ -234,17 +233,37 @@ def trilu(node: Node, types: Types) -> Kernel:
     given = len(node.inputs) > 1 and node.inputs[1] is not None
     known = known_ints(node, types, 1) if given else (0,)
 
-    def dropped(dims: Sequence[int], k: int) -> np.ndarray:
+    def kept(dims: Sequence[int], k: int) -> np.ndarray:
         if len(dims) < 2:
             raise ShapeError(f"the input must be matrices, not of shape {list(dims)}")
         diagonal = np.arange(dims[-1]) - np.arange(dims[-2])[:, None]
-        return diagonal < k if upper else diagonal > k
+        return diagonal >= k if upper else diagonal <= k
 
-    dims = all_known(tensor(types, 0).shape)
-    fixed = None if dims is None or not known else dropped(dims, known[0])
+    def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
+        """Every bit of what is kept, no bit of the rest: several times faster than selecting."""
+        bits = np.dtype(f"u{dtype.itemsize}")
+        return np.where(kept(dims, k), np.array(np.iinfo(bits).max, bits), np.array(0, bits))
 
-    def place(out: np.ndarray, k: np.ndarray | None = None) -> None:
-        mask = dropped(out.shape, 0 if k is None else int(scalar(k))) if fixed is None else fixed
-        np.copyto(out, zero(out.dtype), where=mask)
+    x = tensor(types, 0)
+    dims = all_known(x.shape)
+    fixed = None
+    if dims is not None and known and x.dtype is not None and x.dtype != STRING:
+        fixed = mask(dims, known[0], x.dtype)
 
-    return updating(place)
+    def run(
+        x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        offset = 0 if k is None else int(scalar(k))
+        if x.dtype == STRING:
+            out = np.empty_like(x) if out is None else out
+            out[...] = np.where(kept(x.shape, offset), x, zero(STRING))
+            return out
+        bits = mask(x.shape, offset, x.dtype) if fixed is None else fixed
+        if out is None:
+            return np.bitwise_and(x.view(bits.dtype), bits).view(x.dtype)
+        np.bitwise_and(x.view(bits.dtype), bits, out.view(bits.dtype))
+        return out
+
+    if len(node.inputs) > 1:
+        return Kernel(run, run, inplace=(0,))
+    return Kernel(run, lambda x, out: run(x, None, out), inplace=(0,))

@@ -104,29 +104,23 @@ def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     channels = None
     if x.shape is not None:
         channels = x.shape[1] if len(x.shape) > 1 else 1
-    if attrs.get("spatial", 1):
-        for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
-            _channels(tensor(types, i), channels, name)
-    mean, variance = tensor(types, 3), tensor(types, 4)
-    return x.without_data(), mean.without_data(), variance.without_data(), mean, variance
+    for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
+        _channels(tensor(types, i), channels, name)
+    return x.without_data(), tensor(types, 3).without_data(), tensor(types, 4).without_data()
 
 
-@operator("BatchNormalization", since=7, infer=infer_batch)
+@operator("BatchNormalization", since=14, infer=infer_batch)
 def batch_normalization(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    epsilon = attrs.get("epsilon", 1e-5)
-    training = attrs.get("training_mode", 0) or any(node.outputs[1:])
+    epsilon, momentum = attrs.get("epsilon", 1e-5), attrs.get("momentum", 0.9)
+    training = attrs.get("training_mode", 0)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x = inputs[0]
         assert x is not None
-        # Before version 9, parameters could have an element for each of an image's elements.
-        spatial = attrs.get("spatial", 1)
-        shape = (-1, *(1,) * (len(x.dims) - 2)) if spatial else x.dims[1:]
         if training:
-            axes = (0, *range(2, len(x.dims))) if spatial else (0,)
-            momentum = attrs.get("momentum", 0.9)
-            return _batch_training(x, len(node.outputs), axes, shape, epsilon, momentum)
+            return _batch_training(x, len(node.outputs), epsilon, momentum)
+        shape = (-1, *(1,) * (len(x.dims) - 2))
 
         def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
             """``a`` and ``b`` of ``x * a + b``."""
@@ -148,18 +142,10 @@ def batch_normalization(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, inplace=() if training else (0,))
 
 
-def _batch_training(
-    x: TensorType,
-    results: int,
-    axes: tuple[int, ...],
-    shape: tuple[int, ...],
-    epsilon: float,
-    momentum: float,
-) -> Routine:
-    """Normalise by the batch's own statistics, and update the running ones.
-
-    Outputs are Y, the running mean and variance, and before version 14 the batch's own.
-    """
+def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float) -> Routine:
+    """Normalise by the batch's own statistics, and update the running ones."""
+    axes = (0, *range(2, len(x.dims)))
+    shape = (-1, *(1,) * (len(x.dims) - 2))
     count = prod(x.dims[axis] for axis in axes)
     if count == 0:
         raise ShapeError(f"nothing to take the mean of in shape {x.dims}")
@@ -173,12 +159,7 @@ def _batch_training(
         np.multiply(out, factor.reshape(shape), out)
         np.add(out, bias.reshape(shape), out)
         kept, added = momentum, 1 - momentum
-        values = (
-            mean * kept + own_mean * added,
-            variance * kept + own_variance * added,
-            own_mean,
-            own_variance,
-        )
+        values = mean * kept + own_mean * added, variance * kept + own_variance * added
         for result, value in zip(others, values, strict=False):
             if result is not None:
                 np.copyto(result, value, casting="unsafe")
@@ -200,14 +181,6 @@ def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 
 def infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _infer_group(types, attrs, by_group=False)
-
-
-def infer_group_18(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _infer_group(types, attrs, by_group=True)
-
-
-def _infer_group(types: Types, attrs: Attrs, by_group: bool) -> Sequence[Type]:
     x, groups = tensor(types, 0), attrs["num_groups"]
     if groups < 1:
         raise ShapeError(f"num_groups must be positive, not {groups}")
@@ -216,33 +189,30 @@ def _infer_group(types: Types, attrs: Attrs, by_group: bool) -> Sequence[Type]:
     channels = None if x.shape is None else x.shape[1]
     if isinstance(channels, int) and channels % groups:
         raise ShapeError(f"{channels} channels do not divide into {groups} groups")
-    for i, name in ((1, "scale"), (2, "bias")):
-        _channels(tensor(types, i), groups if by_group else channels, name)
+    _channels(tensor(types, 1), channels, "scale")
+    _channels(tensor(types, 2), channels, "bias")
     return (x.without_data(),)
 
 
-def _by_group(node: Node, types: Types, groups: int | None, by_group: bool) -> Kernel:
-    """Standardise over groups of channels of each image, then scale and shift."""
+def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
+    """Standardise over groups of channels (each its own) of each image, then scale and shift."""
     epsilon = node.attrs.get("epsilon", 1e-5)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x = inputs[0]
         assert x is not None and x.dtype is not None
-        n, c = x.dims[:2]
+        (n, c), positions = x.dims[:2], prod(x.dims[2:])
         count = c if groups is None else groups
+        rows, columns = n * count, c // max(count, 1) * positions
         layout = Layout()
-        rows, columns = n * count, (c // max(count, 1)) * prod(x.dims[2:])
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, True)
-        parts = c // max(count, 1)
-        shape = (n, count, parts, prod(x.dims[2:]))
-        parameter = (count, 1, 1) if by_group else (count, parts, 1)
 
         def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
             matrix = out.reshape(rows, columns)
             statistics(_contiguous(x, (rows, columns)), matrix, workspace)
-            image = matrix.reshape(shape)
-            np.multiply(image, scale.reshape(parameter), image)
-            np.add(image, bias.reshape(parameter), image)
+            image = out.reshape(n, c, positions)
+            np.multiply(image, scale[:, None], image)
+            np.add(image, bias[:, None], image)
 
         return Routine(into, layout.size)
 
@@ -251,18 +221,12 @@ def _by_group(node: Node, types: Types, groups: int | None, by_group: bool) -> K
 
 @operator("InstanceNormalization", infer=infer_instance)
 def instance_normalization(node: Node, types: Types) -> Kernel:
-    return _by_group(node, types, None, by_group=False)
+    return _by_group(node, types, None)
 
 
 @operator("GroupNormalization", since=21, infer=infer_group)
 def group_normalization(node: Node, types: Types) -> Kernel:
-    return _by_group(node, types, node.attrs["num_groups"], by_group=False)
-
-
-@operator("GroupNormalization", since=18, version=20, infer=infer_group_18)
-def group_normalization_18(node: Node, types: Types) -> Kernel:
-    """Scale and bias have an element for each group, not for each channel."""
-    return _by_group(node, types, node.attrs["num_groups"], by_group=True)
+    return _by_group(node, types, node.attrs["num_groups"])
 
 
 # --- LayerNormalization and RMSNormalization ------------------------------------------------------

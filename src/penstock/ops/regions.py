@@ -94,11 +94,10 @@ class _Samples:
         return found.astype(dtype)
 
 
-@operator("RoiAlign", since=10, infer=infer_roi_align)
+@operator("RoiAlign", since=16, infer=infer_roi_align)
 def roi_align(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    # Version 10 has no such attribute, and means this.
-    shifted = attrs.get("coordinate_transformation_mode", "output_half_pixel") == "half_pixel"
+    shifted = attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     ratio, scale = attrs.get("sampling_ratio", 0), attrs.get("spatial_scale", 1.0)
     highest = attrs.get("mode", "avg") == "max"
     bins = attrs.get("output_height", 1), attrs.get("output_width", 1)

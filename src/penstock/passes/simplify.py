@@ -173,6 +173,27 @@ def times_one(node: Node) -> Replacement:
     return None
 
 
+def rank_zero(node: Node) -> bool:
+    """Constants of one element take rank 0, where that leaves the result's rank as it is.
+
+    NumPy adds a scalar three times as fast as an array of shape (1,).
+    """
+    changed = False
+    for i, value in enumerate(node.inputs):
+        other = node.inputs[1 - i]
+        const = None if value is None else value.const
+        if value is None or const is None or const.size != 1 or const.ndim == 0 or other is None:
+            continue
+        if isinstance(other.type, TensorType) and (other.type.rank or 0) >= const.ndim:
+            node.inputs[i] = Value(value.name, const=const.reshape(()))
+            changed = True
+    return changed
+
+
+def times(node: Node) -> Replacement | bool:
+    return times_one(node) or rank_zero(node)
+
+
 RULES: dict[str, Rule] = {
     "Identity": identity,
     "Dropout": dropout,
@@ -192,6 +213,9 @@ RULES: dict[str, Rule] = {
     "Flatten": reshape,
     "Squeeze": reshape,
     "Unsqueeze": reshape,
-    "Mul": times_one,
-    "Div": times_one,
+    "Mul": times,
+    "Div": times,
+    "Add": rank_zero,
+    "Sub": rank_zero,
+    "Pow": rank_zero,
 }

@@ -1,0 +1,152 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import parser
+
+from penstock.cli import main
+
+MODEL = """<ir_version: 9, opset_import: ["" : 19]>
+affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3}> {
+    product = Mul(x, scale)
+    y = Add(product, b)
+}"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "affine.onnx"
+    onnx.save(parser.parse_model(MODEL), path)
+    return str(path)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def as_json(*arguments: str, code: int = 0) -> dict:
+    result = call(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_run_with_values_in_json(model):
+    result = as_json("run", model, "-i", "x=[[1, 2, 3]]", "-i", "scale=[1, 1, 2]")
+    y = result["outputs"]["y"]
+    assert y["dtype"] == "float32"
+    assert y["shape"] == [1, 3]
+    assert y["first"] == [2, 4, 9]
+
+
+def test_run_with_files_and_save(model, tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "rest.npz", scale=np.ones(3, np.float32))
+    out = tmp_path / "out"
+    arguments = ["-i", f"x={tmp_path}/x.npy", "-i", f"{tmp_path}/rest.npz", "-o", str(out)]
+    result = as_json("run", model, *arguments, "-f", "y", "-f", "product")
+    np.testing.assert_array_equal(np.load(result["outputs"]["y"]["file"]), x + np.array([1, 2, 3]))
+    np.testing.assert_array_equal(np.load(out / "product.npy"), x)
+
+
+def test_run_with_random_and_zeros(model):
+    result = as_json("run", model, "-i", "x=random:4x3", "-i", "scale=zeros")
+    assert result["outputs"]["y"]["shape"] == [4, 3]
+    assert result["outputs"]["y"]["first"][:3] == [1, 2, 3]
+
+
+def test_run_prints_a_table(model):
+    result = call("run", model, "-i", "x=random", "-i", "scale=zeros")
+    assert result.exit_code == 0
+    assert "float32[1, 3]" in result.stdout
+    assert "ran in" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-i", "x=zeros"],
+            "no value for scale: float32[3]; for a first look: --input scale=random",
+        ),
+        (["-i", "x=zeros", "-i", "skale=zeros"], "skale"),
+        (["-i", "x=nope", "-i", "scale=zeros"], "neither"),
+        (["-i", "x=missing.npy", "-i", "scale=zeros"], "cannot read missing.npy"),
+        (["-i", "x=[[1, 2]]", "-i", "scale=zeros"], "must have 3 at axis 1"),
+        (["-i", "x=zeros", "-i", "scale=zeros", "-f", "produkt"], "did you mean 'product'"),
+    ],
+)
+def test_faults_of_inputs_end_with_1_and_an_explanation(model, arguments, message):
+    result = call("run", model, *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    error = as_json("run", model, *arguments, code=1)["error"]
+    assert error["type"] == "InvalidInput"
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["jog"], ["run", "MODEL", "--input", "x"], ["info", "MODEL", "--shape", "x=axb"]],
+)
+def test_wrong_usage_ends_with_2(model, arguments):
+    result = call(*[model if a == "MODEL" else a for a in arguments])
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["run", "info", "check", "plan"])
+def test_a_missing_file_ends_with_1(command, tmp_path):
+    assert call(command, str(tmp_path / "no.onnx")).exit_code == 1
+
+
+def test_info(model):
+    result = as_json("info", model, "--shape", "x=5x3")
+    assert result["inputs"] == {"x": "float32[N, 3]", "scale": "float32[3]"}
+    assert result["operations"] == {"Mul": 1, "Add": 1}
+    assert result["parameters"] == 3
+    assert result["plan"]["outputs"] == {"y": "float32[5, 3]"}
+    assert result["plan"]["flops"] == 30
+    assert result["plan"]["arena_bytes"] == 60
+    text = call("info", model).stdout
+    assert "lower bound" in text
+    assert "Mul" in text
+
+
+def test_check_reports_everything(model, tmp_path):
+    assert as_json("check", model) == {"ok": True, "problems": [], "unsupported": []}
+    bad = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 19, "my.domain" : 1]>
+        g (float[2] x) => (float[2] y) { a = my.domain.Foo(x) b = my.domain.Bar(a) y = Add(a, b) }"""
+    )
+    path = tmp_path / "bad.onnx"
+    onnx.save(bad, path)
+    result = as_json("check", str(path), code=1)
+    assert not result["ok"]
+    assert len(result["unsupported"]) == 2
+    assert "my.domain.Foo" in call("check", str(path)).stdout
+
+
+def test_check_of_garbage(tmp_path):
+    path = tmp_path / "garbage.onnx"
+    path.write_bytes(b"\xff\x00garbage" * 10)
+    result = as_json("check", str(path), code=1)
+    assert "garbage.onnx" in result["problems"][0]
+
+
+def test_plan_and_source(model):
+    text = call("plan", model, "--shape", "x=2x3").stdout
+    assert "arena 24 B" in text
+    assert "Mul(" in text
+    source = call("plan", model, "--source").stdout
+    assert source.startswith("def run(control")
+
+
+def test_version():
+    assert "0.1.0" in call("--version").stdout
