@@ -370,6 +370,12 @@ def test_no_opset_at_all() -> None:
     assert np.array_equal(run(load(proto), X)[0], [0, 2])
 
 
+def test_two_opsets_of_one_domain() -> None:
+    proto = model_of(node("Relu", "x", "y"))
+    proto.opset_import.append(helper.make_opsetid("ai.onnx", 7))
+    assert problems(proto) == ("the model imports two opsets of 'ai.onnx'; remove one",)
+
+
 def test_the_two_names_of_the_domain_of_onnx() -> None:
     proto = model_of(helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx"))
     load(proto)

@@ -52,6 +52,11 @@ def value_info(name: str, value: Any) -> onnx.ValueInfoProto:
     if isinstance(value, list):
         element = value_info("", value[0]).type
         return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+    if isinstance(value, dict):
+        key, item = next(iter(value.items()))
+        code = onnx.TensorProto.STRING if isinstance(key, str) else onnx.TensorProto.INT64
+        element = value_info("", np.asarray(item, object if isinstance(item, str) else None)).type
+        return helper.make_value_info(name, helper.make_map_type_proto(code, element))
     code = helper.np_dtype_to_tensor_dtype(value.dtype)
     return helper.make_tensor_value_info(name, code, value.shape)
 

@@ -1,1 +1,1 @@
-"""File formats to graphs, one module a format; each third-party parser is imported in one of them."""
+"""File formats to graphs. Each third-party parser is imported by the modules of one format only."""

@@ -15,17 +15,16 @@ put on a list of what is left to do.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, count, zip_longest
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
+from penstock import garbage
 from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
 from penstock.frontends.onnx_attributes import Attributes
 from penstock.frontends.onnx_file import Source, opened
@@ -66,22 +65,8 @@ def load(source: Source, limits: Limits | None = None) -> Model:
     it is found only if the model is given by its path.
     """
     path = None if isinstance(source, bytes | onnx.ModelProto) else Path(source)
-    with opened(source) as (proto, weights), _uncollected():
+    with opened(source) as (proto, weights), garbage.paused():
         return _Importer(proto, weights, path, limits or DEFAULT_LIMITS).model()
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: there is no garbage, and to walk over the growing model time
-    and again takes as long as to build it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class _Importer:
@@ -124,6 +109,10 @@ class _Importer:
         if self.functions.table:
             self.functions.check(proto.graph, self.limits)
         opsets = imported(proto.opset_import)
+        for entry in proto.opset_import:
+            if opsets[plain_domain(entry.domain)] != entry.version:
+                domain = entry.domain or "ai.onnx"
+                self.problems.append(f"{self.where} imports two opsets of {domain!r}; remove one")
         if not opsets and proto.ir_version < 3:
             opsets = {"": 1}
         graph = Graph([], [], [], text(proto.graph.name))
@@ -178,14 +167,24 @@ class _Importer:
     # Graphs
 
     def fill(self, graph: Graph, proto: GraphProto, frame: Frame) -> None:
-        """Import the contents of one graph."""
+        """Import the contents of one graph. Inputs that it has already are values around it, and
+        stand for those of the file.
+        """
         names = frame.scope.names
         entry = frame.depth == 1
+        given, graph.inputs = graph.inputs, []
         for name, const in self.initializers(proto, frame):
             value = self.value(name, frame)
             value.const, value.type = const, constant_type(const)
             names[name] = value
-        for info in proto.input:
+        if given and len(given) != len(proto.input):
+            self.problems.append(
+                f"{frame.where} has {len(proto.input)} inputs, but must have {len(given)}"
+            )
+        for info, outer in zip_longest(proto.input, given[: len(proto.input)]):
+            if outer is not None:
+                names[info.name] = outer
+                continue
             if entry and info.name in names and names[info.name].const is not None:  # type: ignore[union-attr]
                 continue  # an initializer with a name to feed another value by
             # What a nested graph declares of its inputs is not relied on: inference says it.
@@ -326,7 +325,6 @@ class _Importer:
                 inputs,
                 outputs,
                 attrs,
-                given=kinds,
                 origin=origin,
                 types=self.types,
                 unique=self.unique,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import InternalError
-from penstock.frontends.onnx_schemas import find_schema, newest_opset
+from penstock.frontends.onnx_schemas import Schema, find_schema, newest_opset
 from penstock.ir import Node, Value
 from penstock.ops import Op, find
 from penstock.ops.reference import reference_op
@@ -25,15 +25,15 @@ class NodeError(Exception):
 
 
 @cache
-def current(name: str, domain: str = "") -> tuple[Op, Mapping[str, Any]]:
-    """The newest version of an operation, and the defaults of its attributes."""
-    schema = find_schema(name, domain, newest_opset(domain))
+def current(name: str) -> tuple[Op, Schema]:
+    """The newest version of an operation of ONNX."""
+    schema = find_schema(name, "", newest_opset(""))
     if schema is None:
-        raise InternalError(f"{name} is no operation of domain {domain!r}")
-    op = find(name, domain) or reference_op(name, domain, schema.version)
+        raise InternalError(f"{name} is no operation of ONNX")
+    op = find(name) or reference_op(name, "", schema.version)
     if op is None:
         raise InternalError(f"there is no kernel of {schema}")
-    return op, schema.defaults
+    return op, schema
 
 
 class Types:
@@ -83,9 +83,8 @@ class Types:
 class Rewriting:
     """A node of an older version, and the nodes of current versions that it becomes.
 
-    ``inputs``, ``outputs`` and ``attrs`` are those of the old node, ``given`` names the attributes
-    that are its own rather than defaults. ``emit`` makes a node in front of the last one,
-    ``become`` makes the last one, which has the old one's name and outputs.
+    ``inputs``, ``outputs`` and ``attrs`` are those of the old node. ``emit`` makes a node in front
+    of the last one, ``become`` makes the last one, which has the old one's name and outputs.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class Rewriting:
         outputs: Sequence[Value | None],
         attrs: Mapping[str, Any],
         *,
-        given: Collection[str] = (),
         origin: str = "",
         types: Types | None = None,
         unique: Callable[[str], str] = str,
@@ -106,7 +104,6 @@ class Rewriting:
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.attrs = attrs
-        self.given = given
         self.origin = origin
         self.types = types or Types()
         self.unique = unique
@@ -161,14 +158,11 @@ class Rewriting:
         inputs: Sequence[Value | None],
         attrs: Mapping[str, Any] | None = None,
         outputs: Sequence[Value | None] | None = None,
-        domain: str = "",
     ) -> None:
-        """The last node. Its attributes are those given that the current version has."""
-        found = find_schema(op, domain, newest_opset(domain))
-        assert found is not None
-        kept = {k: v for k, v in (attrs or {}).items() if k in found.attributes}
-        given = self.outputs if outputs is None else outputs
-        self.node(op, inputs, given, kept, self.name, domain)
+        """The last node. Its attributes are those of ``attrs`` that the current version has."""
+        _, schema = current(op)
+        kept = {k: v for k, v in (attrs or {}).items() if k in schema.attributes}
+        self.node(op, inputs, self.outputs if outputs is None else outputs, kept, self.name)
 
     def node(
         self,
@@ -177,8 +171,7 @@ class Rewriting:
         outputs: Sequence[Value | None],
         attrs: Mapping[str, Any],
         name: str,
-        domain: str = "",
     ) -> None:
-        found, defaults = current(op, domain)
-        node = Node(found, inputs, outputs, {**defaults, **attrs}, name=name, origin=self.origin)
-        self.nodes.append(node)
+        found, schema = current(op)
+        attrs = {**schema.defaults, **attrs}
+        self.nodes.append(Node(found, inputs, outputs, attrs, name=name, origin=self.origin))

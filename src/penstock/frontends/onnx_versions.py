@@ -4,7 +4,9 @@
 version are filled in (newer ones have more types, or more attributes whose defaults are the old
 meaning). ``REWRITES`` says how the others are rewritten: a function writes nodes of current
 versions that compute exactly what the old node did. Versions after the last one listed mean the
-same. ``meaning`` puts this together with the operations that are registered.
+same. Some old versions are operations of their own, registered with the last version that means
+them: Softmax up to version 12, say. ``meaning`` puts all this together. One operation is listed for
+what it takes, not for its age: FlexAttention calls graphs, so it is written out.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto
 
+from penstock.frontends.onnx_attention import flex_attention
 from penstock.frontends.onnx_rewriting import InexpressibleError, NodeError, Rewriting
 from penstock.frontends.onnx_scan import scan_8
 from penstock.frontends.onnx_schemas import Schema, find_schema, newest_opset
@@ -24,7 +27,7 @@ from penstock.frontends.onnx_tensors import ELEMENT_TYPES
 from penstock.ir import Value
 from penstock.ops import Op, find
 from penstock.ops.reference import reference_op
-from penstock.types import BOOL, FLOAT32, STRING
+from penstock.types import BOOL, FLOAT32
 
 Rule = Callable[[Rewriting], None]
 
@@ -94,27 +97,6 @@ def rank_of(old: Rewriting, value: Value) -> Value:
     return old.emit("Size", [old.emit("Shape", [value])])
 
 
-def flattened(name: str) -> Rule:
-    """Softmax and its like before version 13: over the axes from ``axis`` on, as if one."""
-
-    def rule(old: Rewriting) -> None:
-        x = old.input(0)
-        axis = old.attrs["axis"]
-        shape = old.types.of(x).shape
-        if axis == -1 or (
-            shape is not None
-            and -len(shape) <= axis < len(shape)
-            and all(dim == 1 for dim in shape[axis % len(shape) + 1 :])
-        ):
-            old.become(name, [x], {"axis": axis})
-            return
-        flat = old.emit("Flatten", [x], axis=axis)
-        result = old.emit(name, [flat], axis=-1)
-        old.become("Reshape", [result, old.emit("Shape", [x])], {"allowzero": 1})
-
-    return rule
-
-
 def integral_p(name: str) -> Rule:
     """Lp pooling whose ``p`` was a float."""
 
@@ -180,12 +162,6 @@ def concat(old: Rewriting) -> None:
     old.become("Concat", old.inputs, {"axis": 1, **old.attrs})
 
 
-def dft(old: Rewriting) -> None:
-    """The axis was an attribute."""
-    axis = old.constant(old.attrs["axis"])
-    old.become("DFT", [old.input(0), old.optional(1), axis], old.attrs)
-
-
 def dropout(old: Rewriting) -> None:
     """The ratio was an attribute, the mode an attribute and then always that of inference; the mask
     had the dtype of the input at first.
@@ -221,36 +197,6 @@ def grid_sample(old: Rewriting) -> None:
     old.become("GridSample", old.inputs, {**old.attrs, "mode": modes.get(mode, mode)})
 
 
-def label_encoder(old: Rewriting) -> None:
-    """One list of strings, looked up by position or the other way round."""
-    attrs = old.attrs
-    dtype = old.types.of(old.input(0)).dtype
-    if dtype is not None:
-        from_strings = dtype == STRING
-    elif ("default_int64" in old.given) != ("default_string" in old.given):
-        from_strings = "default_int64" in old.given
-    else:
-        raise InexpressibleError("whether it takes strings or numbers is not known")
-    strings = attrs.get("classes_strings", [])
-    numbers = list(range(len(strings)))
-    if from_strings:
-        table = {"keys_strings": strings, "values_int64s": numbers}
-        default = {"default_int64": attrs["default_int64"]}
-    else:
-        table = {"keys_int64s": numbers, "values_strings": strings}
-        default = {"default_string": attrs["default_string"]}
-    old.become("LabelEncoder", old.inputs, {**table, **default}, domain="ai.onnx.ml")
-
-
-def one_hot(old: Rewriting) -> None:
-    """Negative indices did not count from the back, they were out of range."""
-    indices, depth, values = [old.input(i) for i in range(3)]
-    negative = old.emit("Less", [indices, old.like(0, indices)])
-    beyond = old.emit("Reshape", [depth, old.constant(np.empty(0, np.int64))])
-    beyond = old.emit("CastLike", [beyond, indices])
-    old.become("OneHot", [old.emit("Where", [negative, beyond, indices]), depth, values], old.attrs)
-
-
 def pad(old: Rewriting) -> None:
     """Pads and value were attributes."""
     x = old.input(0)
@@ -259,14 +205,6 @@ def pad(old: Rewriting) -> None:
     if old.attrs["value"]:
         inputs.append(old.like(old.attrs["value"], x))
     old.become("Pad", inputs, old.attrs)
-
-
-def prelu(old: Rewriting) -> None:
-    """A slope of rank 1 was one per channel."""
-    x, slope = old.input(0), old.input(1)
-    if old.rank(slope) in (None, 1):
-        slope = aligned(old, x, slope, 1)
-    old.become("PRelu", [x, slope])
 
 
 def recurrent(name: str) -> Rule:
@@ -360,19 +298,6 @@ def split(old: Rewriting) -> None:
         old.become("Split", [old.input(0), given], attrs)
 
 
-def tile(old: Rewriting) -> None:
-    """One axis was repeated; number and axis came in the data's type."""
-    x = old.input(0)
-    flat = old.constant([-1])
-    tiles, axis = [
-        old.emit("Reshape", [old.emit("Cast", [old.input(i)], to=ELEMENT_TYPES["INT64"]), flat])
-        for i in (1, 2)
-    ]
-    rank = old.emit("Shape", [old.emit("Shape", [x])])
-    ones = old.emit("ConstantOfShape", [rank], value=np.ones(1, np.int64))
-    old.become("Tile", [x, old.emit("ScatterElements", [ones, axis, tiles])])
-
-
 def top_k(old: Rewriting) -> None:
     """The number was an attribute."""
     old.become("TopK", [old.input(0), old.constant([old.attrs["k"]])], old.attrs)
@@ -396,20 +321,15 @@ REWRITES: Mapping[tuple[str, str], tuple[Rewrite, ...]] = {
     ("", "Cast"): (Rewrite(1, 5, cast),),
     ("", "Clip"): (Rewrite(1, 10, clip),),
     ("", "Concat"): (Rewrite(1, 3, concat),),
-    ("", "DFT"): (Rewrite(17, 19, dft),),
     ("", "Dropout"): (Rewrite(1, 11, dropout),),
     ("", "Gemm"): (Rewrite(1, 6, to("Gemm")),),
     ("", "GlobalLpPool"): (Rewrite(1, 1, integral_p("GlobalLpPool")),),
     ("", "GridSample"): (Rewrite(16, 19, grid_sample),),
     ("", "GroupNormalization"): (Rewrite(18, 20, group_normalization),),
     ("", "GRU"): (Rewrite(1, 6, recurrent("GRU")),),
-    ("", "Hardmax"): (Rewrite(1, 12, flattened("Hardmax")),),
-    ("", "LogSoftmax"): (Rewrite(1, 12, flattened("LogSoftmax")),),
     ("", "LpPool"): (Rewrite(1, 1, integral_p("LpPool")),),
     ("", "LSTM"): (Rewrite(1, 6, recurrent("LSTM")),),
-    ("", "OneHot"): (Rewrite(9, 10, one_hot),),
     ("", "Pad"): (Rewrite(1, 10, pad),),
-    ("", "PRelu"): (Rewrite(1, 6, prelu),),
     ("", "ReduceSum"): (Rewrite(1, 12, axes_to_input("ReduceSum")),),
     ("", "Reshape"): (Rewrite(1, 4, reshape),),
     ("", "Resize"): (Rewrite(10, 10, resample), Rewrite(11, 12, resize_11)),
@@ -420,14 +340,12 @@ REWRITES: Mapping[tuple[str, str], tuple[Rewrite, ...]] = {
     ("", "Scan"): (Rewrite(8, 8, scan_8),),
     ("", "Scatter"): (Rewrite(9, 11, to("ScatterElements")),),
     ("", "Slice"): (Rewrite(1, 9, slice_1),),
-    ("", "Softmax"): (Rewrite(1, 12, flattened("Softmax")),),
     ("", "Split"): (Rewrite(1, 17, split),),
     ("", "Squeeze"): (Rewrite(1, 12, axes_to_input("Squeeze")),),
-    ("", "Tile"): (Rewrite(1, 5, tile),),
     ("", "TopK"): (Rewrite(1, 9, top_k),),
     ("", "Unsqueeze"): (Rewrite(1, 12, unsqueeze),),
     ("", "Upsample"): (Rewrite(1, 10, resample),),
-    ("ai.onnx.ml", "LabelEncoder"): (Rewrite(1, 1, label_encoder),),
+    ("ai.onnx.preview", "FlexAttention"): (Rewrite(1, 1, flex_attention),),
 }
 
 # Of ConvTranspose, the text of version 1 has the sides of an uneven padding the other way round:

@@ -27,6 +27,9 @@ FAMILIES = (
     "normalization",
     "normalization_ms",
     "attention",
+    "attention_ms",
+    "linear_attention",
+    "rotary",
     "recurrent",
     "signal",
     "image",
@@ -40,6 +43,8 @@ FAMILIES = (
     "sequence",
     "text",
     "ml",
+    "ml_models",
+    "ml_trees",
     "loss",
     "control",
 )

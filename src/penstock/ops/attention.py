@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from penstock.types import BOOL, Dim, ShapeError, TensorType, Type
 FLOAT64 = np.dtype(np.float64)
 
 # Bytes of scores at a time: what processors keep near one core.
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES = 2**19
 
 # What the fourth output of Attention shows.
 RAW, CAPPED, BIASED, SOFTMAX = range(4)
@@ -45,6 +46,18 @@ class Heads:
         return self.heads // self.kv_heads
 
 
+class _Block(NamedTuple):
+    """A part of the scores, and where its scratch lies."""
+
+    part: tuple[slice, slice, slice]  # of query heads
+    kv_part: tuple[slice, slice]
+    q: Field
+    scores: Field
+    wide: Field | None
+    context: Field
+    total: Field
+
+
 class Core:
     """``softmax(softcap(q k^T scale) + bias) v`` for given sizes."""
 
@@ -59,25 +72,32 @@ class Core:
         shown: int | None = None,
         precise: bool = False,
     ) -> None:
-        """``shown``: what of the scores ``run`` writes to ``show``; ``precise``: softmax in
-        float64."""
-        self.heads, self.dtype, self.shown = heads, dtype, shown
+        """``shown``: which stage of the scores ``run`` writes to ``show``; ``precise``: the softmax
+        is computed in float64."""
+        self.heads, self.shown = heads, shown
         self.scale, self.softcap = dtype.type(scale), dtype.type(softcap)
-        self.blocks = _blocks(heads, dtype.itemsize)
-        batch, kv_heads, rows = (
-            (
-                max((s.stop - s.start for s in slices), default=0)
-                for slices in zip(*self.blocks, strict=True)
+        slices = _blocks(heads, dtype.itemsize)
+        # The first block is as large as any.
+        lines = math.prod(s.stop - s.start for s in slices[0]) * heads.group if slices else 0
+        q = layout.field((lines * heads.size,), dtype)
+        scores = layout.field((lines * heads.keys,), dtype)
+        wide = layout.field((lines * heads.keys,), FLOAT64) if precise else None
+        context = layout.field((lines * heads.value_size,), dtype)
+        total = layout.field((lines,), FLOAT64 if precise else dtype)
+        self.blocks = []
+        for b, kv, s in slices:
+            shape = (b.stop - b.start, (kv.stop - kv.start) * heads.group, s.stop - s.start)
+            self.blocks.append(
+                _Block(
+                    (b, slice(kv.start * heads.group, kv.stop * heads.group), s),
+                    (b, kv),
+                    q.reshaped(*shape, heads.size),
+                    scores.reshaped(*shape, heads.keys),
+                    None if wide is None else wide.reshaped(*shape, heads.keys),
+                    context.reshaped(*shape, heads.value_size),
+                    total.reshaped(*shape, 1),
+                )
             )
-            if self.blocks
-            else (0, 0, 0)
-        )
-        lines = batch * kv_heads * heads.group * rows
-        self.q = layout.field((lines * heads.size,), dtype)
-        self.scores = layout.field((lines * heads.keys,), dtype)
-        self.wide = layout.field((lines * heads.keys,), FLOAT64) if precise else None
-        self.context = layout.field((lines * heads.value_size,), dtype)
-        self.total = layout.field((lines,), FLOAT64 if precise else dtype)
 
     def run(
         self,
@@ -94,30 +114,17 @@ class Core:
         """Attend. ``blocked`` are flags of keys out of sight, and ``biases`` are added to scores;
         both broadcast to [batch, heads, queries, keys]. A query that sees no key gets zeros."""
         heads = self.heads
-        whole = (heads.batch, heads.heads, heads.queries, heads.keys)
-        blocked = [np.broadcast_to(flags, whole) for flags in blocked]
-        biases = [np.broadcast_to(bias, (*whole[:3], bias.shape[-1])) for bias in biases]
+        whole = (heads.batch, heads.heads, heads.queries)
+        blocked = [np.broadcast_to(flags, (*whole, heads.keys)) for flags in blocked]
+        biases = [np.broadcast_to(bias, (*whole, bias.shape[-1])) for bias in biases]
         masked = bool(blocked or biases)
         keys = k.swapaxes(2, 3)
-        for b, kv, s in self.blocks:
-            h = slice(kv.start * heads.group, kv.stop * heads.group)
-            part = (b, h, s)
-            n, lines = b.stop - b.start, heads.group * (s.stop - s.start)
-            shape = (n, h.stop - h.start, s.stop - s.start)
-            grouped = (n, kv.stop - kv.start, lines)
-
-            def take(field: Field, *dims: int) -> np.ndarray:
-                return field(workspace)[: math.prod(dims)].reshape(dims)
-
-            queries = take(self.q, *shape, heads.size)
+        for block in self.blocks:
+            part = block.part
+            queries = block.q(workspace)
             np.multiply(q[part], self.scale, queries)
-            scores = take(self.scores, *shape, heads.keys)
-            # The query heads of one key head are rows of one product.
-            np.matmul(
-                queries.reshape(*grouped, heads.size),
-                keys[b, kv],
-                scores.reshape(*grouped, heads.keys),
-            )
+            scores = block.scores(workspace)
+            self._multiply(queries, keys[block.kv_part], scores)
             self._show(RAW, scores, show, part)
             if self.softcap:
                 np.divide(scores, self.softcap, scores)
@@ -132,10 +139,9 @@ class Core:
             for flags in blocked:
                 np.copyto(scores, -np.inf, where=flags[part])
             self._show(BIASED, scores, show, part)
-            total = take(self.total, *shape, 1)
-            soft = scores
-            if self.wide is not None:
-                soft = take(self.wide, *scores.shape)
+            total, soft = block.total(workspace), scores
+            if block.wide is not None:
+                soft = block.wide(workspace)
                 np.copyto(soft, scores)
             _exponentials(soft, total, masked)
             if self.shown == SOFTMAX:
@@ -144,14 +150,18 @@ class Core:
                 self._show(SOFTMAX, soft, show, part)
             if soft is not scores:
                 np.copyto(scores, soft, casting="unsafe")
-            context = take(self.context, *shape, heads.value_size)
-            np.matmul(
-                scores.reshape(*grouped, heads.keys),
-                v[b, kv],
-                context.reshape(*grouped, heads.value_size),
-                casting="unsafe",
-            )
+            context = block.context(workspace)
+            self._multiply(scores, v[block.kv_part], context)
             np.divide(context, total, out[part], casting="unsafe")
+
+    def _multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        """``a @ b``, where the query heads of one key head are rows of one product."""
+        n, heads, rows, _ = a.shape
+        group = self.heads.group
+        if group > 1:
+            a = a.reshape(n, heads // group, group * rows, a.shape[3])
+            out = out.reshape(n, heads // group, group * rows, out.shape[3])
+        np.matmul(a, b, out, casting="unsafe")
 
     def _show(self, stage: int, scores: np.ndarray, show: Any, part: Any) -> None:
         if self.shown == stage:
@@ -281,19 +291,38 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     )
 
 
-def _split(x: np.ndarray, heads: int) -> np.ndarray:
+def split_heads(x: np.ndarray, heads: int) -> np.ndarray:
     """[batch, sequence, heads * size] as [batch, heads, sequence, size]: a view."""
-    if x.ndim == 4:
+    if x.ndim == 4:  # it is that already
         return x
     batch, length, hidden = x.shape
     return x.reshape(batch, length, heads, hidden // heads).transpose(0, 2, 1, 3)
 
 
-def _out_of_sight(queries: int, keys: int, offset: Any, attrs: Attrs) -> np.ndarray | None:
+class Cache(NamedTuple):
+    """Keys or values of ``past`` positions, and room for them with the new ones if need be."""
+
+    past: int
+    field: Field | None
+
+    def join(self, new: np.ndarray, old: Any, out: Any, workspace: np.ndarray) -> np.ndarray:
+        """Old and new positions, in ``out`` if it is given; just the new ones if they are all."""
+        if self.field is not None:
+            out = self.field(workspace)
+        if out is None:
+            return new
+        if old is not None:
+            np.copyto(out[:, :, : self.past], old)
+        np.copyto(out[:, :, self.past :], new)
+        return out
+
+
+def out_of_sight(
+    queries: int, keys: int, offset: Any, *, causal: bool, left: int = -1, right: int = -1
+) -> np.ndarray | None:
     """Which keys causality and windows keep from queries that come ``offset`` after the first."""
-    left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
-    if attrs.get("is_causal"):
-        right = 0 if right < 0 else min(right, 0)
+    if causal:
+        right = 0
     if left < 0 and right < 0:
         return None
     ahead = np.arange(keys) - (np.arange(queries)[:, None] + offset)
@@ -312,6 +341,12 @@ def attention(node: Node, types: Types) -> Kernel:
     # To NumPy, None equals the default dtype, float64.
     precise = precision is not None and precision == FLOAT64
     mode = attrs.get("qk_matmul_output_mode", 0)
+    unseen = partial(
+        out_of_sight,
+        causal=bool(attrs.get("is_causal", 0)),
+        left=attrs.get("left_window_size", -1),
+        right=attrs.get("right_window_size", -1),
+    )
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         dims = _dims(inputs, attrs)
@@ -335,42 +370,30 @@ def attention(node: Node, types: Types) -> Kernel:
         if mask is not None:
             _check_mask(mask.dims, heads)
         past = inputs[4].dims[2] if given[4] and inputs[4] is not None else 0
-        joined = []
+        caches = []
         for i, size in ((1, heads.size), (2, heads.value_size)):
             kind = inputs[i]
             assert kind is not None and kind.dtype is not None
             shape = (heads.batch, heads.kv_heads, heads.keys, size)
             own = given[4] and not asked[i]
-            joined.append(layout.field(shape, kind.dtype) if own else None)
-        fixed = None if given[6] else _out_of_sight(heads.queries, heads.keys, past, attrs)
+            caches.append(Cache(past, layout.field(shape, kind.dtype) if own else None))
+        fixed = None if given[6] else unseen(heads.queries, heads.keys, past)
         n_inputs = len(inputs)
-
-        def join(i: int, x: np.ndarray, old: Any, out: Any, workspace: np.ndarray) -> np.ndarray:
-            """Past and new keys, in the output if there is one; the new ones if they are all."""
-            field = joined[i]
-            if field is not None:
-                out = field(workspace)
-            if out is None:
-                return x
-            if old is not None:
-                np.copyto(out[:, :, :past], old)
-            np.copyto(out[:, :, past:], x)
-            return out
 
         def into(*arguments: Any) -> None:
             q, k, v, mask, old_k, old_v, lengths = (*arguments[:n_inputs], *[None] * 7)[:7]
             y, new_k, new_v, show = (*arguments[n_inputs:-1], *[None] * 4)[:4]
             workspace = arguments[-1]
-            q = _split(q, heads.heads)
-            k = join(0, _split(k, heads.kv_heads), old_k, new_k, workspace)
-            v = join(1, _split(v, heads.kv_heads), old_v, new_v, workspace)
+            q = split_heads(q, heads.heads)
+            k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
+            v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
             blocked, biases = [] if fixed is None else [fixed], []
             if lengths is not None:
                 ends = lengths.reshape(-1, 1, 1, 1)
                 blocked.append(np.arange(heads.keys) >= ends)
-                unseen = _out_of_sight(heads.queries, heads.keys, ends - heads.queries, attrs)
-                if unseen is not None:
-                    blocked.append(unseen)
+                ahead = unseen(heads.queries, heads.keys, ends - heads.queries)
+                if ahead is not None:
+                    blocked.append(ahead)
             if mask is not None and mask.dtype == BOOL:
                 hidden = np.logical_not(mask)
                 if mask.shape[-1] < heads.keys:
@@ -380,8 +403,16 @@ def attention(node: Node, types: Types) -> Kernel:
                 blocked.append(hidden)
             elif mask is not None:
                 biases.append(mask)
-            out = y if y.ndim == 4 else _split(y, heads.heads)
-            core.run(q, k, v, out, workspace, blocked=blocked, biases=biases, show=show)
+            core.run(
+                q,
+                k,
+                v,
+                split_heads(y, heads.heads),
+                workspace,
+                blocked=blocked,
+                biases=biases,
+                show=show,
+            )
 
         return Routine(into, layout.size)
 

@@ -3,8 +3,9 @@
 Three strategies, chosen by shapes when a kernel is compiled:
 
 * kernels of one element and no stride are a matrix product of the weights with a view of the input;
-* depthwise ones multiply and add along a padded copy of the input in which the elements that one
-  kernel position sees, for all windows, lie one after the other (``_depthwise``);
+* depthwise ones, and those with few filters for their channels, add up a product for each kernel
+  position, in a padded copy of the input in which the elements that one kernel position sees, for
+  all windows, lie one after the other (``_shifted``);
 * all others unfold the input, a block of windows at a time, into a matrix that the weights multiply
   (``_unfolded``).
 
@@ -14,7 +15,7 @@ They work in any dtype that NumPy multiplies; integers are exact as far as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -34,6 +35,9 @@ Strategy: TypeAlias = tuple[Callable[..., None], int]
 
 BLOCK_BYTES = 2**20
 """scratch memory of a block: what a second-level cache holds, and little beside the tensors"""
+
+SMALL = 2**15
+"""unfolded elements below which the number of calls counts, and unfolding takes the fewest"""
 
 MIN_BLOCK = 64
 """windows of a block at least: every block reads all the weights once more"""
@@ -241,77 +245,48 @@ def _unfolded(
     return into, size
 
 
-def _depthwise(x: TensorType, w: TensorType, axes: Sequence[Window], weights: Any) -> Strategy:
-    """One input channel a filter.
+@dataclass(frozen=True, slots=True)
+class _Shifts:
+    """How windows lie in planes: see ``_shifted``."""
 
-    The padded input is laid out as one plane for each remainder of positions modulo the strides.
-    In these planes, as flat rows, all windows see their k-th element at the same distance, so that
-    each kernel position is one multiplication and one addition of long rows. Row ends compute a
-    few windows too many, which are left out when the result is copied.
-    """
-    n, c, m, dtype = x.dims[0], x.dims[1], w.dims[0], x.dtype
-    assert dtype is not None
-    multiple = m // max(c, 1)
-    counts = [axis.count for axis in axes]
-    strides = [axis.stride for axis in axes]
-    # Along each axis, kernel position k looks at plane (k * dilation) % stride, and as many cells
+    grid: tuple[int, ...]
+    """cells of a plane along each axis"""
+    length: int
+    """cells that windows start at, those at the ends of rows included"""
+    distance: int
+    """cells from a window's first to its last"""
+    taps: list[tuple[int, slice]]
+    """for each kernel position, a plane, and the cells that the windows see there"""
+    fills: list[tuple[tuple[slice, ...], tuple[slice, ...]]]
+    """for each plane, cells, and the elements that they hold"""
+    rows: tuple[int, ...]
+    """shape of the cells that windows start at"""
+    inside: tuple[slice, ...]
+    """the windows among them"""
+
+
+def _shifts(axes: Sequence[Window]) -> _Shifts:
+    # Along an axis, kernel position k looks at plane (k * dilation) % stride, and as many cells
     # further as the stride goes into k * dilation.
     reach = [(axis.span - 1) // axis.stride for axis in axes]
-    grid = [count + extra for count, extra in zip(counts, reach, strict=True)]
+    grid = tuple(axis.count + extra for axis, extra in zip(axes, reach, strict=True))
     pitch = [prod(grid[i + 1 :]) for i in range(len(grid))]
-    length = counts[0] * pitch[0]
-    distance = sum(extra * p for extra, p in zip(reach, pitch, strict=True))
+    length = axes[0].count * pitch[0]
     taps: list[tuple[int, slice]] = []
     planes: dict[tuple[int, ...], int] = {}
     for position in product(*(range(0, axis.span, axis.dilation) for axis in axes)):
-        phase = tuple(k % s for k, s in zip(position, strides, strict=True))
-        start = sum(k // s * p for k, s, p in zip(position, strides, pitch, strict=True))
-        taps.append((planes.setdefault(phase, len(planes)), slice(start, start + length)))
+        steps = [divmod(k, axis.stride) for k, axis in zip(position, axes, strict=True)]
+        start = sum(cells * p for (cells, _), p in zip(steps, pitch, strict=True))
+        index = planes.setdefault(tuple(phase for _, phase in steps), len(planes))
+        taps.append((index, slice(start, start + length)))
     fills = []
-    for phase in planes:
-        ranges = [_cells(*each) for each in zip(axes, phase, grid, strict=True)]
-        fills.append(([to for to, _ in ranges], [elements for _, elements in ranges]))
-    row_bytes = len(planes) * (length + distance) + 2 * multiple * length
-    channels = max(1, min(c, BLOCK_BYTES // max(row_bytes * dtype.itemsize, 1)))
-    layout = Layout()
-    source = layout.field((len(planes), channels, length + distance), dtype)
-    total = layout.field((channels, multiple, length), dtype)
-    term = layout.field((channels, multiple, length), dtype)
-    inside = [slice(count) for count in counts]
-    every = slice(None)
-    cells = prod(grid)
-    shape_out = (n, c, multiple, *counts)
-
-    def by_position(w: np.ndarray) -> np.ndarray:
-        """For each kernel position, the weights as columns."""
-        moved = w.reshape(c, multiple, len(taps)).transpose(2, 0, 1)
-        return np.ascontiguousarray(moved)[..., None]
-
-    ready = None if weights is None else by_position(weights)
-
-    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-        factors = by_position(w) if ready is None else ready
-        rows, sums, terms = source(workspace), total(workspace), term(workspace)
-        rows.fill(0)
-        for image, result in zip(x, out.reshape(shape_out), strict=True):
-            for low in range(0, c, channels):
-                block = slice(low, min(low + channels, c))
-                used = block.stop - low
-                for plane, (to, elements) in zip(rows, fills, strict=True):
-                    cube = plane[:used, :cells].reshape(used, *grid)
-                    np.copyto(cube[(every, *to)], image[(block, *elements)])
-                partial, scratch = sums[:used], terms[:used]
-                for i, (index, span) in enumerate(taps):
-                    seen = rows[index, :used, None, span]
-                    if i == 0:
-                        np.multiply(seen, factors[i, block], partial)
-                    else:
-                        np.multiply(seen, factors[i, block], scratch)
-                        np.add(partial, scratch, partial)
-                full = partial.reshape(used, multiple, counts[0], *grid[1:])
-                np.copyto(result[block], full[(every, every, *inside)])
-
-    return into, layout.size
+    for phases in planes:
+        ranges = [_cells(*each) for each in zip(axes, phases, grid, strict=True)]
+        fills.append((tuple(to for to, _ in ranges), tuple(elements for _, elements in ranges)))
+    distance = sum(extra * p for extra, p in zip(reach, pitch, strict=True))
+    inside = tuple(slice(axis.count) for axis in axes)
+    rows = (axes[0].count, *grid[1:])
+    return _Shifts(grid, length, distance, taps, fills, rows, inside)
 
 
 def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
@@ -323,6 +298,101 @@ def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
         return slice(0, 0), slice(0, 0)
     start = low * axis.stride + first
     return slice(low, high), slice(start, start + (high - low - 1) * axis.stride + 1, axis.stride)
+
+
+def _shifted(
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+) -> Strategy:
+    """One product for each kernel position, added up.
+
+    The padded input is laid out as one plane for each remainder of positions modulo the strides.
+    In these planes, as flat rows, all windows see their k-th element at the same distance, so that
+    nothing is unfolded. Row ends compute a few windows too many, which are left out when the
+    result is copied. Depthwise, products are multiplications; for many channels of small images,
+    channels then lie side by side in memory instead of positions.
+    """
+    n, m, depth, dtype = x.dims[0], w.dims[0], w.dims[1], x.dtype
+    assert dtype is not None
+    filters = m // group
+    whole = _shifts(axes)
+    taps = len(whole.taps)
+    multiply: Callable[..., Any] = np.multiply if depth == 1 else np.matmul
+
+    def size_of(groups: int, shifts: _Shifts) -> int:
+        planes = len(shifts.fills) * depth * (shifts.length + shifts.distance)
+        return groups * (planes + 2 * filters * shifts.length) * dtype.itemsize
+
+    by_channel = (
+        depth > 1 or size_of(group, whole) > 2 * BLOCK_BYTES or (group * taps < 2 * whole.length)
+    )
+    # Blocks of groups, or of the first axis where one group is too large.
+    groups, count, rows = group, axes[0].count, axes[0].count
+    if by_channel:
+        groups = max(1, min(group, BLOCK_BYTES // max(size_of(1, whole), 1)))
+        per_row = size_of(groups, whole) // count
+        rows = max(1, min(count, 2 * BLOCK_BYTES // max(per_row, 1)))
+    pieces = []
+    for low in range(0, count, rows):
+        high = min(low + rows, count)
+        begin = axes[0].begin - low * axes[0].stride
+        part = replace(axes[0], count=high - low, begin=begin)
+        pieces.append((slice(low, high), _shifts([part, *axes[1:]])))
+    layout = Layout()
+    largest = pieces[0][1]
+    shape_rows = len(largest.fills), groups * depth, largest.length + largest.distance
+    shape_sums = groups, filters, largest.length
+    source = layout.field(shape_rows if by_channel else (shape_rows[0], *shape_rows[:0:-1]), dtype)
+    total = layout.field(shape_sums if by_channel else shape_sums[::-1], dtype)
+    term = layout.field(shape_sums if by_channel else shape_sums[::-1], dtype)
+    shape_out = (n, group, filters, *(axis.count for axis in axes))
+    every = slice(None)
+
+    def by_position(w: np.ndarray) -> np.ndarray:
+        """For each kernel position, a matrix for each group."""
+        moved = w.reshape(group, filters, depth, taps).transpose(3, 0, 1, 2)
+        return np.ascontiguousarray(moved)
+
+    ready = None if weights is None else by_position(weights)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        factors = by_position(w) if ready is None else ready
+        planes, sums, terms = source(workspace), total(workspace), term(workspace)
+        if not by_channel:
+            planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
+        for image, result in zip(x, out.reshape(shape_out), strict=True):
+            for where, shifts in pieces:
+                planes.fill(0)
+                length = shifts.length
+                for low in range(0, group, groups):
+                    block = slice(low, min(low + groups, group))
+                    used = block.stop - low
+                    channels = slice(block.start * depth, block.stop * depth)
+                    for plane, (to, elements) in zip(planes, shifts.fills, strict=True):
+                        cells = plane[: used * depth, : prod(shifts.grid)]
+                        cube = cells.reshape(used * depth, *shifts.grid)
+                        np.copyto(cube[(every, *to)], image[(channels, *elements)])
+                    partial, scratch = sums[:used, :, :length], terms[:used, :, :length]
+                    for i, (index, span) in enumerate(shifts.taps):
+                        seen = planes[index, : used * depth, span].reshape(used, depth, length)
+                        if i == 0:
+                            multiply(factors[i, block], seen, partial)
+                        else:
+                            multiply(factors[i, block], seen, scratch)
+                            np.add(partial, scratch, partial)
+                    full = partial.reshape(used, filters, *shifts.rows)
+                    np.copyto(result[block, :, where], full[(every, every, *shifts.inside)])
+
+    return into, layout.size
+
+
+def _shifting_pays(w: TensorType, axes: Sequence[Window], group: int) -> bool:
+    """Whether to add up products rather than to unfold, as measured on one core."""
+    filters, depth = w.dims[0] // group, w.dims[1]
+    unfolded = group * prod(w.dims[1:]) * prod(axis.count for axis in axes)
+    if unfolded < SMALL or w.nbytes > BLOCK_BYTES:
+        return False
+    # Sums are written once for each filter, unfolded elements once for each channel.
+    return 0 < filters <= 2 if depth == 1 else 2 * filters <= depth
 
 
 def convolution(
@@ -339,8 +409,8 @@ def convolution(
         weights = np.ascontiguousarray(weights)
     if all(axis.trivial for axis in axes):
         into, size = _pointwise(x, w, group, weights)
-    elif group > 1 and w.dims[1] == 1 and 0 < w.dims[0] // group <= 2:
-        into, size = _depthwise(x, w, axes, weights)
+    elif _shifting_pays(w, axes, group):
+        into, size = _shifted(x, w, axes, group, weights)
     else:
         into, size = _unfolded(x, w, axes, group, weights)
     prepared = () if weights is None else (1,)

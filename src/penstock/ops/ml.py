@@ -1,7 +1,8 @@
 """Classical machine learning (domain ai.onnx.ml): features, categories, maps.
 
 Where the specification is silent, ONNX Runtime is followed: models of this domain are written for
-it and tested with it. Nothing here writes into given memory; a step of such a pipeline takes little.
+it and tested with it. Nothing here writes into given memory: a step of such a pipeline takes
+little.
 """
 
 from __future__ import annotations
@@ -302,8 +303,7 @@ def label_encoder(node: Node, types: Types) -> Kernel:
         default = fill.get(values.dtype.kind, -1)
     else:
         default = attrs.get(_DEFAULTS[kind], {"strings": "_Unused", "floats": -0.0}.get(kind, -1))
-    names = keys.tolist() if keys.dtype == STRING else keys
-    return _mapper(Lookup(names, keys.dtype), values, default)
+    return _mapper(Lookup(keys.tolist(), keys.dtype), values, default)
 
 
 def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
@@ -382,7 +382,8 @@ def _dtype_of(value: Any) -> np.dtype:
 _CASTS: Mapping[str, tuple[np.dtype, Callable[[Any], Any], Any]] = {
     "TO_FLOAT": (FLOAT32, float, 0.0),
     "TO_INT64": (INT64, lambda v: int(float(v)), 0),
-    "TO_STRING": (STRING, lambda v: v if isinstance(v, str) else f"{float(v):f}", ""),
+    # Where there is no such key, ONNX Runtime puts the string "0.f".
+    "TO_STRING": (STRING, lambda v: v if isinstance(v, str) else f"{float(v):f}", "0.f"),
 }
 
 

@@ -23,10 +23,10 @@ from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 
 class Statistics:
-    """Means and inverse deviations of the rows of a matrix, and the rows they make.
+    """Means and inverse deviations of the rows of a matrix.
 
     The arrays of one call live in a workspace laid out here. ``centred`` is whether means are
-    subtracted; without, it is the root mean square that rows are divided by.
+    subtracted; without, rows are only divided by their root mean square.
     """
 
     def __init__(
@@ -36,34 +36,39 @@ class Statistics:
         columns: int,
         dtype: np.dtype,
         epsilon: float,
-        centred: bool,
+        centred: bool = True,
     ) -> None:
-        self.shape = rows, columns
-        self.epsilon = epsilon
         self.centred = centred
         self.mean = layout.field((rows, 1), dtype)
         self.inverse = layout.field((rows, 1), dtype)
         self.ones = np.ones((columns, 1), dtype)
         self.columns = max(columns, 1)
+        # 1 / sqrt(sum / columns + epsilon) with one operation less
+        self.root = self.columns**0.5
+        self.epsilon = epsilon * self.columns
 
-    def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
-        """Write the standardised rows of ``x`` into ``out``, contiguous ones; they may be the same.
+    def centre(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+        """The rows of ``x`` less their means in ``out`` (as they are if means are left alone).
 
-        Returns the means and the inverse deviations, as columns in the workspace.
+        Both are contiguous, and may be the same. Returns these rows, and the means and inverse
+        deviations as columns in the workspace.
         """
         mean, inverse = self.mean(workspace), self.inverse(workspace)
         if self.centred:
             np.dot(x, self.ones, mean)
             np.divide(mean, self.columns, mean)
             np.subtract(x, mean, out)
-            np.vecdot(out, out, inverse[:, 0])
-        else:
-            np.vecdot(x, x, inverse[:, 0])
-        np.divide(inverse, self.columns, inverse)
+            x = out
+        np.vecdot(x, x, inverse[:, 0])
         np.add(inverse, self.epsilon, inverse)
         np.sqrt(inverse, inverse)
-        np.reciprocal(inverse, inverse)
-        np.multiply(out if self.centred else x, inverse, out)
+        np.divide(self.root, inverse, inverse)
+        return x, mean, inverse
+
+    def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+        """The standardised rows of ``x`` in ``out``; returns means and inverse deviations."""
+        rows, mean, inverse = self.centre(x, out, workspace)
+        np.multiply(rows, inverse, out)
         return mean, inverse
 
 
@@ -205,13 +210,17 @@ def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
         count = c if groups is None else groups
         rows, columns = n * count, c // max(count, 1) * positions
         layout = Layout()
-        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, True)
+        statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
+        parts = count, c // max(count, 1)
+        factors = layout.field((n, *parts), x.dtype)
 
         def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
-            matrix = out.reshape(rows, columns)
-            statistics(_contiguous(x, (rows, columns)), matrix, workspace)
+            matrix = _contiguous(x, (rows, columns))
+            _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
+            factor = factors(workspace)
+            np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
             image = out.reshape(n, c, positions)
-            np.multiply(image, scale[:, None], image)
+            np.multiply(image, factor.reshape(n, c, 1), image)
             np.add(image, bias[:, None], image)
 
         return Routine(into, layout.size)

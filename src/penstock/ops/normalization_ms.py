@@ -146,7 +146,7 @@ def embed_layer_normalization(node: Node, types: Types) -> Kernel:
         assert kind is not None and kind.dtype is not None
         batch, length, hidden = kind.dims
         layout = Layout()
-        statistics = Statistics(layout, batch * length, hidden, kind.dtype, epsilon, True)
+        statistics = Statistics(layout, batch * length, hidden, kind.dtype, epsilon)
 
         def into(*arguments: Any) -> None:
             given = (*arguments[:count], None, None)

@@ -22,7 +22,7 @@ from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.ops.window import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts
 
-BLOCK = 2**18
+BLOCK = 2**17
 """elements of the input that are pooled at a time: their scratch memory stays in the caches"""
 
 

@@ -1,0 +1,56 @@
+# `make demo` and `make test` need nothing but python3 (3.11 or newer, with pip and venv) and make.
+# Everything they install goes into .venv; everything they download, into .cache.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Only errors are printed. The stamps of VENV say what is installed: they are as old as the
+# pyproject.toml they were made from, so that nothing happens where it did not change.
+INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check --editable
+PYTEST_ARGS ?=
+
+# Installations share one environment, and must not run at once: `make -j lint test` is serial too.
+.NOTPARALLEL:
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo    say what type every file of this repository has, with a neural network"
+	@echo "make test    run all tests; make test PYTEST_ARGS='tests/test_session.py -x' runs some"
+	@echo "make lint    check format, style and types"
+	@echo "make bench   measure against other runtimes, write bench/results.md"
+	@echo "make setup   make .venv with Penstock in it, which all of these do first"
+	@echo "make clean   remove all that these made"
+
+setup: $(VENV)/.installed
+
+demo: setup
+	$(RUN) examples/filetypes.py
+
+test: $(VENV)/.installed-test
+	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/.installed-bench
+	$(RUN) bench/run.py
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \
+	or newer, and this is " + sys.version.split()[0] + ": make PYTHON=python3.11, say")'
+	@echo "installing Penstock into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) .
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
+	@echo "installing what $* needs into $(VENV)"
+	@$(INSTALL) '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf src/penstock.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Real models of other people, taken out of public packages."""

@@ -1,0 +1,8 @@
+from hypothesis import settings, given, Phase
+from tests.graphs import *
+from penstock.text import format_graph
+@settings(deadline=None, max_examples=2500, phases=[Phase.generate], database=None)
+@given(graphs())
+def test_t(g):
+    text=format_graph(g)
+    b=parse_graph(text, any_op); assert_same(g,b); assert format_graph(b)==text
