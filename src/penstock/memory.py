@@ -252,7 +252,7 @@ class _Search:
         if smaller:
             return smaller
         self.visits = once + _VISITS
-        while smaller := self.fit(best, max(bound, best.size - 1)):
+        while best.size > bound and (smaller := self.fit(best, best.size - 1)):
             best = smaller
         return best
 
@@ -266,6 +266,7 @@ class _Search:
             ends = [o + s if o + s <= limit else 0 for o, s in zip(offsets, sizes, strict=True)]
         rank = {i: k for k, i in enumerate(order)}
         out = [k for k, i in enumerate(order) if not ends[i]]  # sorted, so a heap
+        self.visits -= len(order)
         while out:
             i = order[heappop(out)]
             self.visits -= 1 + len(self.neighbours[i])

@@ -40,6 +40,8 @@ def _share(hidden: Dim, heads: int) -> Dim:
 
 
 def _sum(a: Dim, b: Dim) -> Dim:
+    if a == 0 or b == 0:
+        return b if a == 0 else a
     return a + b if isinstance(a, int) and isinstance(b, int) else None
 
 
@@ -124,7 +126,7 @@ def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
         if len(sizes) != 3 or min(sizes) < 1 or sizes[0] != sizes[1]:
             raise ShapeError(f"qkv_hidden_sizes must be three sizes, the first two equal: {sizes}")
         _fits("weights", weights, (None, sum(sizes)))
-        return tuple(sizes)  # type: ignore[return-value]
+        return sizes[0], sizes[1], sizes[2]
     total = weights[1] if weights is not None and len(weights) == 2 else None
     each = _share(total, 3)
     return each, each, each
@@ -262,8 +264,8 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
         _fits("past_key", a, (k[0], k[1], None, k[3]))
         _fits("past_value", b, (v[0], v[1], None if a is None else a[2], v[3]))
         past = None if a is None else a[2]
-    k, v = ((*shape[:2], _sum(shape[2], past), shape[3]) for shape in (k, v))
-    return q, k, v, past
+    joined = [(*shape[:2], _sum(shape[2], past), shape[3]) for shape in (k, v)]
+    return q, joined[0], joined[1], past
 
 
 def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -1,0 +1,123 @@
+"""Time Penstock and ONNX Runtime side by side: ``python -m bench.run [CASE ...]``.
+
+Engines take turns, each run in a process of its own; the ratio of a row is the median of the
+ratios of its turns. Writes ``bench/results.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.memory import memory_rows
+from penstock.threads import core_budget
+
+HERE = Path(__file__).parent
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure: the case, its unit (seconds times ``scale``), and the ratio to reach."""
+
+    case: str
+    title: str
+    unit: str
+    scale: float
+    most: float
+
+
+ROWS = [
+    Row("chain", "chain of 1,000 Add/Mul on 16 floats, per node", "us", 1e6, 0.75),
+    Row("loop", "Loop of 10,000 iterations, Mul and Add on 16 floats, each", "us", 1e6, 0.5),
+    Row("call", "session.run of a one-node model", "us", 1e6, 1.0),
+    Row("compile_10000", "compile a chain of 10,000 nodes and run it once", "s", 1, 10),
+    Row("import", "import", "ms", 1e3, 1.0),
+]
+GROWTH = 12  # times as long for ten times the nodes, at most
+
+
+def measure(engine: str, case: str) -> float:
+    command = [sys.executable, "-m", "bench.engine", engine, case]
+    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parent
+    )
+    if done.returncode:
+        raise SystemExit(f"{engine} {case} failed:\n{done.stderr}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found["median"], float)
+    return found["median"]
+
+
+def compare(row: Row) -> str:
+    ours, theirs = [], []
+    for _ in range(TURNS):
+        ours.append(measure("penstock", row.case))
+        theirs.append(measure("onnxruntime", row.case))
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    a, b = (statistics.median(times) * row.scale for times in (ours, theirs))
+    verdict = "yes" if ratio <= row.most else "**no**"
+    line = f"| {row.title}, {row.unit} | {a:.3g} | {b:.3g} | {ratio:.2f} | {row.most} | {verdict} |"
+    print(line, flush=True)
+    return line
+
+
+def growth() -> str:
+    small = statistics.median(measure("penstock", "compile_10000") for _ in range(3))
+    large = measure("penstock", "compile_100000")
+    ratio = large / small
+    line = (
+        f"| the same for 100,000 nodes, s, against 10,000 | {large:.3g} | {small:.3g} (ours) | "
+        f"{ratio:.2f} | {GROWTH} | {'yes' if ratio <= GROWTH else '**no**'} |"
+    )
+    print(line, flush=True)
+    return line
+
+
+def machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    packages = ("penstock", "numpy", "onnxruntime")
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    return f"{cpu}, {core_budget()} cores; Python {platform.python_version()}, {versions}"
+
+
+def main() -> None:
+    wanted = set(sys.argv[1:])
+    lines = [
+        "# Benchmark",
+        "",
+        f"Measured on {date.today().isoformat()} by `make bench`: {machine()}.",
+        "One thread each. Engines in turn, each in its own process, medians of "
+        f"{TURNS} turns; the ratio is the median of the turns' ratios.",
+        "",
+        "| what | Penstock | ONNX Runtime | ratio | at most | reached |",
+        "|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines))
+    lines += [compare(row) for row in ROWS if not wanted or row.case in wanted]
+    if not wanted or "growth" in wanted:
+        lines.append(growth())
+    if not wanted or "memory" in wanted:
+        rows = memory_rows()
+        print("\n".join(rows))
+        lines += rows
+    if not wanted:
+        (HERE / "results.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
