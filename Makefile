@@ -35,7 +35,7 @@ lint: $(VENV)/.installed-lint
 	$(RUN) -m mypy
 
 bench: $(VENV)/.installed-bench
-	$(RUN) bench/run.py
+	$(RUN) -m bench.run
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

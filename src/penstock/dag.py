@@ -12,8 +12,8 @@ _SHOWN = 8
 class CycleError(ValueError):
     """Raised for edges that close a cycle.
 
-    `cycle` holds the nodes of one cycle, each once, in the direction of the edges and beginning
-    with the lowest: `[1, 4, 2]` stands for 1 -> 4 -> 2 -> 1. The message names them too, but
+    ``cycle`` holds the nodes of one cycle, each once, in the direction of the edges and beginning
+    with the lowest: ``[1, 4, 2]`` stands for 1 -> 4 -> 2 -> 1. The message names them too, but
     leaves out the middle of a long cycle.
     """
 
@@ -34,8 +34,8 @@ class Dag:
     """A directed acyclic graph with the nodes 0 to n - 1; immutable, compared by its edges.
 
     An edge (a, b) says that node b runs after node a. An edge given more than once counts once,
-    and the order in which edges are given leaves no trace: `edges` and each `succ[i]` and
-    `pred[i]` are sorted.
+    and the order in which edges are given leaves no trace: ``edges`` and each ``succ[i]`` and
+    ``pred[i]`` are sorted.
 
     Built in time linear in nodes and edges, but for the sorting of each node's successors.
     Acyclicity is checked by counting predecessors down (Kahn 1962, "Topological sorting of large
@@ -43,7 +43,7 @@ class Dag:
 
     Raises:
         CycleError: the edges close a cycle; an edge from a node to itself is one.
-        ValueError: `n` is negative, or an edge names a node outside 0 to n - 1.
+        ValueError: ``n`` is negative, or an edge names a node outside 0 to n - 1.
     """
 
     n: int

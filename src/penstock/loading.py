@@ -28,7 +28,7 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
     from penstock.frontends import onnx
 
     with garbage.paused():
-        model = onnx.load(source)
+        model = onnx.load(source, limits)
         verify(model, limits)
         for graph in model.graphs.values():
             sort(graph)

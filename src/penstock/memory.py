@@ -1,7 +1,7 @@
 """Offsets for buffers in one arena, so that buffers that are live at once never overlap.
 
-`plan_memory` takes the steps over which each buffer lives (a static order of steps);
-`plan_memory_dag` takes which buffers may be live together (steps that run in parallel).
+``plan_memory`` takes the steps over which each buffer lives (a static order of steps);
+``plan_memory_dag`` takes which buffers may be live together (steps that run in parallel).
 
 The problem is NP-hard (Garey and Johnson 1979, "dynamic storage allocation"), but on the buffers of
 neural networks greedy placing comes within some percent of the lower bound, and a short search
@@ -27,13 +27,13 @@ _VISITS = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`size` bytes at an offset that is a multiple of `align`, live over steps `first` to `last`.
+    """``size`` bytes at an offset that is a multiple of ``align``, live over steps ``first`` to ``last``.
 
     Both steps are included: a buffer that a step reads last and one that it writes do not share
     memory. A buffer of size 0 takes no room.
 
     Raises:
-        ValueError: `size` is negative, `last` is before `first`, or `align` is no power of two.
+        ValueError: ``size`` is negative, ``last`` is before ``first``, or ``align`` is no power of two.
     """
 
     size: int
@@ -49,7 +49,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Buffer i lies at `offsets[i]` in an arena of `size` bytes.
+    """Buffer i lies at ``offsets[i]`` in an arena of ``size`` bytes.
 
     The arena must itself begin at a multiple of the strictest alignment.
     """
@@ -67,7 +67,7 @@ def lower_bound(buffers: Iterable[Buffer]) -> int:
 
 
 def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
-    """Offsets for `buffers`, such that those that share a step do not overlap; deterministic.
+    """Offsets for ``buffers``, such that those that share a step do not overlap; deterministic.
 
     The first three planners have the names that onert, the runtime of Samsung's ONE, gives them:
 
@@ -78,12 +78,12 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
                    that live at the same time ("weighted interval colouring"; greedy by size in
                    Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
                    inference"). Time and memory grow with the pairs of buffers that share a step
-        best       the smallest arena of these, and of a search (see `_Search`) that ends when no
+        best       the smallest arena of these, and of a search (see ``_Search``) that ends when no
                    arena can be smaller by a whole unit of alignment, or at a count. Where more
                    than 2 million pairs of buffers share a step, of first_fit and its variants
                    (smallest gap, time reversed) instead
 
-    On the lifetimes of convolutional networks and transformers, measured against `lower_bound`,
+    On the lifetimes of convolutional networks and transformers, measured against ``lower_bound``,
     first_fit takes 1.17 times as much in the mean, wic 1.01 times and at worst 1.2 times, and
     best reaches the bound.
 
@@ -109,15 +109,15 @@ def plan_memory_dag(
 ) -> Arena:
     """Offsets for buffers whose lifetimes are only partly ordered; deterministic.
 
-    `conflicts(i, j)` says whether buffers i and j may be live together, so that they must not
-    overlap; it is asked once for each pair i < j of buffers that are not empty. `aligns[i]` is a
+    ``conflicts(i, j)`` says whether buffers i and j may be live together, so that they must not
+    overlap; it is asked once for each pair i < j of buffers that are not empty. ``aligns[i]`` is a
     power of two, 64 each if not given.
 
-    The planners are those of `plan_memory`, where first_fit places in the order given. Time grows
+    The planners are those of ``plan_memory``, where first_fit places in the order given. Time grows
     with the square of the number of buffers.
 
     Raises:
-        ValueError: a size is negative, an alignment is no power of two, `aligns` does not have
+        ValueError: a size is negative, an alignment is no power of two, ``aligns`` does not have
             one entry per buffer, or there is no planner of that name.
     """
     aligns = [64] * len(sizes) if aligns is None else aligns
@@ -242,7 +242,7 @@ class _Search:
         self.draw = random.Random(0)
 
     def run(self, best: Arena, bound: int) -> Arena:
-        """`best` or a smaller arena; stops at one of `bound` bytes or less."""
+        """``best`` or a smaller arena; stops at one of ``bound`` bytes or less."""
         if best.size <= bound:
             return best
         once = len(self.order) + sum(map(len, self.neighbours))
@@ -257,10 +257,10 @@ class _Search:
         return best
 
     def fit(self, arena: Arena | None, limit: int) -> Arena | None:
-        """An arena of at most `limit` bytes, made from `arena`; None when `visits` runs out."""
+        """An arena of at most ``limit`` bytes, made from ``arena``; None when ``visits`` runs out."""
         sizes, aligns, order = self.blocks.sizes, self.blocks.aligns, self.order
         offsets = [0] * len(sizes)
-        ends = [0] * len(sizes)  # as in `_Blocks.place`, 0 for buffers not placed
+        ends = [0] * len(sizes)  # as in ``_Blocks.place``, 0 for buffers not placed
         if arena:
             offsets = list(arena.offsets)
             ends = [o + s if o + s <= limit else 0 for o, s in zip(offsets, sizes, strict=True)]
@@ -290,7 +290,7 @@ class _Search:
     def weakest_spot(
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
     ) -> int:
-        """An offset for buffer i, below `limit`, where the buffers in its way resist least."""
+        """An offset for buffer i, below ``limit``, where the buffers in its way resist least."""
         size, align = self.blocks.sizes[i], self.blocks.aligns[i]
         highest = (limit - size) // align * align
         spots = {0, highest}
@@ -328,7 +328,7 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks) -> Arena:
 
 
 def _largest_load(buffers: Iterable[Buffer], unit: int) -> int:
-    """The largest sum over steps of live sizes, each rounded up to a multiple of `unit`."""
+    """The largest sum over steps of live sizes, each rounded up to a multiple of ``unit``."""
     changes: list[tuple[int, int]] = []
     for b in buffers:
         size = _round_up(b.size, unit)
@@ -368,7 +368,7 @@ def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
 
 
 def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Sets of buffers that all conflict, grown greedily in `order`; together they hold all."""
+    """Sets of buffers that all conflict, grown greedily in ``order``; together they hold all."""
     near = [set(others) for others in neighbours]
     covered: set[int] = set()
     for seed in order:
@@ -385,9 +385,9 @@ def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Itera
 def _sweep(
     buffers: Sequence[Buffer], unit: int, smallest: bool = False, backward: bool = False
 ) -> Arena:
-    """First fit in order of first use; `smallest` prefers the smallest gap to the lowest.
+    """First fit in order of first use; ``smallest`` prefers the smallest gap to the lowest.
 
-    `backward` reads time from its end: in order of last use, latest first.
+    ``backward`` reads time from its end: in order of last use, latest first.
     """
     # Whole units, as the rest of a unit would be a gap that is of no use but has to be looked at.
     sizes = [_round_up(b.size, unit) for b in buffers]
@@ -416,7 +416,7 @@ class _Gaps:
         self.ends = [size]
 
     def claim(self, size: int, align: int, smallest: bool) -> int:
-        """Offset of the lowest or the smallest gap that holds `size` bytes; there must be one."""
+        """Offset of the lowest or the smallest gap that holds ``size`` bytes; there must be one."""
         chosen, width = -1, 0
         for k, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             fits = _round_up(start, align) + size <= end

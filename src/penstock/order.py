@@ -1,7 +1,7 @@
 """Orders in which the nodes of a DAG can run, and what decides among them.
 
-`topological_order` obeys priorities, `memory_order` keeps the bytes that are live at once low.
-`ranks` and `critical_path` measure chains of nodes, for priorities and for bounds.
+``topological_order`` obeys priorities, ``memory_order`` keeps the bytes that are live at once low.
+``ranks`` and ``critical_path`` measure chains of nodes, for priorities and for bounds.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Output = tuple[int, Sequence[int] | None]
 
 
 def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list[int]:
-    """The nodes of `dag`, each after all its predecessors; deterministic.
+    """The nodes of ``dag``, each after all its predecessors; deterministic.
 
-    Among the nodes that could run next, the one with the highest `priority[i]` does, of equal ones
-    that with the lowest index. So without `priority` a graph whose nodes already stand in an order
+    Among the nodes that could run next, the one with the highest ``priority[i]`` does, of equal ones
+    that with the lowest index. So without ``priority`` a graph whose nodes already stand in an order
     they can run in keeps that order.
 
     List scheduling (Graham 1966) over Kahn's count of predecessors (1962), with a heap.
 
     Raises:
-        ValueError: `priority` does not have one entry per node.
+        ValueError: ``priority`` does not have one entry per node.
     """
     choice: Sequence[int] = range(dag.n)
     if priority is not None:
@@ -51,12 +51,12 @@ def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list
 def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
     """For each node the cost of the longest chain of nodes that follows it, itself excluded.
 
-    `cost[i]` is what node i costs, in any unit and not negative; 1 each if not given, which makes
+    ``cost[i]`` is what node i costs, in any unit and not negative; 1 each if not given, which makes
     a rank the number of nodes. A node without successors has rank 0. As priorities, ranks give
     the critical-path order (Hu 1961, "Parallel sequencing and assembly line problems").
 
     Raises:
-        ValueError: `cost` does not have one entry per node, or an entry is negative.
+        ValueError: ``cost`` does not have one entry per node, or an entry is negative.
     """
     if cost is None:
         cost = [1.0] * dag.n
@@ -72,15 +72,15 @@ def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
 def critical_path(dag: Dag, cost: Sequence[float]) -> float:
     """The cost of the longest chain of nodes, both ends included; 0.0 for an empty graph.
 
-    No number of workers runs the graph in less than this. Units and errors as for `ranks`.
+    No number of workers runs the graph in less than this. Units and errors as for ``ranks``.
     """
     return max((a + b for a, b in zip(cost, ranks(dag, cost), strict=True)), default=0.0)
 
 
 def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
-    """An order in which `dag` can run that keeps the peak of live bytes low; deterministic.
+    """An order in which ``dag`` can run that keeps the peak of live bytes low; deterministic.
 
-    `outputs[i]` lists the buffers that node i produces, each as (bytes, consumers). A buffer lives
+    ``outputs[i]`` lists the buffers that node i produces, each as (bytes, consumers). A buffer lives
     from the step of its node to the step of its last consumer, both included:
 
         (bytes, (3, 5))   until nodes 3 and 5 have run; they must come after node i in the graph
@@ -89,7 +89,7 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
 
     A view has no buffer of its own: the consumers of the view are consumers of what it views.
 
-    The order is the best by `peak_bytes` of four: the lowest-index order (kept on a tie, so that a
+    The order is the best by ``peak_bytes`` of four: the lowest-index order (kept on a tie, so that a
     graph which gains nothing stays as its author wrote it); greedy by net growth (the bytes that a
     node adds less those that it frees), the node that became ready last first among equals; the
     same from the end of the graph backward; and a post-order that evaluates the input with the
@@ -98,7 +98,7 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
     the result is not always the minimum. Nearly linear in nodes, edges and consumers.
 
     Raises:
-        ValueError: `outputs` does not have one entry per node, bytes are negative, or a consumer
+        ValueError: ``outputs`` does not have one entry per node, bytes are negative, or a consumer
             is outside 0 to n - 1.
     """
     live = _Liveness(dag, outputs)
@@ -115,15 +115,15 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
 
 
 def peak_bytes(dag: Dag, outputs: Sequence[Sequence[Output]], order: Sequence[int]) -> int:
-    """The most bytes live at once when the nodes of `dag` run in `order`, a topological order.
+    """The most bytes live at once when the nodes of ``dag`` run in ``order``, a topological order.
 
-    `outputs` and errors as for `memory_order`.
+    ``outputs`` and errors as for ``memory_order``.
     """
     return _Liveness(dag, outputs).peak(order)
 
 
 class _Liveness:
-    """The buffers of `memory_order` by number, and which nodes touch them.
+    """The buffers of ``memory_order`` by number, and which nodes touch them.
 
     A buffer lives from the first to the last of the nodes that touch it: its producer and its
     consumers. Said so, it reads the same backward, and one greedy search serves both directions.
@@ -189,7 +189,7 @@ def _greedy(
     live: _Liveness,
     first: int | None = None,
 ) -> list[int]:
-    """List scheduling by net growth; `first` names a node to run ahead of the graph."""
+    """List scheduling by net growth; ``first`` names a node to run ahead of the graph."""
     n, sizes = live.n, live.sizes
     untouched = [True] * len(sizes)
     remaining = [len(nodes) for nodes in live.touched_by]

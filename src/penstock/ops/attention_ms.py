@@ -260,10 +260,10 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
     if _given(types, 6) != _given(types, 7):
         raise ShapeError("past_key and past_value must be given together")
     if _given(types, 6):
-        a, b = tensor(types, 6).shape, tensor(types, 7).shape
-        _fits("past_key", a, (k[0], k[1], None, k[3]))
-        _fits("past_value", b, (v[0], v[1], None if a is None else a[2], v[3]))
-        past = None if a is None else a[2]
+        before = tensor(types, 6).shape
+        past = None if before is None or len(before) < 3 else before[2]
+        _fits("past_key", before, (k[0], k[1], None, k[3]))
+        _fits("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
     joined = [(*shape[:2], _sum(shape[2], past), shape[3]) for shape in (k, v)]
     return q, joined[0], joined[1], past
 

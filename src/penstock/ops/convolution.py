@@ -31,7 +31,7 @@ from penstock.ops.window import Window, window_counts, windows
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]
-"""``into(x, w, out, workspace)``, which knows nothing of a bias, and its workspace in bytes"""
+"""``into(x, w, out[, workspace])``, which knows nothing of a bias, and its workspace in bytes"""
 
 BLOCK_BYTES = 2**20
 """scratch memory of a block: what a second-level cache holds, and little beside the tensors"""
@@ -123,7 +123,7 @@ def _pointwise(x: TensorType, w: TensorType, group: int, weights: Any) -> Strate
         multiply, shape_w, shape_x, shape_out = np.dot, shape_w[1:], shape_x[2:], shape_out[2:]
     ready = None if weights is None else weights.reshape(shape_w)
 
-    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: Any) -> None:
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
         matrix = w.reshape(shape_w) if ready is None else ready
         multiply(matrix, x.reshape(shape_x), out.reshape(shape_out))
 
@@ -159,12 +159,21 @@ class _Block:
     """their elements in an image (C, ...), padding excluded"""
     padded: Field
     """these elements with padding around them"""
+    strides: tuple[int, ...]
+    """strides of what windows see among the padded elements"""
     inner: tuple[slice, ...] | None
     """where the elements are among the padded ones; ``None`` if there is no padding"""
     unfolded: Field
     """for each channel and kernel position, what each window sees there"""
     matrix: Field
     """the same as a matrix, or one for each group"""
+
+
+def _window_strides(strides: Sequence[int], axes: Sequence[Window]) -> tuple[int, ...]:
+    """Strides of (channels, kernel, windows) over an array (channels, elements) with these."""
+    spatial = list(zip(strides[1:], axes, strict=True))
+    taps = [stride * axis.dilation for stride, axis in spatial]
+    return (strides[0], *taps, *[stride * axis.stride for stride, axis in spatial])
 
 
 def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Block], int]:
@@ -200,6 +209,9 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
                 slice(start, start + size),
                 tuple(source),
                 Field(tuple(padded), dtype, behind),
+                _window_strides(
+                    [dtype.itemsize * prod(padded[i + 1 :]) for i in range(len(padded))], axes
+                ),
                 None if exact else tuple(inner),
                 Field(shape, dtype, 0),
                 Field(matrix, dtype, 0),
@@ -214,25 +226,20 @@ def _unfolded(
 ) -> Strategy:
     n, m, depth = x.dims[0], w.dims[0], prod(w.dims[1:])
     blocks, size = _blocks(x, axes, group)
-    steps = [axis.dilation for axis in axes] + [axis.stride for axis in axes]
-    spatial = list(range(1, len(axes) + 1)) * 2
     shape_w = (m, depth) if group == 1 else (group, m // group, depth)
     shape_out = (n, *shape_w[:-1], prod(axis.count for axis in axes))
     ready = None if weights is None else weights.reshape(shape_w)
 
     def unfold(image: np.ndarray, block: _Block, workspace: np.ndarray) -> np.ndarray:
         image = image[block.source]
-        if block.inner is not None:
+        shape = block.unfolded.shape
+        if block.inner is None:
+            view = as_strided(image, shape, _window_strides(image.strides, axes))
+        else:
             padded = block.padded(workspace)
             padded.fill(0)
             np.copyto(padded[block.inner], image)
-            image = padded
-        strides = image.strides
-        view = as_strided(
-            image,
-            block.unfolded.shape,
-            (strides[0], *[strides[axis] * step for axis, step in zip(spatial, steps)]),  # noqa: B905
-        )
+            view = np.ndarray(shape, padded.dtype, workspace, block.padded.offset, block.strides)
         np.copyto(block.unfolded(workspace), view)
         return block.matrix(workspace)
 
@@ -413,10 +420,7 @@ def convolution(
         into, size = _shifted(x, w, axes, group, weights)
     else:
         into, size = _unfolded(x, w, axes, group, weights)
-    prepared = () if weights is None else (1,)
-    if size:
-        return Routine(into, size, prepared)
-    return Routine(lambda x, w, out: into(x, w, out, None), 0, prepared)
+    return Routine(into, size, () if weights is None else (1,))
 
 
 def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
@@ -479,9 +483,10 @@ def conv(node: Node, types: Types) -> Kernel:
         routine = convolution(x, w, attrs, consts[1])
         multiply = routine.into
         others = len(inputs) - 2
+        column = (-1, *(1,) * (len(x.dims) - 2))
+        bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
         has_bias = others > 0 and inputs[2] is not None
         has_sum = others > 1 and inputs[3] is not None
-        column = (-1, *(1,) * (len(x.dims) - 2))
         if others == 0 and not activation:
             return routine
 
@@ -489,13 +494,14 @@ def conv(node: Node, types: Types) -> Kernel:
             out = rest[others]
             multiply(x, w, *rest[others:])
             if has_bias:
-                np.add(out, rest[0].reshape(column), out)
+                np.add(out, rest[0].reshape(column) if bias is None else bias, out)
             if has_sum:
                 np.add(out, rest[1], out)
             if activation:
                 activate(out, *parameters)
 
-        return Routine(into, routine.workspace, routine.prepared)
+        prepared = routine.prepared if bias is None else (*routine.prepared, 2)
+        return Routine(into, routine.workspace, prepared)
 
     return specialized(node, types, make, contiguous=True)
 

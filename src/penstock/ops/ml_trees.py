@@ -30,6 +30,8 @@ from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 CHUNK = 2**16
 """how many (row, tree) pairs go down together: what a second-level cache holds"""
+_TIDY = 4
+"""after so many levels, rows that have come to a leaf are taken out of what goes on"""
 
 # For which results of a comparison with the threshold a mode takes the true branch.
 _LESS, _EQUAL, _GREATER = 1, 2, 4
@@ -56,10 +58,12 @@ class Forest:
     threshold: np.ndarray
     mode: np.ndarray  # of _LESS, _EQUAL, _GREATER
     missing: np.ndarray  # whether NaN takes the true branch
-    true: np.ndarray
-    false: np.ndarray
+    children: np.ndarray  # [2 * nodes]: of node i the false one at 2 * i, then the true one
+    leaf: np.ndarray
     features: int
     """features that an input must have at least"""
+    depth: int
+    """steps from a root to the deepest leaf at most"""
 
     @staticmethod
     def build(
@@ -83,41 +87,49 @@ class Forest:
             raise ShapeError("a tree node looks at a feature with a negative index")
         # NaN is neither less nor greater; but it is not equal.
         missing = missing.astype(np.bool_) | (mode == _LESS | _GREATER)
-        forest = Forest(
+        return Forest(
             np.asarray(roots, np.intp),
             feature.astype(np.intp),
             threshold,
             mode,
             missing,
-            true.astype(np.intp),
-            false.astype(np.intp),
+            np.stack([false, true], 1).astype(np.intp).reshape(-1),
+            ~inner,
             int(feature[inner].max(initial=-1)) + 1,
+            _depth(true, false, inner),
         )
-        _check_acyclic(forest.true, forest.false, inner)
-        return forest
 
     def leaves(self, x: np.ndarray) -> np.ndarray:
-        """The leaf [N, trees] that each row of ``x`` comes to in each tree."""
-        rows, trees = len(x), len(self.roots)
-        at = np.tile(self.roots, rows)
-        going = np.flatnonzero(self.true[at] != at)
+        """The leaf [trees, N] that each row of ``x`` comes to in each tree."""
+        rows, width = x.shape
+        nodes = np.repeat(self.roots, rows)
+        first = np.tile(np.arange(rows) * width, len(self.roots))  # where a row begins in flat
+        flat = np.ascontiguousarray(x).reshape(-1)
         only = self.mode[0] if (self.mode == self.mode[0]).all() else None
-        flat, width = np.ascontiguousarray(x).reshape(-1), x.shape[1]
         has_nan = x.dtype.kind == "f" and bool(np.isnan(x).any())
-        first = (going // trees) * width
-        nodes = at[going]
-        while len(going):
-            values, thresholds = flat[first + self.feature[nodes]], self.threshold[nodes]
+        found, going = nodes, None
+        for level in range(1, self.depth + 1):
+            # np.take is faster than indexing if it need not look for indices out of range.
+            values = np.take(flat, first + np.take(self.feature, nodes, mode="clip"), mode="clip")
+            thresholds = np.take(self.threshold, nodes, mode="clip")
             passes = self._passes(values, thresholds, nodes, only)
             if has_nan:
                 passes |= (values != values) & self.missing[nodes]
-            nodes = np.where(passes, self.true[nodes], self.false[nodes])
-            done = self.true[nodes] == nodes
-            if done.any():
-                at[going[done]] = nodes[done]
-                left = ~done
-                going, first, nodes = going[left], first[left], nodes[left]
-        return at.reshape(rows, trees)
+            nodes = np.take(self.children, 2 * nodes + passes, mode="clip")
+            if level % _TIDY == 0:
+                # Rows that have come to a leaf stay there, but need not be looked at any more.
+                on = np.flatnonzero(~self.leaf[nodes])
+                if going is None:
+                    found, going = nodes, on
+                else:
+                    found[going] = nodes
+                    going = going[on]
+                nodes, first = nodes[on], first[on]
+        if going is None:
+            found = nodes
+        else:
+            found[going] = nodes
+        return found.reshape(len(self.roots), rows)
 
     def _passes(
         self, values: np.ndarray, thresholds: np.ndarray, nodes: np.ndarray, only: int | None
@@ -131,18 +143,23 @@ class Forest:
         return passes
 
 
-def _check_acyclic(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> None:
-    """Raise if a node is among its own descendants (Kahn's algorithm, a level at a time)."""
+def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
+    """The longest way down; an error if a node is among its own descendants.
+
+    Kahn's algorithm (Communications of the ACM 5, 1962), a level at a time.
+    """
     parents = np.bincount(np.concatenate([true[inner], false[inner]]), minlength=len(true))
-    level, done = np.flatnonzero(parents == 0), 0
+    level, done, depth = np.flatnonzero(parents == 0), 0, -1
     while len(level):
         done += len(level)
+        depth += 1
         level = level[inner[level]]
         children = np.concatenate([true[level], false[level]])
         np.subtract.at(parents, children, 1)
         level = np.unique(children[parents[children] == 0])
     if done < len(true):
         raise ShapeError("a tree node is among its own descendants")
+    return depth
 
 
 _COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -201,15 +218,15 @@ class Votes:
                 self.table[~voted] = neutral
 
     def __call__(self, leaves: np.ndarray) -> np.ndarray:
-        """Scores [N, targets] of rows whose leaves [N, trees] are known; 0 without any vote."""
-        rows, trees = leaves.shape
+        """Scores [N, targets] of rows whose leaves [trees, N] are known; 0 without any vote."""
+        trees, rows = leaves.shape
         combine: Any = {"MIN": np.minimum, "MAX": np.maximum}.get(self.aggregate, np.add)
         if self.table is not None:
-            scores = combine.reduce(self.table[leaves], axis=1)
+            scores = combine.reduce(self.table[leaves], axis=0)
         elif self.targets == 1:
-            scores = combine.reduce(self.weight[leaves], axis=1)[:, None]
+            scores = combine.reduce(np.take(self.weight, leaves, mode="clip"), axis=0)[:, None]
         else:
-            cells = self.target[leaves] + np.arange(rows)[:, None] * self.targets
+            cells = self.target[leaves] + np.arange(rows) * self.targets
             weights = self.weight[leaves].reshape(-1)
             size = rows * self.targets
             scores = np.bincount(cells.reshape(-1), weights, size).reshape(rows, self.targets)

@@ -57,7 +57,7 @@ def angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return np.take(cache, positions, 0)[:, None]
 
 
-# Where inputs stand, and what a single position id means: all samples start there.
+# Where inputs stand. One position id alone, which com.microsoft has, is where all samples start.
 _ONNX = {"cos": 1, "positions": 3}
 _MICROSOFT = {"cos": 2, "positions": 1}
 
@@ -106,10 +106,12 @@ def _infer(order: dict[str, int]) -> Infer:
                 raise ShapeError(f"without position_ids caches must be {wanted}, not {cos.shape}")
         elif len(cos.shape) != 2:
             raise ShapeError(f"caches must have rank 2, their shape is {cos.shape}")
-        elif positions is not None and positions != (1,):
-            fits = len(positions) == 2 and all(
+        elif positions is not None:
+            single = len(positions) == 1 and order is _MICROSOFT
+            wanted = (1,) if single else (batch, length)
+            fits = len(positions) == len(wanted) and all(
                 not (isinstance(a, int) and isinstance(b, int)) or a == b
-                for a, b in zip(positions, (batch, length), strict=False)
+                for a, b in zip(positions, wanted, strict=True)
             )
             if not fits:
                 raise ShapeError(f"position_ids of shape {positions} do not fit {x.shape}")
