@@ -27,13 +27,14 @@ _VISITS = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``size`` bytes at an offset that is a multiple of ``align``, live over steps ``first`` to ``last``.
+    """``size`` bytes, live over steps ``first`` to ``last``, at a multiple of ``align``.
 
     Both steps are included: a buffer that a step reads last and one that it writes do not share
     memory. A buffer of size 0 takes no room.
 
     Raises:
-        ValueError: ``size`` is negative, ``last`` is before ``first``, or ``align`` is no power of two.
+        ValueError: ``size`` is negative, ``last`` is before ``first``, or ``align`` is not a
+            power of two.
     """
 
     size: int
@@ -257,7 +258,7 @@ class _Search:
         return best
 
     def fit(self, arena: Arena | None, limit: int) -> Arena | None:
-        """An arena of at most ``limit`` bytes, made from ``arena``; None when ``visits`` runs out."""
+        """An arena of at most ``limit`` bytes, made from ``arena``; None if ``visits`` run out."""
         sizes, aligns, order = self.blocks.sizes, self.blocks.aligns, self.order
         offsets = [0] * len(sizes)
         ends = [0] * len(sizes)  # as in ``_Blocks.place``, 0 for buffers not placed

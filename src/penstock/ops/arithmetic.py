@@ -505,6 +505,8 @@ def clip_operator(node: Node, types: Types) -> Kernel:
             out = np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):
             if bound is not None:
+                if bound.size != 1:
+                    raise ShapeError(f"a bound of Clip is one number, not shape {bound.shape}")
                 function(x, bound.reshape(()), out=out)
                 x = out
         if x is not out:

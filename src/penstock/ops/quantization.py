@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
 from penstock.ops.elementwise import BLOCK, clip
-from penstock.ops.infer import normalize_axis, tensor
+from penstock.ops.infer import element_dtype, normalize_axis, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
@@ -67,19 +67,6 @@ def filled(function: Callable[..., Any], given: int, count: int) -> Callable[...
         function(*args[:given], *gap, *args[given:])
 
     return call
-
-
-def dtype_attr(attrs: Attrs, name: str) -> np.dtype | None:
-    """The dtype that an attribute names by its ONNX code; ``None`` where it is 0 or left out."""
-    code = attrs.get(name) or 0
-    if not code:
-        return None
-    import onnx
-
-    try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
-    except KeyError:
-        raise ShapeError(f"{name} is {code}, which is no element type") from None
 
 
 # Layouts of scales and zero points
@@ -265,7 +252,7 @@ def blocks(x: np.ndarray, out: np.ndarray) -> Any:
 
 def _target(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type that QuantizeLinear quantises to, as far as known."""
-    wanted = dtype_attr(attrs, "output_dtype")
+    wanted = element_dtype(attrs, "output_dtype")
     has_zero = len(types) > 2 and types[2] is not None
     found = tensor(types, 2).dtype if has_zero else wanted or UINT8
     if has_zero and found is None:
@@ -286,7 +273,7 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
     """The type in which ``x / scale`` is rounded."""
-    wanted = dtype_attr(attrs, "precision")
+    wanted = element_dtype(attrs, "precision")
     if wanted is not None:
         return wanted
     if scale.kind in "iu":
@@ -362,7 +349,7 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
 
 def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type of DequantizeLinear's result, as far as known."""
-    found = dtype_attr(attrs, "output_dtype") or tensor(types, 1).dtype
+    found = element_dtype(attrs, "output_dtype") or tensor(types, 1).dtype
     if found == _E8M0:
         raise ShapeError("float8e8m0 scales need an output_dtype")
     return found
