@@ -18,10 +18,10 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 
 # What planner "best" may spend, counted and not timed, so that its result is the same on every
-# machine: pairs of buffers that it lists, and buffers and neighbours of buffers that its search
-# looks at, first with the lower bound for its aim and then from the best arena.
+# machine: pairs of buffers that it lists, and visits of its search to buffers and their neighbours,
+# as many as a number of rounds past all of them makes, but no more than some seconds of them.
 _PAIRS = 2_000_000
-_VISITS_AT_BOUND = 500_000
+_ROUNDS = 1_000
 _VISITS = 5_000_000
 
 
@@ -76,9 +76,10 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
         first_fit  in order of first use, each in the lowest gap between those live at that step.
                    Nearly linear time
         wic        by size, the largest first, each in the lowest gap between those placed before
-                   that live at the same time ("weighted interval colouring"; greedy by size in
+                   that live at the same time ("weighted interval colouring"). Greedy by size in
                    Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
-                   inference"). Time and memory grow with the pairs of buffers that share a step
+                   inference", takes the smallest gap instead. Time and memory grow with the pairs
+                   of buffers that share a step
         best       the smallest arena of these, and of a search (see ``_Search``) that ends when no
                    arena can be smaller by a whole unit of alignment, or at a count. Where more
                    than 2 million pairs of buffers share a step, of first_fit and its variants
@@ -247,12 +248,13 @@ class _Search:
         if best.size <= bound:
             return best
         once = len(self.order) + sum(map(len, self.neighbours))
+        allowed = min(_ROUNDS * once, _VISITS)
         # Most often the bound is in reach, and at once.
-        self.visits = once + _VISITS_AT_BOUND
+        self.visits = once + allowed // 10
         smaller = self.fit(None, bound)
         if smaller:
             return smaller
-        self.visits = once + _VISITS
+        self.visits = once + allowed
         while best.size > bound and (smaller := self.fit(best, best.size - 1)):
             best = smaller
         return best

@@ -260,3 +260,21 @@ def test_max_unpool_refuses(where, shape):
         inputs.append(np.array(shape))
     with pytest.raises(ShapeError):
         check_node("MaxUnpool", inputs, {"kernel_shape": [2], "strides": [2]}, expected=[])
+
+
+@pytest.mark.parametrize("op", ["LpPool", "GlobalLpPool"])
+def test_powers_must_be_positive(op):
+    attrs = {"kernel_shape": [2]} if op == "LpPool" else {}
+    with pytest.raises(ShapeError, match="positive"):
+        check_node(op, [draw(1, 1, 4)], {"p": 0, **attrs}, expected=[])
+
+
+def test_a_window_of_mostly_padding_costs_no_more_than_what_it_sees():
+    huge = 10**9
+    attrs = {"kernel_shape": [huge], "pads": [huge - 1, 0]}
+    x = np.array([[[1, 5, 2]]], np.float32)
+    check_node("MaxPool", [x], attrs, expected=[np.array([[[1, 5, 5]]], np.float32)])
+    check_node("AveragePool", [x], attrs, expected=[np.array([[[1, 3, 8 / 3]]], np.float32)])
+    attrs["count_include_pad"] = 1
+    want = np.array([[[1, 6, 8]]]) / huge
+    check_node("AveragePool", [x], attrs, expected=[want.astype(np.float32)])

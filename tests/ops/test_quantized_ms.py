@@ -64,6 +64,19 @@ def test_functions_of_two(dtype: np.dtype, op: str, a: tuple[int, ...], b: tuple
     check_node(op, inputs, domain="com.microsoft", opset=1, expected=[y])
 
 
+@BOTH
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+@pytest.mark.parametrize("b", [(5, 70, 101), (70, 1), (5, 1, 101), ()])
+def test_operands_of_many_blocks(dtype: np.dtype, op: str, b: tuple[int, ...]) -> None:
+    inputs = [
+        *(codes(dtype, 5, 70, 101), scale(), codes(dtype)),
+        *(codes(dtype, *b), scale(), codes(dtype)),
+        *(scale(0.02), codes(dtype)),
+    ]
+    check_node(op, inputs, **MS)
+    check_node(op, [*inputs[3:6], *inputs[:3], *inputs[6:]], **MS)
+
+
 def test_operands_that_do_not_broadcast() -> None:
     one = np.array(1, np.float32)
     inputs = [codes(U8, 3), one, None, codes(U8, 4), one, None, one]

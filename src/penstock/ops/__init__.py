@@ -37,6 +37,7 @@ FAMILIES = (
     "quantization",
     "quantized",
     "quantized_conv",
+    "quantized_lstm",
     "quantized_ms",
     "quantized_weights",
     "random",

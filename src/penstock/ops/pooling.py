@@ -209,10 +209,11 @@ def window_sizes(axes: Sequence[Window], padding: bool) -> Any:
     """Elements of each window, those of padding included or not: a number if all have the same."""
     sizes: Any = np.ones((), np.int64)
     for axis in axes:
-        at = np.arange(axis.count)[:, None] * axis.stride - axis.begin
-        at = at + np.arange(axis.kernel) * axis.dilation
-        low, high = (-axis.begin, axis.size + axis.end) if padding else (0, axis.size)
-        sizes = np.multiply.outer(sizes, ((at >= low) & (at < high)).sum(axis=1))
+        start = np.arange(axis.count) * axis.stride - axis.begin
+        bounds = (-axis.begin, axis.size + axis.end) if padding else (0, axis.size)
+        # How many kernel positions lie before each bound.
+        low, high = (np.clip(-((start - b) // axis.dilation), 0, axis.kernel) for b in bounds)
+        sizes = np.multiply.outer(sizes, high - low)
     return int(sizes.flat[0]) if sizes.size and (sizes == sizes.flat[0]).all() else sizes
 
 
@@ -238,7 +239,12 @@ def average_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-@operator("LpPool", infer=infer_pool)
+def infer_lp_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    check_power(attrs)
+    return infer_pool(types, attrs, consts)
+
+
+@operator("LpPool", infer=infer_lp_pool)
 def lp_pool(node: Node, types: Types) -> Kernel:
     p = node.attrs.get("p", 2)
 
@@ -260,6 +266,11 @@ def lp_pool(node: Node, types: Types) -> Kernel:
         return Routine(into, layout.size)
 
     return specialized(node, types, make)
+
+
+def check_power(attrs: Attrs) -> None:
+    if not attrs.get("p", 2) > 0:
+        raise ShapeError(f"p must be positive, not {attrs['p']}")
 
 
 def power(x: np.ndarray, p: float, out: np.ndarray) -> None:
@@ -348,7 +359,12 @@ def global_max_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=False)
 
 
-@operator("GlobalLpPool", infer=infer_global)
+def infer_global_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    check_power(attrs)
+    return infer_global(types, attrs, consts)
+
+
+@operator("GlobalLpPool", infer=infer_global_lp)
 def global_lp_pool(node: Node, types: Types) -> Kernel:
     p = node.attrs.get("p", 2)
 

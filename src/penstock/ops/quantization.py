@@ -236,13 +236,16 @@ def zero_of(zero: np.ndarray | None, work: DTypeLike = np.float32) -> np.ndarray
     return zero.astype(work)
 
 
-def blocks(x: np.ndarray, out: np.ndarray) -> Any:
-    """Both arrays as pairs of one-dimensional pieces of at most ``BLOCK`` elements."""
+def blocks(*arrays: np.ndarray) -> Any:
+    """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``.
+
+    They are broadcast against one another.
+    """
     return np.nditer(
-        [x, out],
+        arrays,
         ["external_loop", "buffered", "zerosize_ok"],
-        [["readonly"], ["writeonly"]],
-        [x.dtype, out.dtype],
+        [*[["readonly"]] * (len(arrays) - 1), ["writeonly"]],
+        [array.dtype for array in arrays],
         buffersize=BLOCK,
     )
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from penstock.ir import Node, Value
 from penstock.ops.base import Attrs, Consts, Kernel, Op, Types, find, operator
+from penstock.ops.elementwise import BLOCK
 from penstock.ops.infer import broadcast_shapes, normalize_axes, normalize_axis, tensor
-from penstock.ops.quantization import load, padded, store, zero_of
+from penstock.ops.quantization import blocks, load, padded, store, zero_of
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
@@ -140,20 +141,35 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
         assert a_type is not None
         assert b_type is not None
         assert c_type is not None
+        # Block by block, so that values stay in the cache and scratch memory is bounded.
+        in_blocks = math.prod(c_type.dims) > BLOCK
+        shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
         layout = Layout()
-        left, right = layout.field(a_type.dims, FLOAT32), layout.field(b_type.dims, FLOAT32)
-        result = next((f for f in (left, right) if f.shape == c_type.dims), None)
-        if result is None:
+        left, right = (layout.field(shape, FLOAT32) for shape in shapes)
+        result = left
+        if not in_blocks and c_type.dims != a_type.dims:
             result = layout.field(c_type.dims, FLOAT32)
 
         def into(*args: Any) -> None:
             *given, out, workspace = args
             a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = padded(given, 8)
+            zeros = _zero(a_zero, "a"), _zero(b_zero, "b"), _zero(c_zero, "c")
+            scales = _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c")
             x, y, values = left(workspace), right(workspace), result(workspace)
-            load(a, _zero(a_zero, "a"), x)
-            load(b, _zero(b_zero, "b"), y)
-            combine(x, y, _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c"), values)
-            store(values, _zero(c_zero, "c"), out, True)
+
+            def block(a: Any, b: Any, x: Any, y: Any, values: Any, out: Any) -> None:
+                load(a, zeros[0], x)
+                load(b, zeros[1], y)
+                combine(x, y, *scales, values)
+                store(values, zeros[2], out, True)
+
+            if not in_blocks:
+                block(a, b, x, y, values, out)
+                return
+            with blocks(a, b, out) as pieces:
+                for a_piece, b_piece, target in pieces:
+                    n = target.size
+                    block(a_piece, b_piece, x[:n], y[:n], x[:n], target)
 
         return Routine(into, layout.size)
 

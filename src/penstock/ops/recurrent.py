@@ -165,7 +165,7 @@ _DIRECTIONS = {
 }
 
 
-def _layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
+def parse_layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     direction = attrs.get("direction") or "forward"
     reverse = _DIRECTIONS.get(direction)
     if reverse is None:
@@ -197,7 +197,7 @@ def _layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     )
 
 
-def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
+def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
     """The sizes T (steps), B (batch), I (input) and H (hidden), from the shapes of the inputs.
 
     Raises ``ShapeError`` where two inputs disagree.
@@ -239,7 +239,7 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
     return found
 
 
-def _output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Shape]:
+def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Shape]:
     n = len(layer.reverse)
     states = 2 if layer.kind == "LSTM" else 1
     if layer.batch_first:
@@ -249,9 +249,9 @@ def _output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Sh
 
 def _infer(kind: str) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        layer = _layer(kind, attrs)
-        sizes = _sizes(layer, [tensor(types, i).shape for i in range(len(types))])
-        shapes = _output_shapes(layer, *(sizes.get(name) for name in "TBH"))
+        layer = parse_layer(kind, attrs)
+        sizes = sizes_of(layer, [tensor(types, i).shape for i in range(len(types))])
+        shapes = output_shapes(layer, *(sizes.get(name) for name in "TBH"))
         return [TensorType(tensor(types, 0).dtype, shape) for shape in shapes]
 
     return infer
@@ -261,10 +261,14 @@ def _infer(kind: str) -> Infer:
 
 
 class Weights(NamedTuple):
-    """The weights of one direction."""
+    """The weights of one direction.
 
-    w: np.ndarray  # [input, gates * hidden]
-    r: np.ndarray  # [hidden, gates * hidden]
+    ``w`` and ``r`` are arrays, or other things with a method ``gatewise(out, batch)`` that does
+    what ``_gatewise`` does for arrays.
+    """
+
+    w: Any  # [input, gates * hidden]
+    r: Any  # [hidden, gates * hidden]
     bias: np.ndarray | None  # [gates * hidden], of both products
     r_bias: np.ndarray | None  # [hidden]: what a reset gate acts on, with linear_before_reset
     peepholes: np.ndarray | None  # [3 * hidden]
@@ -298,12 +302,15 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Weights]
     return found
 
 
-def _gatewise(matrix: np.ndarray, out: np.ndarray, batch: int) -> tuple[Any, ...]:
+def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
     """Function, matrix and target that multiply rows with ``matrix`` into ``out``.
 
     ``out`` is [gates, rows, hidden], so that what acts on one gate reads contiguous memory. For a
     batch of one it is the memory of [rows, gates * hidden], which a single product writes.
     """
+    if not isinstance(matrix, np.ndarray):
+        found: tuple[Any, ...] = matrix.gatewise(out, batch)
+        return found
     gates, rows, hidden = out.shape
     if batch == 1:
         return np.dot, matrix, out.reshape(rows, gates * hidden)
@@ -475,7 +482,7 @@ def _buffered(
     return h
 
 
-def _routine(
+def layer_routine(
     layer: Layer,
     inputs: Tensors,
     outputs: Tensors,
@@ -557,7 +564,7 @@ def _routine(
 def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
     def compile(node: Node, types: Types) -> Kernel:
         given = [value is not None for value in node.inputs]
-        layer = _layer(kind, node.attrs, peepholes=len(given) > 7 and given[7])
+        layer = parse_layer(kind, node.attrs, peepholes=len(given) > 7 and given[7])
         weights = tuple(i for i in (1, 2, 3, 7) if i < len(given) and given[i])
         consts = [None if value is None else value.const for value in node.inputs]
         fixed = all(consts[i] is not None for i in weights)
@@ -571,7 +578,7 @@ def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
             return prepare(single) if fixed else _weights(layer, inputs, single)
 
         def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
-            return _routine(layer, inputs, outputs, weigh, weights if fixed else ())
+            return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())
 
         return specialized(node, types, make)
 

@@ -34,8 +34,13 @@ def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
     return x, count
 
 
+def _check_finite(regions: np.ndarray) -> None:
+    if not np.isfinite(regions).all():
+        raise ShapeError("regions must be finite")
+
+
 def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
-    if indices.size and (indices.min() < 0 or indices.max() >= batch):
+    if indices.size and not (indices.min() >= 0 and indices.max() < batch):
         raise ShapeError(f"a region lies in an image that is out of range for a batch of {batch}")
     return [int(i) for i in indices]
 
@@ -104,10 +109,10 @@ def roi_align(node: Node, types: Types) -> Kernel:
 
     def samples(region: np.ndarray, sizes: Sequence[int]) -> list[_Samples]:
         """Those along height and width of a region x1, y1, x2, y2."""
-        if not np.isfinite(region).all():
-            raise ShapeError("regions must be finite")
         one = region.dtype.type(1)
-        x1, y1, x2, y2 = region * one.dtype.type(scale) - one.dtype.type(0.5 if shifted else 0)
+        corners = region * one.dtype.type(scale) - one.dtype.type(0.5 if shifted else 0)
+        _check_finite(corners)
+        x1, y1, x2, y2 = corners
         found = []
         for start, end, count, size in ((y1, y2, bins[0], sizes[0]), (x1, x2, bins[1], sizes[1])):
             extent = end - start if shifted else np.maximum(end - start, one)
@@ -186,11 +191,10 @@ def max_roi_pool(node: Node, types: Types) -> Kernel:
         n, _, height, width = x.dims
 
         def into(x: np.ndarray, rois: np.ndarray, out: np.ndarray) -> None:
-            if not np.isfinite(rois).all():
-                raise ShapeError("regions must be finite")
+            scaled = rois[:, 1:] * scale
+            _check_finite(scaled)
             images = _check_batch(rois[:, 0], n)
             # Halves are rounded away from zero.
-            scaled = rois[:, 1:] * scale
             corners = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).tolist()
             out.fill(0)  # what a bin without pixels gives
             for image, (x1, y1, x2, y2), result in zip(images, corners, out, strict=True):

@@ -94,7 +94,7 @@ def specialized(
     """
     given = [None if v is None else v.const for v in node.inputs]
 
-    @lru_cache(maxsize=32)
+    @lru_cache(maxsize=8)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
         consts = list(given)
         for i in values:

@@ -54,7 +54,10 @@ class Window:
         It, the windows (counted from ``first``), and their ``k``-th elements.
         """
         found = []
-        for k in range(self.kernel):
+        # Only positions that some window has an element at: a kernel may be mostly padding.
+        lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
+        highest = (self.size - 1 + self.begin) // self.dilation
+        for k in range(max(lowest, 0), min(highest + 1, self.kernel)):
             low, high = self.inside(k)
             low, high = max(low, first), high if last is None else min(high, last)
             if low < high:
