@@ -241,10 +241,11 @@ def blocks(*arrays: np.ndarray) -> Any:
 
     They are broadcast against one another.
     """
+    flags: list[Any] = [["readonly"] for _ in arrays[:-1]]
     return np.nditer(
         arrays,
         ["external_loop", "buffered", "zerosize_ok"],
-        [*[["readonly"]] * (len(arrays) - 1), ["writeonly"]],
+        [*flags, ["writeonly"]],
         [array.dtype for array in arrays],
         buffersize=BLOCK,
     )
