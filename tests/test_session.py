@@ -193,6 +193,8 @@ def test_unknown_options_are_refused(proto):
         ps.compile(proto, executor="lineal")
     with pytest.raises(ValueError, match="numpy"):
         ps.compile(proto, backends=["cuda"])
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS"):
+        ps.compile(proto, threads=2)
     with pytest.raises(ps.InvalidInput, match="cannot feed 'w'"):
         ps.compile(proto, shapes={"w": (1,)})
 

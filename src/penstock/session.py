@@ -133,6 +133,11 @@ class Session:
     ) -> None:
         if executor not in EXECUTORS:
             raise ValueError(f"executor {executor!r} is not one of {', '.join(EXECUTORS)}")
+        if threads is not None:
+            raise ValueError(
+                "threads= needs a backend with threads of its own, and there is none yet; NumPy's "
+                "matrix products take theirs from OMP_NUM_THREADS when Python starts"
+            )
         names = tuple(backends or BACKENDS)
         for name in names:
             if name not in BACKENDS:

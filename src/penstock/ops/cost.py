@@ -10,6 +10,19 @@ from penstock.ir import Node
 from penstock.types import TensorType, Type
 
 
+_PRODUCTS = {
+    "MatMul",
+    "FusedMatMul",
+    "Gemm",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "DynamicQuantizeMatMul",
+    "QGemm",
+    "QLinearMatMul",
+}
+
+
 def flops(node: Node) -> int:
     """Estimated operations of one run of ``node``; 0 where its shapes are unknown.
 
@@ -26,10 +39,15 @@ def flops(node: Node) -> int:
         return 2 * elements * math.prod(weights[1:]) if weights else 0
     if name == "ConvTranspose" and inputs[0] and inputs[1]:
         return 2 * math.prod(inputs[0]) * math.prod(inputs[1][1:])
-    if name in {"MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "QLinearMatMul"} and inputs[0]:
+    if name in _PRODUCTS and inputs[0]:
         inner = inputs[0][-2 if node.attrs.get("transA") and len(inputs[0]) > 1 else -1]
         return 2 * elements * inner
-    if name in {"LSTM", "GRU", "RNN"} and inputs[0] and inputs[1] and inputs[2]:
+    if (
+        name in {"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"}
+        and inputs[0]
+        and inputs[1]
+        and inputs[2]
+    ):
         steps = inputs[0][0] * inputs[0][1]
         return 2 * steps * (math.prod(inputs[1]) + math.prod(inputs[2]))
     if name == "Attention" and inputs[0] and inputs[1]:
