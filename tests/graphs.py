@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -216,8 +217,10 @@ class _Names:
 
     def new(self) -> str:
         name = base = self.draw(_NAMES)
-        while name in self.taken:
-            name = f"{base}{len(self.taken)}"
+        for suffix in count(len(self.taken)):
+            if name not in self.taken:
+                break
+            name = f"{base}{suffix}"
         self.taken.add(name)
         return name
 

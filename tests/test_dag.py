@@ -8,10 +8,13 @@ import pickle
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dag import CycleError, Dag
+
+# What an example takes says more about the machine than about the code.
+untimed = settings(deadline=None)
 
 #     0
 #    / \
@@ -139,6 +142,7 @@ def edge_lists() -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 @given(edge_lists())
+@untimed
 def test_a_graph_is_refused_exactly_if_it_has_a_cycle(edges):
     # Reachable by at least one edge, by Warshall's method.
     reach = {*edges}

@@ -230,6 +230,12 @@ def test_deep_nesting_is_printed_without_recursion() -> None:
     assert format_graph(nest(3000)).count("graph") == 3000
 
 
+def test_graphs_nest_as_deep_as_a_valid_model_may() -> None:
+    assert format_graph(graph(format_graph(nest(64)))) == format_graph(nest(64))
+    with pytest.raises(InvalidModel, match="this nests deeper than 64"):
+        graph(format_graph(nest(65)))
+
+
 # What the parser refuses
 
 

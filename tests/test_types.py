@@ -27,6 +27,7 @@ from penstock.types import (
 )
 
 UNKNOWN = TensorType()
+DOUBLE = TensorType(np.dtype(np.float64), (3, 4))
 MATRIX = TensorType(FLOAT32, (3, 4))
 BATCH = TensorType(FLOAT32, ("N", 4))
 VAGUE = TensorType(FLOAT32, (None, 4))
@@ -44,6 +45,16 @@ def test_a_static_type_has_bytes() -> None:
 @pytest.mark.parametrize("kind", [UNKNOWN, BATCH, VAGUE, TensorType(None, (3,))])
 def test_a_type_with_gaps_is_not_static(kind: TensorType) -> None:
     assert not kind.static
+
+
+def test_an_unknown_dtype_is_not_float64() -> None:
+    """To NumPy, None and float64 are equal as dtypes."""
+    known, unknown = DOUBLE, TensorType(None, (3, 4))
+    assert known != unknown
+    assert unknown != known
+    assert accepts(known, unknown) and accepts(unknown, known)
+    again = TensorType(np.dtype(np.float64), (3, 4))
+    assert known == again and hash(known) == hash(again)
 
 
 def test_rank_of_an_unknown_shape() -> None:
@@ -119,10 +130,12 @@ def test_types_of_run_time_values() -> None:
         (MATRIX, TensorType(FLOAT32, (3,)), TensorType(FLOAT32, None)),
         (MATRIX, TensorType(INT64, (3, 4)), TensorType(None, (3, 4))),
         (MATRIX, UNKNOWN, UNKNOWN),
+        (DOUBLE, TensorType(None, (3, 4)), TensorType(None, (3, 4))),
         (TensorType(INT64, (2,), (1, 2)), TensorType(INT64, (2,), (1, 3)),
          TensorType(INT64, (2,), (1, None))),
         (TensorType(INT64, (2,), (1, 2)), TensorType(INT64, (2,)), TensorType(INT64, (2,))),
-        (TensorType(INT64, (1,), (1,)), TensorType(INT64, (2,), (1, 2)), TensorType(INT64, (None,))),
+        (TensorType(INT64, (1,), (1,)), TensorType(INT64, (2,), (1, 2)),
+         TensorType(INT64, (None,))),
         (FLOATS, SequenceType(BATCH), SequenceType(VAGUE)),
         (OptionalType(MATRIX), OptionalType(BATCH), OptionalType(VAGUE)),
         (OptionalType(MATRIX), MATRIX, OptionalType(MATRIX)),
@@ -167,6 +180,8 @@ def test_accepted(declared: Type, actual: Type) -> None:
         (MATRIX, TensorType(FLOAT32, (3, 5))),
         (MATRIX, TensorType(FLOAT32, (12,))),
         (MATRIX, TensorType(BOOL, (3, 4))),
+        (MATRIX, DOUBLE),
+        (DOUBLE, MATRIX),
         (BATCH, TensorType(FLOAT32, (3, 5))),
         (MATRIX, FLOATS),
         (FLOATS, MATRIX),

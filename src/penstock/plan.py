@@ -15,19 +15,12 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.errors import InternalError, InvalidModel
+from penstock.errors import InternalError, LimitExceeded
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import Kernel
-from penstock.ops.control import CONTROL
-from penstock.passes.infer import describe
-from penstock.types import (
-    STRING,
-    OptionalType,
-    SequenceType,
-    ShapeError,
-    TensorType,
-    Type,
-)
+from penstock.ops.control import Carried, is_control
+from penstock.passes.infer import describe, fault
+from penstock.types import STRING, ShapeError, TensorType, Type
 
 
 class Kind(enum.Enum):
@@ -172,8 +165,10 @@ class _Builder:
         self.models: dict[int, np.ndarray] = {}
         # Values that must come in memory of their own, because they outlive the run or iteration.
         self.leaving: set[Value] = set()
-        # Values that are written into one of two alternating buffers.
+        # Carried values that may be written straight into the free one of two alternating buffers,
+        # and those of them that a step does write there.
         self.alternating: dict[Value, tuple[int, int]] = {}
+        self.direct: set[Value] = set()
         self.views = 0
 
     def plan(self, graph: Graph) -> Plan:
@@ -186,22 +181,24 @@ class _Builder:
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
         kernels: dict[Node, Kernel] = {}
         for node in reversed(graph.nodes):
-            if node.op.name not in CONTROL:
-                kernels[node] = self.kernel(node, certain)
-                if kernels[node].view and any(
-                    v in self.leaving for v in node.outputs if v is not None
-                ):
-                    # A view of memory that leaves with it need not be copied.
-                    source = node.inputs[0]
-                    assert source is not None
-                    self.leaving.add(source)
-        made = []
+            if is_control(node):
+                continue
+            kernels[node] = kernel = self.kernel(node, certain)
+            if kernel.view and not self.leaving.isdisjoint(node.outputs):
+                # A view of memory that leaves with it need not be copied.
+                source = node.inputs[0]
+                assert source is not None
+                self.leaving.add(source)
+        made: list[Step | None] = []
         for node in graph.nodes:
             kernel = kernels.get(node)
-            step = self.control(node) if kernel is None else self.step(node, kernel)
-            if step is not None:
-                made.append(step)
-        return tuple(made)
+            if kernel is not None:
+                made.append(self.step(node, kernel, certain))
+            elif node.op.name == "If":
+                made.append(self.branches(node))
+            else:
+                made.append(self.loop(node))
+        return tuple([step for step in made if step is not None])
 
     # Slots.
 
@@ -210,9 +207,15 @@ class _Builder:
         return len(self.slots) - 1
 
     def define(self, value: Value, kind: Kind, **where: Any) -> int:
-        index = self.add(Slot(value.name, value.type, kind, **where))
+        index = self.add(Slot(value.name, where.pop("type", value.type), kind, **where))
         self.slot_of[value] = index
         return index
+
+    def define_all(self, values: Sequence[Value | None], **where: Any) -> tuple[int, ...]:
+        """Dynamic slots, -1 for each value left out."""
+        return tuple(
+            [-1 if value is None else self.define(value, Kind.DYNAMIC, **where) for value in values]
+        )
 
     def slot(self, value: Value | None) -> int:
         if value is None:
@@ -229,55 +232,55 @@ class _Builder:
         self.slot_of[value] = index
         return index
 
+    def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:
+        return tuple([self.slot(value) for value in values])
+
     def roots(self, index: int) -> tuple[int, ...]:
         """The arena slots whose memory the value of a slot may be in."""
-        if index < 0:
-            return ()
-        slot = self.slots[index]
-        if slot.kind is Kind.ARENA:
-            return (index,)
-        return (slot.base,) if slot.kind is Kind.ALIAS else slot.roots
+        return memory_of(self.slots, index) if index >= 0 else ()
 
     # Steps with kernels.
 
-    def step(self, node: Node, kernel: Kernel) -> Step | None:
-        inputs = tuple([self.slot(value) for value in node.inputs])
+    def step(self, node: Node, kernel: Kernel, certain: bool) -> Step | None:
+        inputs = self.read(node.inputs)
         if kernel.view:
-            return self.view(node, kernel, inputs)
-        tensors = [v for v in node.outputs if v is not None]
-        static = [_planned(value.type) for value in tensors]
-        given = [v in self.alternating for v in tensors]
+            return self.view(node, kernel, inputs, certain)
+        values = [v for v in node.outputs if v is not None]
         into = (
             kernel.into is not None
-            and bool(tensors)
-            and all(static)
-            and (all(given) or not any(v in self.leaving for v in tensors))
+            and bool(values)
+            and all(_planned(value.type) for value in values)
+            and (
+                all(value in self.alternating for value in values)
+                or self.leaving.isdisjoint(values)
+            )
         )
-        outputs = []
-        for value in node.outputs:
-            if value is None:
-                outputs.append(-1)
-            elif not into:
-                self.alternating.pop(value, None)
-                outputs.append(self.define(value, Kind.DYNAMIC, owned=_is_tensor(value.type)))
-            elif value in self.alternating:
-                buffers = self.alternating[value]
-                outputs.append(self.define(value, Kind.DYNAMIC, roots=buffers))
-            else:
-                outputs.append(self.define(value, Kind.ARENA))
+        if into:
+            outputs = tuple([-1 if v is None else self.planned(v) for v in node.outputs])
+        else:
+            outputs = tuple(
+                [
+                    -1 if v is None else self.define(v, Kind.DYNAMIC, owned=_is_tensor(v.type))
+                    for v in node.outputs
+                ]
+            )
         workspace = -1
         if into and kernel.workspace:
             kind = TensorType(np.dtype(np.uint8), (kernel.workspace,))
             workspace = self.add(Slot(f"{node.name}/workspace", kind, Kind.ARENA))
-        holders = any(isinstance(value.type, SequenceType | OptionalType) for value in tensors)
         copied: tuple[int, ...] = ()
-        if holders:
-            copied = tuple(
-                i
-                for i, value in enumerate(node.inputs)
-                if value is not None and value.const is None and _is_tensor(value.type)
-            )
-        return Step(node, kernel, inputs, tuple(outputs), into, workspace, copied)
+        if not all(_is_tensor(value.type) for value in values):
+            # What makes a list or an optional keeps the tensors that it was given.
+            copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
+        return Step(node, kernel, inputs, outputs, into, workspace, copied)
+
+    def planned(self, value: Value) -> int:
+        """A slot in memory set aside before the run: a loop's free buffer, or its own."""
+        buffers = self.alternating.get(value)
+        if buffers is None:
+            return self.define(value, Kind.ARENA)
+        self.direct.add(value)
+        return self.define(value, Kind.DYNAMIC, roots=buffers)
 
     def kernel(self, node: Node, certain: bool) -> Kernel:
         types = [None if value is None else value.type for value in node.inputs]
@@ -285,64 +288,63 @@ class _Builder:
             if backend.supports(node, types):
                 try:
                     return backend.compile(node, types)
-                except ShapeError as error:
-                    message = f"{describe(node)}: {error}"
-                    if certain:
-                        raise InvalidModel(message) from error
-                    return _failing(str(error))
+                except Exception as error:
+                    return _failing(node, error, certain)
         raise InternalError(f"no backend supports {describe(node)}")
 
-    def view(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step | None:
+    def view(
+        self, node: Node, kernel: Kernel, inputs: tuple[int, ...], certain: bool
+    ) -> Step | None:
         """A view of planned memory costs nothing at run time; of other memory, a NumPy call."""
         model = self.model(inputs[0])
-        rest = [v.const if v is not None else None for v in node.inputs[1:]]
+        rest = [None if v is None else v.const for v in node.inputs[1:]]
         fixed = all(c is not None or v is None for c, v in zip(rest, node.inputs[1:], strict=True))
         if model is not None and fixed:
-            results = kernel.function(model, *rest)
+            try:
+                results = kernel.function(model, *rest)
+            except Exception as error:
+                failing = _failing(node, error, certain)
+                return Step(node, failing, inputs, self.define_all(node.outputs))
             results = results if len(node.outputs) != 1 else (results,)
-            start = model.__array_interface__["data"][0]
-            base = self.roots(inputs[0])[0]
-            offset = self.slots[inputs[0]].offset
-            if all(_within(array, model) for array in results):
-                for value, array in zip(node.outputs, results, strict=False):
-                    if value is None:
-                        continue
-                    at = offset
-                    if array.size:
-                        at += array.__array_interface__["data"][0] - start
-                    index = self.define(
-                        value, Kind.ALIAS, base=base, offset=at, strides=array.strides
-                    )
-                    self.models[index] = array
-                self.views += 1
-                return None
-            return self.copying(node, kernel, inputs)
+            if not all(_within(array, model) for array in results):
+                return self.copying(node, kernel, inputs)
+            for value, array in zip(node.outputs, results, strict=False):
+                if value is not None:
+                    self.alias(value, array, inputs[0], model)
+            self.views += 1
+            return None
         source = self.slots[inputs[0]]
         where: dict[str, Any] = {
             "roots": self.roots(inputs[0]),
-            "base": source.base if source.base >= 0 else inputs[0],
+            "base": self.holder(inputs[0]),
             "owned": source.owned,
         }
-        outputs = tuple(
-            [
-                -1 if value is None else self.define(value, Kind.DYNAMIC, **where)
-                for value in node.outputs
-            ]
+        return Step(node, kernel, inputs, self.define_all(node.outputs, **where))
+
+    def alias(self, value: Value, array: np.ndarray, source: int, model: np.ndarray) -> None:
+        """Place ``value`` where ``array`` lies in ``model``, which stands for slot ``source``."""
+        (base,) = self.roots(source)
+        offset = self.slots[source].offset
+        if array.size:
+            offset += address(array) - address(model)
+        # The view may say more than inference could.
+        kind = value.type if _planned(value.type) else TensorType(array.dtype, array.shape)
+        index = self.define(
+            value, Kind.ALIAS, type=kind, base=base, offset=offset, strides=array.strides
         )
-        return Step(node, kernel, inputs, outputs)
+        self.models[index] = array
 
     def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:
         """A view that these strides do not allow: its one output is copied."""
         value = node.outputs[0]
-        assert value is not None
-        into = _planned(value.type) and value not in self.leaving and len(node.outputs) == 1
-        if not into:
-            outputs = tuple(
-                -1 if v is None else self.define(v, Kind.DYNAMIC, owned=True) for v in node.outputs
-            )
-            return Step(node, kernel, inputs, outputs)
+        if len(node.outputs) > 1 or value is None:
+            # Some outputs may be views nevertheless.
+            roots = self.roots(inputs[0])
+            return Step(node, kernel, inputs, self.define_all(node.outputs, roots=roots))
+        if value not in self.alternating and (value in self.leaving or not _planned(value.type)):
+            return Step(node, kernel, inputs, self.define_all(node.outputs, owned=True))
         copier = Kernel(kernel.function, kernel.into or _copy_of(kernel, len(inputs)))
-        return Step(node, copier, inputs, (self.define(value, Kind.ARENA),), into=True)
+        return Step(node, copier, inputs, (self.planned(value),), into=True)
 
     def model(self, index: int) -> np.ndarray | None:
         slot = self.slots[index] if index >= 0 else None
@@ -351,118 +353,123 @@ class _Builder:
         model = self.models.get(index)
         if model is None:
             assert isinstance(slot.type, TensorType)
-            model = self.models[index] = np.empty(slot.type.dims, slot.type.dtype)
+            try:
+                model = np.empty(slot.type.dims, slot.type.dtype)
+            except (MemoryError, ValueError) as error:
+                raise LimitExceeded(
+                    f"value {slot.name!r} of type {slot.type} does not fit into memory"
+                ) from error
+            self.models[index] = model
         return model if model.size else None
 
     # Control flow.
 
-    def control(self, node: Node) -> Step:
-        if node.op.name == "If":
-            return self.branches(node)
-        return self.loop(node)
-
     def branches(self, node: Node) -> Step:
-        inputs = (self.slot(node.inputs[0]),)
-        blocks = []
+        inputs = self.read(node.inputs)
+        blocks: list[Block] = []
+        kept: list[list[bool]] = []
         for branch in (node.attrs["then_branch"], node.attrs["else_branch"]):
             for value, inner in zip(node.outputs, branch.outputs, strict=False):
                 if value is not None and value in self.leaving:
                     self.leaving.add(inner)
+            before = len(self.slots)
             steps = self.steps(branch, certain=False)
-            blocks.append(Block((), tuple([self.slot(v) for v in branch.outputs]), steps))
+            results = self.read(branch.outputs)
+            blocks.append(Block((), results, steps))
+            # The If owns what its branch made and handed out only once.
+            holders = [self.holder(index) for index in results]
+            kept.append(
+                [
+                    self.slots[index].owned and holder >= before and holders.count(holder) == 1
+                    for index, holder in zip(results, holders, strict=True)
+                ]
+            )
         outputs = []
-        distinct = [len(set(block.outputs)) == len(block.outputs) for block in blocks]
         for i, value in enumerate(node.outputs):
             if value is None:
                 outputs.append(-1)
                 continue
-            results = [block.outputs[i] for block in blocks]
-            roots = tuple(dict.fromkeys(r for index in results for r in self.roots(index)))
-            owned = all(distinct) and all(self.slots[index].owned for index in results)
-            outputs.append(self.define(value, Kind.DYNAMIC, roots=roots, owned=owned))
+            roots = dict.fromkeys(r for block in blocks for r in self.roots(block.outputs[i]))
+            owned = all(flags[i] for flags in kept)
+            outputs.append(self.define(value, Kind.DYNAMIC, roots=tuple(roots), owned=owned))
         return Step(node, None, inputs, tuple(outputs), blocks=tuple(blocks))
+
+    def holder(self, index: int) -> int:
+        """The slot that holds the memory of a dynamic value: itself, or what it is a view of."""
+        base = self.slots[index].base
+        return base if base >= 0 else index
 
     def loop(self, node: Node) -> Step:
         """Loop, Scan and SequenceMap: carried values, then what is collected each time."""
         body: Graph = node.attrs["body"]
-        inputs = tuple([self.slot(value) for value in node.inputs])
-        before, first, leading = _loop_layout(node)
-        count = len(inputs) - before if node.op.name == "Loop" else first
-        carried_in = (
-            body.inputs[first : first + count] if node.op.name == "Loop" else (body.inputs[:count])
-        )
-        carried_out = body.outputs[leading : leading + count]
-        initial = inputs[before : before + count]
-        self.leaving.update(body.outputs[leading + count :])
-        produced = set(body.nodes)
-        pairs: list[tuple[int, int] | None] = []
-        for inside, start, updated in zip(carried_in, initial, carried_out, strict=True):
-            pair = None
-            if _planned(inside.type) and updated is not inside:
-                pair = (
-                    self.add(Slot(f"{inside.name}/0", inside.type, Kind.ARENA)),
-                    self.add(Slot(f"{inside.name}/1", inside.type, Kind.ARENA)),
-                )
-                producer = updated.producer
-                own = producer is not None and producer in produced
-                if own and updated not in self.alternating and _same(updated.type, inside.type):
-                    self.alternating[updated] = pair
-            elif updated is not inside:
-                self.leaving.add(updated)
-            pairs.append(pair)
-            roots = (*self.roots(start), *(pair or ()))
-            self.define(inside, Kind.DYNAMIC, roots=roots)
-        for value in body.inputs:
+        inputs = self.read(node.inputs)
+        carried = Carried(node)
+        initial = inputs[carried.node]
+        inside, updated = body.inputs[carried.inputs], body.outputs[carried.outputs]
+        self.leaving.update(body.outputs[carried.outputs.stop :])
+        pairs = [
+            self.buffers(body, a, b) for a, b in zip(inside, updated, strict=True)
+        ]
+        for value, start, pair in zip(inside, initial, pairs, strict=True):
+            self.define(value, Kind.DYNAMIC, roots=(*self.roots(start), *(pair or ())))
+        for i, value in enumerate(body.inputs):
             if value not in self.slot_of:
-                self.define(value, Kind.DYNAMIC, roots=self.scanned_roots(node, value, inputs))
+                # A slice of a Scan's input, or an element of a sequence, is a view of the whole.
+                whole = inputs[i] if node.op.name != "Loop" else -1
+                self.define(value, Kind.DYNAMIC, roots=self.roots(whole))
         steps = self.steps(body, certain=False)
-        block = Block(
-            tuple([self.slot(v) for v in body.inputs]),
-            tuple([self.slot(v) for v in body.outputs]),
-            steps,
-        )
-        carries, results = [], []
+        block = Block(self.read(body.inputs), self.read(body.outputs), steps)
+        results = []
         for i, output in enumerate(node.outputs):
             if output is None:
                 results.append(-1)
-            elif i < count:
-                pair = pairs[i]
-                roots = (*self.roots(initial[i]), *(pair or ()))
+            elif i < len(pairs):
+                roots = (*self.roots(initial[i]), *(pairs[i] or ()))
                 results.append(self.define(output, Kind.DYNAMIC, roots=roots))
             else:
                 results.append(self.define(output, Kind.DYNAMIC, owned=_is_tensor(output.type)))
-        for i in range(count):
-            updated = carried_out[i]
-            direct = pairs[i] is not None and self.alternating.get(updated) == pairs[i]
-            carries.append(
-                Carry(
-                    initial[i],
-                    self.slot(carried_in[i]),
-                    self.slot(updated),
-                    results[i] if i < len(results) else -1,
-                    pairs[i],
-                    direct,
-                )
+        carries = [
+            Carry(
+                initial[i],
+                self.slot(inside[i]),
+                self.slot(value),
+                results[i] if i < len(results) else -1,
+                pair,
+                direct=value in self.direct and self.alternating[value] == pair,
             )
+            for i, (value, pair) in enumerate(zip(updated, pairs, strict=True))
+        ]
         return Step(node, None, inputs, tuple(results), blocks=(block,), carries=tuple(carries))
 
-    def scanned_roots(self, node: Node, value: Value, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """A slice of a Scan's input, or an element of a sequence, is a view of the whole."""
-        if node.op.name == "Loop":
-            return ()
-        body: Graph = node.attrs["body"]
-        return self.roots(inputs[body.inputs.index(value)])
+    def buffers(self, body: Graph, inside: Value, updated: Value) -> tuple[int, int] | None:
+        """Two alternating buffers for a carried value, if its type is fixed and it changes."""
+        if updated is inside:
+            return None
+        if not _planned(inside.type):
+            self.leaving.add(updated)
+            return None
+        pair = (
+            self.add(Slot(f"{inside.name}/0", inside.type, Kind.ARENA)),
+            self.add(Slot(f"{inside.name}/1", inside.type, Kind.ARENA)),
+        )
+        if _same(updated.type, inside.type):
+            self.alternating.setdefault(updated, pair)
+        return pair
 
 
-def _loop_layout(node: Node) -> tuple[int, int, int]:
-    """Node inputs before the carried ones, body inputs before them, body outputs before them.
+def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
+    """The arena slots whose memory the value of slot ``index`` may be in."""
+    slot = slots[index]
+    if slot.kind is Kind.ARENA:
+        return (index,)
+    return (slot.base,) if slot.kind is Kind.ALIAS else slot.roots
 
-    For Scan and SequenceMap the middle one is the number of carried values.
-    """
-    if node.op.name == "Loop":
-        return 2, 2, 1
-    states = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.name == "Scan" else 0
-    return 0, states, 0
+
+def address(array: np.ndarray) -> int:
+    """Where the first element of ``array`` lies in memory."""
+    start = array.__array_interface__["data"][0]
+    assert isinstance(start, int)
+    return start
 
 
 def _planned(kind: Type) -> bool:
@@ -493,8 +500,11 @@ def _copy_of(kernel: Kernel, n: int) -> Any:
     return copy
 
 
-def _failing(message: str) -> Kernel:
-    """A kernel that fails when it runs: its node may be in a branch that is never taken."""
+def _failing(node: Node, error: Exception, certain: bool) -> Kernel:
+    """A kernel that fails when it runs, if its node may never run; else the error is raised."""
+    if certain or not isinstance(error, ShapeError):
+        raise fault(node, error) from error
+    message = str(error)
 
     def fail(*inputs: Any) -> Any:
         raise ShapeError(message)

@@ -46,6 +46,18 @@ class TensorType:
     shape: Shape | None = None
     data: tuple[Dim, ...] | None = None
 
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not TensorType:
+            return NotImplemented
+        assert isinstance(other, TensorType)
+        # To NumPy, None is float64 when it compares dtypes: np.dtype(float) == None.
+        return (
+            self.shape == other.shape
+            and (self.dtype is None) is (other.dtype is None)
+            and self.dtype == other.dtype
+            and self.data == other.data
+        )
+
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
@@ -186,7 +198,8 @@ def join(a: Type, b: Type) -> Type:
     if a == b:
         return a
     if isinstance(a, TensorType) and isinstance(b, TensorType):
-        dtype = a.dtype if a.dtype == b.dtype else None
+        same = a.dtype is not None and b.dtype is not None and a.dtype == b.dtype
+        dtype = a.dtype if same else None
         if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
             return TensorType(dtype, None)
         shape = tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True))
@@ -215,7 +228,8 @@ def accepts(declared: Type, actual: Type) -> bool:
         inner = actual.element if isinstance(actual, OptionalType) else actual
         return accepts(declared.element, inner)
     if isinstance(declared, TensorType) and isinstance(actual, TensorType):
-        if declared.dtype is not None and actual.dtype not in (None, declared.dtype):
+        known = declared.dtype is not None and actual.dtype is not None
+        if known and declared.dtype != actual.dtype:
             return False
         if declared.shape is None or actual.shape is None:
             return True

@@ -301,3 +301,13 @@ def test_agrees_with_its_peer_on_a_real_layer():
     attrs = {"pads": [1, 1, 1, 1]}
     (want,) = run_ort(node_model("Conv", [x, w], attrs, opset=21), [x, w])
     np.testing.assert_allclose(family.convolve(x, w, attrs), want, rtol=1e-3, atol=1e-3)
+
+
+def test_one_filter_seen_many_times_is_computed_once(strategy):
+    x = draw(2, 3, 6, 5)
+    weights = np.broadcast_to(draw(3, 2, 3), (7, 3, 2, 3))
+    bias = np.zeros(7, np.float32)
+    for inputs, constants in (([x, weights], (1,)), ([x, weights, bias], (1, 2))):
+        (y,) = check_node("Conv", inputs, {"pads": [1, 0, 0, 2]}, expected="ort", opset=21,
+                          constants=constants, **TOLERANCE)  # fmt: skip
+        assert (y == y[:, :1]).all()

@@ -116,6 +116,15 @@ def test_gemm(trans_a, trans_b, c, alpha, beta):
     check_node("Gemm", inputs, attrs, constants=range(1, len(inputs)))
 
 
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_gemm_with_one_column_seen_many_times(rows, transposed):
+    shape = (7, 4) if transposed else (4, 7)
+    b = np.broadcast_to(draw(*(1 if size == 7 else size for size in shape)), shape)
+    (y,) = check_node("Gemm", [draw(rows, 4), b], {"transB": transposed}, constants=[1])
+    assert (y == y[:, :1]).all()
+
+
 def test_gemm_integers():
     a, b, c = (draw(*s, dtype=np.int32) for s in ((3, 4), (4, 5), (5,)))
     check_node("Gemm", [a, b, c], expected=[a @ b + c])

@@ -30,6 +30,29 @@ def control(node: Node, types: Types) -> Kernel:
     raise InternalError(f"{node.op.name} has no kernel: its graphs are run by the executor")
 
 
+def is_control(node: Node) -> bool:
+    """Whether an executor runs the graphs of ``node``, rather than a kernel."""
+    return node.op.name in CONTROL and not node.op.domain
+
+
+class Carried:
+    """Where the values that a loop carries stand: from one iteration to the next, or past the last.
+
+    ``node`` is the part of the node's inputs that are their initial values, ``inputs`` and
+    ``outputs`` the parts of the body's; the node's outputs begin with them. The body's outputs
+    behind them are collected, in the rest of the node's outputs.
+    """
+
+    def __init__(self, node: Node) -> None:
+        if node.op.name == "Loop":
+            count = len(node.inputs) - 2  # behind trip count and condition
+            self.node = self.inputs = slice(2, 2 + count)
+            self.outputs = slice(1, 1 + count)
+            return
+        count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.name == "Scan" else 0
+        self.node = self.inputs = self.outputs = slice(0, count)
+
+
 def run_if(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
     """ONNX If: one of two graphs without inputs, by a condition of one element."""
     branch = "then_branch" if truth(inputs[0]) else "else_branch"

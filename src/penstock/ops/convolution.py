@@ -413,6 +413,8 @@ def convolution(
     group = attrs.get("group", 1)
     axes = windows(attrs, w.dims[2:], x.dims[2:])
     if weights is not None:
+        if group == 1 and len(weights) > 1 and weights.strides[0] == 0:
+            return _repeated(x, w, attrs, weights)
         weights = np.ascontiguousarray(weights)
     if all(axis.trivial for axis in axes):
         into, size = _pointwise(x, w, group, weights)
@@ -421,6 +423,23 @@ def convolution(
     else:
         into, size = _unfolded(x, w, axes, group, weights)
     return Routine(into, size, () if weights is None else (1,))
+
+
+def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -> Routine:
+    """One filter seen many times through a stride of 0, as ConstantOfShape makes them.
+
+    It is neither stored nor computed more than once, and its results are equal to the last bit:
+    those of a matrix product depend on where a row lies in the tiles of the BLAS at hand.
+    """
+    first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
+    single = convolution(*first, attrs, weights[:1])
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, *workspace: np.ndarray) -> None:
+        for i in range(len(x)):
+            single.into(x[i : i + 1], w, out[i : i + 1, :1], *workspace)
+            out[i, 1:] = out[i, :1]
+
+    return Routine(into, single.workspace, single.prepared)
 
 
 def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:

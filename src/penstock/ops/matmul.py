@@ -166,6 +166,15 @@ def infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(same_dtype(types, range(3)), (rows, columns)),)
 
 
+def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """A product with one column seen many times through a stride of 0 (by ConstantOfShape).
+
+    BLAS would be given a copy of all of them, and its results differ in the last bit between the
+    edges of its tiles and the rest.
+    """
+    out[...] = np.dot(a, b[:, :1])
+
+
 @operator("Gemm", infer=infer_gemm)
 def gemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -180,13 +189,16 @@ def gemm(node: Node, types: Types) -> Kernel:
         integral = kind.dtype.kind in "iu"
         if integral and alpha == int(alpha) and beta == int(beta):
             scale, scale_c, integral = int(alpha), int(beta), False
+        weights = consts[1]
+        repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
+        multiply = _repeated if repeated and kind.dims[1] > 1 else np.dot
         scaled: np.ndarray | None = None
         prepared: tuple[int, ...] = ()
         if has_c and beta != 1 and consts[2] is not None and not integral:
             scaled, prepared = np.multiply(consts[2], scale_c).astype(kind.dtype), (2,)
 
         def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
-            np.dot(a.T if trans_a else a, b.T if trans_b else b, out)
+            multiply(a.T if trans_a else a, b.T if trans_b else b, out)
             if scale != 1:
                 np.multiply(out, scale, out)
             if scaled is not None:

@@ -110,7 +110,7 @@ class _Packed:
         count = self.n * self.blocks
         row = self.blocks * self.bits
         zeros = tensor(types, 3)
-        packed = zeros.dtype in (None, UINT8)
+        packed = zeros.dtype is None or zeros.dtype == UINT8
         wanted = {1: count * self.blob, 2: count, 3: self.n * -(-row // 8) if packed else count}
         for i, size in wanted.items():
             shape = tensor(types, i).shape

@@ -95,8 +95,9 @@ def cast(node: Node) -> Replacement:
     if output is None:
         return None
     if isinstance(value.type, TensorType) and isinstance(output.type, TensorType):
-        dtype = value.type.dtype
-        if dtype is not None and dtype == output.type.dtype:
+        # NumPy says that float64 equals None.
+        before, after = value.type.dtype, output.type.dtype
+        if before is not None and after is not None and before == after:
             return (value,)
     return None
 

@@ -1,0 +1,46 @@
+"""The official ONNX suite: a test for each case, and one for the page about them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx.backend.test.loader import load_model_tests
+
+from penstock.onnx_backend import PenstockBackend
+
+from . import conformance
+
+pytestmark = pytest.mark.suite
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _scratch(tmp_path_factory):
+    with conformance.scratch(tmp_path_factory.mktemp("onnx")):
+        yield
+
+
+@pytest.mark.parametrize("name", conformance.cases())
+def test_case(name):
+    assert conformance.outcome(name) is None
+    if name in conformance.EXCEPTIONS:
+        pytest.xfail(conformance.EXCEPTIONS[name][1])
+
+
+def test_results_that_the_suite_cannot_compare():
+    (case,) = [c for c in load_model_tests(kind="node") if c.name == "test_loop16_seq_none"]
+    ((inputs, (wanted,)),) = case.data_sets
+    (got,) = PenstockBackend.run_model(case.model, inputs)
+    assert len(got) == len(wanted) == 6
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+def test_exceptions_are_cases():
+    assert conformance.EXCEPTIONS.keys() <= conformance.cases().keys()
+
+
+def test_the_page_is_current():
+    """What the page says of cases holds because the tests above do."""
+    assert conformance.PAGE.read_text() == conformance.page(), (
+        f"{conformance.PAGE} is not what the suite says: run 'python -m tests.conformance'"
+    )
