@@ -249,7 +249,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, scratch(Path(folder)):
         wrong = [text for text in map(outcome, cases()) if text is not None]
     if wrong:
-        print("\n".join(wrong), f"{PAGE} is left as it was", sep="\n")
+        print("\n".join(wrong[:50]), f"{len(wrong)} wrong; {PAGE} is left as it was", sep="\n")
         return 1
     PAGE.write_text(page())
     print(f"wrote {PAGE}")

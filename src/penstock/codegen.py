@@ -1,139 +1,53 @@
 """A plan as one Python function: straight-line calls of bound kernels, control flow as itself.
 
-Names: ``c`` constants, ``b`` buffers in the arena and views of them, ``v`` values known only during
-the run; kernels by their operation. The text is made once for a plan; each arena gets a namespace
-of its own in which the same code runs, so that any number of runs go on at once.
+The text is made once for a plan, and refers to arrays and kernels by name (``binding.py``); each
+arena gets a namespace of its own in which the same code runs, so that any number of runs go on at
+once. Local variables: ``v`` values known only during the run; for each loop ``i`` its iteration,
+``t`` and ``s`` the buffers that a carried value may use in this iteration and in the next, ``x``
+scanned inputs and ``r`` collected rows.
 """
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType
 from typing import Any
 
-import numpy as np
-
+from penstock.binding import Binder
 from penstock.errors import LimitExceeded
 from penstock.liveness import Layout
-from penstock.ops.control import ScanLayout, element_of, scalar, stack, truth
+from penstock.ops.control import ScanLayout, row_type
 from penstock.ops.cost import flops
-from penstock.plan import Block, Kind, Plan, Slot, Step
-from penstock.types import ShapeError, TensorType, Type
+from penstock.plan import Block, Carry, Kind, Plan, Step, walk
+from penstock.types import MapType, SequenceType, TensorType, Type
 
 # Estimated operations between two looks at the control: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
+# What a step of unknown shapes is taken for.
+_UNKNOWN_WORK = 1_000_000
 # Steps in one generated function, at most.
 _MOST_STEPS = 2000
-# CPython compiles at most 20 nested loops.
+# CPython compiles at most 20 nested loops, and 100 levels of indentation.
 _MOST_NESTED_LOOPS = 18
+_MOST_LEVELS = 90
 
 _SERIAL = count()
 
 
-class Late:
-    """Stands for an array that is known only during the run: the name of a local variable."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
-    """Generated code; ``steps[i]`` is the step that line ``i + 1`` of ``source`` runs, if any."""
+    """Generated code. ``steps[i]`` is the step that line ``i + 1`` of ``source`` runs, if any;
+    ``constants`` are names in it that are the same in every arena."""
 
     source: str
     filename: str
     code: CodeType
     steps: tuple[Step | None, ...]
-
-
-class Binder:
-    """The names of one arena: every slot's array and every step's bound kernel."""
-
-    def __init__(self, plan: Plan, layout: Layout, memory: np.ndarray) -> None:
-        self.plan = plan
-        self.namespace: dict[str, Any] = dict(_HELPERS)
-        self.names: list[str] = []
-        self.values: list[Any] = []
-        self.by_id: dict[int, str] = {}
-        shared: dict[tuple[Any, ...], int] = {}
-        for index, slot in enumerate(plan.slots):
-            name, value = self.place(index, slot, layout, memory, shared)
-            self.names.append(name)
-            self.values.append(value)
-            if slot.kind is not Kind.DYNAMIC:
-                self.namespace[name] = value
-                self.by_id[id(value)] = name
-        self.calls: dict[int, str] = {}
-        for number, step in enumerate(plan.walk()):
-            if step.kernel is not None:
-                self.calls[id(step)] = self.bind(number, step)
-
-    def place(
-        self,
-        index: int,
-        slot: Slot,
-        layout: Layout,
-        memory: np.ndarray,
-        shared: dict[tuple[Any, ...], int],
-    ) -> tuple[str, Any]:
-        if slot.kind is Kind.CONSTANT:
-            return f"c{index}", slot.const
-        if slot.kind is Kind.DYNAMIC:
-            return f"v{index}", Late(f"v{index}")
-        kind = slot.type
-        assert isinstance(kind, TensorType)
-        strides = slot.strides if slot.kind is Kind.ALIAS else None
-        root = slot.base if slot.kind is Kind.ALIAS else index
-        offset = layout.offsets[root] + (slot.offset if slot.kind is Kind.ALIAS else 0)
-        # Slots that share memory and look at it alike share the array and its name.
-        key = (offset, kind.shape, kind.dtype, strides)
-        first = shared.setdefault(key, index)
-        if first != index:
-            return self.names[first], self.values[first]
-        array = (
-            np.ndarray(kind.dims, kind.dtype, buffer=memory, offset=offset, strides=strides)
-            if memory.size or kind.nbytes
-            else np.empty(kind.dims, kind.dtype)
-        )
-        return f"b{index}", array
-
-    def bind(self, number: int, step: Step) -> str:
-        """The call of a step as text; its function and arguments go into the namespace."""
-        assert step.kernel is not None
-        inputs = [None if i < 0 else self.values[i] for i in step.inputs]
-        if step.into:
-            outputs = [None if i < 0 else self.values[i] for i in step.outputs]
-            workspace = self.values[step.workspace] if step.workspace >= 0 else None
-            function, arguments = step.kernel.bind(inputs, outputs, workspace)
-        else:
-            function, arguments = step.kernel.function, tuple(inputs)
-        if isinstance(function, np.ufunc):
-            name = function.__name__
-        else:
-            name = f"{step.node.op.name.lower()}_{number}"
-        self.namespace[name] = function
-        texts = [self.argument(number, i, value) for i, value in enumerate(arguments)]
-        for i in step.copied:
-            texts[i] = f"own({texts[i]})"
-        return f"{name}({', '.join(texts)})"
-
-    def argument(self, number: int, position: int, value: Any) -> str:
-        if isinstance(value, Late):
-            return value.name
-        known = self.by_id.get(id(value))
-        if known is not None:
-            return known
-        if value is None or isinstance(value, bool | int | str):
-            return repr(value)
-        name = f"a{number}_{position}"
-        self.namespace[name] = value
-        return name
+    constants: dict[str, Any] = field(default_factory=dict)
 
 
 def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | None) -> Program:
@@ -141,15 +55,18 @@ def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | N
     writer = _Writer(plan, binder, max_iterations)
     writer.function([plan.steps[i] for i in layout.order])
     source = "\n".join(writer.lines) + "\n"
-    filename = f"<penstock {plan.name or 'graph'} {next(_SERIAL)}>"
+    filename = f"<penstock {_one_line(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
-    # Tracebacks through the generated code show its lines.
+    program = Program(source, filename, code, tuple(writer.steps), writer.constants)
+    # Tracebacks through the generated code show its lines, for as long as it is there.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    return Program(source, filename, code, tuple(writer.steps))
+    weakref.finalize(program, linecache.cache.pop, filename, None)
+    return program
 
 
 def instantiate(program: Program, binder: Binder) -> Callable[..., tuple[Any, ...]]:
     """The function that runs ``program`` in the arena of ``binder``."""
+    binder.namespace.update(program.constants)
     exec(program.code, binder.namespace)
     run = binder.namespace["run"]
     assert callable(run)
@@ -158,10 +75,12 @@ def instantiate(program: Program, binder: Binder) -> Callable[..., tuple[Any, ..
 
 class _Writer:
     def __init__(self, plan: Plan, binder: Binder, max_iterations: int | None) -> None:
+        self.slots = plan.slots
         self.plan = plan
-        self.binder = binder
+        self.calls = binder.calls
         self.name = binder.names
         self.max_iterations = max_iterations
+        self.constants: dict[str, Any] = {}
         self.lines: list[str] = []
         self.steps: list[Step | None] = []
         self.indent = 0
@@ -173,38 +92,41 @@ class _Writer:
         self.lines.append(f"{text:<60}  # {comment}" if comment else text)
         self.steps.append(step)
 
+    def names(self, slots: Iterable[int]) -> str:
+        return ", ".join([self.name[i] for i in slots])
+
     def function(self, steps: Sequence[Step]) -> None:
         plan = self.plan
-        parts = [steps[i : i + _MOST_STEPS] for i in range(0, len(steps), _MOST_STEPS)]
-        calls = self.parts(parts) if len(parts) > 1 else []
-        parameters = "".join(f", {self.name[i]}" for i in plan.inputs)
-        self.line(f"def run(control{parameters}):")
+        calls = self.parts(steps) if len(steps) > _MOST_STEPS else []
+        self.line(f"def run({', '.join(['control', *(self.name[i] for i in plan.inputs)])}):")
         self.indent += 1
         for i in plan.inputs:
-            self.line(f"# {self.name[i]}: {plan.slots[i].name!r}, {plan.slots[i].type}")
-        if calls:
-            for call in calls:
-                self.line(call)
-        else:
+            slot = self.slots[i]
+            self.line(f"# {self.name[i]}: {_one_line(f'{slot.name!r}, {slot.type}')}")
+        for call in calls:
+            self.line(call)
+        if not calls:
             self.block(steps, plan.outputs)
         returned: set[int] = set()
         texts = []
         for i in plan.outputs:
-            slot = plan.slots[i]
-            owner = slot.base if slot.base >= 0 else i
-            text = self.name[i] if slot.owned and owner not in returned else f"own({self.name[i]})"
-            returned.add(owner)
-            texts.append(text)
+            slot = self.slots[i]
+            holder = slot.base if slot.base >= 0 else i
+            kept = slot.owned and holder not in returned
+            texts.append(self.name[i] if kept else f"unshared({self.name[i]})")
+            returned.add(holder)
         self.line(f"return ({', '.join(texts)}{',' if texts else ''})")
 
-    def parts(self, parts: Sequence[Sequence[Step]]) -> list[str]:
+    def parts(self, steps: Sequence[Step]) -> list[str]:
         """Write a function for each part of a long plan; returns the lines that call them.
 
         A part takes the dynamic values that it reads and returns those that later parts read. The
         time that CPython takes to compile a function grows faster than its length.
         """
-        local = {i for i, slot in enumerate(self.plan.slots) if slot.kind is Kind.DYNAMIC}
-        used = [{i for step in part for i in _used(step)} & local for part in parts]
+        parts = [steps[i : i + _MOST_STEPS] for i in range(0, len(steps), _MOST_STEPS)]
+        local = {i for i, slot in enumerate(self.slots) if slot.kind is Kind.DYNAMIC}
+        used = [local.intersection(*[_reads(step) for step in part]) for part in parts]
+        used = [{i for step in part for i in _reads(step)} & local for part in parts]
         made = [{i for step in part for i in step.outputs} & local for part in parts]
         later = [set(self.plan.outputs) & local]
         for reads in reversed(used[1:]):
@@ -215,44 +137,55 @@ class _Writer:
         for n, part in enumerate(parts):
             arguments = ", ".join(["control", *(self.name[i] for i in sorted(used[n] - made[n]))])
             leaving = sorted(made[n] & later[n])
-            leave = [self.name[i] for i in leaving]
+            comma = "," if len(leaving) == 1 else ""
             self.line(f"def part{n}({arguments}):")
             self.indent += 1
             self.block(part, leaving)
-            self.line(f"return ({', '.join(leave)}{',' if leave else ''})")
+            self.line(f"return ({self.names(leaving)}{comma})")
             self.indent -= 1
             self.line("")
-            targets = f"{', '.join(leave)}{',' if len(leave) == 1 else ''} = " if leave else ""
+            targets = f"{self.names(leaving)}{comma} = " if leaving else ""
             calls.append(f"{targets}part{n}({arguments})")
             held.update(leaving)
             dead = sorted(held - later[n])
             held.difference_update(dead)
             if dead:
-                calls.append(f"del {', '.join(self.name[i] for i in dead)}")
+                calls.append(f"del {self.names(dead)}")
         return calls
 
-    def block(self, steps: Sequence[Step], kept: Sequence[int]) -> None:
+    # Steps.
+
+    def block(self, steps: Sequence[Step], kept: Iterable[int]) -> None:
         """The steps of one block; dynamic values are released after their last use in it."""
-        last = self.last_uses(steps, kept)
+        dead = self.last_uses(steps, set(kept))
         for i, step in enumerate(steps):
             if step.control:
                 self.control(step)
             else:
                 self.kernel(step)
-            dead = last.get(i)
-            if dead:
-                self.line(f"del {', '.join(self.name[s] for s in dead)}")
+            if i in dead:
+                self.line(f"del {self.names(dead[i])}")
 
-    def last_uses(self, steps: Sequence[Step], kept: Sequence[int]) -> dict[int, list[int]]:
-        slots = self.plan.slots
+    def made(self, step: Step) -> list[int]:
+        """The outputs of a step that are variables of their own.
+
+        What it writes into one of a loop's alternating buffers is not: the loop names these.
+        """
+        return [
+            i
+            for i in step.outputs
+            if i >= 0
+            and self.slots[i].kind is Kind.DYNAMIC
+            and not (step.into and self.slots[i].roots)
+        ]
+
+    def last_uses(self, steps: Sequence[Step], kept: set[int]) -> dict[int, list[int]]:
+        """What can be released after which of ``steps``."""
         last: dict[int, int] = {}
         for i, step in enumerate(steps):
-            for slot in step.outputs:
-                # A loop's alternating buffers have names of their own, which stay.
-                given = step.into and slot >= 0 and bool(slots[slot].roots)
-                if slot >= 0 and slots[slot].kind is Kind.DYNAMIC and not given:
-                    last[slot] = i
-            for slot in _used(step):
+            for slot in self.made(step):
+                last[slot] = i
+            for slot in _reads(step):
                 if slot in last:
                     last[slot] = i
         dead: dict[int, list[int]] = {}
@@ -262,26 +195,21 @@ class _Writer:
         return dead
 
     def kernel(self, step: Step) -> None:
-        self.check(step)
-        call = self.binder.calls[id(step)]
-        comment = _comment(step)
-        if step.into:
-            self.line(call, step, comment)
-            return
-        outputs = [self.name[i] if i >= 0 else "_" for i in step.outputs]
-        if len(outputs) == 1 and step.outputs[0] >= 0:
-            kind = self.plan.slots[step.outputs[0]].type
-            # Ufuncs return scalars, not arrays, where all their inputs have rank 0.
-            if isinstance(kind, TensorType) and not kind.shape:
-                call = f"asarray({call})"
-        self.line(f"{', '.join(outputs) or '_'} = {call}", step, comment)
-
-    def check(self, step: Step) -> None:
-        """A look at the control, where enough work has gone by."""
-        self.work += flops(step.node)
+        self.work += flops(step.node) or _UNKNOWN_WORK
         if self.work > _CHECK_EVERY:
             self.work = 0
             self.stop_check(step)
+        call = self.calls[id(step)]
+        if step.into:
+            self.line(call, step, _comment(step))
+            return
+        kinds = [self.slots[i].type for i in step.outputs if i >= 0]
+        if any(_may_be_scalar(kind) for kind in kinds):
+            call = f"array_of({call})" if len(step.outputs) == 1 else f"map(array_of, {call})"
+        targets = [self.name[i] if i >= 0 else "_" for i in step.outputs]
+        self.line(f"{', '.join(targets) or '_'} = {call}", step, _comment(step))
+        if "_" in targets:
+            self.line("del _")
 
     def stop_check(self, step: Step) -> None:
         self.line("if control.stopped: control.stop()", step)
@@ -289,135 +217,171 @@ class _Writer:
     # Control flow.
 
     def control(self, step: Step) -> None:
+        if self.indent > _MOST_LEVELS:
+            raise LimitExceeded(f"{step.node.label}: more than {_MOST_LEVELS} branches nest")
         name = step.node.op.name
         if name == "If":
             self.branches(step)
             return
         self.loops += 1
         if self.loops > _MOST_NESTED_LOOPS:
-            raise LimitExceeded(
-                f"{step.node.origin or step.node.name}: more than {_MOST_NESTED_LOOPS} loops nest"
-            )
+            raise LimitExceeded(f"{step.node.label}: more than {_MOST_NESTED_LOOPS} loops nest")
+        self.line(f"# {_comment(step)}")
         {"Loop": self.loop, "Scan": self.scan, "SequenceMap": self.sequence_map}[name](step)
         self.loops -= 1
 
     def condition(self, slot: int) -> str:
-        kind = self.plan.slots[slot].type
-        single = isinstance(kind, TensorType) and kind.shape is not None and kind.static
-        if single and all(dim == 1 for dim in kind.dims):  # type: ignore[union-attr]
-            return self.name[slot]
-        return f"truth({self.name[slot]})"
+        kind = self.slots[slot].type
+        single = isinstance(kind, TensorType) and kind.static and set(kind.dims) <= {1}
+        return self.name[slot] if single else f"truth({self.name[slot]})"
+
+    def is_true(self, slot: int) -> bool:
+        """Whether a condition is a constant that holds."""
+        const = self.slots[slot].const
+        return const is not None and const.size == 1 and bool(const.all())
 
     def branches(self, step: Step) -> None:
         self.line(f"if {self.condition(step.inputs[0])}:", step, _comment(step))
+        work = self.work
+        most = 0
         for keyword, block in zip(("", "else:"), step.blocks, strict=True):
             if keyword:
                 self.line(keyword)
             self.indent += 1
             before = len(self.lines)
-            work = self.work
+            self.work = work
             self.block(block.steps, block.outputs)
-            self.work = max(work, self.work)
-            pairs = [
-                (self.name[result], self.name[value])
-                for result, value in zip(step.outputs, block.outputs, strict=False)
-                if result >= 0
-            ]
-            self.assign(pairs, step)
+            most = max(most, self.work)
+            self.assign(
+                [
+                    (self.name[result], self.name[value])
+                    for result, value in zip(step.outputs, block.outputs, strict=False)
+                    if result >= 0
+                ],
+                step,
+            )
+            self.release(block)
             if len(self.lines) == before:
                 self.line("pass")
             self.indent -= 1
+        self.work = most
 
-    def assign(self, pairs: Sequence[tuple[str, str]], step: Step) -> None:
+    def release(self, block: Block) -> None:
+        """Forget what the block has handed out under other names."""
+        made = {i for step in block.steps for i in self.made(step)}
+        handed = [i for i in dict.fromkeys(block.outputs) if i in made]
+        if handed:
+            self.line(f"del {self.names(handed)}")
+
+    def assign(self, pairs: Iterable[tuple[str, str]], step: Step) -> None:
         """All of the assignments at once: no right-hand side sees a new value."""
         pairs = [(target, value) for target, value in pairs if target != value]
         if pairs:
-            targets = ", ".join(target for target, _ in pairs)
-            self.line(f"{targets} = {', '.join(value for _, value in pairs)}", step)
+            targets = ", ".join([target for target, _ in pairs])
+            self.line(f"{targets} = {', '.join([value for _, value in pairs])}", step)
 
     def loop(self, step: Step) -> None:
-        limit, condition = step.inputs[0], step.inputs[1]
-        block = step.blocks[0]
-        slots = self.plan.slots
-        guarded = condition >= 0 and not _is_true(slots[condition])
-        trips = "count()" if limit < 0 else f"range(scalar({self.name[limit]}))"
-        constant = slots[limit].const if limit >= 0 else None
-        if constant is not None:
-            trips = f"range({scalar(constant)})"
-        self.line(f"# {_comment(step)}")
-        scans = self.begin_scans(step, [0] * len(step.outputs), [0] * len(step.outputs))
-        self.begin_carries(step)
+        limit, condition = step.inputs[:2]
+        (block,) = step.blocks
+        number, true = block.inputs[:2]
+        scans = [(slot, 0, 0) for slot in step.outputs[len(step.carries) :]]
+        self.begin(step, scans)
+        guarded = condition >= 0 and not self.is_true(condition)
         if guarded:
             self.line(f"if {self.condition(condition)}:", step)
             self.indent += 1
-        i = f"i{self.loops}"
-        self.line(f"for {i} in {trips}:", step)
-        self.indent += 1
-        self.loop_top(step, i)
-        read = _reads(block)
-        if block.inputs[0] in read:
-            self.line(f"{self.name[block.inputs[0]]} = array({i}, int64)", step)
-        if block.inputs[1] in read:
-            self.line(f"{self.name[block.inputs[1]]} = true", step)
+        trips = "count()" if limit < 0 else f"range(scalar({self.name[limit]}))"
+        i = self.iterate(step, trips)
+        read = {*block.outputs, *_all_reads(block.steps)}
+        if number in read:
+            self.line(f"{self.name[number]} = array({i}, int64)", step)
+        if true in read:
+            self.line(f"{self.name[true]} = true", step)
         self.block(block.steps, block.outputs)
         self.collect(step, scans, block.outputs[1 + len(step.carries) :], i)
-        self.carry(step)
         proceed = block.outputs[0]
-        if proceed != block.inputs[1] and not _is_true(slots[proceed]):
-            self.line(f"if not {self.condition(proceed)}: break", step)
+        test = "" if proceed == true or self.is_true(proceed) else self.condition(proceed)
+        if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
+            # Its name will mean the next iteration's value.
+            self.line(f"go{self.loops} = {test}", step)
+            test = f"go{self.loops}"
+        self.carry(step)
+        if test:
+            self.line(f"if not {test}: break", step)
         self.indent -= 2 if guarded else 1
         self.finish(step, scans)
 
     def scan(self, step: Step) -> None:
-        block, layout = step.blocks[0], ScanLayout(step.node)
+        (block,) = step.blocks
+        layout = ScanLayout(step.node)
         n = len(step.carries)
-        self.line(f"# {_comment(step)}")
         views = []
         sources = zip(step.inputs[n:], layout.input_axes, layout.input_backward, strict=True)
         for inner, (source, axis, backward) in zip(block.inputs[n:], sources, strict=True):
             view = f"x{inner}"
             self.line(f"{view} = rows_of({self.name[source]}, {axis}, {backward})", step)
-            views.append((self.name[inner], view))
-        axes, backward_flags = layout.output_axes, layout.output_backward
-        scans = self.begin_scans(step, [0] * n + axes, [0] * n + backward_flags)
-        self.begin_carries(step)
-        i = f"i{self.loops}"
-        lengths = ", ".join(view for _, view in views)
-        self.line(f"for {i} in range(same_length({lengths})):", step)
-        self.indent += 1
-        self.loop_top(step, i)
-        for name, view in views:
-            self.line(f"{name} = {view}[{i}, ...]", step)
+            views.append(view)
+        outputs = (step.outputs[n:], layout.output_axes, layout.output_backward)
+        scans = list(zip(*outputs, strict=True))
+        self.begin(step, scans)
+        i = self.iterate(step, f"range(same_length({', '.join(views)}))")
+        for inner, view in zip(block.inputs[n:], views, strict=True):
+            self.line(f"{self.name[inner]} = {view}[{i}, ...]", step)
         self.block(block.steps, block.outputs)
         self.collect(step, scans, block.outputs[n:], i)
         self.carry(step)
         self.indent -= 1
-        self.finish(step, scans)
+        self.finish(step, scans, views)
 
     def sequence_map(self, step: Step) -> None:
-        block = step.blocks[0]
-        self.line(f"# {_comment(step)}")
+        (block,) = step.blocks
         for slot in step.outputs:
             if slot >= 0:
                 self.line(f"{self.name[slot]} = []")
-        i = f"i{self.loops}"
-        self.line(f"for {i} in range(len({self.name[step.inputs[0]]})):", step)
-        self.indent += 1
-        self.loop_top(step, i)
+        i = self.iterate(step, f"range(len({self.name[step.inputs[0]]}))")
         for source, inner in zip(step.inputs, block.inputs, strict=True):
             self.line(f"{self.name[inner]} = element_of({self.name[source]}, {i})", step)
         self.block(block.steps, block.outputs)
         for slot, value in zip(step.outputs, block.outputs, strict=True):
             if slot >= 0:
-                self.line(f"{self.name[slot]}.append(own({self.name[value]}))", step)
+                self.line(f"{self.name[slot]}.append({self.owned(value)})", step)
         self.indent -= 1
+        self.finish(step, ())
 
-    def loop_top(self, step: Step, i: str) -> None:
+    def iterate(self, step: Step, trips: str) -> str:
+        """The head of a loop; returns the name of the iteration's number."""
+        i = f"i{self.loops}"
+        self.line(f"for {i} in {trips}:", step)
+        self.indent += 1
         self.stop_check(step)
-        if self.max_iterations is not None:
-            self.line(f"if {i} >= {self.max_iterations}: too_many({self.max_iterations})", step)
+        most = self.max_iterations
+        if most is not None:
+            self.line(f"if {i} >= {most}: too_many({most}, {step.node.label!r})", step)
+        return i
 
-    def begin_carries(self, step: Step) -> None:
+    def owned(self, slot: int) -> str:
+        """A value that outlives the iteration, as text."""
+        kind = self.slots[slot].type
+        if self.slots[slot].owned or isinstance(kind, SequenceType | MapType):
+            return self.name[slot]
+        return f"own({self.name[slot]})"
+
+    # Carried values, and rows that are collected.
+
+    def begin(self, step: Step, scans: Sequence[tuple[int, int, int]]) -> None:
+        """Rows go into the whole result if its shape is known, else into a list."""
+        for slot, axis, backward in scans:
+            if slot < 0:
+                continue
+            kind = self.slots[slot].type
+            if _known(kind):
+                self.constants[f"k{slot}"] = (kind.dims, kind.dtype)  # type: ignore[union-attr]
+                whole = self.name[slot]
+                self.line(f"{whole} = empty(*k{slot})", step)
+                self.line(f"r{slot} = rows_of({whole}, {axis}, {backward})", step)
+            else:
+                self.constants[f"k{slot}"] = row_type(kind, axis)
+                self.line(f"r{slot} = []", step)
         pairs = []
         for carry in step.carries:
             pairs.append((self.name[carry.inside], self.name[carry.initial]))
@@ -426,45 +390,22 @@ class _Writer:
                 pairs.append((f"s{carry.inside}", self.name[carry.buffers[1]]))
         self.assign(pairs, step)
 
-    def target(self, carry: Any) -> str:
+    def target(self, carry: Carry) -> str:
         """The variable that holds the buffer which the running iteration may write."""
         return self.name[carry.updated] if carry.direct else f"t{carry.inside}"
 
     def carry(self, step: Step) -> None:
         pairs = []
         for carry in step.carries:
-            inside, updated = self.name[carry.inside], self.name[carry.updated]
+            inside = self.name[carry.inside]
             if carry.buffers is not None:
                 target, spare = self.target(carry), f"s{carry.inside}"
                 if not carry.direct:
-                    self.line(f"copyto({target}, {updated})", step)
+                    self.line(f"copyto({target}, {self.name[carry.updated]})", step)
                 pairs += [(inside, target), (target, spare), (spare, target)]
             elif carry.updated != carry.inside:
-                owned = self.plan.slots[carry.updated].owned
-                pairs.append((inside, updated if owned else f"own({updated})"))
+                pairs.append((inside, self.owned(carry.updated)))
         self.assign(pairs, step)
-
-    def begin_scans(
-        self, step: Step, axes: Sequence[int], backward: Sequence[int]
-    ) -> list[tuple[int, int, int]]:
-        """Where each iteration's rows go: into the whole result if its shape is known."""
-        scans = []
-        for k, slot in enumerate(step.outputs):
-            if k < len(step.carries):
-                continue
-            scans.append((slot, axes[k], backward[k]))
-            if slot < 0:
-                continue
-            kind = self.plan.slots[slot].type
-            if _known(kind):
-                name = f"k{slot}"
-                self.binder.namespace[name] = (kind.dims, kind.dtype)  # type: ignore[union-attr]
-                self.line(f"{self.name[slot]} = empty(*{name})", step)
-                whole = f"rows_of({self.name[slot]}, {axes[k]}, {backward[k]})"
-                self.line(f"r{slot} = {whole}", step)
-            else:
-                self.line(f"r{slot} = []", step)
-        return scans
 
     def collect(
         self, step: Step, scans: Sequence[tuple[int, int, int]], rows: Sequence[int], i: str
@@ -472,114 +413,80 @@ class _Writer:
         for (slot, _, _), row in zip(scans, rows, strict=True):
             if slot < 0:
                 continue
-            value = self.name[row]
-            if _known(self.plan.slots[slot].type):
-                self.line(f"r{slot}[{i}] = {value}", step)
+            if _known(self.slots[slot].type):
+                self.line(f"r{slot}[{i}] = {self.name[row]}", step)
             else:
-                text = value if self.plan.slots[row].owned else f"own({value})"
-                self.line(f"r{slot}.append({text})", step)
+                self.line(f"r{slot}.append({self.owned(row)})", step)
 
-    def finish(self, step: Step, scans: Sequence[tuple[int, int, int]]) -> None:
-        pairs = [
-            (self.name[carry.result], self.name[carry.inside])
-            for carry in step.carries
-            if carry.result >= 0
-        ]
-        self.assign(pairs, step)
+    def finish(
+        self, step: Step, scans: Sequence[tuple[int, int, int]], views: Sequence[str] = ()
+    ) -> None:
+        """Hand out the results, and forget what the iterations worked with."""
+        self.assign(
+            [
+                (self.name[carry.result], self.name[carry.inside])
+                for carry in step.carries
+                if carry.result >= 0
+            ],
+            step,
+        )
+        held = list(views)
         for slot, axis, backward in scans:
-            if slot >= 0 and not _known(self.plan.slots[slot].type):
-                name = f"k{slot}"
-                self.binder.namespace[name] = _row_type(self.plan.slots[slot].type, axis)
-                rows = f"stack(r{slot}, {axis}, {backward}, {name})"
+            if slot < 0:
+                continue
+            if not _known(self.slots[slot].type):
+                rows = f"stack(r{slot}, {axis}, {backward}, k{slot})"
                 self.line(f"{self.name[slot]} = {rows}", step)
+            held.append(f"r{slot}")
+        (block,) = step.blocks
+        buffered = {i for c in step.carries if c.buffers for i in (c.inside, c.updated)}
+        made = {i for each in block.steps for i in self.made(each)}
+        entered = block.inputs[2:] if step.node.op.name == "Loop" else block.inputs
+        held += [
+            self.name[i]
+            for i in dict.fromkeys((*entered, *(i for i in block.outputs if i in made)))
+            if i not in buffered
+        ]
+        if held:
+            # Of no iterations at all, some have no value yet.
+            self.line(f"{' = '.join(held)} = None")
 
 
-def _used(step: Step) -> list[int]:
-    """The slots that a step or anything in its blocks reads."""
-    used = list(step.inputs)
-    stack_ = list(step.blocks)
-    while stack_:
-        block = stack_.pop()
-        used.extend(block.outputs)
-        for inner in block.steps:
-            used.extend(inner.inputs)
-            used.extend(carry.initial for carry in inner.carries)
-            stack_.extend(inner.blocks)
-    return used
+def _reads(step: Step) -> set[int]:
+    """The slots that a step reads; those that its blocks make are not among them."""
+    found = set(step.inputs)
+    if step.blocks:
+        made: set[int] = set()
+        for each in walk((step,)):
+            found.update(each.inputs)
+            if each is not step:
+                made.update(each.outputs)
+            for block in each.blocks:
+                found.update(block.outputs)
+                made.update(block.inputs)
+        found -= made
+    found.discard(-1)
+    return found
 
 
-def _reads(block: Block) -> set[int]:
-    used = set(block.outputs[1:])
-    for step in block.steps:
-        used.update(_used(step))
-    return used
+def _all_reads(steps: Sequence[Step]) -> Iterable[int]:
+    return (i for step in steps for i in _reads(step))
 
 
 def _comment(step: Step) -> str:
     node = step.node
-    return node.origin.replace("\n", " ") or node.name or node.op.name
+    return _one_line(node.origin or node.name or node.op.name)
 
 
-def _is_true(slot: Slot) -> bool:
-    return slot.const is not None and bool(np.all(slot.const))
+def _one_line(text: str) -> str:
+    """``text`` without anything that would end a comment: names come from files."""
+    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
 
 
 def _known(kind: Type) -> bool:
     return isinstance(kind, TensorType) and kind.static
 
 
-def _row_type(kind: Type, axis: int) -> TensorType:
-    if not isinstance(kind, TensorType):
-        return TensorType()
-    if kind.shape is None:
-        return TensorType(kind.dtype)
-    axis %= len(kind.shape)
-    return TensorType(kind.dtype, kind.shape[:axis] + kind.shape[axis + 1 :])
-
-
-def own(value: Any) -> Any:
-    """``value`` in memory that nobody else refers to."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return list(value) if isinstance(value, list) else value
-
-
-def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
-    """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
-    if not -array.ndim <= axis < array.ndim:
-        raise ShapeError(f"scan axis {axis} is out of range for shape {array.shape}")
-    view = np.moveaxis(array, axis, 0) if axis else array
-    return view[::-1] if backward else view
-
-
-def same_length(*arrays: np.ndarray) -> int:
-    """The number of rows that all scanned inputs have."""
-    lengths = {len(array) for array in arrays}
-    if len(lengths) != 1:
-        raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
-    return lengths.pop()
-
-
-def too_many(limit: int) -> None:
-    """Stop a loop at the bound on iterations."""
-    raise LimitExceeded(f"a loop passed the limit of {limit} iterations (Limits.max_iterations)")
-
-
-_HELPERS: dict[str, Any] = {
-    "__builtins__": {"range": range, "len": len},
-    "array": np.array,
-    "asarray": np.asarray,
-    "copyto": np.copyto,
-    "count": count,
-    "element_of": element_of,
-    "empty": np.empty,
-    "int64": np.int64,
-    "own": own,
-    "rows_of": rows_of,
-    "same_length": same_length,
-    "scalar": scalar,
-    "stack": stack,
-    "too_many": too_many,
-    "true": np.array(True),
-    "truth": truth,
-}
+def _may_be_scalar(kind: Type) -> bool:
+    """Whether NumPy may have returned a scalar for a value of this type."""
+    return not isinstance(kind, TensorType) or not kind.shape

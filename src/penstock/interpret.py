@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from penstock.ir import Graph, Node, Value
-from penstock.ops.control import CONTROL
+from penstock.ops.base import array_of
+from penstock.ops.control import CONTROL, is_control
 from penstock.types import type_of
 
 
@@ -20,7 +19,7 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
     types = [None if v is None else type_of(x) for v, x in zip(node.inputs, inputs, strict=True)]
     result = node.op.compile(node, types)(*inputs)
     results = result if len(node.outputs) != 1 else (result,)
-    return tuple(np.asarray(x) if isinstance(x, np.generic) else x for x in results)
+    return tuple(array_of(x) for x in results)
 
 
 def interpret(
@@ -37,7 +36,7 @@ def interpret(
 
     for node in graph.nodes:
         inputs = [value_of(value) for value in node.inputs]
-        if node.op.name in CONTROL:
+        if is_control(node):
             run = CONTROL[node.op.name]
             results = run(node, inputs, lambda inner, fed: interpret(inner, fed, values))
         else:

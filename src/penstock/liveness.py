@@ -7,13 +7,14 @@ lives until the loop ends. A step may take over the memory of an input that dies
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.dag import Dag
+from penstock.ir import Node
 from penstock.memory import Arena, Buffer, lower_bound, plan_memory
 from penstock.order import memory_order
-from penstock.plan import Kind, Plan, Step
+from penstock.plan import Kind, Plan, Step, memory_of, walk
 from penstock.types import TensorType
 
 
@@ -35,8 +36,7 @@ class Layout:
 
 def lay_out(plan: Plan, planner: str = "best") -> Layout:
     """Choose order and offsets: of the given order and memory-aware ones, the smallest arena."""
-    given = tuple(range(len(plan.steps)))
-    best = _with_order(plan, given, planner)
+    best = _Liveness(plan, range(len(plan.steps))).layout(planner)
     for order in _other_orders(plan):
         other = _Liveness(plan, order)
         if lower_bound(other.buffers()) < best.lower_bound:
@@ -46,15 +46,11 @@ def lay_out(plan: Plan, planner: str = "best") -> Layout:
     return best
 
 
-def _with_order(plan: Plan, order: tuple[int, ...], planner: str) -> Layout:
-    return _Liveness(plan, order).layout(planner)
-
-
-def _other_orders(plan: Plan) -> Iterator[tuple[int, ...]]:
+def _other_orders(plan: Plan) -> Iterator[list[int]]:
     dag = dependencies(plan)
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return  # chains: there is no other order worth trying
-    yield tuple(memory_order(dag, _produced(plan, dag)))
+    yield memory_order(dag, _produced(plan, dag))
 
 
 def dependencies(plan: Plan) -> Dag:
@@ -64,42 +60,54 @@ def dependencies(plan: Plan) -> Dag:
         for slot in step.outputs:
             if slot >= 0:
                 producer[slot] = i
-    node_step = {step.node: i for i, step in enumerate(plan.steps)}
+    place = {step.node: i for i, step in enumerate(plan.steps)}
     edges = []
     effect = -1
     for i, step in enumerate(plan.steps):
-        for slot in reads(plan, step):
+        for slot in reads(step):
             source = producer.get(slot, producer.get(plan.slots[slot].base, -1))
             if source >= 0 and source != i:
                 edges.append((source, i))
-        before = [node_step[node] for node in step.node.control_inputs if node in node_step]
-        edges.extend((node, i) for node in before)
-        if not step.node.op.pure:
+        if step.node.control_inputs:
+            edges.extend((a, i) for a in _waits(step.node, place))
+        if any(not each.node.op.pure for each in walk((step,))):
             if effect >= 0:
                 edges.append((effect, i))
             effect = i
     return Dag(len(plan.steps), edges)
 
 
-def reads(plan: Plan, step: Step) -> Iterator[int]:
-    """Slots that a step reads, those its blocks take from outside included."""
-    stack = [step]
+def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
+    """The steps that ``node`` has as control inputs; for a node without one, what it reads."""
+    stack = list(node.control_inputs)
+    seen = set(stack)
     while stack:
-        current = stack.pop()
-        yield from (slot for slot in current.inputs if slot >= 0)
-        for block in current.blocks:
+        before = stack.pop()
+        if before in place:
+            yield place[before]
+            continue
+        made = [v.producer for v in before.inputs if v is not None and v.producer is not None]
+        further = {*made, *before.control_inputs} - seen
+        seen |= further
+        stack.extend(further)
+
+
+def reads(step: Step) -> Iterator[int]:
+    """Slots that a step reads, those its blocks take from outside included."""
+    for each in walk((step,)):
+        yield from (slot for slot in each.inputs if slot >= 0)
+        for block in each.blocks:
             yield from block.outputs
-            stack.extend(block.steps)
 
 
 def _produced(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]:
     """For each outermost step, the bytes it makes and the steps after which they can go."""
     readers: dict[int, set[int]] = {}
     for i, step in enumerate(plan.steps):
-        for slot in reads(plan, step):
-            for root in _memory_of(plan, slot):
+        for slot in reads(step):
+            for root in memory_of(plan.slots, slot):
                 readers.setdefault(root, set()).add(i)
-    leaving = {root for slot in plan.outputs for root in _memory_of(plan, slot)}
+    leaving = {root for slot in plan.outputs for root in memory_of(plan.slots, slot)}
     made = []
     for i, step in enumerate(plan.steps):
         outputs = []
@@ -115,14 +123,6 @@ def _bytes(plan: Plan, slot: int) -> int:
     kind = plan.slots[slot].type
     assert isinstance(kind, TensorType)
     return kind.nbytes
-
-
-def _memory_of(plan: Plan, index: int) -> tuple[int, ...]:
-    """The arena slots whose memory a value of slot ``index`` may be in."""
-    slot = plan.slots[index]
-    if slot.kind is Kind.ARENA:
-        return (index,)
-    return (slot.base,) if slot.kind is Kind.ALIAS else slot.roots
 
 
 class _Liveness:
@@ -143,7 +143,7 @@ class _Liveness:
         self.merge()
 
     def touch(self, index: int) -> None:
-        for root in _memory_of(self.plan, index):
+        for root in memory_of(self.plan.slots, index):
             self.last[root] = self.clock
             for loop in self.loops:
                 loop.add(root)
@@ -186,9 +186,12 @@ class _Liveness:
                 self.touch(slot)
         self.clock += 1
         if looping:
-            outside = [root for root in self.loops.pop() if self.first[root] <= begin]
-            for root in outside:
-                self.last[root] = self.clock
+            for root in self.loops.pop():
+                if self.first[root] <= begin:
+                    self.last[root] = self.clock
+        for carry in step.carries:
+            for slot in carry.buffers or ():
+                self.touch(slot)
         for slot in (*step.inputs, *step.outputs):
             if slot >= 0:
                 self.touch(slot)
@@ -238,7 +241,7 @@ class _Liveness:
         return -1
 
     def memory(self, slot: int) -> tuple[int, ...]:
-        return _memory_of(self.plan, slot)
+        return memory_of(self.plan.slots, slot)
 
     def buffers(self) -> list[Buffer]:
         return [

@@ -123,15 +123,7 @@ class Plan:
 
     def walk(self) -> Iterator[Step]:
         """Every step, those of blocks after the step that carries them."""
-        stack = [iter(self.steps)]
-        while stack:
-            for step in stack[-1]:
-                yield step
-                if step.blocks:
-                    stack.extend(iter(block.steps) for block in reversed(step.blocks))
-                    break
-            else:
-                stack.pop()
+        return walk(self.steps)
 
     @property
     def constant_bytes(self) -> int:
@@ -142,8 +134,21 @@ class Plan:
                 array = slot.const
                 while isinstance(array.base, np.ndarray):
                     array = array.base
-                seen[array.__array_interface__["data"][0]] = array.nbytes
+                seen[address(array)] = array.nbytes
         return sum(seen.values())
+
+
+def walk(steps: Sequence[Step]) -> Iterator[Step]:
+    """``steps``, and those of blocks after the step that carries them."""
+    stack = [iter(steps)]
+    while stack:
+        for step in stack[-1]:
+            yield step
+            if step.blocks:
+                stack.extend(iter(block.steps) for block in reversed(step.blocks))
+                break
+        else:
+            stack.pop()
 
 
 def compile_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
@@ -191,9 +196,8 @@ class _Builder:
                 self.leaving.add(source)
         made: list[Step | None] = []
         for node in graph.nodes:
-            kernel = kernels.get(node)
-            if kernel is not None:
-                made.append(self.step(node, kernel, certain))
+            if node in kernels:
+                made.append(self.step(node, kernels[node], certain))
             elif node.op.name == "If":
                 made.append(self.branches(node))
             else:
@@ -299,7 +303,8 @@ class _Builder:
         model = self.model(inputs[0])
         rest = [None if v is None else v.const for v in node.inputs[1:]]
         fixed = all(c is not None or v is None for c, v in zip(rest, node.inputs[1:], strict=True))
-        if model is not None and fixed:
+        # A step is what others wait for: without one, nobody would wait for what a view waits for.
+        if model is not None and fixed and not node.control_inputs:
             try:
                 results = kernel.function(model, *rest)
             except Exception as error:
@@ -407,9 +412,7 @@ class _Builder:
         initial = inputs[carried.node]
         inside, updated = body.inputs[carried.inputs], body.outputs[carried.outputs]
         self.leaving.update(body.outputs[carried.outputs.stop :])
-        pairs = [
-            self.buffers(body, a, b) for a, b in zip(inside, updated, strict=True)
-        ]
+        pairs = [self.buffers(body, a, b) for a, b in zip(inside, updated, strict=True)]
         for value, start, pair in zip(inside, initial, pairs, strict=True):
             self.define(value, Kind.DYNAMIC, roots=(*self.roots(start), *(pair or ())))
         for i, value in enumerate(body.inputs):

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock import codegen
 from penstock.backends.base import Backend
+from penstock.binding import Binder
 from penstock.errors import InternalError, PenstockError, RunError
 from penstock.executors.base import Control
 from penstock.limits import Limits
@@ -69,14 +70,14 @@ class LinearExecutor:
             self._pool.pop()
             self._arenas -= 1
 
-    def _binder(self) -> codegen.Binder:
-        return codegen.Binder(self.plan, self.layout, self._host.allocate(self.layout.size))
+    def _binder(self) -> Binder:
+        return Binder(self.plan, self.layout, self._host.allocate(self.layout.size))
 
     def _another(self) -> Run:
         self._arenas += 1
         return self._enter(self._binder())
 
-    def _enter(self, binder: codegen.Binder) -> Run:
+    def _enter(self, binder: Binder) -> Run:
         """The program in an arena, with NumPy's floating-point warnings off.
 
         NumPy keeps that setting in a context variable. Entering a context made once costs a

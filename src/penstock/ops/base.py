@@ -44,7 +44,8 @@ class Kernel:
 
     ``function(*inputs)`` takes one argument for each entry of the node's inputs (``None`` for one
     left out) and returns new outputs: the array itself if the node has one output, else a tuple
-    with an entry for each. It works for any shapes the node allows.
+    with an entry for each. It works for any shapes the node allows. Where an output has rank 0, a
+    scalar will do (``array_of``).
 
     ``into(*inputs, *outputs)`` writes the outputs into the given arrays instead, one argument for
     each entry of the node's outputs; with ``workspace`` bytes asked for, one more argument follows,
@@ -79,6 +80,13 @@ class Kernel:
         assert self.into is not None
         extra = () if workspace is None else (workspace,)
         return self.into, (*inputs, *outputs, *extra)
+
+
+def array_of(value: Any) -> Any:
+    """A kernel's result as the run-time value that it is: NumPy may give a scalar for rank 0."""
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    return np.array(value, object) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import InternalError
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import Kernel, Types, operator
-from penstock.types import ShapeError, TensorType
+from penstock.types import ShapeError, TensorType, Type
 
 Run = Callable[[Graph, Sequence[Any]], list[Any]]
 
@@ -146,6 +146,16 @@ class ScanLayout:
 
 def _row_type(value: Value) -> TensorType:
     return value.type if isinstance(value.type, TensorType) else TensorType()
+
+
+def row_type(kind: Type, axis: int) -> TensorType:
+    """The type of the rows that are stacked along ``axis`` to a value of type ``kind``."""
+    if not isinstance(kind, TensorType):
+        return TensorType()
+    if not kind.shape:
+        return TensorType(kind.dtype)
+    axis %= len(kind.shape)
+    return TensorType(kind.dtype, kind.shape[:axis] + kind.shape[axis + 1 :])
 
 
 def stack(rows: Sequence[Any], axis: int, backward: int, kind: TensorType) -> Any:

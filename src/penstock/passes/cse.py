@@ -49,6 +49,7 @@ class _Eliminator:
                 kept.append(node)
                 continue
             self.changed = True
+            self.substitution.drop(node, [found])
             for old, new in zip(node.outputs, found.outputs, strict=True):
                 if old is not None and new is not None:
                     self.substitution[old] = new

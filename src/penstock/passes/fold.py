@@ -8,17 +8,16 @@ If whose condition is known becomes its branch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidModel
 from penstock.ir import Graph, Node, Value
 from penstock.limits import Limits
-from penstock.ops.base import unknown_types
-from penstock.ops.control import CONTROL, truth
-from penstock.passes.infer import describe, node_types
+from penstock.ops.base import array_of, unknown_types
+from penstock.ops.control import is_control, truth
+from penstock.passes.infer import fault, node_types
 from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
 
@@ -28,7 +27,7 @@ def fold(graph: Graph, limits: Limits) -> bool:
     folder = _Folder(limits)
     with np.errstate(all="ignore"):
         folder.run(graph, certain=True)
-    return folder.changed
+    return folder.changed or folder.substitution.used
 
 
 class _Folder:
@@ -48,62 +47,69 @@ class _Folder:
                 continue
             if self.substitution:
                 self.substitution.apply(node)
-            branch = self.taken(node)
+            branch = self.taken(node, certain)
             if branch is not None:
                 self.changed = True
-                # The outputs are known only after the branch has been walked.
-                kept_outputs = list(zip(node.outputs, branch.outputs, strict=False))
-                stack.append(self.splice(branch, kept_outputs))
+                stack.append(self.splice(node, branch))
                 continue
             if self.node(node, certain=certain):
                 kept.append(node)
+            else:
+                self.changed = True
+                self.substitution.drop(node)
         graph.nodes = kept
         self.substitution.apply_outputs(graph)
 
-    def splice(self, branch: Graph, outputs: list[tuple[Value | None, Value]]) -> Any:
+    def splice(self, node: Node, branch: Graph) -> Iterator[Node]:
+        """The nodes of ``branch`` instead of ``node``."""
+        made = [value.producer for value in branch.outputs if value.producer is not None]
+        self.substitution.drop(node, [*branch.nodes, *made])
         yield from branch.nodes
-        for old, new in outputs:
+        # What the outputs have become is known only after the branch has been walked.
+        for old, new in zip(node.outputs, branch.outputs, strict=False):
             if old is not None:
                 self.substitution[old] = self.substitution.of(new)
 
-    def taken(self, node: Node) -> Graph | None:
+    def taken(self, node: Node, certain: bool) -> Graph | None:
         """The branch of an If whose condition is known."""
-        if node.op.name != "If" or node.inputs[0] is None or node.inputs[0].const is None:
+        condition = node.inputs[0] if node.op.name == "If" and is_control(node) else None
+        if condition is None or condition.const is None or node.control_inputs:
             return None
         try:
-            chosen = truth(node.inputs[0].const)
+            chosen = truth(condition.const)
         except ShapeError as error:
-            raise InvalidModel(f"{describe(node)}: {error}") from error
+            if not certain:
+                return None
+            raise fault(node, error) from error
         branch: Graph = node.attrs["then_branch" if chosen else "else_branch"]
         return branch
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer and fold one node; whether it stays."""
         types = node_types(node, certain=certain)
-        if node.op.name in CONTROL:
+        results: Sequence[Any] | None = None
+        if is_control(node):
             for _, inner in node.graphs:
                 self.run(inner, certain=False)
-            results: Sequence[Any] | None = None
         else:
             results = self.evaluate(node, types)
-        stays = False
+        stays = bool(node.control_inputs) or not node.outputs
         for i, value in enumerate(node.outputs):
             if value is None:
                 continue
             kind = types[i] if i < len(types) else ANY
             const = results[i] if results is not None else _contents(kind)
-            if const is None:
+            if const is None or node.control_inputs:
                 value.type = kind
                 stays = True
             else:
-                self.changed = True
                 self.substitution[value] = Value(value.name, const=const)
-        return stays or not node.outputs
+        return stays
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[Any] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
         op = node.op
-        if not op.pure or (not node.inputs and op.infer is unknown_types):
+        if not op.pure or node.control_inputs or (not node.inputs and op.infer is unknown_types):
             return None
         for value in node.inputs:
             if value is not None and value.const is None:
@@ -125,10 +131,10 @@ class _Folder:
             if not kernel.view and sum(t.nbytes for t in known) > most:
                 return None
             results = kernel(*consts)
-        except ShapeError:
+        except Exception:
             return None  # it fails when it runs, if it ever runs, with everything at hand
         outputs = results if len(node.outputs) != 1 else (results,)
-        arrays = [np.asarray(x) if isinstance(x, np.generic) else x for x in outputs]
+        arrays = [array_of(x) for x in outputs]
         return arrays if all(isinstance(x, np.ndarray) for x in arrays) else None
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from penstock.ir import Graph, Node, Value, captures, clone
+from penstock.ops.control import Carried, is_control
 
 
 def prune(graph: Graph) -> bool:
-    """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted."""
+    """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted.
+
+    What nested graphs hand out and nobody reads goes as well, but for what a loop carries.
+    """
     changed = False
     needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set()
@@ -21,12 +26,30 @@ def prune(graph: Graph) -> bool:
         needed.update(node.inputs)
         needed.discard(None)  # an optional input left out
         controls.update(node.control_inputs)
+        if is_control(node):
+            changed |= _drop_unread(node, needed)
         for _, inner in node.graphs:
             changed |= prune(inner)
             needed.update(captures(inner))
     kept.reverse()
     graph.nodes = kept
     return changed
+
+
+def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
+    """Let the graphs of ``node`` hand out only what is needed, or handed to the next iteration."""
+    first = 0 if node.op.name == "If" else len(node.inputs[Carried(node).node])
+    read = [i < first or value in needed for i, value in enumerate(node.outputs)]
+    if all(read):
+        return False
+    for _, inner in node.graphs:
+        before = len(inner.outputs) - len(node.outputs)  # the condition of a Loop
+        inner.outputs[before:] = compress(inner.outputs[before:], read)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if node.attrs.get(name):
+            node.attrs[name] = list(compress(node.attrs[name], read[first:]))
+    node.outputs = list(compress(node.outputs, read))
+    return True
 
 
 def cut(graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value]) -> Graph:
@@ -42,4 +65,4 @@ def cut(graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value]) -> Graph
 
 def unfed(graph: Graph) -> list[Value]:
     """Values that are needed but neither fed, produced nor constant."""
-    return [v for v in captures(graph) if v not in set(graph.inputs)]
+    return captures(graph)

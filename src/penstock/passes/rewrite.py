@@ -20,34 +20,65 @@ def forward(graph: Graph, visit: Visit) -> bool:
 
 
 class Substitution:
-    """Which value stands for which; applied to nodes as a walk reaches them."""
+    """Which value stands for which, and which nodes are gone; applied to nodes as a walk comes by.
 
-    __slots__ = ("_map",)
+    Who waited for a node that is gone (``Node.control_inputs``) waits for all that it waited for.
+    """
+
+    __slots__ = ("_gone", "_values", "used")
 
     def __init__(self) -> None:
-        self._map: dict[Value, Value] = {}
+        self._values: dict[Value, Value] = {}
+        self._gone: dict[Node, Sequence[Node]] = {}
+        self.used = False
+        """whether anything was replaced"""
 
     def __setitem__(self, old: Value, new: Value) -> None:
-        self._map[old] = new
+        self._values[old] = new
 
     def __len__(self) -> int:
-        return len(self._map)
+        return len(self._values) + len(self._gone)
 
     def of(self, value: Value) -> Value:
         """What ``value`` is now."""
-        return self._map.get(value, value)
+        return self._values.get(value, value)
+
+    def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
+        """``node`` is gone, and ``instead`` runs in its place."""
+        made = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+        self._gone[node] = (*node.control_inputs, *made, *instead)
 
     def apply(self, node: Node) -> None:
-        """Replace the inputs of ``node``."""
-        found = self._map
+        """Replace what ``node`` reads and what it waits for."""
+        found = self._values
         for i, value in enumerate(node.inputs):
             if value is not None and value in found:
                 node.inputs[i] = found[value]
+                self.used = True
+        if node.control_inputs and not self._gone.keys().isdisjoint(node.control_inputs):
+            node.control_inputs = self._left(node.control_inputs)
 
     def apply_outputs(self, graph: Graph) -> None:
         """Replace the outputs of ``graph``."""
-        if self._map:
-            graph.outputs = [self._map.get(value, value) for value in graph.outputs]
+        if not self._values.keys().isdisjoint(graph.outputs):
+            graph.outputs = [self.of(value) for value in graph.outputs]
+            self.used = True
+
+    def _left(self, nodes: Sequence[Node]) -> list[Node]:
+        """``nodes``, and for those that are gone what they waited for."""
+        found: dict[Node, None] = {}
+        seen: set[Node] = set()
+        stack = list(reversed(nodes))
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in self._gone:
+                stack.extend(reversed(self._gone[node]))
+            else:
+                found[node] = None
+        return list(found)
 
 
 class _Forward:
@@ -68,6 +99,7 @@ class _Forward:
                 kept.append(node)
                 continue
             self.changed = True
+            self.substitution.drop(node)
             for old, new in zip(node.outputs, values, strict=False):
                 if old is not None and new is not None:
                     self.substitution[old] = new

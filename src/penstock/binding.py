@@ -1,0 +1,174 @@
+"""What the names of generated code stand for in one arena: arrays, bound kernels, helpers.
+
+Names: ``c`` constants, ``b`` buffers in the arena and views of them, ``v`` values known only during
+the run; ufuncs by their own names, other kernels by their operation and the number of their step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import LimitExceeded
+from penstock.liveness import Layout
+from penstock.ops.base import array_of
+from penstock.ops.control import element_of, scalar, stack, truth
+from penstock.plan import Kind, Plan, Slot, Step
+from penstock.types import ShapeError, TensorType
+
+
+class Late:
+    """Stands for an array that is known only during the run: the name of a local variable."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Binder:
+    """The names of one arena: every slot's array and every step's bound kernel.
+
+    ``names[i]`` is what slot i is called (-1, for what is left out, is ``None``), ``calls`` has the
+    text of each step's call. Both are the same in every arena of a plan, ``namespace`` is not.
+    """
+
+    def __init__(self, plan: Plan, layout: Layout, memory: np.ndarray) -> None:
+        self.namespace: dict[str, Any] = dict(_HELPERS)
+        self.names: list[str] = []
+        self.calls: dict[int, str] = {}
+        self._memory = memory
+        self._layout = layout
+        self._values: list[Any] = []
+        self._name_of: dict[int, str] = {}
+        seen: dict[tuple[Any, ...], int] = {}
+        for index, slot in enumerate(plan.slots):
+            name, value = self._place(index, slot, seen)
+            self.names.append(name)
+            self._values.append(value)
+            if slot.kind is not Kind.DYNAMIC:
+                self.namespace[name] = value
+                self._name_of[id(value)] = name
+        self.names.append("None")
+        for number, step in enumerate(plan.walk()):
+            if step.kernel is not None:
+                self.calls[id(step)] = self._bind(number, step)
+
+    def _place(self, index: int, slot: Slot, seen: dict[tuple[Any, ...], int]) -> tuple[str, Any]:
+        if slot.kind is Kind.CONSTANT:
+            return f"c{index}", slot.const
+        if slot.kind is Kind.DYNAMIC:
+            return f"v{index}", Late(f"v{index}")
+        kind = slot.type
+        assert isinstance(kind, TensorType)
+        alias = slot.kind is Kind.ALIAS
+        strides = slot.strides if alias else None
+        offset = self._layout.offsets[slot.base if alias else index] + slot.offset
+        # Slots that share memory and look at it alike share the array and its name.
+        first = seen.setdefault((offset, kind.shape, kind.dtype, strides), index)
+        if first != index:
+            return self.names[first], self._values[first]
+        memory = self._memory
+        if memory.size:
+            array = np.ndarray(kind.dims, kind.dtype, memory, offset, strides)
+        else:
+            array = np.empty(kind.dims, kind.dtype)
+        return f"b{index}", array
+
+    def _bind(self, number: int, step: Step) -> str:
+        """The call of a step as text; its function and arguments go into the namespace."""
+        assert step.kernel is not None
+        inputs = [None if i < 0 else self._values[i] for i in step.inputs]
+        function, arguments = step.kernel.function, tuple(inputs)
+        if step.into:
+            outputs = [None if i < 0 else self._values[i] for i in step.outputs]
+            workspace = self._values[step.workspace] if step.workspace >= 0 else None
+            function, arguments = step.kernel.bind(inputs, outputs, workspace)
+        name = function.__name__ if isinstance(function, np.ufunc) else ""
+        if not name.isidentifier() or self.namespace.get(name, function) is not function:
+            name = f"{step.node.op.name.lower()}_{number}"
+        self.namespace[name] = function
+        texts = [self._argument(number, i, value) for i, value in enumerate(arguments)]
+        for i in step.copied:
+            texts[i] = f"own({texts[i]})"
+        return f"{name}({', '.join(texts)})"
+
+    def _argument(self, number: int, position: int, value: Any) -> str:
+        if isinstance(value, Late):
+            return value.name
+        known = self._name_of.get(id(value))
+        if known is not None:
+            return known
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        name = f"a{number}_{position}"
+        self.namespace[name] = value
+        return name
+
+
+# What generated code calls beside kernels.
+
+
+def own(value: Any) -> Any:
+    """A tensor in memory of its own. Lists are shared: they never hold memory of the arena."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def unshared(value: Any) -> Any:
+    """``value`` in memory that nobody else refers to, as the caller of a run gets it."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list):
+        return [unshared(element) for element in value]
+    if isinstance(value, dict):
+        return {key: unshared(element) for key, element in value.items()}
+    return value
+
+
+def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
+    """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
+    if not -array.ndim <= axis < array.ndim:
+        raise ShapeError(f"scan axis {axis} is out of range for shape {list(array.shape)}")
+    view = np.moveaxis(array, axis, 0) if axis else array
+    return view[::-1] if backward else view
+
+
+def same_length(*arrays: np.ndarray) -> int:
+    """The number of rows that all scanned inputs have."""
+    lengths = {len(array) for array in arrays}
+    if len(lengths) != 1:
+        raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
+    return lengths.pop()
+
+
+def too_many(limit: int, label: str) -> None:
+    """Stop a loop at the bound on iterations."""
+    raise LimitExceeded(
+        f"{label} passed the limit of {limit} iterations; raise Limits.max_iterations if that is "
+        "what the model should do"
+    )
+
+
+_HELPERS: dict[str, Callable[..., Any] | Any] = {
+    "__builtins__": {"len": len, "map": map, "range": range},
+    "array": np.array,
+    "array_of": array_of,
+    "asarray": np.asarray,
+    "copyto": np.copyto,
+    "count": count,
+    "element_of": element_of,
+    "empty": np.empty,
+    "int64": np.int64,
+    "own": own,
+    "rows_of": rows_of,
+    "same_length": same_length,
+    "scalar": scalar,
+    "stack": stack,
+    "too_many": too_many,
+    "true": np.array(True),
+    "truth": truth,
+    "unshared": unshared,
+}
