@@ -28,10 +28,10 @@ FLOORS = (
     ("interpret", "verify", "text", "parse"),
     ("frontends", "loading"),
     ("passes",),
-    ("plan", "liveness", "codegen", "explain", "backends.base"),
+    ("plan", "liveness", "binding", "codegen", "explain", "backends.base"),
     ("backends",),
     ("executors",),
-    ("session", "trace", "profile"),
+    ("session", "feeds", "trace", "profile"),
     ("cli", "__init__", "__main__", "onnx_backend"),
 )
 

@@ -54,6 +54,11 @@ def test_an_edge_given_twice_counts_once():
     assert (dag.edges, dag.succ, dag.pred) == (((0, 1),), ((1,), ()), ((), (0,)))
 
 
+def test_neighbours_are_sorted():
+    dag = Dag(20, [(0, 8), (0, 17), (0, 1), (8, 1), (17, 1)])
+    assert (dag.succ[0], dag.pred[1]) == ((1, 8, 17), (0, 8, 17))
+
+
 def test_the_order_of_edges_leaves_no_trace():
     shuffled = random.Random(1).sample(DIAMOND, len(DIAMOND))
     assert shuffled != DIAMOND

@@ -236,6 +236,33 @@ def test_a_small_buffer_can_stand_in_the_way_of_first_fit_but_not_of_wic():
     assert sizes == {"bump": 7, "first_fit": 7, "wic": 6, "best": 6}
 
 
+# Which planner leaves the last buffer's padding out is a matter of luck, so best compares all.
+
+
+def test_best_may_be_bump():
+    buffers = [Buffer(64, 2, 3), Buffer(70, 1, 3), Buffer(100, 0, 3)]
+    sizes = {planner: plan_memory(buffers, planner).size for planner in PLANNERS}
+    assert sizes == {"bump": 292, "first_fit": 320, "wic": 320, "best": 292}
+
+
+def test_best_may_be_wic_by_less_than_a_unit():
+    buffers = [Buffer(65, 0, 2), Buffer(128, 1, 2)]
+    sizes = {planner: plan_memory(buffers, planner).size for planner in PLANNERS}
+    assert sizes == {"bump": 256, "first_fit": 256, "wic": 193, "best": 193}
+
+
+def test_best_may_be_bump_for_conflicts():
+    sizes = [64, 70, 100]
+    arenas = {p: plan_memory_dag(sizes, lambda i, j: True, planner=p).size for p in PLANNERS}
+    assert arenas == {"bump": 292, "first_fit": 292, "wic": 320, "best": 292}
+
+
+def test_best_may_be_first_fit_for_conflicts():
+    sizes = [64, 70, 100, 1]  # the last conflicts with nothing
+    arenas = {p: plan_memory_dag(sizes, lambda i, j: j < 3, planner=p).size for p in PLANNERS}
+    assert arenas == {"bump": 321, "first_fit": 292, "wic": 320, "best": 292}
+
+
 def best_of_all_orders(buffers: Sequence[Buffer]) -> int:
     """The least arena: that of some order in which each buffer drops as low as it can."""
     least = sum(b.size for b in buffers)
@@ -293,7 +320,15 @@ def test_puzzles_without_a_gap_are_solved_or_nearly():
     assert sum(size == 1 << 20 for size in sizes["best"]) > sum(
         size == 1 << 20 for size in sizes["wic"]
     )
-    assert mean([size / (1 << 20) for size in sizes["best"]]) <= 1.03
+    assert mean([size / (1 << 20) for size in sizes["best"]]) <= 1.01
+
+
+def test_what_misses_the_lower_bound_is_still_made_smaller():
+    draw = random.Random(0)
+    puzzles = [rectangle(draw, n, n // 2) for n in (60, 80) for _ in range(4)]
+    sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in PLANNERS}
+    assert all(size > 1 << 20 for size in sizes["wic"])
+    assert mean([size / (1 << 20) for size in sizes["best"]]) <= 1.1
 
 
 # Lifetimes of neural networks
@@ -688,19 +723,43 @@ def test_where_too_many_buffers_are_live_at_once_pairs_are_not_listed(monkeypatc
 
 
 def test_the_search_ends_at_a_count(monkeypatch):
-    visits: list[int] = []
-    fit = memory._Search.fit
+    # Six buffers for each corner of a ring of five; those of one corner and of the next conflict.
+    # No more than twelve all conflict, but no arena holds them in twelve layers.
+    def conflicts(i: int, j: int) -> bool:
+        return (j // 6 - i // 6) % 5 in (0, 1, 4)
 
-    def counted(self: memory._Search, arena: Arena | None, limit: int) -> Arena | None:
-        before = self.visits
-        try:
-            return fit(self, arena, limit)
-        finally:
-            visits.append(before - self.visits)
+    looks = 0
 
-    monkeypatch.setattr(memory._Search, "fit", counted)
-    # Three of a ring of five conflicts are one layer more than the largest clique has.
-    ring = {(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)}
-    plan_memory_dag([64] * 5, lambda i, j: (i, j) in ring)
-    once = 5 + 2 * len(ring)
-    assert once < sum(visits) <= 1.2 * memory._ROUNDS * once
+    class Counted(memory._Search):
+        def weakest_spot(self, i: int, near: list[int], *others) -> int:
+            nonlocal looks
+            looks += 8 * len(near)
+            return super().weakest_spot(i, near, *others)
+
+    def lowest_gap(taken: list[tuple[int, int]], size: int, align: int) -> int:
+        nonlocal looks
+        looks += len(taken)
+        return plain(taken, size, align)
+
+    plain = memory._lowest_gap
+    monkeypatch.setattr(memory, "_Search", Counted)
+    monkeypatch.setattr(memory, "_lowest_gap", lowest_gap)
+    assert plan_memory_dag([64] * 30, conflicts).size == 15 * 64
+    once = 30 + 30 * 17
+    assert 0.5 * memory._ROUNDS * once < looks < 1.11 * memory._ROUNDS * once
+
+
+def test_best_stops_at_once_where_first_fit_reaches_the_lower_bound(monkeypatch):
+    monkeypatch.setattr(memory, "_overlaps", None)
+    monkeypatch.setattr(memory, "_Search", None)
+    assert plan_memory([Buffer(64, i, i + 1) for i in range(10)]).size == 128
+
+
+def test_best_does_not_search_for_less_than_a_unit(monkeypatch):
+    monkeypatch.setattr(memory._Search, "fit", None)
+    assert plan_memory([Buffer(size, 0, 0) for size in (3, 4, 5)]).size == 64 + 64 + 3
+
+
+def test_best_does_not_search_where_a_set_that_all_conflicts_fills_the_arena(monkeypatch):
+    monkeypatch.setattr(memory._Search, "fit", None)
+    assert plan_memory_dag([64, 1, 128, 65], lambda i, j: i > 0).size == 128 + 128 + 1

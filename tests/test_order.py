@@ -232,13 +232,51 @@ def test_outputs_of_the_graph_are_made_late():
 
 def test_the_hungrier_operand_is_evaluated_first():
     #   0 -> 1 -.
-    #            4      1 holds 1 byte but 3 needs 100 to make 10
+    #            4      1 needs 20 bytes to make 10; 3 makes more, 15, but needs 100
     #   2 -> 3 -'
     dag = Dag(5, [(0, 1), (2, 3), (1, 4), (3, 4)])
-    buffers = one_buffer_each(dag, [20, 15, 100, 10, 1])
+    buffers = one_buffer_each(dag, [20, 10, 100, 15, 1])
     order = memory_order(dag, buffers)
     assert order == [2, 3, 0, 1, 4]
-    assert peak_bytes(dag, buffers, order) == 110
+    assert peak_bytes(dag, buffers, order) == 115
+
+
+def test_what_needs_more_than_it_leaves_comes_first():
+    #   1 -> 3
+    #   0    2         bytes 5, 10, 5, 20; all but those of 1 are kept
+    dag = Dag(4, [(1, 3)])
+    order = memory_order(dag, one_buffer_each(dag, [5, 10, 5, 20]))
+    assert order == [1, 3, 0, 2]
+
+
+def test_what_frees_nothing_comes_last():
+    #   4 -> 2 -> 0     3
+    #    '-> 1                 bytes 20, 10, 20, 20, 20; those of 0, 1 and 3 are kept
+    dag = Dag(5, [(4, 2), (2, 0), (4, 1)])
+    buffers = one_buffer_each(dag, [20, 10, 20, 20, 20])
+    order = memory_order(dag, buffers)
+    assert order == [4, 1, 2, 0, 3]
+    assert peak_bytes(dag, buffers, order) == 50  # what is kept, and so the least
+
+
+def test_outputs_of_the_graph_count_from_the_end_of_the_graph():
+    #   0 -> 1 -> 4     2
+    #    '-> 3                 bytes 20, 20, 5, 1, 10; those of 2, 3 and 4 are kept
+    dag = Dag(5, [(0, 1), (1, 4), (0, 3)])
+    buffers = one_buffer_each(dag, [20, 20, 5, 1, 10])
+    order = memory_order(dag, buffers)
+    assert order == [0, 3, 1, 4, 2]
+    assert peak_bytes(dag, buffers, order) == 41
+
+
+def test_what_grows_least_comes_first():
+    #   0 -> 1 -> 2
+    #    '-> 3                 bytes 5, 20, 5, 2
+    dag = Dag(4, [(0, 1), (1, 2), (0, 3)])
+    buffers = one_buffer_each(dag, [5, 20, 5, 2])
+    order = memory_order(dag, buffers)
+    assert order == [0, 3, 1, 2]
+    assert peak_bytes(dag, buffers, order) == 27
 
 
 def test_an_order_that_cannot_be_improved_is_kept():
@@ -288,6 +326,14 @@ def test_a_memory_order_can_run_and_needs_no_more_than_the_plain_order(drawn):
     assert_can_run(dag, order)
     plain = peak_bytes(dag, outputs, topological_order(dag))
     assert peak_bytes(dag, outputs, order) <= plain
+
+
+@given(dags_with_buffers())
+@untimed
+def test_consumers_named_twice_change_nothing(drawn):
+    dag, outputs = drawn
+    twice = [[(size, c and [*c, *c]) for size, c in produced] for produced in outputs]
+    assert memory_order(dag, twice) == memory_order(dag, outputs)
 
 
 @given(dags_with_buffers())

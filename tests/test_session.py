@@ -78,7 +78,7 @@ def test_signatures_are_compiled_once(session):
     for _ in range(3):
         session.run({"x": X, "scale": SCALE}, fetches=["product"])
         session.run({"scale": SCALE, "x": X}, fetches=["product"])
-    assert len(session._signatures) == 2
+    assert len(session._signatures) == 1
 
 
 def test_every_set_of_shapes_has_a_plan(session):
@@ -265,8 +265,8 @@ def test_submit_and_arun(session):
         np.testing.assert_array_equal(outputs["y"], wanted)
 
 
-def test_cancelling_a_task_cancels_its_run():
-    session = ps.compile(
+def endless() -> ps.Session:
+    return ps.compile(
         parser.parse_model(
             HEADER
             + """g (float[4] x, int64 n) => (float[4] y) {
@@ -274,15 +274,40 @@ def test_cancelling_a_task_cancels_its_run():
                 d = Identity(c) w = Add(v, v) }> }"""
         )
     )
+
+
+FOREVER = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_cancelling_a_task_cancels_its_run_and_no_other(given):
+    session = endless()
+    ended: list[BaseException | None] = []
+
+    def submit(*arguments, **options):
+        future = ps.Session.submit(session, *arguments, **options)
+        future.add_done_callback(lambda f: ended.append(f.exception()))
+        return future
+
+    session.submit = submit  # type: ignore[method-assign]
     token = ps.CancelToken()
-    feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+    options = {"cancel": token} if given else {"cancel": None}
 
-    async def impatient():
-        await asyncio.wait_for(session.arun(feeds, cancel=token), 0.05)
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(session.arun(FOREVER, **options), 0.05)
+        while not ended:
+            await asyncio.sleep(0.005)
+        assert isinstance(ended[0], ps.Cancelled)
+        assert not token.cancelled
+        # The token still does for others.
+        task = asyncio.ensure_future(session.arun(FOREVER, cancel=token))
+        await asyncio.sleep(0.02)
+        token.cancel()
+        with pytest.raises(ps.Cancelled):
+            await task
 
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(impatient())
-    assert token.cancelled
+    asyncio.run(main())
 
 
 def test_source_shows_the_origin_of_each_line(session):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import linecache
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from types import CodeType
 from typing import Any
@@ -40,14 +40,18 @@ _SERIAL = count()
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Generated code. ``steps[i]`` is the step that line ``i + 1`` of ``source`` runs, if any;
-    ``constants`` are names in it that are the same in every arena."""
+    """Generated code.
+
+    ``steps[i]`` is the step that line ``i + 1`` of ``source`` runs, if any. ``constants`` are names
+    in it that mean the same in every arena, ``functions`` those that it defines.
+    """
 
     source: str
     filename: str
     code: CodeType
     steps: tuple[Step | None, ...]
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any]
+    functions: tuple[str, ...]
 
 
 def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | None) -> Program:
@@ -57,7 +61,8 @@ def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | N
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {_one_line(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
-    program = Program(source, filename, code, tuple(writer.steps), writer.constants)
+    functions = (*writer.functions, "run")
+    program = Program(source, filename, code, tuple(writer.steps), writer.constants, functions)
     # Tracebacks through the generated code show its lines, for as long as it is there.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None)
@@ -68,7 +73,10 @@ def instantiate(program: Program, binder: Binder) -> Callable[..., tuple[Any, ..
     """The function that runs ``program`` in the arena of ``binder``."""
     binder.namespace.update(program.constants)
     exec(program.code, binder.namespace)
-    run = binder.namespace["run"]
+    # The functions know the namespace. It forgets them: in a circle, none would go before Python
+    # next looks for such circles, and the arena with them.
+    made = [binder.namespace.pop(name) for name in program.functions]
+    run = made[-1]
     assert callable(run)
     return run
 
@@ -81,6 +89,7 @@ class _Writer:
         self.name = binder.names
         self.max_iterations = max_iterations
         self.constants: dict[str, Any] = {}
+        self.functions: list[str] = []
         self.lines: list[str] = []
         self.steps: list[Step | None] = []
         self.indent = 0
@@ -98,7 +107,10 @@ class _Writer:
     def function(self, steps: Sequence[Step]) -> None:
         plan = self.plan
         calls = self.parts(steps) if len(steps) > _MOST_STEPS else []
-        self.line(f"def run({', '.join(['control', *(self.name[i] for i in plan.inputs)])}):")
+        parameters = ["control", *[self.name[i] for i in plan.inputs]]
+        if calls:
+            parameters += ["*", *[f"{name}={name}" for name in self.functions]]
+        self.line(f"def run({', '.join(parameters)}):")
         self.indent += 1
         for i in plan.inputs:
             slot = self.slots[i]
@@ -125,7 +137,6 @@ class _Writer:
         """
         parts = [steps[i : i + _MOST_STEPS] for i in range(0, len(steps), _MOST_STEPS)]
         local = {i for i, slot in enumerate(self.slots) if slot.kind is Kind.DYNAMIC}
-        used = [local.intersection(*[_reads(step) for step in part]) for part in parts]
         used = [{i for step in part for i in _reads(step)} & local for part in parts]
         made = [{i for step in part for i in step.outputs} & local for part in parts]
         later = [set(self.plan.outputs) & local]
@@ -138,6 +149,7 @@ class _Writer:
             arguments = ", ".join(["control", *(self.name[i] for i in sorted(used[n] - made[n]))])
             leaving = sorted(made[n] & later[n])
             comma = "," if len(leaving) == 1 else ""
+            self.functions.append(f"part{n}")
             self.line(f"def part{n}({arguments}):")
             self.indent += 1
             self.block(part, leaving)
@@ -480,6 +492,8 @@ def _comment(step: Step) -> str:
 
 def _one_line(text: str) -> str:
     """``text`` without anything that would end a comment: names come from files."""
+    if text.isprintable():
+        return text
     return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
 
 

@@ -295,10 +295,8 @@ class _Search:
     ) -> int:
         """An offset for buffer i, below ``limit``, where the buffers in its way resist least."""
         size, align = self.blocks.sizes[i], self.blocks.aligns[i]
-        highest = (limit - size) // align * align
-        spots = {0, highest}
-        spots.update(_round_up(ends[j], align) for j in near)
-        spots.update((offsets[j] - size) // align * align for j in near)
+        # As in ``_lowest_gap``, there is nothing to win between the ends of others.
+        spots = sorted({0, *(_round_up(ends[j], align) for j in near)})
         # In the way are those that start below the end of the spot, less those that end before it.
         by_start = sorted((offsets[j], self.resistance[j]) for j in near)
         by_end = sorted((ends[j], self.resistance[j]) for j in near)
@@ -311,7 +309,7 @@ class _Search:
             weight = started[bisect_left(starts, spot + size)] - ended[bisect_right(stops, spot)]
             return weight * (1 + self.draw.random())
 
-        return min((spot for spot in sorted(spots) if 0 <= spot <= highest), key=resistance)
+        return min((spot for spot in spots if spot + size <= limit), key=resistance)
 
 
 def _size(arena: Arena) -> int:

@@ -8,38 +8,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from penstock import garbage
 from penstock.backends.base import Backend
 from penstock.backends.numpy import NumpyBackend
-from penstock.errors import InvalidInput, LimitExceeded, PenstockError
+from penstock.errors import InvalidInput, InvalidModel, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Control, begin, end
 from penstock.executors.linear import LinearExecutor
 from penstock.explain import format_plan
+from penstock.feeds import check_dims, convert
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
+from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
 from penstock.plan import Plan, compile_plan
 from penstock.threads import pool
-from penstock.types import (
-    STRING,
-    AnyType,
-    MapType,
-    OptionalType,
-    SequenceType,
-    TensorType,
-    Type,
-    dtype_name,
-)
+from penstock.types import ANY, AnyType, OptionalType, TensorType, Type
 
 EXECUTORS = ("auto", "linear")
 BACKENDS = ("numpy",)
+
+# Sets of feeds and fetches that a session remembers.
+_MOST_SIGNATURES = 256
 
 _ndarray = np.ndarray
 
@@ -65,52 +62,39 @@ class Memory:
 
 
 class Signature:
-    """The part of a model that one set of feeds and fetches needs, and its plans by shapes."""
+    """The part of a model that one set of feeds and fetches needs."""
 
-    def __init__(self, graph: Graph, outputs: Sequence[str], session: Session) -> None:
+    def __init__(self, graph: Graph, outputs: Sequence[str]) -> None:
         self.graph = graph
-        self.session = session
         self.names = tuple(value.name for value in graph.inputs)
         self.types = tuple(value.type for value in graph.inputs)
         self.dtypes = tuple(
             kind.dtype if isinstance(kind, TensorType) else None for kind in self.types
         )
+        # Whether a plan depends on the dtypes of what is fed, and not on shapes alone.
+        self.loose = None in self.dtypes
         self.outputs = tuple(outputs)
-        self.plans: OrderedDict[tuple[Any, ...], LinearExecutor] = OrderedDict()
-        self.lock = threading.Lock()
-        # The executor of the last run: most sessions see the same shapes again and again.
-        self.last: tuple[tuple[Any, ...], LinearExecutor | None] = ((), None)
-
-    def executor(self, values: Sequence[Any]) -> LinearExecutor:
-        """The executor for the shapes of ``values``, compiled if they are new."""
-        key = tuple([x.shape if x.__class__ is _ndarray else _key(x) for x in values])
-        last, found = self.last
-        if found is not None and key == last:
-            return found
-        with self.lock:
-            found = self.plans.get(key)
-            if found is None:
-                found = self.session._compile(self.graph, values)
-                self.plans[key] = found
-                self.session._evict(self)
-            self.plans.move_to_end(key)
-            self.last = (key, found)
-        return found
+        self.lock = threading.Lock()  # held by the thread that compiles
+        # The plan of the last run: most sessions see the same shapes again and again.
+        self.last: tuple[Any, LinearExecutor | None] = (None, None)
 
     def values(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The fed values in order, checked and converted."""
+        """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
         values = []
         for name, kind, dtype in zip(self.names, self.types, self.dtypes, strict=True):
-            try:
-                value = feeds[name]
-            except KeyError:
-                raise self.session._unknown_feeds(feeds, self.names) from None
+            value = feeds[name]
             if value.__class__ is not _ndarray or value.dtype != dtype:
                 value = convert(name, value, kind)
             values.append(value)
         if len(values) != len(feeds):
-            raise self.session._unknown_feeds(feeds, self.names)
+            raise KeyError
         return values
+
+    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What of the fed values a plan depends on."""
+        if self.loose:
+            return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
+        return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
 
 class Session:
@@ -154,12 +138,13 @@ class Session:
         self._backends: list[Backend] = [NumpyBackend() for _ in names]
         self._closed = False
         self._lock = threading.Lock()
-        self._signatures: dict[tuple[Any, ...], Signature] = {}
+        # Both in the order of their last use.
+        self._signatures: OrderedDict[Any, Signature] = OrderedDict()
+        self._plans: OrderedDict[tuple[Signature, Any], LinearExecutor] = OrderedDict()
         graph = self.model.graph
         self._values = _values_by_name(graph)
-        self._main = self._signature(
-            [v.name for v in graph.inputs], [v.name for v in graph.outputs]
-        )
+        inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
+        self._main = self._compile_signature(inputs, outputs, ())
         if shapes is not None:
             self._prepare(shapes)
 
@@ -194,10 +179,13 @@ class Session:
             raise PenstockError("the session is closed")
         try:
             values = signature.values(feeds)
-        except _OtherSignature:
+        except KeyError:  # these are other values of the model than its inputs, if they are any
             signature = self._signature_for(feeds, fetches, targets)
             values = signature.values(feeds)
-        executor = signature.executor(values)
+        key = signature.key(values)
+        last, executor = signature.last
+        if executor is None or key != last:
+            executor = self._executor(signature, key, values)
         if timeout is None and cancel is None:
             outputs = executor.run(values, NEVER)
         else:
@@ -225,13 +213,13 @@ class Session:
         """``run`` for asyncio: the event loop goes on meanwhile; cancelling it cancels the run."""
         import asyncio
 
-        token = options.setdefault("cancel", CancelToken())
-        future = self.submit(feeds, *arguments, **options)
+        # Of several runs that share a token, cancelling the task stops its own only.
+        token = CancelToken(options.pop("cancel", None))
+        future = self.submit(feeds, *arguments, cancel=token, **options)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if token is not None:
-                token.cancel()
+            token.cancel()
             raise
 
     # Looking inside.
@@ -260,9 +248,9 @@ class Session:
     @property
     def memory(self) -> Memory:
         """Bytes held."""
-        executors = [e for s in list(self._signatures.values()) for e in list(s.plans.values())]
+        executors = self._executors()
         constants = max((e.plan.constant_bytes for e in executors), default=0)
-        return Memory(constants, sum(e.nbytes for e in executors), len(executors))
+        return Memory(constants, sum(e.arena_bytes for e in executors), len(executors))
 
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
@@ -271,9 +259,8 @@ class Session:
 
     def trim(self) -> None:
         """Give back the arenas that no run holds."""
-        for signature in list(self._signatures.values()):
-            for executor in list(signature.plans.values()):
-                executor.trim()
+        for executor in self._executors():
+            executor.trim()
 
     # Lifetime.
 
@@ -281,7 +268,10 @@ class Session:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
         with self._lock:
             self._closed = True
+            for signature, _ in self._plans:
+                signature.last = (None, None)
             self._signatures.clear()
+            self._plans.clear()
 
     def __enter__(self) -> Session:
         return self
@@ -335,18 +325,61 @@ class Session:
 
     def _prepare(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Compile the plan for the given shapes of inputs ahead of the first run."""
-        unknown = set(shapes) - set(self._main.names)
-        if unknown:
-            raise self._unknown_feeds(dict.fromkeys(shapes), self._main.names)
+        signature = self._main
+        for name in sorted(set(shapes) - set(signature.names)):
+            self._value(name, "feed")
+            raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
         values = []
-        for name, kind in zip(self._main.names, self._main.types, strict=True):
+        for name, kind in zip(signature.names, signature.types, strict=True):
             if not isinstance(kind, TensorType) or kind.dtype is None:
                 raise InvalidInput(f"input {name!r}: shapes= needs a tensor, not {kind}")
-            shape = tuple(shapes.get(name, kind.shape or ()))
-            if not all(isinstance(dim, int) for dim in shape):
+            dims = shapes.get(name, kind.shape)
+            shape = () if dims is None else tuple([d for d in dims if _is_dim(d)])
+            if dims is None or len(shape) < len(dims):
                 raise InvalidInput(f"input {name!r} of type {kind}: shapes= must say every dim")
-            values.append(np.broadcast_to(np.zeros((), kind.dtype), shape))  # type: ignore[arg-type]
-        self._main.executor(values)
+            values.append(np.broadcast_to(np.zeros((), kind.dtype), shape))
+        self._executor(signature, signature.key(values), values)
+
+    def _executors(self) -> list[LinearExecutor]:
+        with self._lock:
+            return list(self._plans.values())
+
+    def _executor(
+        self, signature: Signature, key: tuple[Any, ...], values: Sequence[Any]
+    ) -> LinearExecutor:
+        """The executor of a plan that was not the last one used; compiled if it is new.
+
+        Of threads that need the same new plan one compiles it; those that have theirs go on.
+        """
+        found = self._known(signature, key)
+        if found is None:
+            with signature.lock:
+                found = self._known(signature, key)
+                if found is None:
+                    found = self._compile(signature.graph, values)
+                    self._keep(signature, key, found)
+        signature.last = (key, found)
+        return found
+
+    def _known(self, signature: Signature, key: tuple[Any, ...]) -> LinearExecutor | None:
+        with self._lock:
+            found = self._plans.get((signature, key))
+            if found is not None:
+                self._plans.move_to_end((signature, key))
+        return found
+
+    def _keep(self, signature: Signature, key: tuple[Any, ...], executor: LinearExecutor) -> None:
+        """Add a plan, and drop those not used for longest, down to the limit on their bytes."""
+        with self._lock:
+            if self._closed:
+                return
+            self._plans[signature, key] = executor
+            held = sum(each.nbytes for each in self._plans.values())
+            while held > self.limits.max_plans_bytes and len(self._plans) > 1:
+                (old, _), dropped = self._plans.popitem(last=False)
+                held -= dropped.nbytes
+                if old.last[1] is dropped:
+                    old.last = (None, None)
 
     def _compile(self, graph: Graph, values: Sequence[Any]) -> LinearExecutor:
         """The executor of ``graph`` for values of these shapes."""
@@ -355,43 +388,16 @@ class Session:
             copy = clone(graph)
             for value, given in zip(copy.inputs, values, strict=True):
                 value.type = _concrete(value.type, given)
-            optimize(copy, self.limits)
-            plan = compile_plan(copy, self._backends)
-            executor = LinearExecutor(plan, self._backends[0], self.limits)
-        most = self.limits.max_bytes
-        if most is not None and executor.arena_bytes > most:
-            raise LimitExceeded(
-                f"the plan needs an arena of {executor.arena_bytes} bytes, above the limit of "
-                f"{most} (Limits.max_bytes)"
-            )
-        return executor
-
-    def _evict(self, signature: Signature) -> None:
-        """Drop the plans that were not used for longest, down to the limit on their bytes."""
-        held = sum(executor.nbytes for executor in signature.plans.values())
-        while held > self.limits.max_plans_bytes and len(signature.plans) > 1:
-            _, dropped = signature.plans.popitem(last=False)
-            held -= dropped.nbytes
-
-    def _signature(
-        self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str] = ()
-    ) -> Signature:
-        key = (frozenset(feeds), tuple(fetches), tuple(targets))
-        found = self._signatures.get(key)
-        if found is None:
-            with self._lock, garbage.paused():
-                graph = cut(
-                    self.model.graph,
-                    [self._value(name, "feed") for name in feeds],
-                    [self._value(name, "fetch") for name in (*fetches, *targets)],
-                )
-                missing = unfed(graph)
-                if missing:
-                    names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
-                    raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
-                optimize(graph, self.limits)
-                found = self._signatures[key] = Signature(graph, fetches, self)
-        return found
+            types = ", ".join(map(repr, copy.inputs))
+            try:
+                optimize(copy, self.limits)
+                plan = compile_plan(copy, self._backends)
+            except InvalidModel as error:
+                if all(a.type == b.type for a, b in zip(graph.inputs, copy.inputs, strict=True)):
+                    raise
+                # What is valid in general is not for these shapes.
+                raise InvalidInput(f"the model cannot run with ({types}): {error}") from error
+            return LinearExecutor(plan, self._backends[0], self.limits)
 
     def _signature_for(
         self,
@@ -401,27 +407,64 @@ class Session:
     ) -> Signature:
         if self._closed:
             raise PenstockError("the session is closed")
-        if isinstance(fetches, str):
-            raise InvalidInput(f"fetches must be a list of names; did you mean [{fetches!r}]?")
-        names = list(fetches) if fetches is not None else [v.name for v in self.model.graph.outputs]
-        return self._signature(list(feeds), names, targets or ())
+        for names, what in ((fetches, "fetches"), (targets, "targets")):
+            if isinstance(names, str):
+                raise InvalidInput(f"{what} must be a list of names; did you mean [{names!r}]?")
+        fetched = [v.name for v in self.model.graph.outputs] if fetches is None else list(fetches)
+        main = self._main
+        if not targets and tuple(fetched) == main.outputs and set(feeds) == set(main.names):
+            return main
+        key = (frozenset(feeds), tuple(fetched), tuple(targets or ()))
+        with self._lock:
+            found = self._signatures.get(key)
+            if found is not None:
+                self._signatures.move_to_end(key)
+                return found
+        made = self._compile_signature(list(feeds), fetched, targets or ())
+        with self._lock:
+            found = self._signatures.setdefault(key, made)
+            while len(self._signatures) > _MOST_SIGNATURES:
+                _, dropped = self._signatures.popitem(last=False)
+                for plan in [plan for plan in self._plans if plan[0] is dropped]:
+                    del self._plans[plan]
+        return found
+
+    def _compile_signature(
+        self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
+    ) -> Signature:
+        with garbage.paused():
+            fed = [self._value(name, "feed") for name in feeds]
+            fetched = [self._value(name, "fetch") for name in (*fetches, *targets)]
+            graph = cut(self.model.graph, fed, fetched)
+            missing = unfed(graph)
+            if missing:
+                names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
+                raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
+            for value in graph.inputs:
+                if isinstance(value.type, AnyType):
+                    value.type = self._inferred.get(value.name, ANY)
+            optimize(graph, self.limits)
+        return Signature(graph, fetches)
+
+    @cached_property
+    def _inferred(self) -> dict[str, Type]:
+        """What is known of the values that the model declares no type of: dtypes, no shapes.
+
+        Which shapes fit a value that is fed instead of computed, the graph behind it decides.
+        """
+        graph = clone(self.model.graph)
+        infer_types(graph)
+        return {
+            name: TensorType(value.type.dtype)
+            for name, value in _values_by_name(graph).items()
+            if isinstance(value.type, TensorType)
+        }
 
     def _value(self, name: str, role: str) -> Value:
         found = self._values.get(name)
         if found is None:
             raise InvalidInput(f"cannot {role} {name!r}: {_suggest(name, self._values)}")
         return found
-
-    def _unknown_feeds(self, feeds: Mapping[str, Any], names: Sequence[str]) -> Exception:
-        """What is wrong with the names of ``feeds``; another signature if they are all known."""
-        for name in feeds:
-            if name not in self._values:
-                raise InvalidInput(f"cannot feed {name!r}: {_suggest(name, self._values)}")
-        return _OtherSignature()
-
-
-class _OtherSignature(Exception):  # noqa: N818
-    """The feeds are not the model's inputs but other values of it."""
 
 
 def compile(
@@ -476,92 +519,8 @@ def _suggest(name: str, names: Iterable[str]) -> str:
     )
 
 
-def convert(name: str, value: Any, kind: Type) -> Any:
-    """``value`` as input ``name`` of type ``kind``; raises ``InvalidInput`` if it cannot be."""
-    if isinstance(kind, AnyType):
-        return value
-    if isinstance(kind, OptionalType):
-        return None if value is None else convert(name, value, kind.element)
-    if isinstance(kind, SequenceType):
-        if not isinstance(value, list | tuple):
-            raise InvalidInput(f"input {name!r} is a sequence, give a list, not {_what(value)}")
-        return [convert(f"{name}[{i}]", x, kind.element) for i, x in enumerate(value)]
-    if isinstance(kind, MapType):
-        if not isinstance(value, dict):
-            raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
-        return value
-    own_dtype = getattr(value, "dtype", None)
-    try:
-        if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-            array = np.asarray(value)
-        elif hasattr(value, "__dlpack__"):
-            array = np.from_dlpack(value)
-        elif kind.dtype is not None and own_dtype is None:
-            # Lists and numbers have no dtype of their own, and take the input's.
-            array = _from_python(value, kind.dtype)
-        else:
-            array = np.asarray(value)
-    except (TypeError, ValueError, OverflowError, BufferError) as error:
-        raise InvalidInput(
-            f"input {name!r} of type {kind} cannot be made of {_what(value)}: {error}"
-        ) from error
-    if kind.dtype == STRING and array.dtype.kind in "UST":
-        array = array.astype(object)
-    if kind.dtype is not None and array.dtype != kind.dtype:
-        raise InvalidInput(
-            f"input {name!r} must be {dtype_name(kind.dtype)}, not {dtype_name(array.dtype)}; "
-            f"convert it with .astype({dtype_name(kind.dtype)!r})"
-        )
-    return array
-
-
-def _from_python(value: Any, dtype: np.dtype) -> np.ndarray:
-    array = np.asarray(value)
-    if dtype == STRING:
-        return array.astype(object)
-    # A number may become a wider kind, never a narrower one: 1.5 is no integer.
-    ranks = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
-    if array.size and ranks.get(array.dtype.kind, 0) > ranks.get(dtype.kind, 2):
-        raise TypeError(f"{array.dtype} does not fit {dtype}")
-    return np.asarray(value, dtype)
-
-
-def _what(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array of {dtype_name(value.dtype)} and shape {value.shape}"
-    return f"a {type(value).__name__}"
-
-
-def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
-    """Ranks and dims fit the declared ones, and dims of one name are equal."""
-    bound: dict[str, tuple[int, str]] = {}
-    for declared, value in zip(inputs, values, strict=True):
-        kind = declared.type
-        if not isinstance(kind, TensorType) or kind.shape is None:
-            continue
-        if len(kind.shape) != value.ndim:
-            raise InvalidInput(
-                f"input {declared.name!r} has rank {len(kind.shape)} ({kind}), "
-                f"an array of shape {value.shape} was given"
-            )
-        for axis, (dim, given) in enumerate(zip(kind.shape, value.shape, strict=True)):
-            if isinstance(dim, int) and dim != given:
-                raise InvalidInput(
-                    f"input {declared.name!r} must have {dim} at axis {axis} ({kind}), "
-                    f"an array of shape {value.shape} was given"
-                )
-            if isinstance(dim, str):
-                first, where = bound.setdefault(dim, (given, f"{declared.name!r} axis {axis}"))
-                if first != given:
-                    raise InvalidInput(
-                        f"input {declared.name!r}: dim {dim!r} at axis {axis} is {given}, "
-                        f"but {first} at {where}"
-                    )
-
-
-def _key(value: Any) -> Any:
-    """What of a value that is no tensor a plan depends on: nothing."""
-    return value.shape if isinstance(value, np.ndarray) else None
+def _is_dim(dim: Any) -> TypeGuard[int]:
+    return isinstance(dim, int | np.integer) and dim >= 0
 
 
 def _concrete(kind: Type, value: Any) -> Type:

@@ -39,7 +39,9 @@ def graphs() -> Mapping[str, tuple[Graph, Sequence[Any]]]:
             except PenstockError:  # what is not supported
                 continue
             ((inputs, _), *_) = case.data_sets
-            found[case.name] = graph, [_normalize_tensor(x) for x in inputs]
+            arrays = [_normalize_tensor(x) for x in inputs]
+            arrays = [np.asarray(x) if isinstance(x, np.generic) else x for x in arrays]
+            found[case.name] = graph, arrays
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import math
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -42,93 +44,120 @@ NEVER = Control()
 
 
 class CancelToken:
-    """Cancels the runs it was given to, from any thread: ``session.run(feeds, cancel=token)``."""
+    """Cancels the runs it was given to, from any thread: ``session.run(feeds, cancel=token)``.
 
-    def __init__(self) -> None:
+    A token with a ``parent`` is cancelled with it, but not the parent with the token.
+    """
+
+    def __init__(self, parent: CancelToken | None = None) -> None:
+        self._parent = parent
         self._lock = threading.Lock()
-        self._controls: list[Control] = []
+        self._controls: set[Control] = set()
         self._cancelled = False
 
     @property
     def cancelled(self) -> bool:
-        """Whether ``cancel`` was called."""
-        return self._cancelled
+        """Whether ``cancel`` was called, for this token or its parent."""
+        return self._cancelled or (self._parent is not None and self._parent.cancelled)
 
     def cancel(self) -> None:
         """Stop every run that holds this token, now and later, with ``Cancelled``."""
         with self._lock:
             self._cancelled = True
-            controls, self._controls = self._controls, []
+            controls, self._controls = self._controls, set()
         for control in controls:
             control.set(Cancelled("the run was cancelled by its caller"))
 
     def attach(self, control: Control) -> None:
         """Let ``cancel`` stop a run."""
+        if self._parent is not None:
+            self._parent.attach(control)
         with self._lock:
             if not self._cancelled:
-                self._controls.append(control)
+                self._controls.add(control)
                 return
         control.set(Cancelled("the run was cancelled before it began"))
 
     def detach(self, control: Control) -> None:
         """Forget a run that has ended."""
+        if self._parent is not None:
+            self._parent.detach(control)
         with self._lock:
-            if control in self._controls:
-                self._controls.remove(control)
+            self._controls.discard(control)
 
 
 class _Watchdog:
-    """One thread that stops runs at their deadlines; it sleeps while there are none."""
+    """One thread that stops runs at their deadlines; it sleeps while there are none.
+
+    ``queue`` is a heap. A run that ends early leaves its entry there, which means nothing once the
+    run is gone from ``timeouts``; when most entries mean nothing, the queue is made anew.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.queue: list[tuple[float, int, Control, float]] = []
+        self.queue: list[tuple[float, int, Control]] = []
+        self.timeouts: dict[Control, float] = {}
         self.numbers = count()
         self.thread: threading.Thread | None = None
 
     def add(self, control: Control, timeout: float) -> None:
+        entry = (time.monotonic() + timeout, next(self.numbers), control)
         with self.changed:
-            # A fork leaves the thread behind in the parent.
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(
                     target=self.watch, name="penstock-deadlines", daemon=True
                 )
                 self.thread.start()
-            when = time.monotonic() + timeout
-            heapq.heappush(self.queue, (when, next(self.numbers), control, timeout))
-            self.changed.notify()
+            self.timeouts[control] = timeout
+            heapq.heappush(self.queue, entry)
+            if self.queue[0] is entry:
+                self.changed.notify()
+
+    def remove(self, control: Control) -> None:
+        with self.changed:
+            self.timeouts.pop(control, None)
+            if len(self.queue) > 2 * len(self.timeouts) + _FEW:
+                self.queue = [entry for entry in self.queue if entry[2] in self.timeouts]
+                heapq.heapify(self.queue)
 
     def watch(self) -> None:
         while True:
             with self.changed:
                 while not self.queue:
                     self.changed.wait()
-                wait = self.queue[0][0] - time.monotonic()
+                when, _, control = self.queue[0]
+                wait = when - time.monotonic()
                 if wait > 0:
-                    self.changed.wait(wait)
+                    self.changed.wait(min(wait, threading.TIMEOUT_MAX))
                     continue
-                _, _, control, timeout = heapq.heappop(self.queue)
-            control.set(DeadlineExceeded(f"the run did not end within its timeout of {timeout} s"))
-
-    def remove(self, control: Control) -> None:
-        with self.changed:
-            self.queue = [entry for entry in self.queue if entry[2] is not control]
-            heapq.heapify(self.queue)
+                heapq.heappop(self.queue)
+                timeout = self.timeouts.pop(control, None)
+            if timeout is not None:
+                control.set(_late(timeout))
 
 
+_FEW = 64
 _WATCHDOG = _Watchdog()
+
+if hasattr(os, "register_at_fork"):
+    # The child has none of its parent's threads and runs.
+    os.register_at_fork(after_in_child=_WATCHDOG.__init__)  # type: ignore[misc]
+
+
+def _late(timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the run did not end within its timeout of {timeout} s")
 
 
 def begin(timeout: float | None, cancel: CancelToken | None) -> Control:
     """The control of a new run that may take ``timeout`` seconds and be cancelled."""
     control = Control()
+    if timeout is not None:
+        if not timeout > 0:
+            control.set(_late(timeout))
+        elif timeout < math.inf:
+            _WATCHDOG.add(control, timeout)
     if cancel is not None:
         cancel.attach(control)
-    if timeout is not None:
-        if timeout <= 0:
-            control.set(DeadlineExceeded(f"the run has a timeout of {timeout} s"))
-        else:
-            _WATCHDOG.add(control, timeout)
     return control
 
 
@@ -136,7 +165,7 @@ def end(control: Control, timeout: float | None, cancel: CancelToken | None) -> 
     """Release what ``begin`` set up."""
     if cancel is not None:
         cancel.detach(control)
-    if timeout is not None and timeout > 0:
+    if timeout is not None:
         _WATCHDOG.remove(control)
 
 

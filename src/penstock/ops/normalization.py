@@ -158,10 +158,10 @@ def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float
     def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
         out, *others = rest[:results]
         own_mean = x.mean(axes)
-        np.subtract(x, own_mean.reshape(shape), out)
-        own_variance = np.square(out).mean(axes)
+        centred = x - own_mean.reshape(shape)
+        own_variance = np.square(centred).mean(axes)
         factor = scale / np.sqrt(own_variance + epsilon)
-        np.multiply(out, factor.reshape(shape), out)
+        np.multiply(centred, factor.reshape(shape), out)
         np.add(out, bias.reshape(shape), out)
         kept, added = momentum, 1 - momentum
         values = mean * kept + own_mean * added, variance * kept + own_variance * added
