@@ -171,6 +171,14 @@ def test_each_buffer_has_its_own_alignment(planner):
     assert_sound(buffers, plan_memory(buffers, planner))
 
 
+@pytest.mark.parametrize("planner", ["bump", "first_fit"])
+def test_a_strict_alignment_pads_no_other_buffer(planner):
+    buffers = [Buffer(10, 0, 0, 1), Buffer(10, 0, 0, 1), Buffer(1, 0, 0, 4096), Buffer(5, 0, 0, 1)]
+    offsets = plan_memory(buffers, planner).offsets
+    assert offsets[:3] == (0, 10, 4096)
+    assert offsets[3] in (20, 4097)
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_sizes_and_steps_may_exceed_64_bits(planner):
     buffers = [Buffer(1 << 70, 0, 1 << 80), Buffer(1 << 69, 1 << 79, 1 << 81)]
@@ -298,8 +306,13 @@ def test_best_is_the_best_of_all_orders_for_few_buffers(buffers):
 def rectangle(draw: random.Random, n: int, steps: int) -> list[Buffer]:
     """A rectangle of 1 MiB by so many steps, cut at random into n buffers, in any order."""
     parts = [(1 << 20, 0, steps - 1)]
+
+    def worth_cutting(k: int) -> float:
+        size, first, last = parts[k]
+        return size * (last - first + 1) * draw.random()
+
     while len(parts) < n:
-        size, first, last = parts.pop(max(range(len(parts)), key=lambda _: draw.random()))
+        size, first, last = parts.pop(max(range(len(parts)), key=worth_cutting))
         if draw.random() < 0.5 and last > first:
             middle = draw.randrange(first, last)
             parts += [(size, first, middle), (size, middle + 1, last)]
@@ -312,23 +325,20 @@ def rectangle(draw: random.Random, n: int, steps: int) -> list[Buffer]:
     return [Buffer(*part) for part in parts]
 
 
-def test_puzzles_without_a_gap_are_solved_or_nearly():
+def test_small_puzzles_are_solved():
     draw = random.Random(0)
-    puzzles = [rectangle(draw, n, n // 2) for n in (10, 20, 30, 40, 60) for _ in range(4)]
-    assert all(lower_bound(puzzle) == 1 << 20 for puzzle in puzzles)
-    sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in PLANNERS}
-    assert sum(size == 1 << 20 for size in sizes["best"]) > sum(
-        size == 1 << 20 for size in sizes["wic"]
-    )
-    assert mean([size / (1 << 20) for size in sizes["best"]]) <= 1.01
+    puzzles = [rectangle(draw, n, n // 2) for n in (10, 20, 30, 40) for _ in range(4)]
+    sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in ("wic", "best")}
+    assert set(sizes["best"]) == {1 << 20}
+    assert max(sizes["wic"]) > 1.5 * (1 << 20)
 
 
-def test_what_misses_the_lower_bound_is_still_made_smaller():
+def test_large_puzzles_come_close():
     draw = random.Random(0)
     puzzles = [rectangle(draw, n, n // 2) for n in (60, 80) for _ in range(4)]
-    sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in PLANNERS}
-    assert all(size > 1 << 20 for size in sizes["wic"])
-    assert mean([size / (1 << 20) for size in sizes["best"]]) <= 1.1
+    sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in ("wic", "best")}
+    assert mean([size / (1 << 20) for size in sizes["best"]]) < 1.1
+    assert mean([size / (1 << 20) for size in sizes["wic"]]) > 1.2
 
 
 # Lifetimes of neural networks
@@ -720,6 +730,22 @@ def test_where_too_many_buffers_are_live_at_once_pairs_are_not_listed(monkeypatc
     buffers = [Buffer(draw.randrange(1, 5000), i, i + 5000) for i in range(MANY // 10)]
     arena = plan_memory(buffers)
     assert arena.size < plan_memory(buffers, "first_fit").size
+
+
+def test_where_pairs_are_not_listed_the_smallest_gap_is_tried(monkeypatch):
+    #   step    0  1  2  3  4  5
+    #   2       =                   leaves a gap of two
+    #   1       =======
+    #   1       =                   leaves a gap of one
+    #   1       =======
+    #   1          ====             fits both
+    #   2             =             fits the first only
+    #   and the same with time reversed
+    half = [(2, 0, 0), (1, 0, 2), (1, 0, 0), (1, 0, 2), (1, 1, 2), (2, 2, 2)]
+    buffers = kib(*half, *((size, 5 - last, 5 - first) for size, first, last in half))
+    monkeypatch.setattr(memory, "_PAIRS", 0)
+    assert plan_memory(buffers, "first_fit").size == 7 << 10
+    assert plan_memory(buffers).size == 5 << 10
 
 
 def test_the_search_ends_at_a_count(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import order as order_module
 from penstock.dag import Dag
 from penstock.order import (
     Output,
@@ -283,6 +284,13 @@ def test_an_order_that_cannot_be_improved_is_kept():
     #   0 -> 2, 1 -> 3
     dag = Dag(4, [(0, 2), (1, 3)])
     assert memory_order(dag, one_buffer_each(dag, [5, 5, 5, 5])) == [0, 1, 2, 3]
+
+
+def test_no_other_order_is_tried_where_the_plain_one_is_the_best_possible(monkeypatch):
+    #   0 -> 1 -> 2      the most that one node touches is a peak that no order avoids
+    monkeypatch.setattr(order_module, "_greedy", None)
+    dag = Dag(3, [(0, 1), (1, 2)])
+    assert memory_order(dag, one_buffer_each(dag, [1, 2, 3])) == [0, 1, 2]
 
 
 def test_sizes_may_exceed_64_bits():

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_bytes() -> int | None:
+    """Bytes of memory that the process may have: the machine's, or fewer if its cgroup (v2, v1)
+    says so; ``None`` where the system does not tell.
+    """
+    found = []
+    with suppress(AttributeError, OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in _CGROUPS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            found.append(int(Path(path).read_text()))
+    return min(found, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +38,9 @@ class Limits:
     """dims of one tensor, NumPy's own bound"""
     max_elements: int = 2**62
     """elements of one tensor: a product of dims beyond it would overflow byte counts"""
-    max_bytes: int | None = None
-    """bytes of all arenas and plans of a session; also the most that one planned tensor may take"""
+    max_bytes: int | None = field(default_factory=machine_bytes)
+    """bytes of the arenas of one plan, and of one tensor whose shape is known before a run; by
+    default, of the memory there is"""
     max_constant_bytes: int | None = None
     """bytes of all constants of a model"""
     max_iterations: int | None = None

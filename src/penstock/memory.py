@@ -18,8 +18,8 @@ from heapq import heappop, heappush
 from itertools import accumulate, combinations
 
 # What planner "best" may spend, counted and not timed, so that its result is the same on every
-# machine: pairs of buffers that it lists, and visits of its search to buffers and their neighbours,
-# as many as a number of rounds past all of them makes, but no more than some seconds of them.
+# machine: pairs of buffers that it lists, and visits of its search to buffers and their neighbours:
+# so many rounds past all of them, but no more visits than take about a second.
 _PAIRS = 2_000_000
 _ROUNDS = 1_000
 _VISITS = 5_000_000

@@ -28,6 +28,7 @@ from penstock.loading import load
 from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
+from penstock.passes.sizes import check_sizes
 from penstock.plan import Plan, compile_plan
 from penstock.threads import pool
 from penstock.types import ANY, AnyType, OptionalType, TensorType, Type
@@ -391,6 +392,7 @@ class Session:
             types = ", ".join(map(repr, copy.inputs))
             try:
                 optimize(copy, self.limits)
+                check_sizes(copy, self.limits)
                 plan = compile_plan(copy, self._backends)
             except InvalidModel as error:
                 if all(a.type == b.type for a, b in zip(graph.inputs, copy.inputs, strict=True)):
@@ -520,7 +522,7 @@ def _suggest(name: str, names: Iterable[str]) -> str:
 
 
 def _is_dim(dim: Any) -> TypeGuard[int]:
-    return isinstance(dim, int | np.integer) and dim >= 0
+    return isinstance(dim, int | np.integer) and int(dim) >= 0
 
 
 def _concrete(kind: Type, value: Any) -> Type:

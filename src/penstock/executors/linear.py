@@ -28,6 +28,8 @@ Run = Callable[..., tuple[Any, ...]]
 
 # What a line of a program takes in memory, with its step, its slots and its graph.
 _STEP_BYTES = 2500
+# Runs at once that are not counted: no process has as many threads.
+_MANY_RUNS = 1000
 # How often a run that waits for an arena looks at its control.
 _PATIENCE_S = 0.02
 
@@ -49,7 +51,8 @@ class LinearExecutor:
                     f"the plan needs an arena of {size} bytes, above the limit of {most} "
                     "(Limits.max_bytes)"
                 )
-            self._room = threading.Semaphore(most // size)
+            if most // size < _MANY_RUNS:
+                self._room = threading.Semaphore(most // size)
         binder = self._binder()
         self._program = codegen.generate(plan, self.layout, binder, limits.max_iterations)
         self._pool: list[Run] = [self._enter(binder)]
@@ -136,6 +139,8 @@ class LinearExecutor:
     def _explained(self, error: Exception) -> PenstockError:
         """The error with the node at fault: its origin and the shapes of its inputs."""
         step, names = self._where(error)
+        if step is None and isinstance(error, MemoryError):
+            return RunError(f"there is no memory for the outputs: {error}")
         if step is None:
             return InternalError(f"the run failed outside of any node: {error!r}")
         inputs = ", ".join(
@@ -144,7 +149,7 @@ class LinearExecutor:
             else f"{self.plan.slots[i].name}: {names.get(i, self.plan.slots[i].type)}"
             for i in step.inputs
         )
-        what = f"{error}" if isinstance(error, ShapeError) else f"{error!r}"
+        what = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
         message = f"{step.node.op.name} ({step.node.label}) with inputs ({inputs}): {what}"
         # No values make correct code meet a name that it does not know, or fail an assertion.
         if isinstance(error, AssertionError | NameError):

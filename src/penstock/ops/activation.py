@@ -16,20 +16,27 @@ import numpy as np
 from penstock.ir import Node
 from penstock.ops.arithmetic import erf_argument
 from penstock.ops.base import Attrs, Compile, Consts, Kernel, Types, operator
+from penstock.ops.dtypes import is_float
 from penstock.ops.elementwise import (
     Body,
     clip,
     first_only,
     formula,
-    is_float,
     largest,
     maximum,
     minimum,
     scalar,
     smallest,
 )
-from penstock.ops.infer import broadcast_shapes, same_dtype, same_type, tensor
-from penstock.types import ShapeError, TensorType, Type
+from penstock.ops.infer import (
+    check_broadcasts,
+    check_shape,
+    choice,
+    same_dtype,
+    same_type,
+    tensor,
+)
+from penstock.types import TensorType, Type
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
 
@@ -336,9 +343,7 @@ operator("QuickGelu", domain=MICROSOFT, infer=same_type)(_of(quick_gelu, 1))
 
 @operator("Gelu", since=20, infer=same_type)
 def gelu(node: Node, types: Types) -> Kernel:
-    mode = node.attrs.get("approximate", "none")
-    if mode not in ("none", "tanh"):
-        raise ShapeError(f"approximate is {mode!r}; it must be 'none' or 'tanh'")
+    mode = choice(node.attrs, "approximate", "none", ("none", "tanh"))
     make, scratch = (gelu_exact, 3) if mode == "none" else (gelu_tanh, 1)
     return formula(lambda dtype: make(dtype, node.attrs), types, scratch=scratch)
 
@@ -347,17 +352,9 @@ def gelu(node: Node, types: Types) -> Kernel:
 
 
 def first_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, other = tensor(types, 0), tensor(types, 1)
-    dtype = same_dtype(types, (0, 1))
-    shape = broadcast_shapes([x.shape, other.shape])
-    if x.shape is not None and shape is not None:
-        grown = len(shape) > len(x.shape) or any(
-            isinstance(a, int) and isinstance(b, int) and a != b
-            for a, b in zip(x.shape, shape, strict=True)
-        )
-        if grown:
-            raise ShapeError(f"input 1 of shape {other.shape} does not broadcast to {x.shape}")
-    return (TensorType(dtype, x.shape),)
+    shape = tensor(types, 0).shape
+    check_broadcasts("input 1", tensor(types, 1).shape, shape)
+    return (TensorType(same_dtype(types, (0, 1)), shape),)
 
 
 def equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -365,11 +362,7 @@ def equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, (0, 1))
     if a is None or b is None:
         return (TensorType(dtype, b if a is None else a),)
-    differ = len(a) != len(b) or any(
-        isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b, strict=True)
-    )
-    if differ:
-        raise ShapeError(f"inputs must have one shape, but have {a} and {b}")
+    check_shape("input 1", b, a)
     return (TensorType(dtype, tuple(y if x is None else x for x, y in zip(a, b, strict=True))),)
 
 

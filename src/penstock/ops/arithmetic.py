@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Infer, Kernel, Types, operator
+from penstock.ops.dtypes import FLOAT64, is_float, is_small, wide
 from penstock.ops.elementwise import (
     Body,
     carried,
@@ -16,8 +17,6 @@ from penstock.ops.elementwise import (
     elementwise,
     first_only,
     formula,
-    is_float,
-    is_small,
     largest,
     maximum,
     minimum,
@@ -25,7 +24,6 @@ from penstock.ops.elementwise import (
     smallest,
     ufunc,
     unary_infer,
-    wide,
 )
 from penstock.ops.infer import (
     broadcast_shapes,
@@ -206,7 +204,7 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
         return np.power(x, y, out)
     else:
         # Exponents of up to 16 bits are exact in float32.
-        common = FLOAT32 if wide(x.dtype) == FLOAT32 and y.dtype.itemsize <= 2 else np.float64
+        common = FLOAT32 if wide(x.dtype) == FLOAT32 and y.dtype.itemsize <= 2 else FLOAT64
         result = np.power(x.astype(common), y.astype(common))
     if out is None:
         return np.asarray(result).astype(x.dtype)
@@ -487,7 +485,8 @@ def clip_operator(node: Node, types: Types) -> Kernel:
     native = dtype is not None and dtype.kind in "iuf"
     if native and n == 3 and all(given) and {tensor(types, i).shape for i in (1, 2)} == {()}:
         return Kernel(clip, clip, inplace=(0,))
-    fixed = [None if c is None else c.reshape(()) for c in consts] + [None] * (3 - n)
+    bounds = [None if c is None else c.reshape(()) for c in consts[1:]]
+    fixed = [None, *bounds, *[None] * (3 - n)]
     if native and all(c is not None or not g for c, g in zip(fixed[1:], given[1:], strict=True)):
         assert dtype is not None
         low = smallest(dtype) if fixed[1] is None else fixed[1]

@@ -12,11 +12,14 @@ from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import (
     all_known,
+    choice,
+    given,
     ints,
     known_ints,
     normalize_axis,
     product,
     same_dtype,
+    single,
     tensor,
     with_data,
 )
@@ -71,7 +74,7 @@ def tile(node: Node, types: Types) -> Kernel:
 
 def tile_1_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, tiles, axis = tensor(types, 0), ints(types, consts, 1), ints(types, consts, 2)
-    if x.shape is None or tiles is None or axis is None or not isinstance(axis[0], int):
+    if x.shape is None or not tiles or not axis or not isinstance(axis[0], int):
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     where = normalize_axis(axis[0], len(x.shape))
     return (_tiled(x, [tiles[0] if i == where else 1 for i in range(len(x.shape))]),)
@@ -84,8 +87,9 @@ def tile_1(node: Node, types: Types) -> Kernel:
     def run(
         x: np.ndarray, tiles: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None
     ) -> np.ndarray:
-        where = normalize_axis(int(axis.item()), x.ndim)
-        return _tile(x, [int(tiles.item()) if i == where else 1 for i in range(x.ndim)], out)
+        where = normalize_axis(int(single(axis, "axis")), x.ndim)
+        repeats = int(single(tiles, "tiles"))
+        return _tile(x, [repeats if i == where else 1 for i in range(x.ndim)], out)
 
     return Kernel(run, run)
 
@@ -204,7 +208,7 @@ def split_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     where = None if x.shape is None else normalize_axis(axis, len(x.shape))
     dim = None if x.shape is None or where is None else x.shape[where]
     sizes: Sequence[Dim] | None = None
-    if len(types) > 1 and types[1] is not None:
+    if given(types, 1):
         sizes = ints(types, consts, 1)
         if sizes is None:
             sizes = unknown_shape(types, 1)
@@ -248,7 +252,7 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
 @operator("Split", since=13, infer=split_type)
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
-    by_input = len(node.inputs) > 1 and node.inputs[1] is not None
+    by_input = given(node.inputs, 1)
     known = known_ints(node, types, 1) if by_input else None
 
     def parts(dims: Sequence[int], sizes: Sequence[int] | None) -> list[tuple[slice, ...]]:
@@ -299,9 +303,12 @@ def _block(attrs: Attrs) -> int:
     block: int = attrs["blocksize"]
     if block < 1:
         raise ShapeError(f"blocksize {block} must be positive")
-    if attrs.get("mode", "DCR") not in ("DCR", "CRD"):
-        raise ShapeError(f"mode {attrs['mode']!r} is neither DCR nor CRD")
     return block
+
+
+def _column_first(attrs: Attrs) -> bool:
+    """Whether the columns of a block lie together, rather than its depths."""
+    return choice(attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
 
 
 def _four_dims(dims: Shape | None) -> Shape:
@@ -320,7 +327,7 @@ def _divided(dim: Dim, factor: int) -> Dim:
 
 @operator("DepthToSpace", infer=depth_to_space_type)
 def depth_to_space(node: Node, types: Types) -> Kernel:
-    b, column_first = _block(node.attrs), node.attrs.get("mode") == "CRD"
+    b, column_first = _block(node.attrs), _column_first(node.attrs)
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         dims: Any = _four_dims(x.shape)
@@ -344,7 +351,7 @@ def depth_to_space(node: Node, types: Types) -> Kernel:
 
 @operator("SpaceToDepth", infer=space_to_depth_type)
 def space_to_depth(node: Node, types: Types) -> Kernel:
-    b, column_first = _block(node.attrs), node.attrs.get("mode") == "CRD"
+    b, column_first = _block(node.attrs), _column_first(node.attrs)
     order = (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4)
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,11 +15,10 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import element_dtype, tensor
+from penstock.ops.dtypes import FLOAT64
+from penstock.ops.infer import check_shape, element_dtype, given, padded, same_dim, tensor
 from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
 from penstock.types import BOOL, Dim, ShapeError, TensorType, Type
-
-FLOAT64 = np.dtype(np.float64)
 
 # Bytes of scores at a time: what processors keep near one core.
 _BLOCK_BYTES = 2**19
@@ -29,8 +27,7 @@ _BLOCK_BYTES = 2**19
 RAW, CAPPED, BIASED, SOFTMAX = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
+class Heads(NamedTuple):
     """Sizes of an attention; each key head serves ``heads // kv_heads`` query heads."""
 
     batch: int
@@ -210,9 +207,10 @@ def _blocks(heads: Heads, itemsize: int) -> list[tuple[slice, slice, slice]]:
 # Attention -----------------------------------------------------------------------------------
 
 
-def _ratio(hidden: Dim, heads: int, name: str) -> Dim:
+def share(hidden: Dim, heads: int, name: str) -> Dim:
+    """Features of each head of ``name``, which has ``hidden`` for all heads together."""
     if isinstance(hidden, int) and hidden % heads:
-        raise ShapeError(f"{name} has {hidden} elements, which {heads} heads cannot share")
+        raise ShapeError(f"{heads} heads cannot share the {hidden} features of {name}")
     return hidden // heads if isinstance(hidden, int) else None
 
 
@@ -228,16 +226,10 @@ def _head_shape(kind: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[D
     heads = attrs.get(attr)
     if not heads or heads < 1:
         raise ShapeError(f"{name} has rank 3, which needs a positive {attr}")
-    return (shape[0], heads, shape[1], _ratio(shape[2], heads, name))
+    return (shape[0], heads, shape[1], share(shape[2], heads, name))
 
 
 _ANY: tuple[Dim, ...] = (None, None, None, None)
-
-
-def _same(a: Dim, b: Dim, what: str) -> Dim:
-    if isinstance(a, int) and isinstance(b, int) and a != b:
-        raise ShapeError(f"{what}: {a} and {b}")
-    return a if isinstance(a, int) or b is None else b
 
 
 def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
@@ -245,29 +237,24 @@ def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     q = _head_shape(tensor(types, 0), attrs, "q_num_heads", "Q") or _ANY
     k = _head_shape(tensor(types, 1), attrs, "kv_num_heads", "K") or _ANY
     v = _head_shape(tensor(types, 2), attrs, "kv_num_heads", "V") or _ANY
-    batch = _same(q[0], _same(k[0], v[0], "batch sizes of K and V differ"), "batch sizes differ")
-    kv_heads = _same(k[1], v[1], "K and V have other numbers of heads")
-    keys = _same(k[2], v[2], "K and V have other lengths")
-    size = _same(q[3], k[3], "Q and K have other head sizes")
+    batch = same_dim(q[0], same_dim(k[0], v[0], "batches of K and V"), "batches of Q and K")
+    kv_heads = same_dim(k[1], v[1], "numbers of heads of K and V")
+    keys = same_dim(k[2], v[2], "lengths of K and V")
+    size = same_dim(q[3], k[3], "head sizes of Q and K")
     heads = q[1]
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
         raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
-    past = [i < len(types) and types[i] is not None for i in (4, 5)]
-    if past[0] != past[1]:
+    if given(types, 4) != given(types, 5):
         raise ShapeError("past_key and past_value must be given together")
-    if past[0]:
-        if len(types) > 6 and types[6] is not None:
+    if given(types, 4):
+        if given(types, 6):
             raise ShapeError("nonpad_kv_seqlen cannot be combined with past_key")
-        old = tensor(types, 4).shape, tensor(types, 5).shape
-        if any(shape is not None and len(shape) != 4 for shape in old):
-            raise ShapeError(f"past_key and past_value must have rank 4: {old}")
-        a, b = (shape or _ANY for shape in old)
-        before = _same(a[2], b[2], "past_key and past_value have other lengths")
+        old_k, old_v = tensor(types, 4).shape, tensor(types, 5).shape
+        check_shape("past_key", old_k, (k[0], k[1], None, k[3]))
+        check_shape("past_value", old_v, (v[0], v[1], None, v[3]))
+        before = same_dim((old_k or _ANY)[2], (old_v or _ANY)[2], "lengths of the past")
         both = isinstance(before, int) and isinstance(keys, int)
         keys = before + keys if both else None  # type: ignore[operator]
-        for name, got, want in (("key", a, k), ("value", b, v)):
-            for i in (0, 1, 3):
-                _same(got[i], want[i], f"past_{name} does not fit the other inputs")
     return batch, heads, kv_heads, q[2], keys, size, v[3]
 
 
@@ -352,10 +339,9 @@ def attention(node: Node, types: Types) -> Kernel:
         dims = _dims(inputs, attrs)
         assert all(isinstance(dim, int) for dim in dims)
         heads = Heads(*dims)  # type: ignore[arg-type]
-        q, mask = inputs[0], inputs[3] if len(inputs) > 3 else None
+        q, mask, old = inputs[0], padded(inputs, 4)[3], padded(inputs, 5)[4]
         assert q is not None and q.dtype is not None
-        given = [i < len(inputs) and inputs[i] is not None for i in range(7)]
-        asked = [i < len(outputs) and outputs[i] is not None for i in range(4)]
+        asked = [given(outputs, i) for i in range(4)]
         scale = attrs.get("scale")
         layout = Layout()
         core = Core(
@@ -369,20 +355,20 @@ def attention(node: Node, types: Types) -> Kernel:
         )
         if mask is not None:
             _check_mask(mask.dims, heads)
-        past = inputs[4].dims[2] if given[4] and inputs[4] is not None else 0
+        past = 0 if old is None else old.dims[2]
         caches = []
         for i, size in ((1, heads.size), (2, heads.value_size)):
             kind = inputs[i]
             assert kind is not None and kind.dtype is not None
             shape = (heads.batch, heads.kv_heads, heads.keys, size)
-            own = given[4] and not asked[i]
+            own = old is not None and not asked[i]
             caches.append(Cache(past, layout.field(shape, kind.dtype) if own else None))
-        fixed = None if given[6] else unseen(heads.queries, heads.keys, past)
+        fixed = None if given(inputs, 6) else unseen(heads.queries, heads.keys, past)
         n_inputs = len(inputs)
 
         def into(*arguments: Any) -> None:
-            q, k, v, mask, old_k, old_v, lengths = (*arguments[:n_inputs], *[None] * 7)[:7]
-            y, new_k, new_v, show = (*arguments[n_inputs:-1], *[None] * 4)[:4]
+            q, k, v, mask, old_k, old_v, lengths = padded(arguments[:n_inputs], 7)
+            y, new_k, new_v, show = padded(arguments[n_inputs:-1], 4)
             workspace = arguments[-1]
             q = split_heads(q, heads.heads)
             k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)

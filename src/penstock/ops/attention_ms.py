@@ -13,17 +13,13 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.attention import Cache, Core, Heads, out_of_sight, split_heads
+from penstock.ops.attention import Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import tensor
+from penstock.ops.infer import check_shape, given, padded, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 _DOMAIN = "com.microsoft"
-
-
-def _given(types: Sequence[Any], index: int) -> bool:
-    return index < len(types) and types[index] is not None
 
 
 def _heads_of(attrs: Attrs) -> int:
@@ -33,30 +29,10 @@ def _heads_of(attrs: Attrs) -> int:
     return int(heads)
 
 
-def _share(hidden: Dim, heads: int) -> Dim:
-    if isinstance(hidden, int) and hidden % heads:
-        raise ShapeError(f"{heads} heads cannot share {hidden} features")
-    return hidden // heads if isinstance(hidden, int) else None
-
-
 def _sum(a: Dim, b: Dim) -> Dim:
     if a == 0 or b == 0:
         return b if a == 0 else a
     return a + b if isinstance(a, int) and isinstance(b, int) else None
-
-
-def _fits(name: str, shape: Shape | None, *wanted: Shape) -> None:
-    """``shape`` is one of those ``wanted``, as far as all are known."""
-    if shape is not None and not any(
-        len(shape) == len(want)
-        and all(
-            not (isinstance(a, int) and isinstance(b, int)) or a == b
-            for a, b in zip(shape, want, strict=True)
-        )
-        for want in wanted
-    ):
-        shown = " or ".join(map(str, wanted))
-        raise ShapeError(f"{name} has shape {shape} where {shown} is expected")
 
 
 def _hidden_keys(mask: np.ndarray, heads: Heads) -> np.ndarray:
@@ -77,12 +53,12 @@ def _hidden_keys(mask: np.ndarray, heads: Heads) -> np.ndarray:
 
 def _check_mask(shape: Shape | None, batch: Dim, queries: Dim, keys: Dim) -> None:
     double = 2 * batch if isinstance(batch, int) else None
-    _fits("the mask", shape, (batch,), (double,), (batch, keys), (batch, queries, keys))
+    check_shape("the mask", shape, (batch,), (double,), (batch, keys), (batch, queries, keys))
 
 
 def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys: Dim) -> None:
     allowed = [(b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)]
-    _fits("attention_bias", shape, *allowed)
+    check_shape("attention_bias", shape, *allowed)
 
 
 class _Attend:
@@ -125,10 +101,10 @@ def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
     if sizes:
         if len(sizes) != 3 or min(sizes) < 1 or sizes[0] != sizes[1]:
             raise ShapeError(f"qkv_hidden_sizes must be three sizes, the first two equal: {sizes}")
-        _fits("weights", weights, (None, sum(sizes)))
+        check_shape("weights", weights, (None, sum(sizes)))
         return sizes[0], sizes[1], sizes[2]
     total = weights[1] if weights is not None and len(weights) == 2 else None
-    each = _share(total, 3)
+    each = share(total, 3, "the projection")
     return each, each, each
 
 
@@ -138,22 +114,22 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
             raise ShapeError(f"Attention with {name} is not supported")
     x, weights, bias, mask, past, added = (tensor(types, i) for i in range(6))
     heads = _heads_of(attrs)
-    _fits("input", x.shape, (None, None, None))
+    check_shape("input", x.shape, (None, None, None))
     batch, length, width = x.shape or (None, None, None)
-    _fits("weights", weights.shape, (width, None))
+    check_shape("weights", weights.shape, (width, None))
     q, _, v = _sections(attrs, weights.shape)
-    _fits("bias", bias.shape, (_sum(_sum(q, q), v),))
-    size, value_size = _share(q, heads), _share(v, heads)
+    check_shape("bias", bias.shape, (_sum(_sum(q, q), v),))
+    size, value_size = share(q, heads, "queries"), share(v, heads, "values")
     keys, before = length, None
-    if _given(types, 4):
-        _fits("past", past.shape, (2, batch, heads, None, size))
+    if given(types, 4):
+        check_shape("past", past.shape, (2, batch, heads, None, size))
         if isinstance(size, int) and isinstance(value_size, int) and size != value_size:
             raise ShapeError("a past needs keys and values of one size")
         before = past.shape[3] if past.shape is not None else None
         keys = _sum(length, before)
-    if _given(types, 3):
+    if given(types, 3):
         _check_mask(mask.shape, batch, length, keys)
-    if _given(types, 5):
+    if given(types, 5):
         _check_bias(added.shape, batch, heads, length, keys)
     return (
         TensorType(x.dtype, (batch, length, v)),
@@ -171,13 +147,13 @@ def attention(node: Node, types: Types) -> Kernel:
         q_size, k_size, v_size = _sections(attrs, weights.dims)
         assert isinstance(q_size, int) and isinstance(k_size, int) and isinstance(v_size, int)
         (batch, length, width), count = x.dims, _heads_of(attrs)
-        past_type = inputs[4] if _given(inputs, 4) else None
+        past_type = padded(inputs, 5)[4]
         past = past_type.dims[3] if past_type is not None else 0
         heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
         layout, total = Layout(), q_size + k_size + v_size
         projected = layout.field((batch * length, total), x.dtype)
         attend = _Attend(layout, heads, x.dtype, attrs, past)
-        n_inputs, asked = len(inputs), len(outputs) > 1 and outputs[1] is not None
+        n_inputs, asked = len(inputs), given(outputs, 1)
         caches = [
             Cache(
                 past,
@@ -189,8 +165,8 @@ def attention(node: Node, types: Types) -> Kernel:
         ]
 
         def into(*arguments: Any) -> None:
-            x, w, b, mask, old, added = (*arguments[:n_inputs], *[None] * 6)[:6]
-            y, present = (*arguments[n_inputs:-1], None)[:2]
+            x, w, b, mask, old, added = padded(arguments[:n_inputs], 6)
+            y, present = padded(arguments[n_inputs:-1], 2)
             workspace = arguments[-1]
             qkv = projected(workspace)
             np.matmul(x.reshape(batch * length, width), w, qkv)
@@ -225,18 +201,18 @@ def _unpacked(shapes: Sequence[Shape | None], heads: int) -> tuple[Shape, Shape,
         if shape is None:
             return unknown
         if len(shape) == 4 and name != "query":
-            _fits(name, shape, unknown)
+            check_shape(name, shape, unknown)
             return shape
-        _fits(name, shape, (None, None, None))
-        return (shape[0], heads, shape[1], _share(shape[2], heads))
+        check_shape(name, shape, (None, None, None))
+        return (shape[0], heads, shape[1], share(shape[2], heads, name))
 
     query, key, value = shapes
     if key is None:
-        _fits("packed query, key and value", query, (None, None, heads, 3, None))
+        check_shape("packed query, key and value", query, (None, None, heads, 3, None))
         batch, length, _, _, size = query or (None,) * 5
         return ((batch, heads, length, size),) * 3
     if value is None:
-        _fits("packed key and value", key, (None, None, heads, 2, None))
+        check_shape("packed key and value", key, (None, None, heads, 2, None))
         batch, length, _, _, size = key
         return (split("query", query), *[(batch, heads, length, size)] * 2)  # type: ignore[return-value]
     return split("query", query), split("key", key), split("value", value)
@@ -246,7 +222,7 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
     """Shapes of queries, keys and values with the past, and its length."""
     shapes: list[Shape | None] = []
     for i in range(3):
-        if not _given(types, i):
+        if not given(types, i):
             shapes.append(None)
             continue
         shape = tensor(types, i).shape
@@ -255,30 +231,30 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
         shapes.append(shape)
     q, k, v = _unpacked(shapes, _heads_of(attrs))
     for name, a, b in (("key", k[:1], q[:1]), ("value", v[:3], k[:3]), ("key", k[3:], q[3:])):
-        _fits(f"{name} (as batch, heads, sequence, size)", a, b)
+        check_shape(f"{name} (as batch, heads, sequence, size)", a, b)
     past: Dim = 0
-    if _given(types, 6) != _given(types, 7):
+    if given(types, 6) != given(types, 7):
         raise ShapeError("past_key and past_value must be given together")
-    if _given(types, 6):
+    if given(types, 6):
         before = tensor(types, 6).shape
         past = None if before is None or len(before) < 3 else before[2]
-        _fits("past_key", before, (k[0], k[1], None, k[3]))
-        _fits("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
+        check_shape("past_key", before, (k[0], k[1], None, k[3]))
+        check_shape("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
     joined = [(*shape[:2], _sum(shape[2], past), shape[3]) for shape in (k, v)]
     return q, joined[0], joined[1], past
 
 
 def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    if any(_given(types, i) for i in (8, 9)):
+    if any(given(types, i) for i in (8, 9)):
         raise ShapeError("MultiHeadAttention with a buffer shared by past and present")
     dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
     q, k, v, _ = _mha_shapes(types, attrs)
-    if _given(types, 3):
+    if given(types, 3):
         hidden = [shape[3] * heads if isinstance(shape[3], int) else None for shape in (q, k, v)]
-        _fits("bias", tensor(types, 3).shape, (_sum(_sum(hidden[0], hidden[1]), hidden[2]),))
-    if _given(types, 4):
+        check_shape("bias", tensor(types, 3).shape, (_sum(_sum(hidden[0], hidden[1]), hidden[2]),))
+    if given(types, 4):
         _check_mask(tensor(types, 4).shape, q[0], q[2], k[2])
-    if _given(types, 5):
+    if given(types, 5):
         _check_bias(tensor(types, 5).shape, q[0], heads, q[2], k[2])
     size = v[3]
     y = (q[0], q[2], size * heads if isinstance(size, int) else None)
@@ -313,7 +289,7 @@ def multi_head_attention(node: Node, types: Types) -> Kernel:
         n_inputs = len(inputs)
         # Keys and values of a cache had their bias added when they entered it.
         fresh = [True, *[x is None or len(x.dims) != 4 for x in (*inputs[1:3], None, None)[:2]]]
-        biased = _given(inputs, 3)
+        biased = given(inputs, 3)
         news = [(heads.queries, heads.size), (heads.keys - past, heads.size)]
         news.append((heads.keys - past, heads.value_size))
         sums = [
@@ -322,14 +298,13 @@ def multi_head_attention(node: Node, types: Types) -> Kernel:
         ]
         caches = []
         for i, each in ((1, heads.size), (2, heads.value_size)):
-            asked = i < len(outputs) and outputs[i] is not None
-            own = _given(inputs, 6) and not asked
+            own = given(inputs, 6) and not given(outputs, i)
             shape = (heads.batch, count, heads.keys, each)
             caches.append(Cache(past, layout.field(shape, dtype) if own else None))
 
         def into(*arguments: Any) -> None:
-            q, k, v, bias, mask, added, old_k, old_v = (*arguments[:n_inputs], *[None] * 8)[:8]
-            y, new_k, new_v = (*arguments[n_inputs:-1], None, None)[:3]
+            q, k, v, bias, mask, added, old_k, old_v = padded(arguments[:n_inputs], 8)
+            y, new_k, new_v = padded(arguments[n_inputs:-1], 3)
             workspace = arguments[-1]
             parts, start = unpack(q, k, v), 0
             for i, field in enumerate(sums):

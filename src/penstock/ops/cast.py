@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import element_dtype, tensor, with_data
+from penstock.ops.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
+from penstock.ops.infer import choice, element_dtype, tensor, with_data
 from penstock.ops.shape import view_kernel
 from penstock.types import (
     BOOL,
@@ -31,23 +31,6 @@ from penstock.types import (
 )
 
 Convert = Callable[[np.ndarray], np.ndarray]
-
-_SATURATING = {
-    np.dtype(ml_dtypes.float8_e4m3fn): 448.0,
-    np.dtype(ml_dtypes.float8_e4m3fnuz): 240.0,
-    np.dtype(ml_dtypes.float8_e5m2): 57344.0,
-    np.dtype(ml_dtypes.float8_e5m2fnuz): 57344.0,
-}
-"""Largest values of the 8-bit floats."""
-
-_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
-_ROUND_MODES = ("up", "down", "nearest")
-
-_NARROW = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2} | {
-    "float6_e2m3fn": 6,
-    "float6_e3m2fn": 6,
-}
-"""Bits of the types that NumPy stores in a byte though they have fewer."""
 
 
 # Cast, CastLike
@@ -105,9 +88,7 @@ def cast_like(node: Node, types: Types) -> Kernel:
 
 
 def _modes(attrs: Attrs) -> tuple[bool, str]:
-    mode = attrs.get("round_mode") or "up"
-    if mode not in _ROUND_MODES:
-        raise ShapeError(f"round_mode {mode!r} is none of {', '.join(_ROUND_MODES)}")
+    mode = choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
     return bool(attrs.get("saturate", 1)), mode
 
 
@@ -124,7 +105,7 @@ def _cast_kernel(source: np.dtype | None, dtype: np.dtype, attrs: Attrs) -> Kern
     if source == dtype:
         return view_kernel(lambda x, *_: x)
     convert = _conversion(source, dtype, *modes)
-    if _direct(source, dtype) and dtype not in _SATURATING and dtype != _E8M0:
+    if _direct(source, dtype) and dtype not in FLOAT8 and dtype != POWERS:
 
         def run_direct(x: np.ndarray, *_: Any) -> np.ndarray:
             return x.astype(dtype)
@@ -164,10 +145,10 @@ def _conversion(source: np.dtype, dtype: np.dtype, saturate: bool, mode: str) ->
         return _to_strings
     if source == STRING:
         return lambda x: _from_strings(x, dtype, saturate, mode)
-    if dtype == _E8M0:
+    if dtype == POWERS:
         return lambda x: _to_powers_of_two(x, saturate, mode)
-    if dtype in _SATURATING:
-        largest = _SATURATING[dtype]
+    if dtype in FLOAT8:
+        largest = FLOAT8[dtype]
         native = source.kind == "f"
 
         def to_small_float(x: np.ndarray) -> np.ndarray:
@@ -186,7 +167,7 @@ def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
 
     The sign is ignored. Out of range is the nearest power if ``saturate``, else not a number.
     """
-    wide = np.abs(x if x.dtype == np.float64 else x.astype(np.float32))
+    wide = np.abs(x if x.dtype == FLOAT64 else x.astype(np.float32))
     fraction, exponent = np.frexp(wide)  # fraction in [0.5, 1)
     power = exponent.astype(np.int32) + 126
     if mode == "up":
@@ -200,7 +181,7 @@ def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
         encoded = np.where(np.isnan(wide), 255, power.clip(0, 254))
     else:
         encoded = np.where(finite & (power >= 0) & (power <= 254), power, 255)
-    return encoded.astype(np.uint8).view(_E8M0)
+    return encoded.astype(np.uint8).view(POWERS)
 
 
 def _to_strings(x: np.ndarray) -> np.ndarray:
@@ -208,7 +189,7 @@ def _to_strings(x: np.ndarray) -> np.ndarray:
     if x.dtype == BOOL:
         return x.astype(np.uint8).astype(str).astype(object)
     if "int" in x.dtype.name:
-        return x.astype(np.int8 if x.dtype.name in _NARROW else x.dtype).astype(str).astype(object)
+        return x.astype(np.int8 if x.dtype in SUB_BYTE else x.dtype).astype(str).astype(object)
     # Of a type that NumPy cannot print, the text is that of the same number in float32.
     wide = x if x.dtype.kind == "f" else x.astype(np.float32)
     text = wide.astype(str).astype(object)
@@ -254,7 +235,7 @@ def _bit_cast_dtype(attrs: Attrs) -> np.dtype:
 
 
 def _bits(dtype: np.dtype) -> int:
-    return 0 if dtype == STRING else _NARROW.get(dtype.name, 8 * dtype.itemsize)
+    return 0 if dtype == STRING else SUB_BYTE.get(dtype, 8 * dtype.itemsize)
 
 
 def _check_bits(source: np.dtype, dtype: np.dtype) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Infer, Kernel, Types, operator
+from penstock.ops.dtypes import BITS
 from penstock.ops.elementwise import BLOCK, carried, in_blocks, scalar, ufunc, unary_infer
 from penstock.ops.infer import (
     broadcast_shapes,
@@ -116,7 +117,7 @@ def where(node: Node, types: Types) -> Kernel:
     kind = where_infer(types, node.attrs, ())[0]
     assert isinstance(kind, TensorType)
     large = kind.static and math.prod(kind.dims) >= BLOCK // 2
-    if large and kind.dtype is not None and kind.dtype != STRING and kind.dtype.itemsize in _BITS:
+    if large and kind.dtype is not None and kind.dtype != STRING and kind.dtype.itemsize in BITS:
         size = min(math.prod(kind.dims), BLOCK)
         workspace = 2 * size * kind.dtype.itemsize
         return Kernel(select_bits, select_bits, inplace=(1, 2), workspace=workspace)
@@ -138,18 +139,10 @@ def select_bits(
     """``np.where`` without branches, which an irregular condition makes ten times as slow."""
     if out is None:
         out = np.empty(np.broadcast_shapes(c.shape, x.shape, y.shape), x.dtype)
-    bits = _BITS[x.dtype.itemsize]
+    bits = BITS[x.dtype.itemsize]
     values = (c, x.view(bits), y.view(bits))
     in_blocks(_choose, values, out.view(bits), bits, 2, work)
     return out
-
-
-_BITS: dict[int, np.dtype] = {
-    1: np.dtype("i1"),
-    2: np.dtype("i2"),
-    4: np.dtype("i4"),
-    8: np.dtype("i8"),
-}
 
 
 def _choose(truth: Any, x: Any, y: Any, out: Any, mask: Any, changes: Any) -> None:

@@ -89,7 +89,7 @@ def run_scan(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
         for x, axis, backward in zip(scans, layout.input_axes, layout.input_backward, strict=True)
     ]
     for i in range(length):
-        results = run(body, (*states, *(view[i] for view in views)))
+        results = run(body, (*states, *(view[i, ...] for view in views)))
         states = results[: layout.states]
         for rows, row in zip(scanned, results[layout.states :], strict=True):
             rows.append(row)

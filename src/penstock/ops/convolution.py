@@ -15,18 +15,19 @@ They work in any dtype that NumPy multiplies; integers are exact as far as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import same_dtype, tensor
+from penstock.ops.infer import check_shape, choice, same_dtype, tensor
 from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.shared import Shared, shared
 from penstock.ops.window import Window, window_counts, windows
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -49,16 +50,6 @@ MIN_BLOCK = 64
 def divisible(name: str, dim: Dim, group: int) -> None:
     if isinstance(dim, int) and dim % group:
         raise ShapeError(f"{dim} {name} do not divide into {group} groups")
-
-
-def check_bias(bias: TensorType, channels: Dim) -> None:
-    """That a bias, where there is one, has an element for each output channel."""
-    if bias.shape is None:
-        return
-    if len(bias.shape) != 1:
-        raise ShapeError(f"a bias has one dim, not shape {bias.shape}")
-    if isinstance(bias.shape[0], int) and isinstance(channels, int) and bias.shape[0] != channels:
-        raise ShapeError(f"a bias of {bias.shape[0]} elements for {channels} channels")
 
 
 def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
@@ -106,7 +97,7 @@ def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
 
 def infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
-    check_bias(tensor(types, 2), None if shape is None else shape[1])
+    check_shape("bias", tensor(types, 2).shape, (None if shape is None else shape[1],))
     return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
 
 
@@ -149,8 +140,7 @@ def boxes(counts: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], 
             yield (*((i, i + 1) for i in lead), (low, high), *tail)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(NamedTuple):
     """A box of windows: where their elements come from, and where they go to in the workspace."""
 
     columns: slice
@@ -252,8 +242,7 @@ def _unfolded(
     return into, size
 
 
-@dataclass(frozen=True, slots=True)
-class _Shifts:
+class _Shifts(NamedTuple):
     """How windows lie in planes: see ``_shifted``."""
 
     grid: tuple[int, ...]
@@ -359,10 +348,12 @@ def _shifted(
         moved = w.reshape(group, filters, depth, taps).transpose(3, 0, 1, 2)
         return np.ascontiguousarray(moved)
 
-    ready = None if weights is None else by_position(weights)
+    ready: Shared[np.ndarray] | None = None
+    if weights is not None:
+        ready = shared(("by position", group), lambda: by_position(weights), weights)
 
     def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-        factors = by_position(w) if ready is None else ready
+        factors = by_position(w) if ready is None else ready.value
         planes, sums, terms = source(workspace), total(workspace), term(workspace)
         if not by_channel:
             planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
@@ -531,25 +522,18 @@ def conv(node: Node, types: Types) -> Kernel:
 def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, w, past = tensor(types, 0), tensor(types, 1), tensor(types, 3)
     dtype = same_dtype(types, range(len(types)))
-    if attrs.get("activation", "none") not in ("none", "silu", "swish"):
-        raise ShapeError(f"no activation {attrs['activation']!r}: none, silu or swish")
-    for name, kind in (("input", x), ("weight", w), ("past_state", past)):
-        if kind.rank not in (None, 3):
-            raise ShapeError(f"{name} of shape {kind.shape} must have rank 3")
+    choice(attrs, "activation", "none", ("none", "silu", "swish"))
+    check_shape("input", x.shape, (None, None, None))
     n, channels, length = x.shape or (None, None, None)
-    filters, single, kernel = w.shape or (None, None, None)
+    check_shape("weight", w.shape, (channels, 1, None))
+    filters, _, kernel = w.shape or (None, None, None)
     if channels is None:
         channels = filters
-    for name, dim, wanted in (("filters", filters, channels), ("weight dim 1", single, 1)):
-        if isinstance(dim, int) and isinstance(wanted, int) and dim != wanted:
-            raise ShapeError(f"{name} must be {wanted}, not {dim}")
     if kernel == 0:
         raise ShapeError("an empty kernel")
-    check_bias(tensor(types, 2), channels)
+    check_shape("bias", tensor(types, 2).shape, (channels,))
     state = (n, channels, kernel - 1 if isinstance(kernel, int) else None)
-    for dim, wanted in zip(past.shape or (), state, strict=False):
-        if isinstance(dim, int) and isinstance(wanted, int) and dim != wanted:
-            raise ShapeError(f"past_state of shape {past.shape} must have shape {state}")
+    check_shape("past_state", past.shape, state)
     return TensorType(dtype, (n, channels, length)), TensorType(dtype, state)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from penstock.ir import Node
 from penstock.types import TensorType, Type
 
-
 _PRODUCTS = {
     "MatMul",
     "FusedMatMul",

@@ -15,12 +15,11 @@ from penstock.ops.convolution import (
     BLOCK_BYTES,
     MIN_BLOCK,
     boxes,
-    check_bias,
     common_rank,
     divisible,
     kernel_dims,
 )
-from penstock.ops.infer import ints, same_dtype, tensor
+from penstock.ops.infer import check_shape, ints, same_dtype, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.ops.window import Axis, Window, ints_of, parse_axes, window_counts, windows
 from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type
@@ -116,7 +115,7 @@ def infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     if 0 in kernel:
         raise ShapeError(f"an empty kernel {kernel}")
     filters = w[1] * group if isinstance(w[1], int) else w[1] if group == 1 else None
-    check_bias(tensor(types, 2), filters)
+    check_shape("bias", tensor(types, 2).shape, (filters,))
     found = transposed_windows(attrs, kernel, x[2:])
     dims = [each.size if isinstance(each, Window) else each for each in found]
     return (TensorType(dtype, (x[0], filters, *dims)),)
@@ -181,8 +180,7 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
 
 def infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    if x.rank not in (None, 3):
-        raise ShapeError(f"Col2Im takes rank 3, not shape {x.shape}")
+    check_shape("input", x.shape, (None, None, None))
     n, rows, columns = x.shape or (None, None, None)
     image, block = ints(types, consts, 1), ints(types, consts, 2)
     if image is None or block is None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -21,8 +20,7 @@ Labels: TypeAlias = tuple[str, ...]
 """One for each axis: a letter, or for those of an ellipsis ``.0``, ``.1``, ... from the back"""
 
 
-@dataclass(frozen=True, slots=True)
-class Equation:
+class Equation(NamedTuple):
     """Terms as written, an ellipsis being ``...``; ``output`` is ``None`` where it is implied."""
 
     text: str

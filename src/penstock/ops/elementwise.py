@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types
+from penstock.ops.dtypes import is_float, is_small, wide
 from penstock.ops.infer import broadcast_shapes, ints, same_type, tensor, with_data
-from penstock.types import FLOAT32, MAX_DATA, Dim, TensorType, Type
+from penstock.types import MAX_DATA, Dim, TensorType, Type
 
 
 def _clip_function() -> Callable[..., Any]:
@@ -35,7 +36,6 @@ clip = _clip_function()
 with constant bounds several times faster than ``np.maximum`` and ``np.minimum`` with scalars."""
 
 BLOCK = 32768  # elements of a block: a formula's five float32 arrays of it take 640 KiB
-FLOAT64 = np.dtype(np.float64)
 
 Body: TypeAlias = Callable[..., Any]
 """``body(*inputs, out, *scratch)``, all of one dtype. It may be given an input as ``out``, and must
@@ -49,21 +49,6 @@ def maximum(a: Any, b: Any, out: Any = None) -> Any:
 
 def minimum(a: Any, b: Any, out: Any = None) -> Any:
     return np.minimum(a, b, out=out)
-
-
-def is_float(dtype: np.dtype) -> bool:
-    """Whether a dtype is a floating-point one, those of ml_dtypes included."""
-    return dtype.kind == "f" or (dtype.kind == "V" and "int" not in dtype.name)
-
-
-def is_small(dtype: np.dtype) -> bool:
-    """Whether a dtype is a floating-point one of at most 16 bits."""
-    return dtype.itemsize <= 2 and is_float(dtype)
-
-
-def wide(dtype: np.dtype) -> np.dtype:
-    """The dtype in which formulas and sums over elements of ``dtype`` are computed."""
-    return FLOAT32 if dtype == FLOAT32 or is_small(dtype) else FLOAT64
 
 
 def scalar(value: Any, dtype: np.dtype) -> np.ndarray:
@@ -237,7 +222,7 @@ def carried(
 
 def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
     """An element, unless it overflows: what it would be at run time is then nothing to plan by."""
-    if dtype is None or dtype.kind == "b" or not isinstance(cell, int):
+    if dtype is None or dtype.kind not in "iu" or not isinstance(cell, int):
         return cell
     info = np.iinfo(dtype)
     return cell if info.min <= cell <= info.max else None

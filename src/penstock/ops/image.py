@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import ints, tensor
+from penstock.ops.infer import check_shape, choice, ints, single, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
@@ -25,16 +25,18 @@ _MODES = {
     "bilinear": "linear",
     "bicubic": "cubic",
 }
-_PADDINGS = ("zeros", "border", "reflection")
 _CUBIC_A = -0.75
+
+
+def _modes(attrs: Attrs) -> tuple[str, str]:
+    """How to interpolate, and what lies outside."""
+    mode = _MODES[choice(attrs, "mode", "linear", _MODES)]
+    return mode, choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
 
 def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, grid = tensor(types, 0), tensor(types, 1)
-    if attrs.get("mode", "linear") not in _MODES:
-        raise ShapeError(f"mode {attrs['mode']!r} is none of {', '.join(_MODES)}")
-    if attrs.get("padding_mode", "zeros") not in _PADDINGS:
-        raise ShapeError(f"padding_mode {attrs['padding_mode']!r} is none of {_PADDINGS}")
+    _modes(attrs)
     if x.shape is None or grid.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape) - 2
@@ -123,8 +125,7 @@ def _cubic_weights(t: np.ndarray) -> tuple[np.ndarray, ...]:
 
 @operator("GridSample", since=16, infer=_infer_grid_sample)
 def grid_sample(node: Node, types: Types) -> Kernel:
-    mode = _MODES.get(node.attrs.get("mode", "linear"), "")
-    padding = node.attrs.get("padding_mode", "zeros")
+    mode, padding = _modes(node.attrs)
     align_corners = bool(node.attrs.get("align_corners", 0))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -142,8 +143,9 @@ def grid_sample(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"X of shape {x.dims} has no pixels to sample")
         zero: Any = "" if x.dtype == STRING else 0
         layout = Layout()
-        total_field = layout.field((channels, points), wide)
-        value_field = layout.field((channels, points), wide)
+        shape = channels, points
+        # Objects must not live in raw memory.
+        rooms = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
 
         def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
             # The grid counts axes from the last.
@@ -166,11 +168,11 @@ def grid_sample(node: Node, types: Types) -> Kernel:
                 if number:
                     np.add(total, value, total)
 
-        def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: np.ndarray) -> None:
-            if wide == STRING:  # objects must not live in raw memory
-                total, value = (np.empty((channels, points), wide) for _ in range(2))
+        def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
+            if rooms is None:
+                total, value = (np.empty(shape, wide) for _ in range(2))
             else:
-                total, value = total_field(workspace), value_field(workspace)
+                total, value = (room(workspace) for room in rooms)
             for image, where, out in zip(x, grid, y, strict=True):
                 flat = image.reshape(channels, pixels).astype(wide, copy=False)
                 sample(flat, where.reshape(points, len(sizes)), total, value)
@@ -242,15 +244,9 @@ def affine_grid(node: Node, types: Types) -> Kernel:
 
 def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     boxes, scores = tensor(types, 0).shape, tensor(types, 1).shape
-    for name, shape in (("boxes", boxes), ("scores", scores)):
-        if shape is not None and len(shape) != 3:
-            raise ShapeError(f"{name} must have rank 3, its shape is {shape}")
-    if boxes is not None and isinstance(boxes[2], int) and boxes[2] != 4:
-        raise ShapeError(f"boxes must be [batches, boxes, 4], its shape is {boxes}")
-    if boxes is not None and scores is not None:
-        for a, b in ((boxes[0], scores[0]), (boxes[1], scores[2])):
-            if isinstance(a, int) and isinstance(b, int) and a != b:
-                raise ShapeError(f"boxes of shape {boxes} do not fit scores of {scores}")
+    check_shape("boxes", boxes, (None, None, 4))
+    batches, count, _ = boxes or (None, None, None)
+    check_shape("scores", scores, (batches, None, count))
     return (TensorType(INT64, (None, 3)),)
 
 
@@ -308,11 +304,7 @@ def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
 
 def _number(x: np.ndarray | None, name: str) -> Any:
     """The element of an optional scalar input."""
-    if x is None:
-        return None
-    if x.size != 1:
-        raise ShapeError(f"{name} must be one number, its shape is {x.shape}")
-    return x.item()
+    return None if x is None else single(x, name).item()
 
 
 @operator("NonMaxSuppression", since=10, infer=_infer_nms)

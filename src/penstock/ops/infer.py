@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,16 @@ def tensor(types: Types, index: int) -> TensorType:
         if kind is not None and type(kind).__name__ != "AnyType":
             raise ShapeError(f"input {index} must be a tensor, not {kind}")
     return TensorType()
+
+
+def given(inputs: Sequence[Any], index: int) -> bool:
+    """Whether there is an input ``index``, by a node's inputs, or their types or values."""
+    return index < len(inputs) and inputs[index] is not None
+
+
+def padded(sequence: Sequence[Any], count: int) -> list[Any]:
+    """``sequence`` with ``None`` for what it lacks of ``count`` entries."""
+    return [*sequence, *(None,) * (count - len(sequence))]
 
 
 def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
@@ -90,6 +100,21 @@ def element_dtype(attrs: Attrs, name: str) -> np.dtype | None:
     raise ShapeError(f"{name} is {code}, which is no element type")
 
 
+def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str:
+    """A string attribute that is one of those allowed; empty is as good as left out."""
+    value: str = attrs.get(name) or default
+    if value not in allowed:
+        raise ShapeError(f"{name} is {value!r}, which is none of {', '.join(allowed)}")
+    return value
+
+
+def single(x: np.ndarray, name: str) -> np.ndarray:
+    """A tensor of one element as one without dims."""
+    if x.size != 1:
+        raise ShapeError(f"{name} must be a scalar, not of shape {x.shape}")
+    return x.reshape(())
+
+
 def normalize_axis(axis: int, rank: int) -> int:
     """``axis`` counted from the front; negative ones count from the back."""
     if not -rank <= axis < rank:
@@ -137,6 +162,44 @@ def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
                     f"shapes {' and '.join(map(str, shapes))} do not broadcast"
                 ) from None
     return tuple(result)
+
+
+def same_dim(a: Dim, b: Dim, what: str) -> Dim:
+    """The dim that ``a`` and ``b`` both are, as far as it is known."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ShapeError(f"{what} differ: {a} and {b}")
+    return a if isinstance(a, int) or b is None else b
+
+
+def fits(shape: Shape | None, wanted: Shape | None) -> bool:
+    """Whether ``shape`` may be the one wanted, as far as both are known."""
+    if shape is None or wanted is None:
+        return True
+    return len(shape) == len(wanted) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int)
+        for a, b in zip(shape, wanted, strict=True)
+    )
+
+
+def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
+    """That ``shape`` may be one of those wanted."""
+    if not any(fits(shape, each) for each in wanted):
+        raise ShapeError(f"{name} has shape {shape} where {_either(wanted)} is needed")
+
+
+def _either(shapes: Iterable[Shape | None]) -> str:
+    return " or ".join(dict.fromkeys(map(str, shapes)))
+
+
+def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None:
+    """That ``shape`` may broadcast to ``full``, which does not grow."""
+    if shape is None or full is None:
+        return
+    if len(shape) > len(full) or any(
+        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+        for a, b in zip(reversed(shape), reversed(full), strict=False)
+    ):
+        raise ShapeError(f"{name} of shape {shape} does not broadcast to {full}")
 
 
 def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:

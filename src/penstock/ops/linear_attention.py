@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
+from penstock.ops.attention import share
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import tensor
+from penstock.ops.infer import check_shape, choice, given, padded, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
-from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 # Update rule: whether the state decays, and whether what it already says is taken off the value.
 _RULES = {
@@ -23,57 +24,32 @@ _RULES = {
 }
 
 
-def _share(hidden: Dim, heads: int, name: str) -> Dim:
-    if isinstance(hidden, int) and hidden % heads:
-        raise ShapeError(f"{heads} heads cannot share the {hidden} features of {name}")
-    return hidden // heads if isinstance(hidden, int) else None
-
-
-def _check(name: str, shape: tuple[Dim, ...], *allowed: tuple[Dim, ...]) -> None:
-    for wanted in allowed:
-        if len(shape) == len(wanted) and all(
-            not (isinstance(a, int) and isinstance(b, int)) or a == b
-            for a, b in zip(shape, wanted, strict=True)
-        ):
-            return
-    raise ShapeError(f"{name} has shape {shape} where {' or '.join(map(str, allowed))} is needed")
-
-
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    rule = attrs.get("update_rule", "gated_delta")
-    if rule not in _RULES:
-        raise ShapeError(f"update_rule {rule!r} is none of {', '.join(_RULES)}")
-    given = [i < len(types) and types[i] is not None for i in range(6)]
-    for name, needed, present in zip(("decay", "beta"), _RULES[rule], given[4:], strict=True):
-        if needed != present:
+    rule = choice(attrs, "update_rule", "gated_delta", _RULES)
+    for name, index, needed in zip(("decay", "beta"), (4, 5), _RULES[rule], strict=True):
+        if needed != given(types, index):
             raise ShapeError(f"update_rule {rule!r} {'needs' if needed else 'forbids'} {name}")
     heads, kv_heads = attrs.get("q_num_heads") or 0, attrs.get("kv_num_heads") or 0
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
     q, k, v, past = (tensor(types, i) for i in range(4))
-    for name, kind in (("query", q), ("key", k), ("value", v)):
-        if kind.shape is not None and len(kind.shape) != 3:
-            raise ShapeError(f"{name} must have rank 3, its shape is {kind.shape}")
+    for name, kind in (("query", q), ("value", v)):
+        check_shape(name, kind.shape, (None, None, None))
     batch, length, hidden = q.shape or (None, None, None)
-    size = _share(hidden, heads, "query")
-    value_size = _share(None if v.shape is None else v.shape[2], kv_heads, "value")
+    size = share(hidden, heads, "query")
+    value_size = share(None if v.shape is None else v.shape[2], kv_heads, "value")
     keys = size * kv_heads if isinstance(size, int) else None
-    if k.shape is not None:
-        _check("key", k.shape, (batch, length, keys))
-    if v.shape is not None:
-        _check("value", v.shape, (batch, length, None))
+    check_shape("key", k.shape, (batch, length, keys))
+    check_shape("value", v.shape, (batch, length, None))
     state = (batch, kv_heads, size, value_size)
     decay, beta = tensor(types, 4).shape, tensor(types, 5).shape
-    if past.shape is not None:
-        _check("past_state", past.shape, state)
-    if decay is not None:
-        _check("decay", decay, (batch, length, kv_heads), (batch, length, keys))
-    if beta is not None:
-        _check("beta", beta, (batch, length, kv_heads), (batch, length, 1))
+    check_shape("past_state", past.shape, state)
+    check_shape("decay", decay, (batch, length, kv_heads), (batch, length, keys))
+    check_shape("beta", beta, (batch, length, kv_heads), (batch, length, 1))
     out = value_size * heads if isinstance(value_size, int) else None
     return (
         TensorType(q.dtype, (batch, length, out)),
-        TensorType(past.dtype if given[3] else q.dtype, state),
+        TensorType(past.dtype if given(types, 3) else q.dtype, state),
     )
 
 
@@ -94,8 +70,8 @@ def linear_attention(node: Node, types: Types) -> Kernel:
         n_inputs = len(inputs)
 
         def into(*arguments: Any) -> None:
-            q, k, v, past, decay, beta = (*arguments[:n_inputs], *[None] * 6)[:6]
-            y, present = (*arguments[n_inputs:-1], None)[:2]
+            q, k, v, past, decay, beta = padded(arguments[:n_inputs], 6)
+            y, present = padded(arguments[n_inputs:-1], 2)
             workspace = arguments[-1]
             state, update = state_field(workspace), update_field(workspace)
             correction = value_field(workspace)

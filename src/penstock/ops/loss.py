@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import tensor
+from penstock.ops.infer import check_shape, choice, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -17,18 +17,12 @@ from penstock.types import Dim, ShapeError, TensorType, Type
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The loss, and what is as large as the input: of samples, classes, and any more dims."""
     x, target, weight = (tensor(types, i) for i in range(3))
-    reduction = attrs.get("reduction", "mean")
-    if reduction not in ("none", "mean", "sum"):
-        raise ShapeError(f"reduction {reduction!r} is neither none nor mean nor sum")
+    reduction = choice(attrs, "reduction", "mean", ("none", "mean", "sum"))
     if x.shape is not None:
         if len(x.shape) < 2:
             raise ShapeError(f"the input must be [N, C, ...], its shape is {x.shape}")
-        classes: Dim = x.shape[1]
-        samples = (x.shape[0], *x.shape[2:])
-        if target.shape is not None and not _compatible(target.shape, samples):
-            raise ShapeError(f"targets of shape {target.shape} do not fit inputs of {x.shape}")
-        if weight.shape is not None and not _compatible(weight.shape, (classes,)):
-            raise ShapeError(f"weights of shape {weight.shape} do not fit {classes} classes")
+        check_shape("target", target.shape, (x.shape[0], *x.shape[2:]))
+        check_shape("weights", weight.shape, (x.shape[1],))
     if reduction != "none":
         shape: tuple[Dim, ...] | None = ()
     elif x.shape is None:
@@ -36,13 +30,6 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     else:
         shape = (x.shape[0], *x.shape[2:])
     return (TensorType(x.dtype, shape), x.without_data())
-
-
-def _compatible(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(
-        x == y or not isinstance(x, int) or not isinstance(y, int)
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def _infer_loss(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.dtypes import HALF
 from penstock.ops.infer import broadcast_shapes, same_dtype, tensor
-from penstock.ops.routine import NARROW, Routine, Tensors, specialized
+from penstock.ops.routine import Routine, Tensors, specialized
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 
@@ -69,7 +70,7 @@ def matmul(node: Node, types: Types) -> Kernel:
 
     kernel = specialized(node, types, make, contiguous=True)
     known = [t.dtype for t in types if isinstance(t, TensorType) and t.dtype is not None]
-    if len(known) < 2 or known[0] in NARROW or known[0] != known[1]:
+    if len(known) < 2 or known[0] in HALF or known[0] != known[1]:
         return kernel
     return Kernel(_matmul, kernel.into, contiguous=True)
 

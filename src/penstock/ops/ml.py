@@ -14,7 +14,9 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
-from penstock.ops.infer import same_type, tensor
+from penstock.ops.dtypes import FLOAT64
+from penstock.ops.infer import choice, same_type, tensor
+from penstock.ops.shared import by_attributes
 from penstock.ops.text import strings
 from penstock.types import (
     FLOAT32,
@@ -30,7 +32,6 @@ from penstock.types import (
 )
 
 DOMAIN = "ai.onnx.ml"
-FLOAT64 = np.dtype(np.float64)
 
 
 def like_input(dtype: np.dtype) -> Infer:
@@ -93,9 +94,7 @@ _NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 @operator("Normalizer", domain=DOMAIN, infer=like_input(FLOAT32))
 def normalizer(node: Node, types: Types) -> Kernel:
     """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
-    norm = _NORMS.get(node.attrs.get("norm", "MAX"))
-    if norm is None:
-        raise ShapeError(f"norm must be one of {', '.join(_NORMS)}, not {node.attrs['norm']!r}")
+    norm = _NORMS[choice(node.attrs, "norm", "MAX", _NORMS)]
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
@@ -254,6 +253,7 @@ def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("CategoryMapper", domain=DOMAIN, infer=_infer_other)
+@by_attributes
 def category_mapper(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     ints, names = attrs.get("cats_int64s") or [], attrs.get("cats_strings") or []
@@ -261,6 +261,7 @@ def category_mapper(node: Node, types: Types) -> Kernel:
 
 
 @operator("LabelEncoder", domain=DOMAIN, version=1, infer=_infer_other)
+@by_attributes
 def label_encoder_1(node: Node, types: Types) -> Kernel:
     names = node.attrs.get("classes_strings") or []
     return _between_ints_and_strings(range(len(names)), names, node)
@@ -290,6 +291,7 @@ def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2, infer=_infer_label_encoder)
+@by_attributes
 def label_encoder(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     (keys, _), (values, kind) = _labels(attrs, "keys"), _labels(attrs, "values")
@@ -388,29 +390,28 @@ _CASTS: Mapping[str, tuple[np.dtype, Callable[[Any], Any], Any]] = {
 
 
 def _infer_cast_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    cast = _CASTS.get(attrs.get("cast_to", "TO_FLOAT"))
-    sparse = attrs.get("map_form", "DENSE") == "SPARSE"
-    width = attrs.get("max_map", 1) if sparse else None
-    return (TensorType(None if cast is None else cast[0], (1, width)),)
+    dtype, _, _ = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
+    return (TensorType(dtype, (1, attrs.get("max_map", 1) if _sparse(attrs) else None)),)
+
+
+def _sparse(attrs: Attrs) -> bool:
+    return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
 
 
 @operator("CastMap", domain=DOMAIN, infer=_infer_cast_map)
 def cast_map(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    form, name = attrs.get("map_form", "DENSE"), attrs.get("cast_to", "TO_FLOAT")
-    if form not in ("DENSE", "SPARSE") or name not in _CASTS:
-        raise ShapeError(f"bad map_form {form!r} or cast_to {name!r}")
-    dtype, cast, missing = _CASTS[name]
-    width = attrs.get("max_map", 1)
+    dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
+    sparse, width = _sparse(attrs), attrs.get("max_map", 1)
 
     def run(x: Mapping[int, Any]) -> np.ndarray:
         keys = sorted(x)
         places: Sequence[int] = range(len(keys))
-        if form == "SPARSE":
+        if sparse:
             if keys and not 0 <= keys[0] <= keys[-1] < width:
                 raise ShapeError(f"keys {keys[0]} to {keys[-1]} are not all below max_map={width}")
             places = keys
-        result = np.full((1, width if form == "SPARSE" else len(keys)), missing, dtype)
+        result = np.full((1, width if sparse else len(keys)), missing, dtype)
         for place, key in zip(places, keys, strict=True):
             try:
                 result[0, place] = cast(x[key])

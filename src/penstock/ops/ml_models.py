@@ -13,8 +13,10 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
-from penstock.ops.infer import tensor
-from penstock.ops.ml import DOMAIN, FLOAT64, one_of
+from penstock.ops.dtypes import FLOAT64
+from penstock.ops.infer import choice, tensor
+from penstock.ops.ml import DOMAIN, one_of
+from penstock.ops.shared import by_attributes
 from penstock.ops.text import strings
 from penstock.types import FLOAT32, INT64, STRING, Dim, ShapeError, TensorType, Type
 
@@ -58,10 +60,8 @@ TRANSFORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def transform_of(name: str) -> str:
-    if name not in TRANSFORMS:
-        raise ShapeError(f"post_transform must be one of {', '.join(TRANSFORMS)}, not {name!r}")
-    return name
+def transform_of(attrs: Attrs) -> str:
+    return choice(attrs, "post_transform", "NONE", TRANSFORMS)
 
 
 def transformed(scores: np.ndarray, transform: str) -> np.ndarray:
@@ -159,10 +159,11 @@ def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 
 @operator("LinearRegressor", domain=DOMAIN, infer=_infer_regressor)
+@by_attributes
 def linear_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     weights, bias = _coefficients(attrs, attrs.get("targets", 1))
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
         scores = matrix(x, len(weights)) @ weights + bias
@@ -176,12 +177,13 @@ def linear_regressor(node: Node, types: Types) -> Kernel:
     domain=DOMAIN,
     infer=infer_classifier("classlabels_ints", lambda _, labels: labels),
 )
+@by_attributes
 def linear_classifier(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     labels = Labels(attrs, "classlabels_ints")
     rows = len(attrs.get("intercepts") or range(labels.count))
     weights, bias = _coefficients(attrs, rows)
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
     single = rows == 1 and labels.count == 2
     if rows != labels.count and not single:
         raise ShapeError(f"{labels.count} class labels for {rows} rows of coefficients")
@@ -208,7 +210,6 @@ _KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def _kernel_function(attrs: Attrs) -> _KernelFunction:
     """``f(x, s)``: the kernel of each row of ``x`` with each row of ``s``, computed in float64."""
     gamma, coef0, degree = [float(p) for p in attrs.get("kernel_params") or (0.0, 0.0, 0.0)]
-    name = attrs.get("kernel_type", "LINEAR")
 
     def squares(x: np.ndarray) -> np.ndarray:
         return np.square(x).sum(1)
@@ -222,9 +223,7 @@ def _kernel_function(attrs: Attrs) -> _KernelFunction:
             -gamma * np.maximum(squares(x)[:, None] + squares(s) - 2 * (x @ s.T), 0)
         ),
     }
-    if name not in functions:
-        raise ShapeError(f"kernel_type must be one of {', '.join(functions)}, not {name!r}")
-    return functions[name]
+    return functions[choice(attrs, "kernel_type", "LINEAR", functions)]
 
 
 def _first_rho(attrs: Attrs) -> float:
@@ -239,11 +238,12 @@ def _infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 
 @operator("SVMRegressor", domain=DOMAIN, infer=_infer_svm_regressor)
+@by_attributes
 def svm_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     kernel, rho = _kernel_function(attrs), _first_rho(attrs)
     supports = attrs.get("n_supports", 0)
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
     coefficients = np.array(attrs.get("coefficients") or [], np.float64)
     if supports > 0:
         vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
@@ -279,6 +279,7 @@ def _svm_width(attrs: Attrs, labels: int) -> Dim:
     domain=DOMAIN,
     infer=infer_classifier("classlabels_ints", _svm_width),
 )
+@by_attributes
 def svm_classifier(node: Node, types: Types) -> Kernel:
     if node.attrs.get("vectors_per_class"):
         return _support_vector_classifier(node.attrs)
@@ -291,7 +292,7 @@ def _linear_svm_classifier(attrs: Attrs) -> Kernel:
     rho = _first_rho(attrs)
     weights = _rows(attrs.get("coefficients"), labels.count, "coefficients").astype(np.float64)
     positive = bool((weights >= 0).all())
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scores = matrix(x, weights.shape[1]).astype(np.float64, copy=False) @ weights.T + rho
@@ -330,7 +331,7 @@ def _support_vector_classifier(attrs: Attrs) -> Kernel:
         row[own[i]] = duals[j - 1, own[i]]
         row[own[j]] = duals[i, own[j]]
     first, second = (np.eye(classes)[[pair[k] for pair in pairs]] for k in (0, 1))
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
     coupling = _coupling(attrs, pairs, classes)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

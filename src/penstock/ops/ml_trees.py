@@ -7,15 +7,15 @@ level is a handful of operations on whole arrays, for those rows that have not y
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import tensor
-from penstock.ops.ml import DOMAIN, FLOAT64
+from penstock.ops.dtypes import FLOAT64
+from penstock.ops.infer import choice, tensor
+from penstock.ops.ml import DOMAIN
 from penstock.ops.ml_models import (
     TRANSFORMS,
     Labels,
@@ -26,6 +26,7 @@ from penstock.ops.ml_models import (
     transformed,
     two_scores,
 )
+from penstock.ops.shared import by_attributes
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 CHUNK = 2**16
@@ -49,8 +50,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-@dataclass(frozen=True, slots=True)
-class Forest:
+class Forest(NamedTuple):
     """Nodes of all trees. A leaf is its own child, on both sides."""
 
     roots: np.ndarray  # [trees]
@@ -195,8 +195,6 @@ class Votes:
             raise ShapeError("the lists that describe the weights of leaves differ in length")
         if len(target) and (target.min() < 0 or target.max() >= targets):
             raise ShapeError(f"a leaf has a weight for target {target.max()} of {targets}")
-        if aggregate not in _AGGREGATES:
-            raise ShapeError(f"aggregate_function must be one of {', '.join(_AGGREGATES)}")
         self.targets, self.aggregate = targets, aggregate
         self.one_each = len(np.unique(leaf)) == len(leaf)
         sums = aggregate in ("SUM", "AVERAGE")
@@ -363,14 +361,15 @@ def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 
 @operator("TreeEnsembleRegressor", domain=DOMAIN, infer=_infer_regressor)
+@by_attributes
 def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     targets = attrs.get("n_targets") or 1
     forest, places = _forest(attrs)
-    aggregate = attrs.get("aggregate_function", "SUM")
+    aggregate = choice(attrs, "aggregate_function", "SUM", _AGGREGATES)
     votes, _, _ = _votes(attrs, "target", targets, places, aggregate)
     base = _base(attrs, targets)
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
         scores = _scores(forest, votes, _input(x))
@@ -386,6 +385,7 @@ def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     domain=DOMAIN,
     infer=infer_classifier("classlabels_int64s", lambda _, labels: labels),
 )
+@by_attributes
 def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
     """With two labels and weights for one class only, these are the scores of the second class.
 
@@ -401,7 +401,7 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
     forest, places = _forest(attrs)
     votes, ids, weights = _votes(attrs, "class", classes, places, "SUM")
     base = _base(attrs, classes)
-    transform = transform_of(attrs.get("post_transform", "NONE"))
+    transform = transform_of(attrs)
     single = int(ids[0]) if classes <= 2 and len(set(ids.tolist())) == 1 else None
     positive = bool((weights >= 0).all())
     if single is not None and classes == 2:
@@ -437,6 +437,7 @@ def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 
 @operator("TreeEnsemble", domain=DOMAIN, since=5, infer=_infer_ensemble)
+@by_attributes
 def tree_ensemble(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     targets = attrs.get("n_targets") or 1

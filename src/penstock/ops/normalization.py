@@ -10,14 +10,21 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import normalize_axes, normalize_axis, tensor
+from penstock.ops.dtypes import is_float
+from penstock.ops.infer import (
+    check_broadcasts,
+    check_shape,
+    element_dtype,
+    normalize_axes,
+    normalize_axis,
+    tensor,
+)
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
-from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
 # --- Rows -----------------------------------------------------------------------------------------
 
@@ -72,28 +79,6 @@ class Statistics:
         return mean, inverse
 
 
-def _channels(kind: TensorType, count: Dim, name: str) -> None:
-    """That a parameter has one element for each of ``count`` channels."""
-    if kind.shape is None:
-        return
-    if len(kind.shape) != 1:
-        raise ShapeError(f"{name} has one dim, not shape {kind.shape}")
-    if isinstance(kind.shape[0], int) and isinstance(count, int) and kind.shape[0] != count:
-        raise ShapeError(f"{name} of {kind.shape[0]} elements for {count} channels")
-
-
-def check_parameter(kind: TensorType, full: Shape, name: str) -> None:
-    """That a parameter broadcasts to ``full``."""
-    shape = kind.shape
-    if shape is None:
-        return
-    if len(shape) > len(full) or any(
-        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
-        for a, b in zip(reversed(shape), reversed(full), strict=False)
-    ):
-        raise ShapeError(f"{name} of shape {shape} does not broadcast to {full}")
-
-
 def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """``x`` as a contiguous array of ``shape``: the same memory where that can be."""
     return np.ascontiguousarray(x).reshape(shape)
@@ -110,7 +95,7 @@ def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is not None:
         channels = x.shape[1] if len(x.shape) > 1 else 1
     for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
-        _channels(tensor(types, i), channels, name)
+        check_shape(name, tensor(types, i).shape, (channels,))
     return x.without_data(), tensor(types, 3).without_data(), tensor(types, 4).without_data()
 
 
@@ -180,8 +165,8 @@ def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     if x.shape is not None and len(x.shape) < 3:
         raise ShapeError(f"instances have rank 3 or more, not shape {x.shape}")
     channels = None if x.shape is None else x.shape[1]
-    _channels(tensor(types, 1), channels, "scale")
-    _channels(tensor(types, 2), channels, "bias")
+    check_shape("scale", tensor(types, 1).shape, (channels,))
+    check_shape("bias", tensor(types, 2).shape, (channels,))
     return (x.without_data(),)
 
 
@@ -194,8 +179,8 @@ def infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     channels = None if x.shape is None else x.shape[1]
     if isinstance(channels, int) and channels % groups:
         raise ShapeError(f"{channels} channels do not divide into {groups} groups")
-    _channels(tensor(types, 1), channels, "scale")
-    _channels(tensor(types, 2), channels, "bias")
+    check_shape("scale", tensor(types, 1).shape, (channels,))
+    check_shape("bias", tensor(types, 2).shape, (channels,))
     return (x.without_data(),)
 
 
@@ -240,20 +225,13 @@ def group_normalization(node: Node, types: Types) -> Kernel:
 
 # --- LayerNormalization and RMSNormalization ------------------------------------------------------
 
-STASH: dict[int, np.dtype] = {
-    1: FLOAT32,
-    10: np.dtype(np.float16),
-    11: np.dtype(np.float64),
-    16: np.dtype(ml_dtypes.bfloat16),
-}
-"""dtypes of saved statistics by ``stash_type``"""
-
 
 def _stash(attrs: Attrs) -> np.dtype:
-    code = attrs.get("stash_type", 1)
-    if code not in STASH:
-        raise ShapeError(f"stash_type {code} is no floating-point type")
-    return STASH[code]
+    """The dtype of saved statistics."""
+    dtype = element_dtype(attrs, "stash_type") or FLOAT32
+    if not is_float(dtype):
+        raise ShapeError(f"stash_type {attrs['stash_type']} is no floating-point type")
+    return dtype
 
 
 def _infer_layer(
@@ -267,7 +245,7 @@ def _infer_layer(
         return TensorType(dtype, None), None
     axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
     for i in parameters:
-        check_parameter(tensor(types, i), x.shape, f"input {i}")
+        check_broadcasts(f"input {i}", tensor(types, i).shape, x.shape)
     return TensorType(dtype, x.shape), (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
 
 

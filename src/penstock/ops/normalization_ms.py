@@ -10,26 +10,14 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import same_dtype, tensor
-from penstock.ops.normalization import Statistics, check_parameter
+from penstock.ops.infer import check_broadcasts, check_shape, same_dtype, tensor
+from penstock.ops.normalization import Statistics
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 DOMAIN = "com.microsoft"
 
 # --- SkipLayerNormalization -----------------------------------------------------------------------
-
-
-def _hidden(types: Types, size: Dim, **parameters: int) -> None:
-    """That parameters, given by the index of their input, have one dim of ``size``."""
-    for name, index in parameters.items():
-        shape = tensor(types, index).shape
-        if shape is None:
-            continue
-        if len(shape) != 1 or (
-            isinstance(shape[0], int) and isinstance(size, int) and shape[0] != size
-        ):
-            raise ShapeError(f"{name} of shape {shape} must have one dim of {size}")
 
 
 def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
@@ -39,8 +27,9 @@ def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
         return (TensorType(dtype, None),)
     if len(x.shape) < 2:
         raise ShapeError(f"input of shape {x.shape} must have rank 2 or 3")
-    check_parameter(skip, x.shape, "skip")
-    _hidden(types, x.shape[-1], **parameters)
+    check_broadcasts("skip", skip.shape, x.shape)
+    for name, index in parameters.items():
+        check_shape(name, tensor(types, index).shape, (x.shape[-1],))
     statistics = TensorType(FLOAT32, (*x.shape[:-1], 1))
     return TensorType(dtype, x.shape), statistics, statistics, TensorType(dtype, x.shape)
 
@@ -111,21 +100,16 @@ def infer_embed(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, (2, 3, 4, 5, 6))
     hidden: Dim = None
     for table in tables:
-        if table.shape is None:
-            continue
-        if len(table.shape) != 2:
-            raise ShapeError(f"an embedding of shape {table.shape} is no matrix")
-        if hidden is None:
+        check_shape("an embedding", table.shape, (None, hidden))
+        if table.shape is not None and hidden is None:
             hidden = table.shape[1]
-        elif isinstance(hidden, int) and table.shape[1] not in (hidden, None):
-            raise ShapeError(f"embeddings of {hidden} and {table.shape[1]} columns")
-    _hidden(types, hidden, gamma=5, beta=6)
+    for name, index in (("gamma", 5), ("beta", 6)):
+        check_shape(name, tensor(types, index).shape, (hidden,))
     ids = tensor(types, 0)
-    if ids.rank not in (None, 2):
-        raise ShapeError(f"input_ids of shape {ids.shape} must have rank 2")
+    check_shape("input_ids", ids.shape, (None, None))
     batch, length = ids.shape or (None, None)
     for name, index in (("segment_ids", 1), ("mask", 7), ("position_ids", 8)):
-        check_parameter(tensor(types, index), (batch, length), name)
+        check_broadcasts(name, tensor(types, index).shape, (batch, length))
     full = TensorType(dtype, (batch, length, hidden))
     return full, TensorType(np.dtype(np.int32), (batch,)), full
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +11,13 @@ from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import (
     all_known,
+    choice,
+    given,
     ints,
     known_ints,
     normalize_axis,
+    padded,
+    single,
     tensor,
     with_data,
 )
@@ -28,15 +31,7 @@ def zero(dtype: np.dtype | None) -> np.ndarray:
     return np.array("", object) if dtype == STRING else np.zeros((), dtype)
 
 
-def scalar(x: np.ndarray) -> np.ndarray:
-    """A tensor of one element as one without dims."""
-    if x.size != 1:
-        raise ShapeError(f"a scalar is wanted, not a tensor of shape {list(x.shape)}")
-    return x.reshape(())
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Borders(NamedTuple):
     """Where the parts of a padded tensor come from, for one shape of the input."""
 
     shape: tuple[int, ...]
@@ -49,7 +44,7 @@ class _Layout:
     come from, or ``None`` for the constant"""
 
 
-def _layout(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> _Layout:
+def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> _Borders:
     shape = tuple(d + before + after for d, (before, after) in zip(dims, pads, strict=True))
     if any(d < 0 for d in shape):
         raise ShapeError(f"pads cut more off shape {list(dims)} than there is")
@@ -72,7 +67,7 @@ def _layout(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> 
             if mode != "constant":
                 taken = (*earlier, _mirrored(part, inner, mode), *later)
             borders.append(((*earlier, part, *later), taken))
-    return _Layout(shape, tuple(source), tuple(center), borders)
+    return _Borders(shape, tuple(source), tuple(center), borders)
 
 
 def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
@@ -91,15 +86,18 @@ def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
     return inner.start + np.minimum(offset, period - offset) if n > 1 else inner.start + offset
 
 
-def _padding(x: np.ndarray, layout: _Layout, value: np.ndarray, out: np.ndarray) -> None:
-    out[layout.center] = x[layout.source]
-    for part, taken in layout.borders:
-        out[part] = value if taken is None else out[taken]
+def _padding(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndarray) -> None:
+    filling = zero(x.dtype) if value is None else single(value, "constant_value")
+    out[parts.center] = x[parts.source]
+    for part, taken in parts.borders:
+        out[part] = filling if taken is None else out[taken]
 
 
 # Pad
 
-_MODES = ("constant", "reflect", "edge", "wrap")
+
+def _mode(attrs: Attrs) -> str:
+    return choice(attrs, "mode", "constant", ("constant", "reflect", "edge", "wrap"))
 
 
 def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list[tuple[Dim, Dim]]:
@@ -115,13 +113,12 @@ def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list
 
 def pad_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    if attrs.get("mode", "constant") not in _MODES:
-        raise ShapeError(f"mode {attrs['mode']!r} is none of {', '.join(_MODES)}")
+    mode = _mode(attrs)
     if x.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape)
     axes: Sequence[int] | None = None
-    if len(types) > 3 and types[3] is not None:
+    if given(types, 3):
         axes = all_known(ints(types, consts, 3))
         if axes is None:
             return (TensorType(x.dtype, (None,) * rank),)
@@ -137,42 +134,39 @@ def pad_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if any(isinstance(d, int) and d < 0 for d in dims):
         raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
     kind = TensorType(x.dtype, tuple(dims))
-    return (with_data(kind, lambda: _padded_data(x, by_axis[0], attrs, consts)),)
+    return (with_data(kind, lambda: _padded_data(x, by_axis[0], mode, consts)),)
 
 
 def _padded_data(
-    x: TensorType, pads: tuple[Dim, Dim], attrs: Attrs, consts: Consts
+    x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
 ) -> tuple[Dim, ...] | None:
     known = all_known(pads)
-    if x.data is None or known is None or attrs.get("mode", "constant") != "constant":
+    if x.data is None or known is None or mode != "constant":
         return None
     before, after = known
     if before < 0 or after < 0 or len(x.data) + before + after > MAX_DATA:
         return None
     value: Dim = 0
     if len(consts) > 2:
-        value = None if consts[2] is None else int(scalar(consts[2]))
+        value = None if consts[2] is None else int(single(consts[2], "constant_value"))
     return (*[value] * before, *x.data, *[value] * after)
 
 
 @operator("Pad", since=11, infer=pad_type)
 def pad(node: Node, types: Types) -> Kernel:
-    mode = node.attrs.get("mode", "constant")
-    if mode not in _MODES:
-        raise ShapeError(f"mode {mode!r} is none of {', '.join(_MODES)}")
-    given = [i < len(node.inputs) and node.inputs[i] is not None for i in range(4)]
-    known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3) if given[3] else None
+    mode, some = _mode(node.attrs), given(node.inputs, 3)
+    known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
 
-    def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Layout:
+    def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Borders:
         by_axis: Any = _by_axis(len(dims), pads, axes)
-        return _layout(dims, by_axis, mode)
+        return _borders(dims, by_axis, mode)
 
     dims = all_known(tensor(types, 0).shape)
     fixed = None
-    if dims is not None and known is not None and (known_axes is not None or not given[3]):
+    if dims is not None and known is not None and (known_axes is not None or not some):
         fixed = layout(dims, known, known_axes)
 
-    def found(x: np.ndarray, pads: np.ndarray, axes: np.ndarray | None) -> _Layout:
+    def found(x: np.ndarray, pads: np.ndarray, axes: np.ndarray | None) -> _Borders:
         return layout(
             x.shape, pads.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
         )
@@ -185,13 +179,13 @@ def pad(node: Node, types: Types) -> Kernel:
     ) -> np.ndarray:
         parts = fixed or found(x, pads, axes)
         out = np.empty(parts.shape, x.dtype)
-        _padding(x, parts, zero(x.dtype) if value is None else scalar(value), out)
+        _padding(x, parts, value, out)
         return out
 
     def into(x: np.ndarray, pads: np.ndarray, *rest: Any) -> None:
-        value, axes = (*rest[:-1], None, None)[:2]
+        value, axes = padded(rest[:-1], 2)
         parts = fixed or found(x, pads, axes)
-        _padding(x, parts, zero(x.dtype) if value is None else scalar(value), rest[-1])
+        _padding(x, parts, value, rest[-1])
 
     return Kernel(run, into)
 
@@ -224,7 +218,7 @@ def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
 
 @operator("CenterCropPad", since=18, infer=crop_pad_type)
 def center_crop_pad(node: Node, types: Types) -> Kernel:
-    def layout(dims: Sequence[int], target: Sequence[int]) -> _Layout:
+    def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
         axes = _crop_axes(node.attrs, len(dims))
         _check_target(target, axes)
         pads = [(0, 0)] * len(dims)
@@ -233,7 +227,7 @@ def center_crop_pad(node: Node, types: Types) -> Kernel:
             # Half of it, rounded towards zero, goes to the front.
             before = missing // 2 if missing >= 0 else -(-missing // 2)
             pads[axis] = (before, missing - before)
-        return _layout(dims, pads, "constant")
+        return _borders(dims, pads, "constant")
 
     dims, known = all_known(tensor(types, 0).shape), known_ints(node, types, 1)
     fixed = layout(dims, known) if dims is not None and known is not None else None
@@ -241,10 +235,10 @@ def center_crop_pad(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, target: np.ndarray) -> np.ndarray:
         parts = fixed or layout(x.shape, target.tolist())
         out = np.empty(parts.shape, x.dtype)
-        _padding(x, parts, zero(x.dtype), out)
+        _padding(x, parts, None, out)
         return out
 
     def into(x: np.ndarray, target: np.ndarray, out: np.ndarray) -> None:
-        _padding(x, fixed or layout(x.shape, target.tolist()), zero(x.dtype), out)
+        _padding(x, fixed or layout(x.shape, target.tolist()), None, out)
 
     return Kernel(run, into)

@@ -8,19 +8,19 @@ the windows whose k-th element it would be are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.dtypes import is_float
 from penstock.ops.infer import ints, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.ops.window import Window, kernel_shape, parse_axes, window_counts, windows
-from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts
+from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts, dtype_name
 
 BLOCK = 2**17
 """elements of the input that are pooled at a time: their scratch memory stays in the caches"""
@@ -56,11 +56,12 @@ def lowest(dtype: np.dtype) -> Any:
     """What no element is below."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min
+    if not is_float(dtype):
+        raise ShapeError(f"there is no maximum of {dtype_name(dtype)}")
     return dtype.type(-np.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduction:
+class _Reduction(NamedTuple):
     """Windows along one axis, combined by ``combine(a, b, out=out)``."""
 
     combine: Callable[..., Any]
@@ -139,7 +140,8 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
         step = max(BLOCK // max(c * plane, 1), 1)
         return [((i, min(i + step, n)), (0, c)) for i in range(0, max(n, 1), step)]
     step = max(BLOCK // plane, 1)
-    return [((i, i + 1), (j, min(j + step, c))) for i in range(n) for j in range(0, c, step)]
+    parts = [(j, min(j + step, c)) for j in range(0, c, step)]
+    return [((i, i + 1), part) for i in range(n) for part in parts] or [((0, 0), parts[0])]
 
 
 # --- MaxPool --------------------------------------------------------------------------------------

@@ -15,56 +15,52 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import DTypeLike
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.dtypes import (
+    FLOAT8,
+    FLOAT64,
+    INT8,
+    INT32,
+    POWERS,
+    SUB_BYTE,
+    UINT8,
+    is_float,
+)
 from penstock.ops.elementwise import BLOCK, clip
-from penstock.ops.infer import element_dtype, normalize_axis, tensor
+from penstock.ops.infer import (
+    all_known,
+    element_dtype,
+    given,
+    normalize_axis,
+    padded,
+    tensor,
+)
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
-UINT8 = np.dtype(np.uint8)
-INT8 = np.dtype(np.int8)
-_FLOAT64 = np.dtype(np.float64)
-_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
-# Types of less than a byte take one in memory; integers among them keep their low bits there.
+# Integers of less than a byte keep their low bits in one.
 _PACKED_INTS = {
-    np.dtype(ml_dtypes.int4): (np.int8, 0x0F),
-    np.dtype(ml_dtypes.uint4): (np.uint8, 0x0F),
-    np.dtype(ml_dtypes.int2): (np.int8, 0x03),
-    np.dtype(ml_dtypes.uint2): (np.uint8, 0x03),
+    dtype: (UINT8 if dtype.name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
+    for dtype, bits in SUB_BYTE.items()
+    if not is_float(dtype)
 }
-_FLOAT8 = {
-    np.dtype(t)
-    for t in (
-        ml_dtypes.float8_e4m3fn,
-        ml_dtypes.float8_e4m3fnuz,
-        ml_dtypes.float8_e5m2,
-        ml_dtypes.float8_e5m2fnuz,
-    )
-}
-_SMALL_FLOATS = {  # neither infinity nor NaN: casts saturate
-    np.dtype(t) for t in (ml_dtypes.float4_e2m1fn, ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn)
-}
-_INTS = {np.dtype(t) for t in (np.int8, np.uint8, np.int16, np.uint16)} | set(_PACKED_INTS)
-TARGETS = _INTS | _FLOAT8 | _SMALL_FLOATS
-SOURCES = TARGETS | {np.dtype(np.int32)}
+_INTS = {INT8, UINT8, np.dtype(np.int16), np.dtype(np.uint16), *_PACKED_INTS}
+# Those of less than a byte have neither infinity nor NaN: casts to them saturate.
+_FLOATS = {*FLOAT8, *filter(is_float, SUB_BYTE)}
+TARGETS = _INTS | _FLOATS
+SOURCES = TARGETS | {INT32}
 
 
-def padded(sequence: Sequence[Any], count: int) -> list[Any]:
-    """``sequence`` with ``None`` for what it lacks of ``count`` entries."""
-    return [*sequence, *(None,) * (count - len(sequence))]
-
-
-def filled(function: Callable[..., Any], given: int, count: int) -> Callable[..., Any]:
-    """``function``, which takes ``count`` inputs and more, for a node that has ``given`` inputs."""
-    if given >= count:
+def filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[..., Any]:
+    """``function``, which takes ``count`` inputs and more, for a node that has so many inputs."""
+    if inputs >= count:
         return function
-    gap = (None,) * (count - given)
+    gap = (None,) * (count - inputs)
 
     def call(*args: Any) -> None:
-        function(*args[:given], *gap, *args[given:])
+        function(*args[:inputs], *gap, *args[inputs:])
 
     return call
 
@@ -121,7 +117,7 @@ def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
     )
 
 
-def _layout(attrs: Attrs) -> tuple[int, int]:
+def _axis_and_block(attrs: Attrs) -> tuple[int, int]:
     """The axis that scales belong to, and how many of its indices share one (0: each has its own).
 
     com.microsoft has no default for the axis, and uses that of ONNX.
@@ -133,18 +129,12 @@ def _layout(attrs: Attrs) -> tuple[int, int]:
     return 1 if axis is None else axis, block
 
 
-def _static(shape: Shape | None) -> tuple[int, ...] | None:
-    if shape is None or not all(isinstance(dim, int) for dim in shape):
-        return None
-    return shape  # type: ignore[return-value]
-
-
-def _check_layout(types: Types, attrs: Attrs) -> None:
+def _check_parameters(types: Types, attrs: Attrs) -> None:
     """Raise what ``spread`` would, as far as the shapes are known."""
-    axis, block = _layout(attrs)
+    axis, block = _axis_and_block(attrs)
     x = tensor(types, 0).shape
     for i in (1, 2):
-        parameter, shape = _static(tensor(types, i).shape), _static(x)
+        parameter, shape = all_known(tensor(types, i).shape), all_known(x)
         if parameter is None or x is None:
             continue
         if shape is not None:
@@ -155,7 +145,7 @@ def _check_layout(types: Types, attrs: Attrs) -> None:
             fits = len(parameter) == 1 and x[at] in (parameter[0], None)
             if not fits and not isinstance(x[at], str):
                 raise _misfit(parameter, axis, x)
-    scale, zero = _static(tensor(types, 1).shape), _static(tensor(types, 2).shape)
+    scale, zero = all_known(tensor(types, 1).shape), all_known(tensor(types, 2).shape)
     if scale is not None and zero is not None and np.prod(scale) != np.prod(zero):
         raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
 
@@ -190,7 +180,7 @@ def _decoded(dtype: np.dtype) -> np.ndarray:
 
 def load(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
     """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
-    if x.dtype in _FLOAT8 or x.dtype in _SMALL_FLOATS:
+    if x.dtype in _FLOATS:
         np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
         if zero is not None:
             np.subtract(out, zero, out)
@@ -221,15 +211,15 @@ def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate
             storage, mask = _PACKED_INTS[dtype]
             np.copyto(out.view(storage), values, casting="unsafe")
             raw = out.view(np.uint8)
-            np.bitwise_and(raw, np.uint8(mask), raw)
+            np.bitwise_and(raw, mask, raw)
             return
-    elif dtype in _FLOAT8 and saturate:
+    elif dtype in FLOAT8 and saturate:
         low, high = _limits(dtype, values.dtype)
         clip(values, low, high, values)
     np.copyto(out, values, casting="unsafe")
 
 
-def zero_of(zero: np.ndarray | None, work: DTypeLike = np.float32) -> np.ndarray | None:
+def zero_of(zero: np.ndarray | None, work: np.dtype = FLOAT32) -> np.ndarray | None:
     """A zero point in float; ``None`` for the many that are 0."""
     if zero is None or not np.count_nonzero(zero):
         return None
@@ -257,7 +247,7 @@ def blocks(*arrays: np.ndarray) -> Any:
 def _target(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type that QuantizeLinear quantises to, as far as known."""
     wanted = element_dtype(attrs, "output_dtype")
-    has_zero = len(types) > 2 and types[2] is not None
+    has_zero = given(types, 2)
     found = tensor(types, 2).dtype if has_zero else wanted or UINT8
     if has_zero and found is None:
         found = wanted
@@ -271,7 +261,7 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
 
 
 def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    _check_layout(types, attrs)
+    _check_parameters(types, attrs)
     return (TensorType(_target(types, attrs), tensor(types, 0).shape),)
 
 
@@ -281,15 +271,15 @@ def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
     if wanted is not None:
         return wanted
     if scale.kind in "iu":
-        return _FLOAT64
-    return FLOAT32 if scale == _E8M0 else scale
+        return FLOAT64
+    return FLOAT32 if scale == POWERS else scale
 
 
 @operator("QuantizeLinear", since=10, infer=_infer_quantize)
 @operator("QuantizeLinear", domain="com.microsoft", infer=_infer_quantize)
 def quantize_linear(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    axis, block = _layout(attrs)
+    axis, block = _axis_and_block(attrs)
     saturate = bool(attrs.get("saturate", 1))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -298,7 +288,7 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
         assert scale_type is not None
         assert scale_type.dtype is not None
         precision = _precision(scale_type.dtype, attrs)
-        work = _FLOAT64 if precision == _FLOAT64 else FLOAT32
+        work = FLOAT64 if precision == FLOAT64 else FLOAT32
         along = spread(scale_type.dims, x_type.dims, axis, block)
         seen = along.seen or x_type.dims
         size = math.prod(seen)
@@ -354,7 +344,7 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
 def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type of DequantizeLinear's result, as far as known."""
     found = element_dtype(attrs, "output_dtype") or tensor(types, 1).dtype
-    if found == _E8M0:
+    if found == POWERS:
         raise ShapeError("float8e8m0 scales need an output_dtype")
     return found
 
@@ -363,14 +353,14 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     x = tensor(types, 0)
     if x.dtype is not None and x.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
-    _check_layout(types, attrs)
+    _check_parameters(types, attrs)
     return (TensorType(_dequantized(types, attrs), x.shape),)
 
 
 @operator("DequantizeLinear", since=10, infer=_infer_dequantize)
 @operator("DequantizeLinear", domain="com.microsoft", infer=_infer_dequantize)
 def dequantize_linear(node: Node, types: Types) -> Kernel:
-    axis, block = _layout(node.attrs)
+    axis, block = _axis_and_block(node.attrs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x_type, scale_type, y_type = inputs[0], inputs[1], outputs[0]

@@ -17,21 +17,19 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
-from penstock.ops.infer import broadcast_shapes, tensor
+from penstock.ops.dtypes import INT8, INT32, UINT8
+from penstock.ops.infer import broadcast_shapes, check_broadcasts, given, padded, tensor
 from penstock.ops.quantization import (
-    INT8,
-    UINT8,
     bounds,
     load,
-    padded,
     quantize_to_float,
     store,
     zero_of,
 )
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
+from penstock.ops.shared import Shared, shared
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
-INT32 = np.dtype(np.int32)
 EXACT = 1 << 24  # float32 holds every integer up to this
 
 
@@ -113,11 +111,10 @@ class Product:
         self.transpose_b = transpose_b
         self.integer = integer
         consts = [None if v is None else v.const for v in node.inputs]
-        given = [v is not None for v in node.inputs]
 
         def constant(i: int) -> tuple[bool, np.ndarray | None]:
             """Whether input i is known, and what it is."""
-            if i >= len(given) or not given[i]:
+            if not given(node.inputs, i):
                 return True, None
             return consts[i] is not None, consts[i]
 
@@ -126,14 +123,18 @@ class Product:
         a_dtype = UINT8 if dynamic else tensor(types, a[0]).dtype
         self.a_reach = reach(a_dtype or UINT8, a_zero, a_known)
         self.b_reach = reach(tensor(types, b[0]).dtype or UINT8, b_zero, b_known)
-        self.fixed: np.ndarray | None = None
-        self.fixed_pieces: list[slice] = []
+        self.fixed: Shared[tuple[np.ndarray, list[slice]]] | None = None
+        """a constant right side, and how it is cut"""
         weights = consts[b[0]]
         if weights is not None and weights.ndim > 1 and b_known:
-            self.fixed = np.ascontiguousarray(
-                self.right_side(weights, b_zero, np.empty(weights.shape, FLOAT32))
-            )
-            self.fixed_pieces = pieces(self.fixed.shape[-2], self.a_reach, self.b_reach, self.fixed)
+
+            def prepared() -> tuple[np.ndarray, list[slice]]:
+                side = self.right_side(weights, b_zero, np.empty(weights.shape, FLOAT32))
+                side = np.ascontiguousarray(side)
+                return side, pieces(side.shape[-2], self.a_reach, self.b_reach, side)
+
+            name = "right side", transpose_b, self.a_reach, self.b_reach
+            self.fixed = shared(name, prepared, weights, b_zero)
 
     def right_side(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
         """``b - zero`` in ``out``, which has the shape of ``b``; then transposed, if need be."""
@@ -157,7 +158,7 @@ class Multiply:
         if b.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
             self.spans = [slice(None)]
         elif product.fixed is not None:
-            self.spans = product.fixed_pieces
+            self.spans = product.fixed.value[1]
         else:
             self.spans = pieces(a_dims[-1], product.a_reach, product.b_reach, None)
         several = len(self.spans) > 1
@@ -178,9 +179,11 @@ class Multiply:
 
         The result is int32 in ``out``, if given; else int32 or float32 in the workspace.
         """
-        left, values, right = self.left(workspace), self.values(workspace), self.given.fixed
+        left, values, fixed = self.left(workspace), self.values(workspace), self.given.fixed
         product = values
-        if right is None:
+        if fixed is not None:
+            right, _ = fixed.value
+        else:
             b, zero = self.given.b
             assert self._right is not None
             minus = inputs[zero] if zero < len(inputs) else None
@@ -218,18 +221,6 @@ def per_column(parameter: np.ndarray) -> np.ndarray:
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
 
-def _check_fits(shape: Shape | None, what: str, parameter: Shape | None) -> None:
-    """Raise unless ``parameter`` broadcasts to ``shape``, as far as both are known."""
-    if shape is None or parameter is None or all(dim == 1 for dim in parameter):
-        return
-    fits = len(parameter) <= len(shape) and all(
-        have in (want, 1) or not isinstance(want, int) or not isinstance(have, int)
-        for have, want in zip(reversed(parameter), reversed(shape), strict=False)
-    )
-    if not fits:
-        raise ShapeError(f"{what} of shape {parameter} does not fit {shape}")
-
-
 def _rows(types: Types, index: int) -> Shape | None:
     """The shape in which a parameter of the left side broadcasts."""
     shape = tensor(types, index).shape
@@ -243,9 +234,15 @@ def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> N
     """
     left, right = tensor(types, a[0]).shape, tensor(types, b[0]).shape
     for i in a[1:]:
-        _check_fits(left, "a scale or zero point of a", _rows(types, i))
+        _check_parameter("a scale or zero point of a", _rows(types, i), left)
     for i in b[1:]:
-        _check_fits(right, "a scale or zero point of b", tensor(types, i).shape)
+        _check_parameter("a scale or zero point of b", tensor(types, i).shape, right)
+
+
+def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> None:
+    """That it broadcasts, or is a single element in however many dims."""
+    if parameter is not None and any(dim != 1 for dim in parameter):
+        check_broadcasts(name, parameter, full)
 
 
 # MatMulInteger, QLinearMatMul
@@ -263,7 +260,7 @@ def _infer_product(
         shape = product_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
         _check_parameters(types, a, b)
         if bias >= 0:
-            _check_fits(shape, "a bias", tensor(types, bias).shape)
+            _check_parameter("a bias", tensor(types, bias).shape, shape)
         return (TensorType(dtype or tensor(types, like).dtype, shape),)
 
     return infer
@@ -278,7 +275,7 @@ def _operands(inputs: Tensors, a: int, b: int) -> tuple[TensorType, TensorType]:
 
 @operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32))
 def matmul_integer(node: Node, types: Types) -> Kernel:
-    product, given = Product(node, types, (0, 2), (1, 3)), len(node.inputs)
+    product = Product(node, types, (0, 2), (1, 3))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         layout = Layout()
@@ -286,7 +283,7 @@ def matmul_integer(node: Node, types: Types) -> Kernel:
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
-            multiply.fill(values[0], values[2] if given > 2 else None, workspace)
+            multiply.fill(values[0], padded(values, 3)[2], workspace)
             multiply(values, out, workspace)
 
         return Routine(into, layout.size)
@@ -403,8 +400,8 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         parameter = tensor(types, i).shape
         if parameter is not None and any(dim not in (1, None) for dim in parameter):
             raise ShapeError(f"input {i} of QGemm must be a scalar, its shape is {parameter}")
-    _check_fits(shape, "C", tensor(types, 6).shape)
-    quantized = len(types) > 8 and types[8] is not None
+    _check_parameter("C", tensor(types, 6).shape, shape)
+    quantized = given(types, 8)
     return (TensorType(tensor(types, 8).dtype if quantized else FLOAT32, shape),)
 
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.convolution import check_bias, conv_shape, convolution
-from penstock.ops.infer import tensor
-from penstock.ops.quantization import UINT8, load, padded, store, zero_of
-from penstock.ops.quantized import EXACT, INT32, pieces, reach
+from penstock.ops.convolution import conv_shape, convolution
+from penstock.ops.dtypes import FLOAT64, INT32, UINT8
+from penstock.ops.infer import check_shape, padded, tensor
+from penstock.ops.quantization import load, store, zero_of
+from penstock.ops.quantized import EXACT, pieces, reach
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
-from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
-
-_FLOAT64 = np.dtype(np.float64)
+from penstock.ops.shared import Shared, shared
+from penstock.types import FLOAT32, Shape, TensorType, Type
 
 
 def _per_filter(parameter: np.ndarray, rank: int) -> np.ndarray:
@@ -38,6 +38,15 @@ def _shifted(w: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndar
     """The weights less their zero points, of all or of each filter."""
     load(w, None if zero is None else zero_of(_per_filter(zero, w.ndim)), out)
     return out
+
+
+class _Cut(NamedTuple):
+    """How the sums over channels are cut: the type to compute in, and the channels of each part."""
+
+    dtype: np.dtype
+    spans: list[slice]
+    parts: list[np.ndarray] | None = None
+    """weights that are constant"""
 
 
 class _Filters:
@@ -57,25 +66,26 @@ class _Filters:
 
         self.x_reach = reach(tensor(types, x[0]).dtype or UINT8, consts[x[1]], known(x[1]))
         self.w_reach = reach(tensor(types, w[0]).dtype or UINT8, consts[w[1]], known(w[1]))
-        self.parts: list[np.ndarray] = []
-        """constant weights, a part for each span; empty if they are not constant"""
-        weights = consts[w[0]]
+        self.fixed: Shared[_Cut] | None = None
+        weights, zero = consts[w[0]], consts[w[1]]
         if weights is not None and weights.ndim > 2 and known(w[1]):
-            fixed = _shifted(weights, consts[w[1]], np.empty(weights.shape, np.float32))
-            self.dtype, self.spans = self.cut(fixed.shape, fixed)
-            self.parts = [np.ascontiguousarray(fixed[:, s], self.dtype) for s in self.spans]
 
-    def cut(
-        self, dims: tuple[int, ...], weights: np.ndarray | None = None
-    ) -> tuple[np.dtype, list[slice]]:
-        """The type to compute in, and the channels that are summed up at a time."""
+            def prepared() -> _Cut:
+                less_zero = _shifted(weights, zero, np.empty(weights.shape, np.float32))
+                found = self.cut(less_zero.shape, less_zero)
+                parts = [np.ascontiguousarray(less_zero[:, s], found.dtype) for s in found.spans]
+                return found._replace(parts=parts)
+
+            self.fixed = shared(("filters", self.x_reach, self.w_reach), prepared, weights, zero)
+
+    def cut(self, dims: tuple[int, ...], weights: np.ndarray | None = None) -> _Cut:
         positions = math.prod(dims[2:])
         if self.x_reach * self.w_reach * positions > EXACT:
-            return _FLOAT64, [slice(None)]
+            return _Cut(FLOAT64, [slice(None)])
         sums = None
         if weights is not None:
             sums = np.abs(weights).reshape(*dims[:2], positions).sum(-1).T
-        return FLOAT32, pieces(dims[1], self.x_reach, self.w_reach * positions, sums)
+        return _Cut(FLOAT32, pieces(dims[1], self.x_reach, self.w_reach * positions, sums))
 
 
 class _Convolution:
@@ -90,17 +100,15 @@ class _Convolution:
         self.filters, self.integer = filters, integer
         self.last = bool(attrs.get("channels_last", 0))
         x, w = _channels_first(x_type.dims, self.last), w_type.dims
-        if filters.parts:
-            self.dtype, self.spans = filters.dtype, filters.spans
-        else:
-            self.dtype, self.spans = filters.cut(w)
+        self.dtype, self.spans, parts = filters.fixed.value if filters.fixed else filters.cut(w)
         shape: Any = conv_shape(x, w, attrs)
         self.left = layout.field(x, self.dtype)
-        self.right = None if filters.parts else layout.field(w, FLOAT32)
+        self.right = layout.field(w, FLOAT32) if parts is None else None
         self.values = layout.field(shape, self.dtype)
         """free for the caller once the convolution is there"""
         several = len(self.spans) > 1
         self.total = layout.field(shape, INT32) if several or integer else None
+        self.parts = parts
         self.routines = [self._routine(x, w, attrs, i) for i in range(len(self.spans))]
         room = max(routine.workspace for routine in self.routines)
         self.scratch = layout.field((room,), np.dtype(np.uint8)) if room else None
@@ -109,8 +117,7 @@ class _Convolution:
         depth = len(range(w[1])[self.spans[i]])
         x_type = TensorType(self.dtype, (x[0], depth * self.filters.group, *x[2:]))
         w_type = TensorType(self.dtype, (w[0], depth, *w[2:]))
-        parts = self.filters.parts
-        return convolution(x_type, w_type, attrs, parts[i] if parts else None)
+        return convolution(x_type, w_type, attrs, self.parts[i] if self.parts else None)
 
     def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
@@ -120,8 +127,9 @@ class _Convolution:
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
         load(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
-        parts = filters.parts
-        if self.right is not None:
+        parts = self.parts
+        if parts is None:
+            assert self.right is not None
             w_zero = padded(inputs, filters.w[1] + 1)[filters.w[1]]
             weights = _shifted(w, w_zero, self.right(workspace))
             parts = [np.ascontiguousarray(weights[:, s], self.dtype) for s in self.spans]
@@ -159,12 +167,9 @@ def _check(
     """Whether parameters are scalars, or have an entry for each filter."""
     for i in (*scalars, *vectors):
         parameter = tensor(types, i).shape
-        if parameter is None or all(dim == 1 for dim in parameter):
-            continue
-        if i in vectors:
-            check_bias(tensor(types, i), None if shape is None else shape[1])
-        elif any(isinstance(dim, int) for dim in parameter):
-            raise ShapeError(f"input {i} must be a scalar, its shape is {parameter}")
+        filters = (None if shape is None else shape[1],) if i in vectors else ()
+        if parameter is not None and any(dim != 1 for dim in parameter):
+            check_shape(f"input {i}", parameter, (), (1,), filters)
 
 
 # ConvInteger
@@ -201,7 +206,7 @@ def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     x = _channels_first(tensor(types, 0).shape, last)
     shape = conv_shape(x, tensor(types, 3).shape, attrs)
     _check(types, shape, (1, 2, 6, 7), (4, 5))
-    check_bias(tensor(types, 8), None if shape is None else shape[1])
+    check_shape("bias", tensor(types, 8).shape, (None if shape is None else shape[1],))
     if last and shape is not None:
         shape = (shape[0], *shape[2:], shape[1])
     return (TensorType(tensor(types, 7).dtype, shape),)

@@ -7,15 +7,14 @@ and the state at each step, is quantised to uint8 by its own range first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import tensor
-from penstock.ops.quantization import load, padded, quantize_to_float, zero_of
+from penstock.ops.infer import check_shape, padded, tensor
+from penstock.ops.quantization import load, quantize_to_float, zero_of
 from penstock.ops.recurrent import (
     Layer,
     Weights,
@@ -25,7 +24,8 @@ from penstock.ops.recurrent import (
     sizes_of,
 )
 from penstock.ops.routine import Routine, Tensors, specialized
-from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
+from penstock.ops.shared import Shared, shared
+from penstock.types import FLOAT32, Shape, TensorType, Type
 
 _W, _R, _B, _P = 1, 2, 3, 7
 _PARAMETERS = (8, 9, 10, 11)  # scale and zero point of W, then of R
@@ -66,20 +66,10 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
     as_lstm = [_swapped(s) if i in (_W, _R) else s for i, s in enumerate(shapes[:8])]
     sizes = sizes_of(layer, as_lstm)
     for i in _PARAMETERS:
-        shape = padded(shapes, 12)[i]
-        if shape is None:
-            continue
-        wanted: list[Any] = [len(layer.reverse), None]
-        if isinstance(sizes["H"], int):
-            wanted[1] = layer.gates * sizes["H"]
-        fits = len(shape) in (1, 2) and all(
-            have == want or not isinstance(have, int) or want is None
-            for have, want in zip(shape, wanted, strict=False)
-        )
-        if not fits:
-            raise ShapeError(
-                f"scales and zero points have shape {wanted[:1]} or {wanted}, not {shape}"
-            )
+        hidden = sizes["H"]
+        columns = layer.gates * hidden if isinstance(hidden, int) else None
+        n = len(layer.reverse)
+        check_shape("a scale or zero point", padded(shapes, 12)[i], (n,), (n, columns))
     return sizes
 
 
@@ -122,12 +112,13 @@ def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
     ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given[i]]
     fixed = all(consts[i] is not None for i in ours)
 
-    @cache
-    def prepared() -> list[Weights]:
-        return _weights(layer, consts)
+    prepared: Shared[list[Weights]] | None = None
+    if fixed:
+        name = "DynamicQuantizeLSTM", layer.halved
+        prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
 
     def weigh(inputs: Sequence[Any], single: bool) -> list[Weights]:
-        return prepared() if fixed else _weights(layer, padded(inputs, 12))
+        return _weights(layer, padded(inputs, 12)) if prepared is None else prepared.value
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         as_lstm = list(inputs)

@@ -15,8 +15,15 @@ import numpy as np
 from penstock.ir import Node, Value
 from penstock.ops.base import Attrs, Consts, Kernel, Op, Types, find, operator
 from penstock.ops.elementwise import BLOCK
-from penstock.ops.infer import broadcast_shapes, normalize_axes, normalize_axis, tensor
-from penstock.ops.quantization import blocks, load, padded, store, zero_of
+from penstock.ops.infer import (
+    broadcast_shapes,
+    normalize_axes,
+    normalize_axis,
+    padded,
+    single,
+    tensor,
+)
+from penstock.ops.quantization import blocks, load, store, zero_of
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
@@ -25,17 +32,11 @@ Function = Callable[[np.ndarray], Any]  # in place
 
 
 def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
-    if zero is None:
-        return None
-    if zero.size != 1:
-        raise ShapeError(f"{name}_zero_point must be a scalar, not of shape {zero.shape}")
-    return zero_of(zero.reshape(()))
+    return None if zero is None else zero_of(single(zero, f"{name}_zero_point"))
 
 
 def _scale(scale: np.ndarray, name: str) -> np.float32:
-    if scale.size != 1:
-        raise ShapeError(f"{name}_scale must be a scalar, not of shape {scale.shape}")
-    return np.float32(scale.reshape(()))
+    return np.float32(single(scale, f"{name}_scale"))
 
 
 def _dequantize(x: np.ndarray, scale: np.ndarray, zero: Any, values: np.ndarray) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import normalize_axis, tensor
-from penstock.ops.quantization import SOURCES, UINT8, load, padded
+from penstock.ops.dtypes import UINT8
+from penstock.ops.infer import check_shape, given, normalize_axis, padded, tensor
+from penstock.ops.quantization import SOURCES, load
 from penstock.ops.routine import Routine, Tensors, specialized
+from penstock.ops.shared import Shared, shared
 from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
 
 FIXED_BYTES = 32 * 2**20
@@ -114,7 +116,7 @@ class _Packed:
         wanted = {1: count * self.blob, 2: count, 3: self.n * -(-row // 8) if packed else count}
         for i, size in wanted.items():
             shape = tensor(types, i).shape
-            if i >= len(types) or types[i] is None or shape is None:
+            if not given(types, i) or shape is None:
                 continue
             known = [dim for dim in shape if isinstance(dim, int)]
             if len(known) == len(shape) and int(np.prod(known)) != size:
@@ -134,9 +136,7 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
         return (TensorType(a.dtype),)
     if not a.shape or (isinstance(a.shape[-1], int) and a.shape[-1] != packed.k):
         raise ShapeError(f"A of shape {a.shape} does not multiply weights of K={packed.k}")
-    bias = tensor(types, 5).shape
-    if bias is not None and bias != (packed.n,) and all(isinstance(d, int) for d in bias):
-        raise ShapeError(f"a bias must have shape ({packed.n},), not {bias}")
+    check_shape("bias", tensor(types, 5).shape, (packed.n,))
     return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
 
 
@@ -144,14 +144,16 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 def matmul_nbits(node: Node, types: Types) -> Kernel:
     packed = _Packed(node.attrs)
     consts = padded([None if v is None else v.const for v in node.inputs], 6)
-    given = padded(node.inputs, 6)
     weights = [consts[i] for i in range(1, 5)]
-    constant = all(given[i] is None or consts[i] is not None for i in range(1, 5))
-    fixed: np.ndarray | None = None
+    constant = all(not given(node.inputs, i) or consts[i] is not None for i in range(1, 5))
+    fixed: Shared[np.ndarray] | None = None
     if constant and packed.n * packed.k * 4 <= FIXED_BYTES:
         packed.check([None if c is None else TensorType(c.dtype, c.shape) for c in consts])
         _check_groups(packed, weights[3])
-        fixed = np.ascontiguousarray(packed.rows(0, packed.n, *weights))
+        name = "MatMulNBits", packed.n, packed.k, packed.bits, packed.block
+        fixed = shared(
+            name, lambda: np.ascontiguousarray(packed.rows(0, packed.n, *weights)), *weights
+        )
     step = max(1, PANEL // packed.k)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -160,7 +162,7 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
             a, b, scales, zeros, g_idx, bias = padded(values, 6)
             left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
             if fixed is not None:
-                np.matmul(left, fixed.T, result)
+                np.matmul(left, fixed.value.T, result)
             else:
                 _check_groups(packed, g_idx)
                 for low in range(0, packed.n, step):

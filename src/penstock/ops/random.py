@@ -15,13 +15,12 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import element_dtype, tensor
-from penstock.ops.pad import scalar
+from penstock.ops.dtypes import FLOAT64, INT32
+from penstock.ops.infer import element_dtype, given, padded, single, tensor
 from penstock.ops.shape import view_kernel
 from penstock.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
 
-_INT32 = np.dtype(np.int32)
-_NATIVE = (np.dtype(np.float32), np.dtype(np.float64))
+_NATIVE = (FLOAT32, FLOAT64)
 """What NumPy's generators draw directly, into a given array too."""
 
 
@@ -120,13 +119,13 @@ def multinomial_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
     shape: Shape = (None if x.shape is None else x.shape[0], attrs.get("sample_size", 1))
-    return (TensorType(element_dtype(attrs, "dtype") or _INT32, shape),)
+    return (TensorType(element_dtype(attrs, "dtype") or INT32, shape),)
 
 
 @operator("Multinomial", since=7, infer=multinomial_type, pure=False)
 def multinomial(node: Node, types: Types) -> Kernel:
     generator, size = _generator(node.attrs), node.attrs.get("sample_size", 1)
-    dtype = element_dtype(node.attrs, "dtype") or _INT32
+    dtype = element_dtype(node.attrs, "dtype") or INT32
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim != 2 or not x.shape[1]:
@@ -158,13 +157,12 @@ def dropout_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _truth(x: np.ndarray | None) -> bool:
-    return x is not None and bool(scalar(x))
+    return x is not None and bool(single(x, "training_mode"))
 
 
 @operator("Dropout", since=12, infer=dropout_type, pure=False)
 def dropout(node: Node, types: Types) -> Kernel:
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
-    with_mask = len(node.outputs) > 1 and node.outputs[1] is not None
+    mode, with_mask = padded(node.inputs, 3)[2], given(node.outputs, 1)
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))
     if inactive and len(node.outputs) == 1:
         return view_kernel(lambda x, *_: x)
@@ -186,7 +184,7 @@ def dropout(node: Node, types: Types) -> Kernel:
         out: np.ndarray,
         mask: np.ndarray | None,
     ) -> None:
-        dropped = 0.5 if ratio is None else float(scalar(ratio))
+        dropped = 0.5 if ratio is None else float(single(ratio, "ratio"))
         if not _truth(training) or dropped == 0:
             if out is not x:
                 out[...] = x
@@ -205,8 +203,8 @@ def dropout(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
 
     def into(*arrays: Any) -> None:
-        x, ratio, training = (*arrays[:count], None, None)[:3]
-        out, mask = (*arrays[count:], None)[:2]
+        x, ratio, training = padded(arrays[:count], 3)
+        out, mask = padded(arrays[count:], 2)
         drop(x, ratio, training, out, mask if with_mask else None)
 
     return Kernel(run, into, inplace=(0,))

@@ -11,7 +11,6 @@ the gates of an LSTM need a single ``tanh`` together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
@@ -20,11 +19,12 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
-from penstock.ops.infer import tensor
-from penstock.ops.routine import NARROW, Layout, Routine, Tensors, specialized
+from penstock.ops.dtypes import FLOAT64, HALF
+from penstock.ops.infer import choice, given, padded, tensor
+from penstock.ops.routine import Layout, Routine, Tensors, specialized
+from penstock.ops.shared import Shared, shared
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
-FLOAT64 = np.dtype(np.float64)
 # Scalars as arrays: what ufuncs take in the least time.
 _HALF = {dtype: np.array(0.5, dtype) for dtype in (FLOAT32, FLOAT64)}
 
@@ -129,8 +129,7 @@ def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
 # Layers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """What the attributes of a node say."""
 
     kind: str
@@ -166,10 +165,7 @@ _DIRECTIONS = {
 
 
 def parse_layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
-    direction = attrs.get("direction") or "forward"
-    reverse = _DIRECTIONS.get(direction)
-    if reverse is None:
-        raise ShapeError(f"direction is {direction!r}, not forward, reverse or bidirectional")
+    reverse = _DIRECTIONS[choice(attrs, "direction", "forward", _DIRECTIONS)]
     default = _DEFAULT_ACTIVATIONS[kind]
     names = tuple(attrs.get("activations") or default * len(reverse))
     need = len(default) * len(reverse)
@@ -276,8 +272,8 @@ class Weights(NamedTuple):
 
 def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Weights]:
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
-    padded = (*inputs, *repeat(None, 8 - len(inputs)))
-    ws, rs, bs, ps = (repeat(None) if padded[i] is None else padded[i] for i in (1, 2, 3, 7))
+    every = padded(inputs, 8)
+    ws, rs, bs, ps = (repeat(None) if every[i] is None else every[i] for i in (1, 2, 3, 7))
     found = []
     for w, r, b, p in zip(ws, rs, bs, ps, strict=False):
         n, hidden = r.shape
@@ -495,7 +491,7 @@ def layer_routine(
     gates, hidden = layer.gates, w.dims[1] // layer.gates
     batch = first if layer.batch_first else second
     lstm, rows = layer.kind == "LSTM", first * second
-    ends = len(inputs) > 4 and inputs[4] is not None
+    ends = given(inputs, 4)
     direct = outputs[0] is not None and not ends
     if batch == 1:
         time_first: tuple[int, ...] = (rows, gates, 1, hidden)
@@ -514,9 +510,9 @@ def layer_routine(
     n_inputs = len(inputs)
 
     def into(*arguments: Any) -> None:
-        given = (*arguments[:n_inputs], *repeat(None, 8 - n_inputs))
-        x, lengths, h0, c0 = given[0], given[4], given[5], given[6]
-        y, y_h, y_c = [*arguments[n_inputs:-1], None, None][:3]
+        values = padded(arguments[:n_inputs], 8)
+        x, _, _, _, lengths, h0, c0, _ = values
+        y, y_h, y_c = padded(arguments[n_inputs:-1], 3)
         workspace = arguments[-1]
         product, gate = product_field(workspace), gates_field(workspace)
         # All with time first: views.
@@ -526,7 +522,7 @@ def layer_routine(
             h0, c0, y_h, y_c = (None if s is None else s.swapaxes(0, 1) for s in (h0, c0, y_h, y_c))
         live = _live(lengths, len(xs)) if ends else None
         x = x.reshape(rows, width)
-        for d, weights in enumerate(weigh(given, batch == 1)):
+        for d, weights in enumerate(weigh(values, batch == 1)):
             multiply, w, target = _gatewise(weights.w, product, batch)
             multiply(x, w, target)
             if weights.bias is not None:
@@ -563,19 +559,24 @@ def layer_routine(
 
 def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
     def compile(node: Node, types: Types) -> Kernel:
-        given = [value is not None for value in node.inputs]
-        layer = parse_layer(kind, node.attrs, peepholes=len(given) > 7 and given[7])
-        weights = tuple(i for i in (1, 2, 3, 7) if i < len(given) and given[i])
+        layer = parse_layer(kind, node.attrs, peepholes=given(node.inputs, 7))
+        weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
         consts = [None if value is None else value.const for value in node.inputs]
         fixed = all(consts[i] is not None for i in weights)
 
         @cache
-        def prepare(single: bool) -> list[Weights]:
-            wide = [c.astype(FLOAT32) if c is not None and c.dtype in NARROW else c for c in consts]
-            return _weights(layer, wide, single)
+        def prepared(single: bool) -> Shared[list[Weights]]:
+            def make() -> list[Weights]:
+                wide = [
+                    c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts
+                ]
+                return _weights(layer, wide, single)
+
+            name = kind, single, layer.halved, layer.linear_before_reset
+            return shared(name, make, *[consts[i] for i in weights])
 
         def weigh(inputs: Sequence[Any], single: bool) -> list[Weights]:
-            return prepare(single) if fixed else _weights(layer, inputs, single)
+            return prepared(single).value if fixed else _weights(layer, inputs, single)
 
         def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
             return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Infer, Kernel, Types, operator
-from penstock.ops.elementwise import in_range, is_float, is_small, wide
+from penstock.ops.dtypes import is_float, is_small, wide
+from penstock.ops.elementwise import in_range
 from penstock.ops.infer import ints, normalize_axes, normalize_axis, product, tensor, with_data
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Form(NamedTuple):
     """How a shape is reduced along axes.
 
     ``axes`` count from the front; ``kept`` is the result's shape with dims of 1 for them, ``final``
-    the one asked for; ``count`` is the number of elements that go into one of the result.
+    the one asked for; ``terms`` is the number of elements that go into one of the result.
     ``group`` is the shape with the axes merged into the middle one of three, if they lie together,
     and the elements float32 or float64; ``ones`` is then a vector to sum with, unless that is long.
     """
@@ -35,7 +34,7 @@ class Layout:
     axes: tuple[int, ...]
     kept: tuple[int, ...]
     final: tuple[int, ...]
-    count: int
+    terms: int
     group: tuple[int, int, int] | None = None
     ones: np.ndarray | None = None
 
@@ -43,9 +42,9 @@ class Layout:
 LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
 
 
-def layout(
+def form_of(
     shape: tuple[int, ...], dtype: np.dtype, axes: Sequence[int] | None, keepdims: bool
-) -> Layout:
+) -> Form:
     """``axes`` are all of them if ``None``. A tensor of rank 0 counts as one of rank 1."""
     rank = len(shape)
     taken = tuple(range(rank)) if axes is None else tuple(sorted(normalize_axes(axes, rank)))
@@ -53,16 +52,16 @@ def layout(
     final = kept if keepdims else tuple(d for i, d in enumerate(shape) if i not in taken)
     count = math.prod(shape[i] for i in taken)
     if not rank:
-        return Layout((0,), (1,), (), 1)
+        return Form((0,), (1,), (), 1)
     if dtype.kind != "f" or not taken or taken[-1] - taken[0] != len(taken) - 1 or not count:
-        return Layout(taken, kept, final, count)
+        return Form(taken, kept, final, count)
     group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
     ones = np.ones(count, dtype) if count <= LONG else None
-    return Layout(taken, kept, final, count, group, ones)
+    return Form(taken, kept, final, count, group, ones)
 
 
-Reduce: TypeAlias = Callable[[np.ndarray, Layout, np.ndarray | None], Any]
-"""``reduce(x, layout, out)`` gives an array of shape ``layout.kept``, ``out`` if that is one."""
+Reduce: TypeAlias = Callable[[np.ndarray, Form, np.ndarray | None], Any]
+"""``reduce(x, form, out)`` gives an array of shape ``form.kept``, ``out`` if that is one."""
 
 # Called as (x, axes, dtype, out, keepdims, initial).
 _add: Callable[..., Any] = np.add.reduce
@@ -73,7 +72,7 @@ _minimum: Callable[..., Any] = np.minimum.reduce
 MANY = 8  # rows from which on other ways than NumPy's reductions are faster
 
 
-def total(x: np.ndarray, form: Layout, out: np.ndarray | None = None) -> Any:
+def total(x: np.ndarray, form: Form, out: np.ndarray | None = None) -> Any:
     """The sum, in the dtype of ``x``."""
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
@@ -92,21 +91,21 @@ def _into(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def mean(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     result = total(x, form, out)
-    return np.divide(result, x.dtype.type(form.count), result)
+    return np.divide(result, x.dtype.type(form.terms), result)
 
 
-def integer_mean(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def integer_mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     """Towards zero, as division of integers is; 0 of nothing."""
     dtype = np.dtype(np.uint64 if x.dtype.kind == "u" else np.int64)
     sums = _add(x, form.axes, dtype, None, True)
-    count = np.array(form.count, dtype)
+    count = np.array(form.terms, dtype)
     sums = np.floor_divide(np.subtract(sums, np.fmod(sums, count)), count)
     return sums.astype(x.dtype) if out is None else _into(sums, out)
 
 
-def highest(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def highest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     if form.group is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1 and before >= MANY and 1 < count <= 1024:
@@ -117,7 +116,7 @@ def highest(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
     return _maximum(x, form.axes, None, out, True, _extreme(x.dtype, -1))
 
 
-def lowest(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def lowest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     return _minimum(x, form.axes, None, out, True, _extreme(x.dtype, 1))
 
 
@@ -131,15 +130,15 @@ def _extreme(dtype: np.dtype, sign: int) -> Any:
     return info.max if sign > 0 else info.min
 
 
-def multiplied(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def multiplied(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     return _multiply(x, form.axes, x.dtype, out, True)
 
 
-def absolute_sum(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def absolute_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     return total(np.absolute(x), form, out)
 
 
-def square_sum(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def square_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1:
@@ -148,17 +147,17 @@ def square_sum(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
     return total(np.square(x), form, out)
 
 
-def norm(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def norm(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     result = square_sum(x, form, out)
     return np.sqrt(result, result)
 
 
-def log_sum(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def log_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     result = total(x, form, out)
     return np.log(result, result)
 
 
-def log_sum_exp(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
+def log_sum_exp(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     """Relative to the maximum, so that nothing overflows."""
     peak = highest(x, form, None)
     # Infinities less themselves would be NaN; relative to 0 they come out as they should.
@@ -172,8 +171,7 @@ def log_sum_exp(x: np.ndarray, form: Layout, out: np.ndarray | None) -> Any:
 # Registration
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """A reduction on floats of 32 and 64 bits, and what differs for others.
 
     ``integers`` is its form for integers; without one, they are converted to float64 and back.
@@ -208,7 +206,7 @@ _ALL = (
 
 
 def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
-    """Axes as ``layout`` takes them: an empty list may stand for all."""
+    """Axes as ``form_of`` takes them: an empty list may stand for all."""
     return tuple(axes) if len(axes) or attrs.get("noop_with_empty_axes") else None
 
 
@@ -222,14 +220,14 @@ def _compiler(reduction: Reduction) -> Compile:
         if known:
             given = () if value is None or value.const is None else value.const.reshape(-1).tolist()
             fixed = _known_axes(given, node.attrs)
-        layouts = lru_cache(maxsize=16)(layout)
+        forms = lru_cache(maxsize=16)(form_of)
 
         def run(*arguments: Any) -> Any:
             x = arguments[0]
             out = arguments[count] if len(arguments) > count else None
             axes = fixed if known else _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
             reduce, dtype = reduction.on(x.dtype)
-            form = layouts(x.shape, dtype, axes, keepdims)
+            form = forms(x.shape, dtype, axes, keepdims)
             if not x.ndim:
                 x = x.reshape(1)
             target = None if out is None else out.reshape(form.kept)
@@ -246,7 +244,7 @@ def _compiler(reduction: Reduction) -> Compile:
             assert kind.dtype is not None
             reduce, dtype = reduction.on(kind.dtype)
             if dtype == kind.dtype:
-                form = layout(kind.dims, dtype, fixed, keepdims)
+                form = form_of(kind.dims, dtype, fixed, keepdims)
 
                 def into(*arguments: Any) -> None:
                     reduce(arguments[0], form, arguments[-1])

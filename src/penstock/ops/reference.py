@@ -59,7 +59,10 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
         for key, value in attrs.items():
             if isinstance(value, np.ndarray):
                 value = onnx.numpy_helper.from_array(value)
-            proto.attribute.append(onnx.helper.make_attribute(key, value))
+            try:
+                proto.attribute.append(onnx.helper.make_attribute(key, value))
+            except (TypeError, ValueError) as error:
+                raise ShapeError(f"attribute {key!r} is {value!r}: {error}") from error
         run = implementation(
             proto,
             {

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 MAX_PROGRAM = 20_000
 MAX_REPEAT = 1000
@@ -57,8 +56,7 @@ class RegexError(ValueError):
     """The pattern is not valid in RE2's syntax, or is too large."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Flags:
+class _Flags(NamedTuple):
     fold: bool = False  # i
     multiline: bool = False  # m
     dot_all: bool = False  # s
@@ -67,11 +65,17 @@ class _Flags:
 # Programs: an instruction is a test of a character, an assertion, a fork, or the end.
 
 
-@dataclass(slots=True)
 class _Instruction:
-    test: Predicate | None = None  # consumes a character that passes
-    assertion: str = ""  # goes on without consuming, where it holds
-    targets: tuple[int, ...] = ()
+    """``test`` consumes a character that passes; an ``assertion`` consumes none, and must hold."""
+
+    __slots__ = ("assertion", "targets", "test")
+
+    def __init__(
+        self, test: Predicate | None = None, assertion: str = "", targets: tuple[int, ...] = ()
+    ) -> None:
+        self.test = test
+        self.assertion = assertion
+        self.targets = targets
 
 
 Fragment: TypeAlias = Callable[[int], int]
@@ -202,7 +206,7 @@ class _Parser:
             if char == "-":
                 on = False
             elif char in names:
-                flags = replace(flags, **{names[char]: on})
+                flags = flags._replace(**{names[char]: on})
             elif char != "U":  # who is greedy does not matter to a full match
                 raise self.fail(f"unknown or unsupported group (?{char}")
         return flags

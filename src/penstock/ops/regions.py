@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import product as choices
 from math import prod
 from typing import Any
 
@@ -11,8 +11,13 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.convolution import BLOCK_BYTES, MIN_BLOCK, check_bias, conv_shape
-from penstock.ops.infer import same_dtype, tensor
+from penstock.ops.convolution import (
+    BLOCK_BYTES,
+    MIN_BLOCK,
+    conv_shape,
+    kernel_dims,
+)
+from penstock.ops.infer import check_shape, choice, product, same_dtype, tensor
 from penstock.ops.routine import Routine, Tensors, specialized
 from penstock.ops.window import windows
 from penstock.types import Dim, ShapeError, TensorType, Type
@@ -24,14 +29,9 @@ MAX_SAMPLES = 2**24
 def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
     """The feature map, and the number of regions, each a row of so many columns."""
     x, rois = tensor(types, 0), tensor(types, 1)
-    if x.rank not in (None, 4):
-        raise ShapeError(f"regions are those of images of rank 4, not of shape {x.shape}")
-    if rois.rank not in (None, 2):
-        raise ShapeError(f"regions are rows of a matrix, not shape {rois.shape}")
-    count, width = rois.shape or (None, None)
-    if isinstance(width, int) and width != columns:
-        raise ShapeError(f"regions of {width} columns must have {columns}")
-    return x, count
+    check_shape("X", x.shape, (None,) * 4)
+    check_shape("rois", rois.shape, (None, columns))
+    return x, None if rois.shape is None else rois.shape[0]
 
 
 def _check_finite(regions: np.ndarray) -> None:
@@ -51,17 +51,13 @@ def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
 def infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, count = _regions(types, 4)
     batch = tensor(types, 2).shape
-    if batch is not None and len(batch) != 1:
-        raise ShapeError(f"batch_indices have one dim, not shape {batch}")
-    if batch is not None:
-        if isinstance(count, int) and isinstance(batch[0], int) and count != batch[0]:
-            raise ShapeError(f"{batch[0]} batch_indices for {count} regions")
-        count = batch[0] if not isinstance(count, int) else count
+    check_shape("batch_indices", batch, (count,))
+    if batch is not None and not isinstance(count, int):
+        count = batch[0]
     size = attrs.get("output_height", 1), attrs.get("output_width", 1)
     if min(size) < 1:
         raise ShapeError(f"output size {size} must be positive")
-    if attrs.get("mode", "avg") not in ("avg", "max"):
-        raise ShapeError(f"mode must be avg or max, not {attrs['mode']!r}")
+    choice(attrs, "mode", "avg", ("avg", "max"))
     channels = None if x.shape is None else x.shape[1]
     return (TensorType(same_dtype(types, (0, 1)), (count, channels, *size)),)
 
@@ -224,21 +220,12 @@ def infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
         raise ShapeError(f"offset_group must be positive, not {groups}")
     if shape is None:
         return (TensorType(dtype, offset.shape and (offset.shape[0], None, *offset.shape[2:])),)
-    check_bias(tensor(types, 3), shape[1])
+    check_shape("bias", tensor(types, 3).shape, (shape[1],))
     if x.shape is not None and isinstance(x.shape[1], int) and x.shape[1] % groups:
         raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
-    kernel: Sequence[Dim] = (attrs.get("kernel_shape") or None) or (w.shape or shape)[2:]
+    kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
     for name, kind, each in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
-        if kind.shape is None:
-            continue
-        size = prod(kernel) if all(isinstance(k, int) for k in kernel) else None  # type: ignore[arg-type]
-        wanted = (shape[0], None if size is None else groups * size * each, *shape[2:])
-        differ = any(
-            isinstance(a, int) and isinstance(b, int) and a != b
-            for a, b in zip(kind.shape, wanted, strict=False)
-        )
-        if differ or len(kind.shape) != len(wanted):
-            raise ShapeError(f"{name} of shape {kind.shape} must have shape {wanted}")
+        check_shape(name, kind.shape, (shape[0], product((groups, each, *kernel)), *shape[2:]))
     return (TensorType(dtype, shape),)
 
 
@@ -276,7 +263,7 @@ def deform_conv(node: Node, types: Types) -> Kernel:
             low = np.floor(at)
             fraction = at - low
             total: Any = 0
-            for corner in product((0, 1), repeat=rank):
+            for corner in choices((0, 1), repeat=rank):
                 index: Any = 0
                 weight: Any = 1
                 for i, bit in enumerate(corner):

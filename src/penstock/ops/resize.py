@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import ints, normalize_axes, tensor
+from penstock.ops.dtypes import FLOAT64
+from penstock.ops.infer import choice, given, ints, normalize_axes, tensor
 from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
-
-FLOAT64 = np.dtype(np.float64)
-
 
 # Sizes ---------------------------------------------------------------------------------------
 
@@ -45,7 +42,7 @@ class Axis(NamedTuple):
 
 def _floats(types: Types, consts: Consts, index: int) -> tuple[float, ...] | None:
     """A float input: its contents, () if it is left out or empty, None if unknown."""
-    if index >= len(types) or types[index] is None:
+    if not given(types, index):
         return ()
     const = consts[index] if index < len(consts) else None
     if const is not None:
@@ -91,9 +88,7 @@ def _by_sizes(
             else (size, 1.0, 0.0)
             for dim, size in zip(dims, sizes, strict=True)
         ]
-    choose = {"not_larger": min, "not_smaller": max}.get(policy)
-    if choose is None:
-        raise ShapeError(f"keep_aspect_ratio_policy {policy!r} is unknown")
+    choose = min if policy == "not_larger" else max
     known: list[tuple[int, int]] = [
         (dim, size)
         for dim, size in zip(dims, sizes, strict=True)
@@ -113,7 +108,7 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
     axes = _axes(attrs, len(shape))
     dims = [shape[axis] for axis in axes]
     scales = _floats(types, consts, 2)
-    sizes = ints(types, consts, 3) if len(types) > 3 and types[3] is not None else ()
+    sizes = ints(types, consts, 3) if given(types, 3) else ()
     if scales and sizes:
         raise ShapeError("scales and sizes must not both be given")
     if scales:
@@ -121,7 +116,9 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
         return _by_scales(dims, scales)
     if sizes:
         _count("sizes", sizes, axes)
-        return _by_sizes(dims, sizes, attrs.get("keep_aspect_ratio_policy") or "stretch")
+        policies = ("stretch", "not_larger", "not_smaller")
+        policy = choice(attrs, "keep_aspect_ratio_policy", "stretch", policies)
+        return _by_sizes(dims, sizes, policy)
     if scales == () and sizes == () and axes:
         raise ShapeError("one of scales and sizes must be given")
     return [] if not axes else None
@@ -211,8 +208,7 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
 _FILTERS = {"linear": (1, _triangle), "cubic": (2, _cubic)}  # radius and shape
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class Table(NamedTuple):
     """What an axis reads: ``indices[k]`` and ``weights[k]`` for each output position."""
 
     axis: int
@@ -224,11 +220,8 @@ class Table:
 
 
 def _table(axis: Axis, attrs: Attrs) -> Table:
-    name = attrs.get("coordinate_transformation_mode") or "half_pixel"
-    transform = _COORDINATES.get(name)
-    if transform is None:
-        raise ShapeError(f"coordinate_transformation_mode {name!r} is unknown")
-    x = transform(axis, np.arange(axis.out, dtype=np.float64))
+    name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
+    x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
     last = axis.size - 1
     outside = None
     if name == "tf_crop_and_resize":
@@ -237,15 +230,11 @@ def _table(axis: Axis, attrs: Attrs) -> Table:
         x = np.clip(x, 0, last)
         if not outside.any():
             outside = None
-    mode = attrs.get("mode") or "nearest"
+    mode = choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
     if mode == "nearest":
-        rounding = _NEAREST.get(attrs.get("nearest_mode") or "round_prefer_floor")
-        if rounding is None:
-            raise ShapeError(f"nearest_mode {attrs.get('nearest_mode')!r} is unknown")
+        rounding = _NEAREST[choice(attrs, "nearest_mode", "round_prefer_floor", _NEAREST)]
         nearest = np.clip(rounding(x), 0, last).astype(np.intp)
         return Table(axis.axis, axis.size, axis.out, nearest[None], np.ones((1, axis.out)), outside)
-    if mode not in _FILTERS:
-        raise ShapeError(f"mode {mode!r} is unknown")
     radius, shape = _FILTERS[mode]
     # Antialiasing stretches the filter over as many pixels as fall onto one.
     stretch = min(axis.scale, 1.0) if attrs.get("antialias") else 1.0
@@ -441,7 +430,7 @@ def _blocked(
     count = math.prod(x.dims[:first])
     block = max(count * _CACHE // size, 1)
     inner, outer = x.dims[first:], out.dims[first:]
-    moved = [replace(table, axis=table.axis - first + 1) for table in tables]
+    moved = [table._replace(axis=table.axis - first + 1) for table in tables]
     run, size = make(moved, (block, *inner), x.dtype)
     rest, _ = make(moved, (count % block, *inner), x.dtype)
 

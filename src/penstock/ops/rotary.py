@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
+from penstock.ops.attention import share
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
-from penstock.ops.infer import all_known, tensor
+from penstock.ops.infer import all_known, check_shape, given, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, Type
 
@@ -76,9 +77,7 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
         if hidden is None or isinstance(hidden, str):
             return (shape[0], None, shape[1], None)
         raise ShapeError("an input of rank 3 needs a positive num_heads")
-    if isinstance(hidden, int) and hidden % heads:
-        raise ShapeError(f"{heads} heads cannot share {hidden} features")
-    return (shape[0], heads, shape[1], hidden // heads if isinstance(hidden, int) else None)
+    return (shape[0], heads, shape[1], share(hidden, heads, "the input"))
 
 
 def _infer(order: dict[str, int]) -> Infer:
@@ -96,25 +95,14 @@ def _infer(order: dict[str, int]) -> Infer:
         if sin.shape is not None and len(sin.shape) != len(cos.shape):
             raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
         at = order["positions"]
-        positions = tensor(types, at).shape if at < len(types) and types[at] is not None else ()
+        positions = tensor(types, at).shape if given(types, at) else ()
         if positions == ():
             wanted: tuple[Dim, ...] = (batch, length)
-            if len(cos.shape) != 3 or any(
-                isinstance(a, int) and isinstance(b, int) and a != b
-                for a, b in zip(cos.shape, wanted, strict=False)
-            ):
-                raise ShapeError(f"without position_ids caches must be {wanted}, not {cos.shape}")
-        elif len(cos.shape) != 2:
-            raise ShapeError(f"caches must have rank 2, their shape is {cos.shape}")
-        elif positions is not None:
-            single = len(positions) == 1 and order is _MICROSOFT
-            wanted = (1,) if single else (batch, length)
-            fits = len(positions) == len(wanted) and all(
-                not (isinstance(a, int) and isinstance(b, int)) or a == b
-                for a, b in zip(positions, wanted, strict=True)
-            )
-            if not fits:
-                raise ShapeError(f"position_ids of shape {positions} do not fit {x.shape}")
+            check_shape("a cache without position_ids", cos.shape, (*wanted, None))
+        else:
+            check_shape("a cache", cos.shape, (None, None))
+            start = ((1,),) if order is _MICROSOFT else ()
+            check_shape("position_ids", positions, (batch, length), *start)
         return (x.without_data(),)
 
     return infer

@@ -9,27 +9,23 @@ comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
-import ml_dtypes
 import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Consts, Kernel, Types
-from penstock.types import FLOAT32, TensorType
-
-NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-"""dtypes that are computed in float32 and rounded once at the end"""
+from penstock.ops.dtypes import HALF
+from penstock.ops.shared import Shared, shared
+from penstock.types import FLOAT32, ShapeError, TensorType
 
 ALIGNMENT = 64
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Routine:
+class Routine(NamedTuple):
     """One node's code for inputs of known shapes.
 
     ``into(*inputs, *outputs)`` writes the outputs, with one more argument where ``workspace`` bytes
@@ -40,14 +36,15 @@ class Routine:
     into: Callable[..., Any]
     workspace: int = 0
     prepared: tuple[int, ...] = ()
+    kept: Any = None
+    """what must live as long as the routine"""
 
 
 Make: TypeAlias = Callable[[Tensors, Tensors, Consts], Routine]
 """``make(inputs, outputs, consts)``: static types, ``None`` for what is left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """An array at a fixed place in a workspace; call it with the workspace to get the array."""
 
     shape: tuple[int, ...]
@@ -69,6 +66,8 @@ class Layout:
         self.size = 0
 
     def field(self, shape: Sequence[int], dtype: np.dtype) -> Field:
+        if dtype.hasobject:  # bytes that were never objects would be taken for some
+            raise ShapeError("the operation takes numbers, not strings")
         field = Field(tuple(shape), dtype, self.size)
         count = dtype.itemsize
         for dim in shape:
@@ -108,7 +107,8 @@ def specialized(
             if value is None:
                 outputs.append(None)
                 continue
-            assert isinstance(kind, TensorType) and kind.static, (node, kind)
+            if not isinstance(kind, TensorType) or not kind.static:
+                raise ShapeError(f"nothing says the shape of {value.name!r} ({kind})")
             outputs.append(kind)
         return (_widened if widen else _plain)(make, inputs, outputs, consts), outputs
 
@@ -167,7 +167,7 @@ def _plain(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
 
 
 def _wide(kind: TensorType | None) -> TensorType | None:
-    if kind is None or kind.dtype not in NARROW:
+    if kind is None or kind.dtype not in HALF:
         return kind
     return TensorType(FLOAT32, kind.shape)
 
@@ -176,10 +176,10 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
     """The routine in float32, with conversions around it where dtypes are narrower."""
     wide_inputs = [_wide(t) for t in inputs]
     wide_outputs = [_wide(t) for t in outputs]
-    wide_consts = [
-        c.astype(np.float32) if c is not None and c.dtype in NARROW else c for c in consts
-    ]
+    wide_consts = _WideConsts(consts)
     inner = make(wide_inputs, wide_outputs, wide_consts)
+    if inner.prepared:
+        inner = inner._replace(kept=wide_consts.shares)
     if wide_inputs == list(inputs) and wide_outputs == list(outputs):
         return inner
     layout = Layout()
@@ -211,3 +211,31 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
             np.copyto(arguments[start + i], arrays[start + i], casting="unsafe")
 
     return Routine(into, layout.size, inner.prepared)
+
+
+class _WideConsts(Sequence[np.ndarray | None]):
+    """Constants in float32, converted when they are asked for.
+
+    What a routine makes of them is shared by their identity, so they are shared themselves.
+    """
+
+    def __init__(self, consts: Consts) -> None:
+        self.consts = consts
+        self.shares: list[Shared[np.ndarray]] = []
+
+    def __len__(self) -> int:
+        return len(self.consts)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray | None]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        const = self.consts[index]
+        if const is None or const.dtype not in HALF:
+            return const
+        share = shared("float32", lambda: const.astype(np.float32), const)
+        self.shares.append(share)
+        return share.value

@@ -21,18 +21,15 @@ from penstock.ops.index import (
     index_columns,
     out_of_range,
 )
-from penstock.ops.infer import normalize_axis, same_dtype, tensor
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+from penstock.ops.infer import check_shape, choice, normalize_axis, same_dtype, tensor
+from penstock.types import Shape, ShapeError, TensorType, Type
 
 _LITTLE = 16 * 1024  # bytes
 _ACCUMULATE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def _accumulation(attrs: Attrs) -> np.ufunc | None:
-    reduction = attrs.get("reduction", "none")
-    if reduction != "none" and reduction not in _ACCUMULATE:
-        raise ShapeError(f"reduction {reduction!r} is none of none, {', '.join(_ACCUMULATE)}")
-    return _ACCUMULATE.get(reduction)
+    return _ACCUMULATE.get(choice(attrs, "reduction", "none", ("none", *_ACCUMULATE)))
 
 
 def updating(place: Callable[..., None]) -> Kernel:
@@ -93,21 +90,11 @@ def scatter_elements_type(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     data, indices, updates = (tensor(types, i) for i in range(3))
     check_same_rank(data, indices)
     check_same_rank(data, updates)
-    _check_equal(indices.shape, updates.shape)
+    check_shape("updates", updates.shape, indices.shape)
     if data.shape is not None:
         normalize_axis(attrs.get("axis", 0), len(data.shape))
     _accumulation(attrs)
     return (TensorType(same_dtype(types, (0, 2)), data.shape),)
-
-
-def _check_equal(wanted: Sequence[Dim] | None, shape: Sequence[Dim] | None) -> None:
-    if wanted is None or shape is None:
-        return
-    if len(wanted) != len(shape) or any(
-        isinstance(a, int) and isinstance(b, int) and a != b
-        for a, b in zip(wanted, shape, strict=True)
-    ):
-        raise ShapeError(f"updates of shape {list(shape)} must have shape {list(wanted)}")
 
 
 @operator("Scatter", since=9, infer=scatter_elements_type)
@@ -118,7 +105,7 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
         if out.ndim != indices.ndim:
             raise ShapeError(f"data has {out.ndim} dims, indices have {indices.ndim}")
-        _check_equal(indices.shape, updates.shape)
+        check_shape("updates", updates.shape, indices.shape)
         index = element_index(indices, normalize_axis(axis, out.ndim))
         try:
             if ufunc is None:
@@ -138,7 +125,7 @@ def scatter_nd_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     data, indices, updates = (tensor(types, i) for i in range(3))
     _accumulation(attrs)
     if data.shape is not None and indices.shape is not None and updates.shape is not None:
-        _check_equal(_updates_shape(data.shape, indices.shape), updates.shape)
+        check_shape("updates", updates.shape, _updates_shape(data.shape, indices.shape))
     return (TensorType(same_dtype(types, (0, 2)), data.shape),)
 
 
@@ -158,7 +145,7 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
     ufunc = _accumulation(node.attrs)
 
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
-        _check_equal(_updates_shape(out.shape, indices.shape), updates.shape)
+        check_shape("updates", updates.shape, _updates_shape(out.shape, indices.shape))
         index = index_columns(indices)
         try:
             if ufunc is None:
@@ -190,14 +177,14 @@ def _cache_axis(attrs: Attrs, rank: int) -> int:
 
 def _check_update(cache: Shape, update: Shape, axis: int) -> None:
     length, size = (d[axis] if len(d) > axis else None for d in (update, cache))
-    _check_equal((*cache[:axis], length, *cache[axis + 1 :]), update)
+    check_shape("update", update, (*cache[:axis], length, *cache[axis + 1 :]))
     if isinstance(length, int) and isinstance(size, int) and length > size:
         raise ShapeError(f"an update of length {length} does not fit a cache of length {size}")
 
 
 @operator("TensorScatter", since=24, infer=tensor_scatter_type)
 def tensor_scatter(node: Node, types: Types) -> Kernel:
-    circular = node.attrs.get("mode", "linear") == "circular"
+    circular = choice(node.attrs, "mode", "linear", ("linear", "circular")) == "circular"
 
     def place(out: np.ndarray, update: np.ndarray, start: np.ndarray | None = None) -> None:
         axis = _cache_axis(node.attrs, out.ndim)

@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Kernel, Types, operator
-from penstock.ops.elementwise import is_small
-from penstock.ops.infer import ints, normalize_axis, tensor
+from penstock.ops.dtypes import is_small
+from penstock.ops.infer import ints, normalize_axis, single, tensor
 from penstock.ops.reduce import reduced_type
 from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 
@@ -69,18 +69,14 @@ def top_k_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         raise ShapeError("TopK needs a tensor of rank 1 at least")
     axis = normalize_axis(attrs.get("axis", -1), len(kind.shape))
     known = ints(types, consts, 1)
-    k: Dim = None if known is None else _only(known)
+    if known is not None and len(known) != 1:
+        raise ShapeError(f"K must be one number, not {list(known)}")
+    k: Dim = None if known is None else known[0]
     size = kind.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
         raise ShapeError(f"K is {k}, but axis {axis} has {size} elements")
     shape = (*kind.shape[:axis], k, *kind.shape[axis + 1 :])
     return TensorType(kind.dtype, shape), TensorType(INT64, shape)
-
-
-def _only(values: Sequence[Any]) -> Any:
-    if len(values) != 1:
-        raise ShapeError(f"K must be one number, not {list(values)}")
-    return values[0]
 
 
 def top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
@@ -135,7 +131,7 @@ def top_k(node: Node, types: Types) -> Kernel:
         places: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         axis = normalize_axis(given, x.ndim)
-        count = _only(k.reshape(-1).tolist())
+        count = int(single(k, "K"))
         if not 0 <= count <= x.shape[axis]:
             raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
         found = np.moveaxis(top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)

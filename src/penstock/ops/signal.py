@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
-from penstock.ops.infer import element_dtype, ints, tensor
+from penstock.ops.infer import element_dtype, given, ints, single, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -78,17 +78,13 @@ def _scalar(types: Types, consts: Consts, index: int, name: str) -> Dim:
     return known[0]
 
 
-def _present(types: Types, index: int) -> bool:
-    return index < len(types) and types[index] is not None
-
-
 def _dft_sizes(
     types: Types, attrs: Attrs, consts: Consts, axis: int | None
 ) -> tuple[int | None, Dim]:
     """Axis (if known) and length of a DFT."""
     shape = tensor(types, 0).shape
     if axis is None:
-        known = _scalar(types, consts, 2, "axis") if _present(types, 2) else -2
+        known = _scalar(types, consts, 2, "axis") if given(types, 2) else -2
         axis = known if isinstance(known, int) else None
     length: Dim = None
     if shape is not None:
@@ -104,7 +100,7 @@ def _dft_sizes(
             length = shape[axis]
             if attrs.get("inverse") and attrs.get("onesided"):
                 length = 2 * (length - 1) if isinstance(length, int) else None
-    if _present(types, 1):
+    if given(types, 1):
         length = _scalar(types, consts, 1, "dft_length")
     if isinstance(length, int) and length < 1:
         raise ShapeError(f"a Fourier transform of length {length} is not defined")
@@ -166,13 +162,13 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
     if isinstance(step, int) and step < 1:
         raise ShapeError(f"frame_step must be positive, it is {step}")
     window: Dim = None
-    if _present(types, 2):
+    if given(types, 2):
         kind = tensor(types, 2).shape
         if kind is not None and len(kind) != 1:
             raise ShapeError(f"window must be a vector, its shape is {kind}")
         window = None if kind is None else kind[0]
-    length: Dim = window if _present(types, 2) else signal
-    if _present(types, 3):
+    length: Dim = window if given(types, 2) else signal
+    if given(types, 3):
         length = _scalar(types, consts, 3, "frame_length")
         if length is None:
             length = window
@@ -212,7 +208,7 @@ def stft(node: Node, types: Types) -> Kernel:
         framed = layout.field(
             (signal.dims[0], frames, length), dtype if real else _complex_dtype(dtype)
         )
-        windowed = len(inputs) > 2 and inputs[2] is not None
+        windowed = given(inputs, 2)
         n_inputs = len(inputs)
 
         def into(*arguments: Any) -> None:
@@ -246,9 +242,9 @@ def _window(coefficients: tuple[float, ...]) -> Callable[[Node, Types], Kernel]:
         periodic = bool(node.attrs.get("periodic", 1))
 
         def function(size: np.ndarray) -> np.ndarray:
-            if size.size != 1 or size.item() < 0:
-                raise ShapeError(f"size must be one number, and not negative: {size.tolist()}")
-            n = int(size.item())
+            n = int(single(size, "size"))
+            if n < 0:
+                raise ShapeError(f"size must not be negative, it is {n}")
             # A symmetric window of one sample: its middle would be 0 / 0.
             whole = n if periodic else max(n - 1, 1)
             phase = np.arange(n) * (2 * np.pi / max(whole, 1))
@@ -286,10 +282,8 @@ def mel_weight_matrix(node: Node, types: Types) -> Kernel:
     dtype = element_dtype(node.attrs, "output_datatype")
 
     def function(*inputs: np.ndarray) -> np.ndarray:
-        if any(x.size != 1 for x in inputs):
-            raise ShapeError("each input must have one element")
-        bands, length, rate = (int(x.item()) for x in inputs[:3])
-        low, high = (float(x.item()) for x in inputs[3:])
+        bands, length, rate = (int(single(x, "input")) for x in inputs[:3])
+        low, high = (float(single(x, "input")) for x in inputs[3:])
         if bands < 0 or length < 0 or rate < 1 or not 0 <= low <= high < np.inf:
             raise ShapeError(
                 f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"

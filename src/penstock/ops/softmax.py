@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Kernel, Types, operator
-from penstock.ops.elementwise import wide
+from penstock.ops.dtypes import wide
 from penstock.ops.infer import normalize_axis, tensor
 from penstock.types import TensorType, Type
 
@@ -68,19 +68,19 @@ def along_axis(normalize: Normalize, x: np.ndarray, axis: int, out: np.ndarray) 
     if not x.size:
         return
     dtype = wide(x.dtype)
+    # Memory that is not contiguous takes the same way: sums must not depend on it.
+    target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
     if axis == x.ndim - 1:
-        # Memory that is not contiguous takes the same way: sums must not depend on it.
-        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         width = x.shape[-1]
         _rows(normalize, x.reshape(-1, width), target.reshape(-1, width), dtype)
-        if target is not out:
-            np.copyto(out, target)
     elif x.dtype == dtype:
-        normalize(x, axis, out)
+        normalize(x, axis, target)
     else:
         result = x.astype(dtype)
         normalize(result, axis, result)
-        np.copyto(out, result, casting="unsafe")
+        np.copyto(target, result, casting="unsafe")
+    if target is not out:
+        np.copyto(out, target)
 
 
 def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype) -> None:

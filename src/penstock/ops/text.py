@@ -11,8 +11,9 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import broadcast_shapes, tensor
+from penstock.ops.infer import broadcast_shapes, choice, tensor
 from penstock.ops.regex import Regex, RegexError
+from penstock.ops.shared import by_attributes
 from penstock.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 
 
@@ -100,10 +101,7 @@ def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 @operator("StringNormalizer", since=10, infer=_infer_normalizer)
 def string_normalizer(node: Node, types: Types) -> Kernel:
     """Upper and lower case are those of Unicode, whatever the locale."""
-    action = node.attrs.get("case_change_action") or "NONE"
-    if action not in _CASES:
-        raise ShapeError(f"case_change_action is {action!r}, not LOWER, UPPER or NONE")
-    change = _CASES[action]
+    change = _CASES[choice(node.attrs, "case_change_action", "NONE", _CASES)]
     fold: Callable[[str], str] = str if node.attrs.get("is_case_sensitive", 0) else str.lower
     stop = {fold(word) for word in node.attrs.get("stopwords") or ()}
 
@@ -124,6 +122,7 @@ def _infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("RegexFullMatch", since=20, infer=_infer_match)
+@by_attributes
 def regex_full_match(node: Node, types: Types) -> Kernel:
     try:
         match = Regex(node.attrs.get("pattern") or "").fullmatch
@@ -209,11 +208,10 @@ def _infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf)
+@by_attributes
 def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    mode, skips = attrs["mode"], attrs["max_skip_count"]
-    if mode not in ("TF", "IDF", "TFIDF"):
-        raise ShapeError(f"mode is {mode!r}, not TF, IDF or TFIDF")
+    mode, skips = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF")), attrs["max_skip_count"]
     pool = _Pool(attrs)
     weights = _column_weights(attrs, pool.width)
 
@@ -222,7 +220,7 @@ def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
         rows, length = tokens.shape
         cells = []
         first_cell = np.arange(rows)[:, None] * pool.width
-        for distance in range(1, skips + 2):
+        for distance in range(1, min(skips + 1, max(length, 1)) + 1):
             nodes = np.zeros((rows, length), np.int64)
             for depth in range(pool.longest):
                 if depth * distance >= length:

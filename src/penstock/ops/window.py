@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock.ops.infer import choice
 from penstock.types import Dim, Shape, ShapeError
 
 
@@ -72,8 +73,7 @@ class Window:
         return start, start + (high - low - 1) * self.stride + self.span
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """What the attributes say of one axis."""
 
     stride: int
@@ -82,14 +82,9 @@ class Axis:
     end: int
 
 
-AUTO_PAD = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
-
-
 def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
     """``strides``, ``dilations`` and ``pads`` of each of ``rank`` axes, and ``auto_pad``."""
-    auto_pad = attrs.get("auto_pad") or "NOTSET"
-    if auto_pad not in AUTO_PAD:
-        raise ShapeError(f"auto_pad must be one of {', '.join(AUTO_PAD)}, not {auto_pad!r}")
+    auto_pad = choice(attrs, "auto_pad", "NOTSET", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
     strides = ints_of(attrs, "strides", rank, 1)
     dilations = ints_of(attrs, "dilations", rank, 1)
     pads = ints_of(attrs, "pads", 2 * rank, 0, low=0)

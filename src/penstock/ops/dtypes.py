@@ -1,0 +1,58 @@
+"""Element types: what they are like, and in which others they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from penstock.types import FLOAT32
+
+FLOAT64 = np.dtype(np.float64)
+INT32 = np.dtype(np.int32)
+UINT8 = np.dtype(np.uint8)
+INT8 = np.dtype(np.int8)
+
+HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+"""Computed in float32, and rounded once at the end."""
+
+FLOAT8: Mapping[np.dtype, float] = {
+    np.dtype(ml_dtypes.float8_e4m3fn): 448.0,
+    np.dtype(ml_dtypes.float8_e4m3fnuz): 240.0,
+    np.dtype(ml_dtypes.float8_e5m2): 57344.0,
+    np.dtype(ml_dtypes.float8_e5m2fnuz): 57344.0,
+}
+"""The 8-bit floats of ONNX, with their largest finite values."""
+
+POWERS = np.dtype(ml_dtypes.float8_e8m0fnu)
+"""Powers of two: no sign, no zero."""
+
+SUB_BYTE: Mapping[np.dtype, int] = {
+    np.dtype(ml_dtypes.int2): 2,
+    np.dtype(ml_dtypes.uint2): 2,
+    np.dtype(ml_dtypes.int4): 4,
+    np.dtype(ml_dtypes.uint4): 4,
+    np.dtype(ml_dtypes.float4_e2m1fn): 4,
+    np.dtype(ml_dtypes.float6_e2m3fn): 6,
+    np.dtype(ml_dtypes.float6_e3m2fn): 6,
+}
+"""Types of less than a byte, which NumPy stores in one, with their bits."""
+
+BITS: Mapping[int, np.dtype] = {n: np.dtype(f"i{n}") for n in (1, 2, 4, 8)}
+"""By its bytes, the integer type as which elements are seen where only their bits matter."""
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether a dtype is a floating-point one, those of ml_dtypes included."""
+    return dtype.kind == "f" or (dtype.kind == "V" and "int" not in dtype.name)
+
+
+def is_small(dtype: np.dtype) -> bool:
+    """Whether a dtype is a floating-point one of at most 16 bits."""
+    return dtype.itemsize <= 2 and is_float(dtype)
+
+
+def wide(dtype: np.dtype) -> np.dtype:
+    """The dtype in which formulas and sums over elements of ``dtype`` are computed."""
+    return FLOAT32 if dtype == FLOAT32 or is_small(dtype) else FLOAT64
