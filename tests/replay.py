@@ -163,7 +163,8 @@ class Replay:
         self.block(block)
         for result, value in zip(step.outputs, block.outputs, strict=True):
             if result >= 0:
-                self.values[result] = self.read(value)
+                ref = self.read(value)
+                self.values[result] = None if self.plan.slots[result].owned else ref
 
     def loop(self, step: Step) -> None:
         (block,) = step.blocks
@@ -178,7 +179,8 @@ class Replay:
             if i not in before:
                 self.values[i] = None
         looped = step.node.op.name == "Loop"
-        for _ in range(self.random.randrange(4)):
+        trips = self.random.randrange(4)
+        for _ in range(trips):
             for carry, ref in inside.items():
                 self.values[carry.inside] = ref
             for carry, pair in buffers.items():
@@ -206,7 +208,8 @@ class Replay:
         for carry, ref in inside.items():
             self.check(self.plan.slots[carry.inside].name, ref)
             if carry.result >= 0:
-                self.values[carry.result] = ref
+                copied = not trips and carry in buffers
+                self.values[carry.result] = self.write(buffers[carry][0]) if copied else ref
         for i in step.outputs[len(step.carries) :]:
             if i >= 0:
                 self.values[i] = None

@@ -76,7 +76,7 @@ def test_run_prints_a_table(model):
             ["-i", "x=zeros"],
             "no value for scale: float32[3]; for a first look: --input scale=random",
         ),
-        (["-i", "x=zeros", "-i", "skale=zeros"], "skale"),
+        (["-i", "x=zeros", "-i", "skale=zeros"], "did you mean 'scale'"),
         (["-i", "x=nope", "-i", "scale=zeros"], "neither"),
         (["-i", "x=missing.npy", "-i", "scale=zeros"], "cannot read missing.npy"),
         (["-i", "x=[[1, 2]]", "-i", "scale=zeros"], "must have 3 at axis 1"),

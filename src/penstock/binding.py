@@ -128,6 +128,12 @@ def unshared(value: Any) -> Any:
     return value
 
 
+def copied(target: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """``target``, with the elements of ``value``."""
+    np.copyto(target, value)
+    return target
+
+
 def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
     """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
     if not -array.ndim <= axis < array.ndim:
@@ -157,6 +163,7 @@ _HELPERS: dict[str, Callable[..., Any] | Any] = {
     "array": np.array,
     "array_of": array_of,
     "asarray": np.asarray,
+    "copied": copied,
     "copyto": np.copyto,
     "count": count,
     "element_of": element_of,

@@ -25,7 +25,7 @@ from penstock.explain import format_bytes
 from penstock.ir import Model, Value
 from penstock.loading import load
 from penstock.ops.cost import flops
-from penstock.session import Port, Session, compile
+from penstock.session import Port, Session, compile, suggest
 from penstock.types import STRING, TensorType, dtype_name
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -165,6 +165,8 @@ def _feeds(session: Session, given: Sequence[str], rng: np.random.Generator) -> 
             feeds.update(_read_npz(text))
             continue
         port = ports.get(name)
+        if port is None and what.partition(":")[0] in ("random", "zeros"):
+            raise InvalidInput(f"cannot make {name!r}: {suggest(name, ports)}")
         feeds[name] = _value(name, what, port, rng)
     missing = [str(port) for port in ports.values() if port.name not in feeds]
     if missing and not feeds.keys() - ports.keys():

@@ -65,7 +65,7 @@ def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | N
     program = Program(source, filename, code, tuple(writer.steps), writer.constants, functions)
     # Tracebacks through the generated code show its lines, for as long as it is there.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    weakref.finalize(program, linecache.cache.pop, filename, None)
+    weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
     return program
 
 
@@ -266,7 +266,7 @@ class _Writer:
             most = max(most, self.work)
             self.assign(
                 [
-                    (self.name[result], self.name[value])
+                    (self.name[result], self.handed(value, result))
                     for result, value in zip(step.outputs, block.outputs, strict=False)
                     if result >= 0
                 ],
@@ -277,6 +277,10 @@ class _Writer:
                 self.line("pass")
             self.indent -= 1
         self.work = most
+
+    def handed(self, value: int, result: int) -> str:
+        """What an If makes its result of the value of a branch, as text."""
+        return self.owned(value) if self.slots[result].owned else self.name[value]
 
     def release(self, block: Block) -> None:
         """Forget what the block has handed out under other names."""
@@ -434,6 +438,11 @@ class _Writer:
         self, step: Step, scans: Sequence[tuple[int, int, int]], views: Sequence[str] = ()
     ) -> None:
         """Hand out the results, and forget what the iterations worked with."""
+        for carry in step.carries:
+            if carry.buffers is not None and carry.result >= 0:
+                inside, buffer = self.name[carry.inside], self.name[carry.buffers[0]]
+                text = f"if {inside} is {self.name[carry.initial]}:"
+                self.line(f"{text} {inside} = copied({buffer}, {inside})", step)
         self.assign(
             [
                 (self.name[carry.result], self.name[carry.inside])

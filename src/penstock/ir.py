@@ -80,6 +80,8 @@ class Node:
     @property
     def graphs(self) -> list[tuple[str, Graph]]:
         """The graphs among the attributes, by attribute name, in a fixed order."""
+        if not self.attrs:
+            return []
         return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
 
     @property

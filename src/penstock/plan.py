@@ -65,7 +65,8 @@ class Carry:
     output), ``result`` (slot after the loop, -1 if nobody reads it). A value of fixed type
     alternates between two arena slots, ``buffers``, so that no iteration writes what it reads: the
     body's step writes straight into the free one where ``direct`` is set, else the update is copied
-    there.
+    there. So is the initial value if there was no iteration: the result is in one of the buffers in
+    any case, and nobody need keep the initial value for it.
     """
 
     initial: int
@@ -158,6 +159,10 @@ def compile_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
     that can never run.
     """
     return _Builder(backends).plan(graph)
+
+
+# Arena slots that a value may be in: one that may be in more is copied.
+_MOST_ROOTS = 8
 
 
 class _Builder:
@@ -372,7 +377,7 @@ class _Builder:
     def branches(self, node: Node) -> Step:
         inputs = self.read(node.inputs)
         blocks: list[Block] = []
-        kept: list[list[bool]] = []
+        apart: list[list[bool]] = []
         for branch in (node.attrs["then_branch"], node.attrs["else_branch"]):
             for value, inner in zip(node.outputs, branch.outputs, strict=False):
                 if value is not None and value in self.leaving:
@@ -381,9 +386,9 @@ class _Builder:
             steps = self.steps(branch, certain=False)
             results = self.read(branch.outputs)
             blocks.append(Block((), results, steps))
-            # The If owns what its branch made and handed out only once.
+            # The If owns what its branch made, which has later slots, and handed out only once.
             holders = [self.holder(index) for index in results]
-            kept.append(
+            apart.append(
                 [
                     self.slots[index].owned and holder >= before and holders.count(holder) == 1
                     for index, holder in zip(results, holders, strict=True)
@@ -395,8 +400,10 @@ class _Builder:
                 outputs.append(-1)
                 continue
             roots = dict.fromkeys(r for block in blocks for r in self.roots(block.outputs[i]))
-            owned = all(flags[i] for flags in kept)
-            outputs.append(self.define(value, Kind.DYNAMIC, roots=tuple(roots), owned=owned))
+            # Through a long chain of these, what one of them may be would never end.
+            owned = all(flags[i] for flags in apart) or len(roots) > _MOST_ROOTS
+            where: dict[str, Any] = {"owned": True} if owned else {"roots": tuple(roots)}
+            outputs.append(self.define(value, Kind.DYNAMIC, **where))
         return Step(node, None, inputs, tuple(outputs), blocks=tuple(blocks))
 
     def holder(self, index: int) -> int:
@@ -427,7 +434,7 @@ class _Builder:
             if output is None:
                 results.append(-1)
             elif i < len(pairs):
-                roots = (*self.roots(initial[i]), *(pairs[i] or ()))
+                roots = pairs[i] or self.roots(initial[i])
                 results.append(self.define(output, Kind.DYNAMIC, roots=roots))
             else:
                 results.append(self.define(output, Kind.DYNAMIC, owned=_is_tensor(output.type)))

@@ -135,19 +135,20 @@ class Session:
             "limits": limits,
         }
         self.limits = limits or DEFAULT_LIMITS
-        self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
         self._backends: list[Backend] = [NumpyBackend() for _ in names]
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.
         self._signatures: OrderedDict[Any, Signature] = OrderedDict()
         self._plans: OrderedDict[tuple[Signature, Any], LinearExecutor] = OrderedDict()
-        graph = self.model.graph
-        self._values = _values_by_name(graph)
-        inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
-        self._main = self._compile_signature(inputs, outputs, ())
-        if shapes is not None:
-            self._prepare(shapes)
+        with garbage.paused():
+            self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
+            graph = self.model.graph
+            self._values = _values_by_name(graph)
+            inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
+            self._main = self._compile_signature(inputs, outputs, ())
+            if shapes is not None:
+                self._prepare(shapes)
 
     # Running.
 
@@ -180,7 +181,7 @@ class Session:
             raise PenstockError("the session is closed")
         try:
             values = signature.values(feeds)
-        except KeyError:  # these are other values of the model than its inputs, if they are any
+        except (KeyError, TypeError):  # perhaps other values of the model than its inputs
             signature = self._signature_for(feeds, fetches, targets)
             values = signature.values(feeds)
         key = signature.key(values)
@@ -359,7 +360,7 @@ class Session:
                 if found is None:
                     found = self._compile(signature.graph, values)
                     self._keep(signature, key, found)
-        signature.last = (key, found)
+        signature.last = (None, None) if self._closed else (key, found)
         return found
 
     def _known(self, signature: Signature, key: tuple[Any, ...]) -> LinearExecutor | None:
@@ -409,6 +410,8 @@ class Session:
     ) -> Signature:
         if self._closed:
             raise PenstockError("the session is closed")
+        if not isinstance(feeds, Mapping):
+            raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
         for names, what in ((fetches, "fetches"), (targets, "targets")):
             if isinstance(names, str):
                 raise InvalidInput(f"{what} must be a list of names; did you mean [{names!r}]?")
@@ -465,7 +468,7 @@ class Session:
     def _value(self, name: str, role: str) -> Value:
         found = self._values.get(name)
         if found is None:
-            raise InvalidInput(f"cannot {role} {name!r}: {_suggest(name, self._values)}")
+            raise InvalidInput(f"cannot {role} {name!r}: {suggest(name, self._values)}")
         return found
 
 
@@ -511,7 +514,8 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
     return found
 
 
-def _suggest(name: str, names: Iterable[str]) -> str:
+def suggest(name: str, names: Iterable[str]) -> str:
+    """What to say of a name that is none of ``names``."""
     close = get_close_matches(name, list(names), n=3, cutoff=0.6)
     if close:
         return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"

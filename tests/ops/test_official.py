@@ -51,7 +51,9 @@ def variants(node: Node, values: Sequence[Any]) -> Iterator[Node]:
     if not any(isinstance(x, np.ndarray) for x in values[1:]):
         return
     inputs = [
-        Value(value.name, const=x) if i and value is not None and isinstance(x, np.ndarray) else value
+        Value(value.name, const=x)
+        if i and value is not None and isinstance(x, np.ndarray)
+        else value
         for i, (value, x) in enumerate(zip(node.inputs, values, strict=True))
     ]
     outputs = [None if value is None else Value(value.name) for value in node.outputs]
@@ -66,7 +68,8 @@ def check(node: Node, values: Sequence[Any]) -> Sequence[Any]:
     for variant in variants(node, values):
         known = evaluate(variant, values)
         unknown = [
-            None if x is None else TensorType() if isinstance(x, np.ndarray) else ANY for x in values
+            None if x is None else TensorType() if isinstance(x, np.ndarray) else ANY
+            for x in values
         ]
         found = variant.op.compile(variant, unknown)(*values)
         free = found if len(node.outputs) != 1 else (found,)

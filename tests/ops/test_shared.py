@@ -163,8 +163,7 @@ def test_threads_get_one_value():
 
     def ask():
         barrier.wait()
-        for _ in range(100):
-            found.append(shared("copy", source.copy, source))
+        found.extend(shared("copy", source.copy, source) for _ in range(100))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -129,12 +130,7 @@ class LinearExecutor:
         function = codegen.instantiate(self._program, binder)
         context = contextvars.Context()
         context.run(np.seterr, all="ignore")
-        enter = context.run
-
-        def run(*arguments: Any) -> tuple[Any, ...]:
-            return enter(function, *arguments)
-
-        return run
+        return partial(context.run, function)
 
     def _explained(self, error: Exception) -> PenstockError:
         """The error with the node at fault: its origin and the shapes of its inputs."""

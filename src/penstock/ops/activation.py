@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.arithmetic import erf_argument
-from penstock.ops.base import Attrs, Compile, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Compile, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import is_float
 from penstock.ops.elementwise import (
     Body,
@@ -47,6 +47,10 @@ def _positive(dtype: np.dtype) -> Callable[[Any, Any], Any]:
     """``max(x, 0)`` into an array."""
     zero, bound = scalar(0, dtype), largest(dtype)
     return lambda x, out: clip(x, zero, bound, out)
+
+
+def relu(dtype: np.dtype, attrs: Attrs) -> Body:
+    return _positive(dtype)
 
 
 def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
@@ -308,6 +312,14 @@ def mish(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
+def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[Any, Any], Any]:
+    """A formula as ``function(x, out)`` on floats of any dtype, where ``out`` may be ``x``."""
+    function: Callable[[Any, Any], Any] = formula(
+        lambda dtype: make(dtype, attrs), (), scratch=scratch
+    ).function
+    return function
+
+
 # Registration
 
 
@@ -336,7 +348,6 @@ _FORMULAS: tuple[tuple[str, int, Formula, int], ...] = (
 for _name, _since, _make, _scratch in _FORMULAS:
     operator(_name, since=_since, infer=same_type)(_of(_make, _scratch))
 
-MICROSOFT = "com.microsoft"
 operator("Gelu", domain=MICROSOFT, infer=same_type)(_of(gelu_exact, 3))
 operator("QuickGelu", domain=MICROSOFT, infer=same_type)(_of(quick_gelu, 1))
 
@@ -351,13 +362,13 @@ def gelu(node: Node, types: Types) -> Kernel:
 # Two inputs, the second of which broadcasts to the first.
 
 
-def first_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     check_broadcasts("input 1", tensor(types, 1).shape, shape)
     return (TensorType(same_dtype(types, (0, 1)), shape),)
 
 
-def equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = tensor(types, 0).shape, tensor(types, 1).shape
     dtype = same_dtype(types, (0, 1))
     if a is None or b is None:
@@ -366,28 +377,41 @@ def equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, tuple(y if x is None else x for x, y in zip(a, b, strict=True))),)
 
 
-@operator("SwiGLU", since=28, infer=equal_shapes)
+def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
+    """A kernel of two inputs that NumPy would broadcast in more ways than ``infer`` allows."""
+    infer(types, {}, ())
+    if all(tensor(types, i).static for i in range(2)):
+        return kernel
+
+    def function(a: np.ndarray, b: np.ndarray) -> Any:
+        infer([TensorType(x.dtype, x.shape) for x in (a, b)], {}, ())
+        return kernel.function(a, b)
+
+    return Kernel(function)
+
+
+@operator("SwiGLU", since=28, infer=infer_equal_shapes)
 def swiglu_operator(node: Node, types: Types) -> Kernel:
-    equal_shapes(types, node.attrs, ())
-    return formula(lambda dtype: swiglu(dtype, node.attrs), types, inputs=2, scratch=1)
+    kernel = formula(lambda dtype: swiglu(dtype, node.attrs), types, inputs=2, scratch=1)
+    return _checked(kernel, infer_equal_shapes, types)
 
 
-@operator("BiasGelu", domain=MICROSOFT, infer=first_shape)
+@operator("BiasGelu", domain=MICROSOFT, infer=infer_like_first)
 def bias_gelu(node: Node, types: Types) -> Kernel:
-    first_shape(types, node.attrs, ())
     make = _biased(gelu_exact)
-    return formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=4)
+    kernel = formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=4)
+    return _checked(kernel, infer_like_first, types)
 
 
-@operator("FastGelu", domain=MICROSOFT, infer=first_shape)
+@operator("FastGelu", domain=MICROSOFT, infer=infer_like_first)
 def fast_gelu(node: Node, types: Types) -> Kernel:
-    first_shape(types, node.attrs, ())
     if len(node.inputs) == 1:
         return formula(lambda dtype: gelu_tanh(dtype, node.attrs), types, scratch=1)
     if node.inputs[1] is None:
         return first_only(formula(lambda dtype: gelu_tanh(dtype, node.attrs), types, scratch=1))
     make = _biased(gelu_tanh)
-    return formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=2)
+    kernel = formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=2)
+    return _checked(kernel, infer_like_first, types)
 
 
 def prelu_formula(dtype: np.dtype) -> Body:
@@ -410,13 +434,13 @@ def _integer_prelu(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = No
     return out
 
 
-@operator("PRelu", since=7, infer=first_shape)
+@operator("PRelu", since=7, infer=infer_like_first)
 def prelu(node: Node, types: Types) -> Kernel:
-    first_shape(types, node.attrs, ())
     dtype = tensor(types, 0).dtype
+    kernel = formula(prelu_formula, types, inputs=2, scratch=1)
     if dtype is not None and not is_float(dtype):
-        return Kernel(_integer_prelu, _integer_prelu, inplace=(0,))
-    return formula(prelu_formula, types, inputs=2, scratch=1)
+        kernel = Kernel(_integer_prelu, _integer_prelu, inplace=(0,))
+    return _checked(kernel, infer_like_first, types)
 
 
 @operator("PRelu", since=1, version=6, infer=same_type)
@@ -427,7 +451,7 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
         if slope.size != 1:
             slope = slope.reshape(-1, *[1] * (x.ndim - 2))
         kinds = TensorType(x.dtype, x.shape), TensorType(slope.dtype, slope.shape)
-        first_shape(kinds, node.attrs, ())
+        infer_like_first(kinds, node.attrs, ())
         return inner.function(x, slope, out)
 
     inner = formula(prelu_formula, (), inputs=2, scratch=1)
@@ -435,7 +459,7 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
 
 
 @operator("Relu", since=1, infer=same_type)
-def relu(node: Node, types: Types) -> Kernel:
+def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":
         zero, bound = scalar(0, dtype), largest(dtype)

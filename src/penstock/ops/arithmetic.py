@@ -17,19 +17,21 @@ from penstock.ops.elementwise import (
     elementwise,
     first_only,
     formula,
+    infer_unary,
     largest,
     maximum,
     minimum,
     scalar,
     smallest,
     ufunc,
-    unary_infer,
 )
 from penstock.ops.infer import (
     broadcast_shapes,
     broadcast_type,
+    padded,
     same_dtype,
     same_type,
+    single,
     tensor,
 )
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
@@ -75,10 +77,10 @@ def _difference(a: Dim, b: Dim) -> Dim:
     return 0 if a == b and a is not None else a if b == 0 else None
 
 
-add_infer = _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))
-sub_infer = _pairs(lambda a, b: a - b, _difference)
-mul_infer = _pairs(lambda a, b: a * b, _product)
-div_infer = _pairs(truncated, lambda a, b: a if b == 1 else None)
+infer_add = _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))
+infer_sub = _pairs(lambda a, b: a - b, _difference)
+infer_mul = _pairs(lambda a, b: a * b, _product)
+infer_div = _pairs(truncated, lambda a, b: a if b == 1 else None)
 
 
 # Two inputs.
@@ -92,9 +94,9 @@ def _binary(function: Callable[..., Any]) -> Compile:
 
 
 _BINARY: tuple[tuple[str, Callable[..., Any], Infer], ...] = (
-    ("Add", np.add, add_infer),
-    ("Sub", np.subtract, sub_infer),
-    ("Mul", np.multiply, mul_infer),
+    ("Add", np.add, infer_add),
+    ("Sub", np.subtract, infer_sub),
+    ("Mul", np.multiply, infer_mul),
 )
 for _name, _function, _infer in _BINARY:
     operator(_name, since=7, infer=_infer)(_binary(_function))
@@ -113,7 +115,7 @@ def _divide(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
     return np.floor_divide(a, b, out) if kind == "u" else np.divide(a, b, out)
 
 
-@operator("Div", since=7, infer=div_infer)
+@operator("Div", since=7, infer=infer_div)
 def div(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is None:
@@ -125,7 +127,7 @@ def div(node: Node, types: Types) -> Kernel:
     return elementwise(np.divide, types, 2)
 
 
-def mod_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def known(a: int, b: int) -> Dim:
         if b == 0:
             return None
@@ -136,7 +138,7 @@ def mod_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return _pairs(known, lambda a, b: None)(types, attrs, consts)
 
 
-@operator("Mod", since=10, infer=mod_infer)
+@operator("Mod", since=10, infer=infer_mod)
 def mod(node: Node, types: Types) -> Kernel:
     # NumPy's remainder has the sign of the divisor, and gives 0 for integers modulo 0.
     return elementwise(np.fmod if node.attrs.get("fmod") else np.remainder, types, 2)
@@ -145,7 +147,7 @@ def mod(node: Node, types: Types) -> Kernel:
 # Pow, whose inputs may differ in dtype; the result has that of the base.
 
 
-def pow_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_pow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     base, exponent = tensor(types, 0), tensor(types, 1)
     kind = TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape]))
 
@@ -229,7 +231,7 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> Any:
     return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, signs, 0)), powers)
 
 
-@operator("Pow", since=7, infer=pow_infer)
+@operator("Pow", since=7, infer=infer_pow)
 def power(node: Node, types: Types) -> Kernel:
     base, exponent = tensor(types, 0), tensor(types, 1)
     y = None if node.inputs[1] is None else node.inputs[1].const
@@ -266,9 +268,9 @@ def _unary(function: Callable[..., Any]) -> Compile:
 
 
 _UNARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
-    ("Abs", 1, np.absolute, unary_infer(abs)),
-    ("Neg", 1, np.negative, unary_infer(lambda a: -a)),
-    ("Sign", 9, np.sign, unary_infer(lambda a: (a > 0) - (a < 0))),
+    ("Abs", 1, np.absolute, infer_unary(abs)),
+    ("Neg", 1, np.negative, infer_unary(lambda a: -a)),
+    ("Sign", 9, np.sign, infer_unary(lambda a: (a > 0) - (a < 0))),
     ("Floor", 1, np.floor, same_type),
     ("Ceil", 1, np.ceil, same_type),
     ("Round", 11, np.rint, same_type),  # halves to even
@@ -407,7 +409,7 @@ def mean(node: Node, types: Types) -> Kernel:
     return _chain(np.add, node, mean=True)
 
 
-def _extremum_infer(
+def _infer_extremum(
     known: Callable[[Sequence[int]], int], named: Callable[[str, int], Dim]
 ) -> Infer:
     def each(*cells: Dim) -> Dim:
@@ -430,8 +432,8 @@ def _extremum_infer(
 
 
 # What a name stands for is a dim, and so at least 0.
-max_infer = _extremum_infer(max, lambda name, bound: name if bound <= 0 else None)
-min_infer = _extremum_infer(min, lambda name, bound: bound if bound <= 0 else None)
+infer_max = _infer_extremum(max, lambda name, bound: name if bound <= 0 else None)
+infer_min = _infer_extremum(min, lambda name, bound: bound if bound <= 0 else None)
 
 
 def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
@@ -453,12 +455,12 @@ def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
     return ufunc(above if largest_one else below, 2)
 
 
-@operator("Max", since=1, infer=max_infer)
+@operator("Max", since=1, infer=infer_max)
 def max_operator(node: Node, types: Types) -> Kernel:
     return _extremum(node, types, True)
 
 
-@operator("Min", since=1, infer=min_infer)
+@operator("Min", since=1, infer=infer_min)
 def min_operator(node: Node, types: Types) -> Kernel:
     return _extremum(node, types, False)
 
@@ -466,7 +468,7 @@ def min_operator(node: Node, types: Types) -> Kernel:
 # Clip
 
 
-def clip_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     same_dtype(types, range(len(types)))
     for i in range(1, len(types)):
         shape = tensor(types, i).shape
@@ -475,22 +477,20 @@ def clip_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return same_type(types, attrs, consts)
 
 
-@operator("Clip", since=11, infer=clip_infer)
+@operator("Clip", since=11, infer=infer_clip)
 def clip_operator(node: Node, types: Types) -> Kernel:
     """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
     n = len(node.inputs)
-    consts = [None if v is None else v.const for v in node.inputs]
-    given = [v is not None for v in node.inputs] + [False] * (3 - n)
+    bounds = padded(node.inputs, 3)[1:]
     dtype = tensor(types, 0).dtype
     native = dtype is not None and dtype.kind in "iuf"
-    if native and n == 3 and all(given) and {tensor(types, i).shape for i in (1, 2)} == {()}:
+    if native and None not in bounds and {tensor(types, i).shape for i in (1, 2)} == {()}:
         return Kernel(clip, clip, inplace=(0,))
-    bounds = [None if c is None else c.reshape(()) for c in consts[1:]]
-    fixed = [None, *bounds, *[None] * (3 - n)]
-    if native and all(c is not None or not g for c, g in zip(fixed[1:], given[1:], strict=True)):
+    if native and all(bound is None or bound.const is not None for bound in bounds):
         assert dtype is not None
-        low = smallest(dtype) if fixed[1] is None else fixed[1]
-        high = largest(dtype) if fixed[2] is None else fixed[2]
+        fixed = [None if bound is None else single(bound.const, "a bound") for bound in bounds]
+        low = smallest(dtype) if fixed[0] is None else fixed[0]
+        high = largest(dtype) if fixed[1] is None else fixed[1]
 
         def clipped(*arguments: Any) -> Any:
             return clip(arguments[0], low, high, arguments[n] if len(arguments) > n else None)
@@ -504,9 +504,7 @@ def clip_operator(node: Node, types: Types) -> Kernel:
             out = np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):
             if bound is not None:
-                if bound.size != 1:
-                    raise ShapeError(f"a bound of Clip is one number, not shape {bound.shape}")
-                function(x, bound.reshape(()), out=out)
+                function(x, single(bound, "a bound"), out=out)
                 x = out
         if x is not out:
             np.copyto(out, x)

@@ -29,7 +29,7 @@ from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 # Tile
 
 
-def tile_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(tensor(types, 0), ints(types, consts, 1)),)
 
 
@@ -62,7 +62,7 @@ def _tile(x: np.ndarray, repeats: Sequence[int], out: np.ndarray | None) -> np.n
     return out
 
 
-@operator("Tile", since=6, infer=tile_type)
+@operator("Tile", since=6, infer=infer_tile)
 def tile(node: Node, types: Types) -> Kernel:
     fixed = known_ints(node, types, 1)
 
@@ -72,7 +72,7 @@ def tile(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-def tile_1_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, tiles, axis = tensor(types, 0), ints(types, consts, 1), ints(types, consts, 2)
     if x.shape is None or not tiles or not axis or not isinstance(axis[0], int):
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
@@ -80,7 +80,7 @@ def tile_1_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(x, [tiles[0] if i == where else 1 for i in range(len(x.shape))]),)
 
 
-@operator("Tile", since=1, version=5, infer=tile_1_type)
+@operator("Tile", since=1, version=5, infer=infer_tile_1)
 def tile_1(node: Node, types: Types) -> Kernel:
     """The first Tile repeats along one axis; the number and the axis are inputs."""
 
@@ -153,12 +153,12 @@ def _listed(shapes: Sequence[Shape]) -> str:
     return shown if len(shapes) <= 8 else f"{shown} and {len(shapes) - 8} more"
 
 
-def concat_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kinds = [tensor(types, i) for i in range(len(types))]
     return (concatenated(kinds, attrs.get("axis", 1)),)
 
 
-@operator("Concat", infer=concat_type)
+@operator("Concat", infer=infer_concat)
 def concat(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 1)  # only the first version has a default
 
@@ -202,7 +202,7 @@ def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
     return [(*before, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def split_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axis, count = attrs.get("axis", 0), attrs.get("num_outputs")
     where = None if x.shape is None else normalize_axis(axis, len(x.shape))
@@ -249,7 +249,7 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
         raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
 
 
-@operator("Split", since=13, infer=split_type)
+@operator("Split", since=13, infer=infer_split)
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
     by_input = given(node.inputs, 1)
@@ -287,13 +287,13 @@ def split(node: Node, types: Types) -> Kernel:
 # split is a view of it whatever its strides.
 
 
-def depth_to_space_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_depth_to_space(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, b = tensor(types, 0), _block(attrs)
     n, c, h, w = _four_dims(x.shape)
     return (TensorType(x.dtype, (n, _divided(c, b * b), product((h, b)), product((w, b)))),)
 
 
-def space_to_depth_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_space_to_depth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, b = tensor(types, 0), _block(attrs)
     n, c, h, w = _four_dims(x.shape)
     return (TensorType(x.dtype, (n, product((c, b * b)), _divided(h, b), _divided(w, b))),)
@@ -325,7 +325,7 @@ def _divided(dim: Dim, factor: int) -> Dim:
     return dim // factor if isinstance(dim, int) else dim if factor == 1 else None
 
 
-@operator("DepthToSpace", infer=depth_to_space_type)
+@operator("DepthToSpace", infer=infer_depth_to_space)
 def depth_to_space(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), _column_first(node.attrs)
 
@@ -349,7 +349,7 @@ def depth_to_space(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-@operator("SpaceToDepth", infer=space_to_depth_type)
+@operator("SpaceToDepth", infer=infer_space_to_depth)
 def space_to_depth(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), _column_first(node.attrs)
     order = (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4)

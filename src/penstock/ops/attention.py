@@ -204,7 +204,7 @@ def _blocks(heads: Heads, itemsize: int) -> list[tuple[slice, slice, slice]]:
     return [(b, h, s) for b in batches for h in kv_heads for s in queries]
 
 
-# Attention -----------------------------------------------------------------------------------
+# Attention
 
 
 def share(hidden: Dim, heads: int, name: str) -> Dim:
@@ -258,7 +258,7 @@ def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     return batch, heads, kv_heads, q[2], keys, size, v[3]
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     q, v = tensor(types, 0), tensor(types, 2)
     batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
     shape: tuple[Dim, ...] | None = None
@@ -321,7 +321,7 @@ def out_of_sight(
     return blocked
 
 
-@operator("Attention", since=23, infer=_infer)
+@operator("Attention", since=23, infer=infer_attention)
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     precision = element_dtype(attrs, "softmax_precision")

@@ -14,12 +14,10 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.attention import Cache, Core, Heads, out_of_sight, share, split_heads
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import check_shape, given, padded, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
-
-_DOMAIN = "com.microsoft"
 
 
 def _heads_of(attrs: Attrs) -> int:
@@ -92,7 +90,7 @@ class _Attend:
         self.core.run(q, k, v, out, workspace, blocked=blocked, biases=biases)
 
 
-# Attention: projects its input first ----------------------------------------------------------
+# Attention: projects its input first
 
 
 def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
@@ -108,7 +106,7 @@ def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
     return each, each, each
 
 
-def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     for name in ("do_rotary", "past_present_share_buffer"):
         if attrs.get(name):
             raise ShapeError(f"Attention with {name} is not supported")
@@ -137,7 +135,7 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     )
 
 
-@operator("Attention", domain=_DOMAIN, infer=_infer_attention)
+@operator("Attention", domain=MICROSOFT, infer=infer_attention)
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
@@ -190,7 +188,7 @@ def attention(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-# MultiHeadAttention: takes queries, keys and values, perhaps packed ----------------------------
+# MultiHeadAttention: takes queries, keys and values, perhaps packed
 
 
 def _unpacked(shapes: Sequence[Shape | None], heads: int) -> tuple[Shape, Shape, Shape]:
@@ -244,7 +242,7 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
     return q, joined[0], joined[1], past
 
 
-def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if any(given(types, i) for i in (8, 9)):
         raise ShapeError("MultiHeadAttention with a buffer shared by past and present")
     dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
@@ -261,7 +259,7 @@ def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, y), TensorType(dtype, k), TensorType(dtype, v))
 
 
-@operator("MultiHeadAttention", domain=_DOMAIN, infer=_infer_mha)
+@operator("MultiHeadAttention", domain=MICROSOFT, infer=infer_mha)
 def multi_head_attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     if len(node.outputs) > 3:

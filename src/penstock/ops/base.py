@@ -21,12 +21,13 @@ constants (``node.inputs[i].const``) and the input types (``types``, as far as k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.types import Type
+from penstock.types import STRING, ShapeError, TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.ir import Node
@@ -114,6 +115,7 @@ class Op:
         return f"{self.full_name}-{self.version}"
 
 
+MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime has beside ONNX
 NEWEST = 10**9  # stands for whatever the newest version of a schema is
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 
@@ -121,6 +123,53 @@ _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The ``infer`` of operations whose results cannot be known before the run."""
     return ()
+
+
+STRINGS = frozenset(
+    """
+    ArrayFeatureExtractor Cast CastLike CastMap CategoryMapper CenterCropPad Col2Im Compress Concat
+    ConcatFromSequence DepthToSpace DictVectorizer Equal Expand Flatten Gather GatherElements
+    GatherND GridSample Identity LabelEncoder NonZero OneHot OneHotEncoder Optional
+    OptionalGetElement OptionalHasElement Pad RandomNormalLike RandomUniformLike RegexFullMatch
+    Reshape Resize ReverseSequence ScatterElements ScatterND SequenceAt SequenceConstruct
+    SequenceErase SequenceInsert SequenceLength Shape Size Slice SpaceToDepth Split SplitToSequence
+    Squeeze StringConcat StringNormalizer StringSplit TensorScatter TfIdfVectorizer Tile Transpose
+    Trilu Unique Unsqueeze Where
+    """.split()  # noqa: SIM905 - names are easier to read without quotes
+)
+"""Operations that take tensors of strings, by the schemas of ONNX."""
+
+
+def numeric(compile: Compile) -> Compile:
+    """``compile``, for an operation that takes no strings: they never reach its kernel.
+
+    NumPy would compute with them as with any objects. Where results are cast to other types, it
+    then takes memory that it has not written yet for objects, which crashes.
+    """
+
+    @wraps(compile)
+    def checked(node: Node, types: Types) -> Kernel:
+        given = [kind for kind in types if kind is not None]
+        dtypes = [kind.dtype if isinstance(kind, TensorType) else None for kind in given]
+        if any(dtype is not None and dtype == STRING for dtype in dtypes):
+            raise ShapeError(f"{node.op.name} takes no strings")
+        kernel = compile(node, types)
+        if all(dtype is not None for dtype in dtypes):
+            return kernel
+
+        def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                for x in arguments:
+                    if isinstance(x, np.ndarray) and x.dtype.hasobject:
+                        raise ShapeError(f"{node.op.name} takes no strings")
+                return function(*arguments)
+
+            return call
+
+        into = None if kernel.into is None else guarded(kernel.into)
+        return replace(kernel, function=guarded(kernel.function), into=into)
+
+    return checked
 
 
 def operator(
@@ -141,7 +190,8 @@ def operator(
         last = NEWEST if version is None else version
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
-        entries.append(Op(name, domain, since, last, infer, compile, pure))
+        made = compile if name in STRINGS else numeric(compile)
+        entries.append(Op(name, domain, since, last, infer, made, pure))
         return compile
 
     return register

@@ -36,14 +36,14 @@ Convert = Callable[[np.ndarray], np.ndarray]
 # Cast, CastLike
 
 
-def cast_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = element_dtype(attrs, "to")
     if dtype is None:
         raise ShapeError("Cast needs an element type to cast to")
     return (_cast(tensor(types, 0), dtype),)
 
 
-def cast_like_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_cast_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_cast(tensor(types, 0), tensor(types, 1).dtype),)
 
 
@@ -66,7 +66,7 @@ def _cast(x: TensorType, dtype: np.dtype | None) -> TensorType:
 _WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
 
 
-@operator("Cast", infer=cast_type)
+@operator("Cast", infer=infer_cast)
 def cast(node: Node, types: Types) -> Kernel:
     dtype = element_dtype(node.attrs, "to")
     if dtype is None:
@@ -74,7 +74,7 @@ def cast(node: Node, types: Types) -> Kernel:
     return _cast_kernel(tensor(types, 0).dtype, dtype, node.attrs)
 
 
-@operator("CastLike", since=15, infer=cast_like_type)
+@operator("CastLike", since=15, infer=infer_cast_like)
 def cast_like(node: Node, types: Types) -> Kernel:
     source, dtype = tensor(types, 0).dtype, tensor(types, 1).dtype
     if dtype is not None:
@@ -220,7 +220,7 @@ def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> 
 # BitCast
 
 
-def bit_cast_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, dtype = tensor(types, 0), _bit_cast_dtype(attrs)
     if x.dtype is not None:
         _check_bits(x.dtype, dtype)
@@ -245,7 +245,7 @@ def _check_bits(source: np.dtype, dtype: np.dtype) -> None:
         )
 
 
-@operator("BitCast", since=26, infer=bit_cast_type)
+@operator("BitCast", since=26, infer=infer_bit_cast)
 def bit_cast(node: Node, types: Types) -> Kernel:
     dtype, source = _bit_cast_dtype(node.attrs), tensor(types, 0).dtype
     if source is not None:
@@ -286,11 +286,11 @@ def constant_value(attrs: Attrs) -> np.ndarray:
     return value
 
 
-def constant_node_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_constant(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (constant_type(constant_value(attrs)),)
 
 
-@operator("Constant", infer=constant_node_type)
+@operator("Constant", infer=infer_constant)
 def constant(node: Node, types: Types) -> Kernel:
     value = constant_value(node.attrs)
 

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import BITS
-from penstock.ops.elementwise import BLOCK, carried, in_blocks, scalar, ufunc, unary_infer
+from penstock.ops.elementwise import BLOCK, carried, in_blocks, infer_unary, scalar, ufunc
 from penstock.ops.infer import (
     broadcast_shapes,
     broadcast_to,
@@ -22,7 +22,7 @@ from penstock.ops.infer import (
 from penstock.types import BOOL, STRING, Dim, TensorType, Type
 
 
-def equal_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_equal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def each(a: Dim, b: Dim) -> Dim:
         if isinstance(a, int) and isinstance(b, int):
             return int(a == b)
@@ -45,7 +45,7 @@ def _of(function: Callable[..., Any], inputs: int) -> Compile:
 
 
 _BINARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
-    ("Equal", 7, np.equal, equal_infer),
+    ("Equal", 7, np.equal, infer_equal),
     ("Less", 7, np.less, broadcast_to(BOOL)),
     ("LessOrEqual", 12, np.less_equal, broadcast_to(BOOL)),
     ("Greater", 7, np.greater, broadcast_to(BOOL)),
@@ -61,16 +61,16 @@ for _name, _since, _function, _infer in _BINARY:
     operator(_name, since=_since, infer=_infer)(_of(_function, 2))
 
 
-def predicate_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_predicate(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, tensor(types, 0).shape),)
 
 
-operator("Not", since=1, infer=predicate_infer)(_of(np.logical_not, 1))
-operator("BitwiseNot", since=18, infer=unary_infer(lambda a: ~a))(_of(np.invert, 1))
-operator("IsNaN", since=9, infer=predicate_infer)(_of(np.isnan, 1))
+operator("Not", since=1, infer=infer_predicate)(_of(np.logical_not, 1))
+operator("BitwiseNot", since=18, infer=infer_unary(lambda a: ~a))(_of(np.invert, 1))
+operator("IsNaN", since=9, infer=infer_predicate)(_of(np.isnan, 1))
 
 
-@operator("IsInf", since=10, infer=predicate_infer)
+@operator("IsInf", since=10, infer=infer_predicate)
 def is_inf(node: Node, types: Types) -> Kernel:
     positive = node.attrs.get("detect_positive", 1)
     negative = node.attrs.get("detect_negative", 1)
@@ -101,7 +101,7 @@ def bit_shift(node: Node, types: Types) -> Kernel:
 # Where
 
 
-def where_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def each(condition: Dim, x: Dim, y: Dim) -> Dim:
         if isinstance(condition, int):
             return x if condition else y
@@ -112,9 +112,9 @@ def where_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(kind, types, consts, each),)
 
 
-@operator("Where", since=9, infer=where_infer)
+@operator("Where", since=9, infer=infer_where)
 def where(node: Node, types: Types) -> Kernel:
-    kind = where_infer(types, node.attrs, ())[0]
+    kind = infer_where(types, node.attrs, ())[0]
     assert isinstance(kind, TensorType)
     large = kind.static and math.prod(kind.dims) >= BLOCK // 2
     if large and kind.dtype is not None and kind.dtype != STRING and kind.dtype.itemsize in BITS:

@@ -14,7 +14,7 @@ They work in any dtype that NumPy multiplies; integers are exact as far as they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -24,7 +24,17 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.activation import (
+    Formula,
+    applied,
+    hard_sigmoid,
+    leaky_relu,
+    relu,
+    sigmoid,
+    swish,
+)
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.elementwise import clip
 from penstock.ops.infer import check_shape, choice, same_dtype, tensor
 from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
 from penstock.ops.shared import Shared, shared
@@ -44,7 +54,7 @@ MIN_BLOCK = 64
 """windows of a block at least: every block reads all the weights once more"""
 
 
-# --- Types ----------------------------------------------------------------------------------------
+# Types
 
 
 def divisible(name: str, dim: Dim, group: int) -> None:
@@ -101,7 +111,7 @@ def infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
 
 
-# --- Strategies -----------------------------------------------------------------------------------
+# Strategies
 
 
 def _pointwise(x: TensorType, w: TensorType, group: int, weights: Any) -> Strategy:
@@ -445,46 +455,42 @@ def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
     return out
 
 
-# --- Conv and FusedConv ---------------------------------------------------------------------------
+# Conv and FusedConv
 
 
-def _leaky(y: np.ndarray, alpha: float = 0.01) -> None:
-    np.multiply(y, alpha, y, where=y < 0)
+_Fused: TypeAlias = tuple[Formula, int, tuple[str, ...]]
 
-
-def _sigmoid(y: np.ndarray) -> None:
-    np.negative(y, y)
-    np.exp(y, y)
-    np.add(y, 1, y)
-    np.reciprocal(y, y)
-
-
-def _hard_sigmoid(y: np.ndarray, alpha: float = 0.2, beta: float = 0.5) -> None:
-    np.multiply(y, alpha, y)
-    np.add(y, beta, y)
-    np.clip(y, 0, 1, y)
-
-
-ACTIVATIONS: dict[str, Callable[..., Any]] = {
-    "": lambda y: None,
-    "Relu": lambda y: np.maximum(y, 0, out=y),
-    "Tanh": lambda y: np.tanh(y, y),
-    "Sigmoid": _sigmoid,
-    "LeakyRelu": _leaky,
-    "Clip": lambda y, low, high: np.clip(y, low, high, y),
-    "HardSigmoid": _hard_sigmoid,
+_FUSED: Mapping[str, _Fused] = {
+    "Relu": (relu, 0, ()),
+    "Tanh": (lambda dtype, attrs: np.tanh, 0, ()),
+    "Sigmoid": (sigmoid, 0, ()),
+    "LeakyRelu": (leaky_relu, 1, ("alpha",)),
+    "HardSigmoid": (hard_sigmoid, 0, ("alpha", "beta")),
 }
-"""what FusedConv may do with its result, in place, given ``activation_params``"""
+"""What FusedConv may do with its result, besides Clip: formula, scratch, names of parameters."""
+
+
+def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
+    """What FusedConv does with its result, in place."""
+    if not attrs.get("activation"):
+        return None
+    name = choice(attrs, "activation", "", (*_FUSED, "Clip"))
+    parameters: Sequence[float] = attrs.get("activation_params") or ()
+    if name == "Clip":
+        if len(parameters) != 2:
+            raise ShapeError(f"Clip has two bounds, not {list(parameters)}")
+        low, high = parameters
+        return lambda y: clip(y, low, high, y)
+    make, scratch, names = _FUSED[name]
+    run = applied(make, scratch, dict(zip(names, parameters, strict=False)))
+    return lambda y: run(y, y)
 
 
 @operator("Conv", infer=infer_conv)
-@operator("FusedConv", domain="com.microsoft", infer=infer_conv)
+@operator("FusedConv", domain=MICROSOFT, infer=infer_conv)
 def conv(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    activation = attrs.get("activation") or ""
-    if activation not in ACTIVATIONS:
-        raise ShapeError(f"FusedConv has no activation {activation!r}")
-    activate, parameters = ACTIVATIONS[activation], attrs.get("activation_params") or ()
+    activate = _activation(attrs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, w = inputs[:2]
@@ -497,7 +503,7 @@ def conv(node: Node, types: Types) -> Kernel:
         bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
         has_bias = others > 0 and inputs[2] is not None
         has_sum = others > 1 and inputs[3] is not None
-        if others == 0 and not activation:
+        if others == 0 and activate is None:
             return routine
 
         def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
@@ -507,8 +513,8 @@ def conv(node: Node, types: Types) -> Kernel:
                 np.add(out, rest[0].reshape(column) if bias is None else bias, out)
             if has_sum:
                 np.add(out, rest[1], out)
-            if activation:
-                activate(out, *parameters)
+            if activate is not None:
+                activate(out)
 
         prepared = routine.prepared if bias is None else (*routine.prepared, 2)
         return Routine(into, routine.workspace, prepared)
@@ -516,7 +522,7 @@ def conv(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# --- CausalConvWithState --------------------------------------------------------------------------
+# CausalConvWithState
 
 
 def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -539,7 +545,7 @@ def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("CausalConvWithState", since=27, infer=infer_causal)
 def causal_conv(node: Node, types: Types) -> Kernel:
-    silu = node.attrs.get("activation", "none") != "none"
+    activated = node.attrs.get("activation", "none") != "none"
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, w = inputs[:2]
@@ -548,7 +554,8 @@ def causal_conv(node: Node, types: Types) -> Kernel:
         state = w.dims[2] - 1
         layout = Layout()
         joined = layout.field((n, channels, state + length), x.dtype)
-        term = layout.field((n, channels, length), x.dtype) if silu else None
+        term = layout.field((n, channels, length), x.dtype) if activated else None
+        silu = swish(x.dtype, {})
         attrs = {"group": max(channels, 1)}
         routine = convolution(TensorType(x.dtype, joined.shape), w, attrs, consts[1])
         inner = layout.field((routine.workspace,), np.dtype(np.uint8))
@@ -567,11 +574,7 @@ def causal_conv(node: Node, types: Types) -> Kernel:
             if bias is not None:
                 np.add(out, bias[:, None], out)
             if term is not None:
-                scratch = term(workspace)
-                np.negative(out, scratch)
-                np.exp(scratch, scratch)
-                np.add(scratch, 1, scratch)
-                np.divide(out, scratch, out)
+                silu(out, out, term(workspace))
             if others and others[0] is not None:
                 np.copyto(others[0], sequence[..., length:])
 

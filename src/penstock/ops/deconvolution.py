@@ -19,7 +19,7 @@ from penstock.ops.convolution import (
     divisible,
     kernel_dims,
 )
-from penstock.ops.infer import check_shape, ints, same_dtype, tensor
+from penstock.ops.infer import check_shape, given, ints, same_dtype, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.ops.window import Axis, Window, ints_of, parse_axes, window_counts, windows
 from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type
@@ -49,7 +49,7 @@ def add_windows(source: np.ndarray, target: np.ndarray, each: Moves) -> None:
         np.add(part, source[seen], part)
 
 
-# --- ConvTranspose --------------------------------------------------------------------------------
+# ConvTranspose
 
 
 def _transposed(axis: Axis, auto_pad: str, kernel: int, size: int, extra: int, want: Any) -> Window:
@@ -149,7 +149,7 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
         shape_x = (n, group, depth, positions)
         # A product of matrices of depth 1 is an outer product, for which BLAS is slow.
         multiply = np.multiply if depth == 1 else np.matmul
-        has_bias = len(inputs) > 2 and inputs[2] is not None
+        has_bias = given(inputs, 2)
         column = (-1, *(1,) * len(sizes))
 
         def transposed(w: np.ndarray) -> np.ndarray:
@@ -175,7 +175,7 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-# --- Col2Im ---------------------------------------------------------------------------------------
+# Col2Im
 
 
 def infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -98,7 +98,7 @@ def infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, tuple(sizes[label] for label in output)),)
 
 
-# --- Lowering -------------------------------------------------------------------------------------
+# Lowering
 
 Step: TypeAlias = Callable[[list[Any], Any, Any], None]
 """``step(values, out, workspace)`` reads and writes the list of values, or writes ``out``"""

@@ -228,7 +228,7 @@ def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
     return cell if info.min <= cell <= info.max else None
 
 
-def unary_infer(compute: Callable[[int], int]) -> Infer:
+def infer_unary(compute: Callable[[int], int]) -> Infer:
     """Inference of an operation of one input that carries integer contents along."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -38,7 +38,7 @@ def _fill_value(attrs: Attrs) -> np.ndarray:
     return single(np.asarray(value), "value")
 
 
-def constant_of_shape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     value = _fill_value(attrs)
     shape: Shape | None = ints(types, consts, 0)
     if shape is None:
@@ -56,7 +56,7 @@ def constant_of_shape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (with_data(kind, contents),)
 
 
-@operator("ConstantOfShape", since=9, infer=constant_of_shape_type)
+@operator("ConstantOfShape", since=9, infer=infer_constant_of_shape)
 def constant_of_shape(node: Node, types: Types) -> Kernel:
     value = _fill_value(node.attrs)
     # Zeros come from the system as they are touched, without being written.
@@ -95,7 +95,7 @@ def _number(x: np.ndarray) -> int | float:
     return int(one) if x.dtype.kind in "iu" else float(one)
 
 
-def range_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(3))
     bounds: list[Any] = []
     for i in range(3):
@@ -113,7 +113,7 @@ def range_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
 
 
-@operator("Range", since=11, infer=range_type)
+@operator("Range", since=11, infer=infer_range)
 def range_(node: Node, types: Types) -> Kernel:
     half = np.float64 if node.attrs.get("stash_type", 1) == _DOUBLE else np.float32
 
@@ -135,7 +135,7 @@ def range_(node: Node, types: Types) -> Kernel:
 # EyeLike
 
 
-def eye_like_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
@@ -143,7 +143,7 @@ def eye_like_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (None, None) if x.shape is None else x.shape),)
 
 
-@operator("EyeLike", since=9, infer=eye_like_type)
+@operator("EyeLike", since=9, infer=infer_eye_like)
 def eye_like(node: Node, types: Types) -> Kernel:
     dtype, k = element_dtype(node.attrs, "dtype"), node.attrs.get("k", 0)
 
@@ -164,7 +164,7 @@ def eye_like(node: Node, types: Types) -> Kernel:
 # OneHot
 
 
-def one_hot_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     indices, values = tensor(types, 0), tensor(types, 2)
     depth = ints(types, consts, 1)
     if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
@@ -212,12 +212,12 @@ def _check_pair(values: np.ndarray) -> None:
         raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
 
 
-@operator("OneHot", since=11, infer=one_hot_type)
+@operator("OneHot", since=11, infer=infer_one_hot)
 def one_hot(node: Node, types: Types) -> Kernel:
     return _one_hot(node, types, from_the_end=True)
 
 
-@operator("OneHot", since=9, version=10, infer=one_hot_type)
+@operator("OneHot", since=9, version=10, infer=infer_one_hot)
 def one_hot_9(node: Node, types: Types) -> Kernel:
     """Negative indices are out of range here, and no class."""
     return _one_hot(node, types, from_the_end=False)

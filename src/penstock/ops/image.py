@@ -15,7 +15,7 @@ from penstock.ops.infer import check_shape, choice, ints, single, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
-# GridSample ----------------------------------------------------------------------------------
+# GridSample
 
 # Version 16 has names for two dimensions only.
 _MODES = {
@@ -34,7 +34,7 @@ def _modes(attrs: Attrs) -> tuple[str, str]:
     return mode, choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
 
-def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, grid = tensor(types, 0), tensor(types, 1)
     _modes(attrs)
     if x.shape is None or grid.shape is None:
@@ -123,7 +123,7 @@ def _cubic_weights(t: np.ndarray) -> tuple[np.ndarray, ...]:
     return far(1 + t), near(t), near(1 - t), far(2 - t)
 
 
-@operator("GridSample", since=16, infer=_infer_grid_sample)
+@operator("GridSample", since=16, infer=infer_grid_sample)
 def grid_sample(node: Node, types: Types) -> Kernel:
     mode, padding = _modes(node.attrs)
     align_corners = bool(node.attrs.get("align_corners", 0))
@@ -183,10 +183,10 @@ def grid_sample(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=mode != "nearest")
 
 
-# AffineGrid ----------------------------------------------------------------------------------
+# AffineGrid
 
 
-def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     theta = tensor(types, 0)
     size = ints(types, consts, 1)
     rank: Dim = None if size is None else len(size) - 2
@@ -214,7 +214,7 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(theta.dtype, (batch or size[0], *size[2:], rank)),)
 
 
-@operator("AffineGrid", since=20, infer=_infer_affine_grid)
+@operator("AffineGrid", since=20, infer=infer_affine_grid)
 def affine_grid(node: Node, types: Types) -> Kernel:
     align_corners = bool(node.attrs.get("align_corners", 0))
 
@@ -239,10 +239,10 @@ def affine_grid(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True, values=(1,))
 
 
-# NonMaxSuppression ---------------------------------------------------------------------------
+# NonMaxSuppression
 
 
-def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     boxes, scores = tensor(types, 0).shape, tensor(types, 1).shape
     check_shape("boxes", boxes, (None, None, 4))
     batches, count, _ = boxes or (None, None, None)
@@ -307,7 +307,7 @@ def _number(x: np.ndarray | None, name: str) -> Any:
     return None if x is None else single(x, name).item()
 
 
-@operator("NonMaxSuppression", since=10, infer=_infer_nms)
+@operator("NonMaxSuppression", since=10, infer=infer_nms)
 def non_max_suppression(node: Node, types: Types) -> Kernel:
     center_point_box = bool(node.attrs.get("center_point_box", 0))
 
@@ -318,7 +318,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         iou_threshold: np.ndarray | None = None,
         score_threshold: np.ndarray | None = None,
     ) -> np.ndarray:
-        _infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
+        infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
         most = _number(max_output_boxes_per_class, "max_output_boxes_per_class") or 0
         threshold = _number(iou_threshold, "iou_threshold") or 0.0
         least = _number(score_threshold, "score_threshold")

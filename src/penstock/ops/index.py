@@ -12,6 +12,7 @@ from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import (
     all_known,
+    given,
     ints,
     known_ints,
     normalize_axis,
@@ -34,7 +35,7 @@ def out_of_range(error: IndexError, x: np.ndarray) -> ShapeError:
 # Gather
 
 
-def gather_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices = tensor(types, 0), tensor(types, 1)
     if data.shape is None:
         return (TensorType(data.dtype),)
@@ -68,7 +69,7 @@ def _element(data: Sequence[Dim], index: Dim) -> Dim:
     return data[index]
 
 
-@operator("Gather", infer=gather_type)
+@operator("Gather", infer=infer_gather)
 def gather(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     shape = tensor(types, 0).shape
@@ -107,7 +108,7 @@ def gather(node: Node, types: Types) -> Kernel:
         else:
             out[...] = x[(*before, indices, *after)]
 
-    (kind,) = gather_type(types, node.attrs, (None, None))
+    (kind,) = infer_gather(types, node.attrs, (None, None))
     large = isinstance(kind, TensorType) and kind.static and kind.nbytes >= _LARGE
     return Kernel(run, into_large if large else into)
 
@@ -177,7 +178,7 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
 # GatherElements, GatherND
 
 
-def gather_elements_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices = tensor(types, 0), tensor(types, 1)
     check_same_rank(data, indices)
     if data.shape is not None:
@@ -209,7 +210,7 @@ def element_index(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
     return tuple(index)
 
 
-@operator("GatherElements", since=11, infer=gather_elements_type)
+@operator("GatherElements", since=11, infer=infer_gather_elements)
 def gather_elements(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     dims = all_known(tensor(types, 1).shape)
@@ -236,7 +237,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
     return Kernel(run, into)
 
 
-def gather_nd_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices = tensor(types, 0), tensor(types, 1)
     batch = attrs.get("batch_dims", 0)
     if data.shape is None or indices.shape is None or not indices.shape:
@@ -260,7 +261,7 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
-@operator("GatherND", since=11, infer=gather_nd_type)
+@operator("GatherND", since=11, infer=infer_gather_nd)
 def gather_nd(node: Node, types: Types) -> Kernel:
     batch = node.attrs.get("batch_dims", 0)
 
@@ -286,7 +287,7 @@ def gather_nd(node: Node, types: Types) -> Kernel:
 # Slice
 
 
-def slice_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -294,13 +295,13 @@ def slice_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     starts, ends = ints(types, consts, 1), ints(types, consts, 2)
     count = next((len(v) for v in (starts, ends, unknown_shape(types, 1)) if v is not None), None)
     axes: Sequence[Dim] | None = None if count is None else range(count)
-    if len(types) > 3 and types[3] is not None:
+    if given(types, 3):
         axes = ints(types, consts, 3)
     known_axes = all_known(axes)
     if known_axes is None or count is None:
         return (TensorType(x.dtype, (None,) * rank),)
     steps: Sequence[Dim] | None = (1,) * count
-    if len(types) > 4 and types[4] is not None:
+    if given(types, 4):
         steps = ints(types, consts, 4)
     dims = list(x.shape)
     data = x.data
@@ -344,10 +345,10 @@ def clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
     return start, end, step
 
 
-@operator("Slice", since=10, infer=slice_type)
+@operator("Slice", since=10, infer=infer_slice)
 def slice_(node: Node, types: Types) -> Kernel:
-    given = [i < len(node.inputs) and node.inputs[i] is not None for i in range(5)]
-    fixed = [known_ints(node, types, i) if given[i] else None for i in range(5)]
+    fixed = [known_ints(node, types, i) for i in range(5)]
+    bounded = [i for i in range(1, 5) if given(node.inputs, i)]
     shape = tensor(types, 0).shape
 
     def index(dims: Sequence[Dim], values: Sequence[Sequence[int] | None]) -> Any:
@@ -370,7 +371,7 @@ def slice_(node: Node, types: Types) -> Kernel:
                 result[i] = slice(*clamped(start, end, step, sys.maxsize))
         return (*result, ...)
 
-    if shape is not None and all(fixed[i] is not None for i in range(1, 5) if given[i]):
+    if shape is not None and all(fixed[i] is not None for i in bounded):
         picked = index(shape, fixed)
         if picked is not None:
             return view_kernel(lambda x, *_: x[picked])
@@ -385,7 +386,7 @@ def slice_(node: Node, types: Types) -> Kernel:
 # Compress, NonZero, Unique: how much they return depends on the contents
 
 
-def compress_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axis = attrs.get("axis")
     if axis is None:
@@ -396,7 +397,7 @@ def compress_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
 
 
-@operator("Compress", since=9, infer=compress_type)
+@operator("Compress", since=9, infer=infer_compress)
 def compress(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis")
 
@@ -413,11 +414,11 @@ def compress(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def nonzero_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (tensor(types, 0).rank, None)),)
 
 
-@operator("NonZero", since=9, infer=nonzero_type)
+@operator("NonZero", since=9, infer=infer_nonzero)
 def nonzero(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim == 0:  # no axes, and one column if it is not zero
@@ -427,9 +428,9 @@ def nonzero(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def unique_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    (kind,) = compress_type(types, attrs, consts)
+    (kind,) = infer_compress(types, attrs, consts)
     axis = attrs.get("axis")
     total: Dim = None
     if x.shape is not None:
@@ -438,7 +439,7 @@ def unique_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (kind, one, TensorType(INT64, (total,)), one)
 
 
-@operator("Unique", since=11, infer=unique_type)
+@operator("Unique", since=11, infer=infer_unique)
 def unique(node: Node, types: Types) -> Kernel:
     axis, ascending = node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
     count = len(node.outputs)

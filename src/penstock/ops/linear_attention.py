@@ -24,7 +24,7 @@ _RULES = {
 }
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rule = choice(attrs, "update_rule", "gated_delta", _RULES)
     for name, index, needed in zip(("decay", "beta"), (4, 5), _RULES[rule], strict=True):
         if needed != given(types, index):
@@ -53,7 +53,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     )
 
 
-@operator("LinearAttention", since=27, infer=_infer)
+@operator("LinearAttention", since=27, infer=infer_linear_attention)
 def linear_attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]

@@ -9,12 +9,12 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.infer import check_shape, choice, tensor
+from penstock.ops.infer import check_shape, choice, given, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, TensorType, Type
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The loss, and what is as large as the input: of samples, classes, and any more dims."""
     x, target, weight = (tensor(types, i) for i in range(3))
     reduction = choice(attrs, "reduction", "mean", ("none", "mean", "sum"))
@@ -32,8 +32,8 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, shape), x.without_data())
 
 
-def _infer_loss(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _infer(types, attrs, consts)[:1]
+def infer_likelihood(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return infer_cross_entropy(types, attrs, consts)[:1]
 
 
 Loss = Callable[[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray], None]
@@ -74,7 +74,7 @@ def _negative_log_likelihood(node: Node) -> Loss:
     return loss
 
 
-@operator("NegativeLogLikelihoodLoss", since=12, infer=_infer_loss)
+@operator("NegativeLogLikelihoodLoss", since=12, infer=infer_likelihood)
 def negative_log_likelihood_loss(node: Node, types: Types) -> Kernel:
     loss = _negative_log_likelihood(node)
 
@@ -89,7 +89,7 @@ def negative_log_likelihood_loss(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-@operator("SoftmaxCrossEntropyLoss", since=12, infer=_infer)
+@operator("SoftmaxCrossEntropyLoss", since=12, infer=infer_cross_entropy)
 def softmax_cross_entropy_loss(node: Node, types: Types) -> Kernel:
     loss = _negative_log_likelihood(node)
 
@@ -100,7 +100,7 @@ def softmax_cross_entropy_loss(node: Node, types: Types) -> Kernel:
         layout = Layout()
         exponentials = layout.field(scores.dims, scores.dtype)
         own = layout.field(scores.dims, scores.dtype)
-        asked = len(outputs) > 1 and outputs[1] is not None
+        asked = given(outputs, 1)
 
         def into(x: np.ndarray, target: np.ndarray, *arguments: Any) -> None:
             out, workspace = arguments[first - 2], arguments[-1]

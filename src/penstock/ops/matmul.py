@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.dtypes import HALF
-from penstock.ops.infer import broadcast_shapes, same_dtype, tensor
+from penstock.ops.infer import broadcast_shapes, given, same_dtype, tensor
 from penstock.ops.routine import Routine, Tensors, specialized
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -82,7 +82,7 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         raise ShapeError(f"shapes {a.shape} and {b.shape} do not multiply") from error
 
 
-# --- FusedMatMul: transpositions and a factor -----------------------------------------------------
+# FusedMatMul: transpositions and a factor
 
 
 def _permutation(rank: int, transpose: bool, batch: bool) -> tuple[int, ...] | None:
@@ -115,7 +115,7 @@ def infer_fused_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(dtype, matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
 
 
-@operator("FusedMatMul", domain="com.microsoft", infer=infer_fused_matmul)
+@operator("FusedMatMul", domain=MICROSOFT, infer=infer_fused_matmul)
 def fused_matmul(node: Node, types: Types) -> Kernel:
     alpha = node.attrs.get("alpha", 1.0)
 
@@ -142,7 +142,7 @@ def fused_matmul(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# --- Gemm -----------------------------------------------------------------------------------------
+# Gemm
 
 
 def infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -185,7 +185,7 @@ def gemm(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         kind = outputs[0]
         assert kind is not None and kind.dtype is not None
-        has_c = len(inputs) > 2 and inputs[2] is not None and beta != 0
+        has_c = given(inputs, 2) and beta != 0
         scale, scale_c = alpha, beta
         integral = kind.dtype.kind in "iu"
         if integral and alpha == int(alpha) and beta == int(beta):
@@ -220,7 +220,7 @@ def gemm(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# --- Det ------------------------------------------------------------------------------------------
+# Det
 
 
 def infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -129,7 +129,7 @@ def imputer(node: Node, types: Types) -> Kernel:
 # Choosing and joining features
 
 
-def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, y = tensor(types, 0), tensor(types, 1)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -140,7 +140,7 @@ def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
 
-@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=_infer_extractor)
+@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=infer_extractor)
 def array_feature_extractor(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.ndim == 0:
@@ -152,7 +152,7 @@ def array_feature_extractor(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     first = tensor(types, 0).shape
     rows: Dim = None
     if first is not None:
@@ -161,7 +161,7 @@ def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(FLOAT32, (rows, sum(widths) if widths else None)),)
 
 
-@operator("FeatureVectorizer", domain=DOMAIN, infer=_infer_vectorizer)
+@operator("FeatureVectorizer", domain=DOMAIN, infer=infer_vectorizer)
 def feature_vectorizer(node: Node, types: Types) -> Kernel:
     widths = node.attrs.get("inputdimensions")
     if widths and len(widths) != len(node.inputs):
@@ -246,13 +246,13 @@ def _between_ints_and_strings(ints: Sequence[int], names: Sequence[str], node: N
     return Kernel(lambda x: (to_int if x.dtype == STRING else to_name)(x))
 
 
-def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     other = None if x.dtype is None else INT64 if x.dtype == STRING else STRING
     return (TensorType(other, x.shape),)
 
 
-@operator("CategoryMapper", domain=DOMAIN, infer=_infer_other)
+@operator("CategoryMapper", domain=DOMAIN, infer=infer_other)
 @by_attributes
 def category_mapper(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -260,7 +260,7 @@ def category_mapper(node: Node, types: Types) -> Kernel:
     return _between_ints_and_strings(ints, names, node)
 
 
-@operator("LabelEncoder", domain=DOMAIN, version=1, infer=_infer_other)
+@operator("LabelEncoder", domain=DOMAIN, version=1, infer=infer_other)
 @by_attributes
 def label_encoder_1(node: Node, types: Types) -> Kernel:
     names = node.attrs.get("classes_strings") or []
@@ -286,11 +286,11 @@ def _labels(attrs: Attrs, kind: str) -> tuple[np.ndarray, str]:
     return np.array(found, _LISTS[name]), name
 
 
-def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(_labels(attrs, "values")[0].dtype, tensor(types, 0).shape),)
 
 
-@operator("LabelEncoder", domain=DOMAIN, since=2, infer=_infer_label_encoder)
+@operator("LabelEncoder", domain=DOMAIN, since=2, infer=infer_label_encoder)
 @by_attributes
 def label_encoder(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -315,13 +315,13 @@ def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
     return cats, STRING if attrs.get("cats_strings") else INT64
 
 
-def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     cats, _ = _categories(attrs)
     return (TensorType(FLOAT32, None if shape is None else (*shape, len(cats))),)
 
 
-@operator("OneHotEncoder", domain=DOMAIN, infer=_infer_one_hot)
+@operator("OneHotEncoder", domain=DOMAIN, infer=infer_one_hot)
 def one_hot_encoder(node: Node, types: Types) -> Kernel:
     cats, dtype = _categories(node.attrs)
     lookup = Lookup(cats, dtype)
@@ -355,11 +355,11 @@ def _vocabulary(attrs: Attrs) -> Any:
     return found
 
 
-def _infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(_map_values(types), (1, len(_vocabulary(attrs)))),)
 
 
-@operator("DictVectorizer", domain=DOMAIN, infer=_infer_dict_vectorizer)
+@operator("DictVectorizer", domain=DOMAIN, infer=infer_dict_vectorizer)
 def dict_vectorizer(node: Node, types: Types) -> Kernel:
     vocabulary = _vocabulary(node.attrs)
     declared = _map_values(types)
@@ -389,7 +389,7 @@ _CASTS: Mapping[str, tuple[np.dtype, Callable[[Any], Any], Any]] = {
 }
 
 
-def _infer_cast_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_cast_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype, _, _ = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
     return (TensorType(dtype, (1, attrs.get("max_map", 1) if _sparse(attrs) else None)),)
 
@@ -398,7 +398,7 @@ def _sparse(attrs: Attrs) -> bool:
     return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
 
 
-@operator("CastMap", domain=DOMAIN, infer=_infer_cast_map)
+@operator("CastMap", domain=DOMAIN, infer=infer_cast_map)
 def cast_map(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
@@ -422,12 +422,12 @@ def cast_map(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     key = STRING if attrs.get("classlabels_strings") else INT64
     return (SequenceType(MapType(key, TensorType(FLOAT32, ()))),)
 
 
-@operator("ZipMap", domain=DOMAIN, infer=_infer_zip_map)
+@operator("ZipMap", domain=DOMAIN, infer=infer_zip_map)
 def zip_map(node: Node, types: Types) -> Kernel:
     labels = one_of(node.attrs, "classlabels_strings", "classlabels_int64s")
     if labels is None:

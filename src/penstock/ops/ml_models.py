@@ -154,11 +154,11 @@ def _coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(weights.T), bias
 
 
-def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), attrs.get("targets", 1))),)
 
 
-@operator("LinearRegressor", domain=DOMAIN, infer=_infer_regressor)
+@operator("LinearRegressor", domain=DOMAIN, infer=infer_regressor)
 @by_attributes
 def linear_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -233,11 +233,11 @@ def _first_rho(attrs: Attrs) -> float:
     return float(rho[0])
 
 
-def _infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), 1)),)
 
 
-@operator("SVMRegressor", domain=DOMAIN, infer=_infer_svm_regressor)
+@operator("SVMRegressor", domain=DOMAIN, infer=infer_svm_regressor)
 @by_attributes
 def svm_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs

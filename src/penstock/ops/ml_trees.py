@@ -356,11 +356,11 @@ def _base(attrs: Attrs, targets: int) -> np.ndarray:
     return base
 
 
-def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), attrs.get("n_targets") or 1)),)
 
 
-@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=_infer_regressor)
+@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=infer_regressor)
 @by_attributes
 def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -431,12 +431,12 @@ def _done(scores: np.ndarray) -> np.ndarray:
 # TreeEnsemble
 
 
-def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     return (TensorType(x.dtype, (rows_of(x), attrs.get("n_targets") or 1)),)
 
 
-@operator("TreeEnsemble", domain=DOMAIN, since=5, infer=_infer_ensemble)
+@operator("TreeEnsemble", domain=DOMAIN, since=5, infer=infer_ensemble)
 @by_attributes
 def tree_ensemble(node: Node, types: Types) -> Kernel:
     attrs = node.attrs

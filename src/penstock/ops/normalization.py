@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.dtypes import is_float
 from penstock.ops.infer import (
     check_broadcasts,
     check_shape,
     element_dtype,
+    given,
     normalize_axes,
     normalize_axis,
     tensor,
@@ -26,7 +27,7 @@ from penstock.ops.infer import (
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
-# --- Rows -----------------------------------------------------------------------------------------
+# Rows
 
 
 class Statistics:
@@ -84,7 +85,7 @@ def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.ascontiguousarray(x).reshape(shape)
 
 
-# --- BatchNormalization ---------------------------------------------------------------------------
+# BatchNormalization
 
 
 def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -157,7 +158,7 @@ def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float
     return Routine(into)
 
 
-# --- InstanceNormalization and GroupNormalization -------------------------------------------------
+# InstanceNormalization and GroupNormalization
 
 
 def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -223,7 +224,7 @@ def group_normalization(node: Node, types: Types) -> Kernel:
     return _by_group(node, types, node.attrs["num_groups"])
 
 
-# --- LayerNormalization and RMSNormalization ------------------------------------------------------
+# LayerNormalization and RMSNormalization
 
 
 def _stash(attrs: Attrs) -> np.dtype:
@@ -279,7 +280,7 @@ def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
         # An output of another dtype than the input is what only mixed precision has.
         mixed = layout.field((rows, columns), x.dtype) if kind.dtype != x.dtype else None
-        has_bias = count > 2 and inputs[2] is not None
+        has_bias = given(inputs, 2)
         shape = x.dims
 
         def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
@@ -308,12 +309,12 @@ def layer_normalization(node: Node, types: Types) -> Kernel:
 
 @operator("RMSNormalization", since=23, infer=infer_rms)
 @operator("SimplifiedLayerNormalization", infer=infer_rms)
-@operator("SimplifiedLayerNormalization", domain="com.microsoft", infer=infer_rms)
+@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=infer_rms)
 def rms_normalization(node: Node, types: Types) -> Kernel:
     return _by_row(node, types, centred=False)
 
 
-# --- LRN, LpNormalization, MeanVarianceNormalization ----------------------------------------------
+# LRN, LpNormalization, MeanVarianceNormalization
 
 
 def infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

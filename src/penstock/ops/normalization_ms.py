@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import check_broadcasts, check_shape, same_dtype, tensor
 from penstock.ops.normalization import Statistics
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
-DOMAIN = "com.microsoft"
-
-# --- SkipLayerNormalization -----------------------------------------------------------------------
+# SkipLayerNormalization
 
 
 def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
@@ -82,17 +80,17 @@ def _skip(node: Node, types: Types, centred: bool) -> Kernel:
     return specialized(node, types, make, inplace=(0, 1), contiguous=True)
 
 
-@operator("SkipLayerNormalization", domain=DOMAIN, infer=infer_skip)
+@operator("SkipLayerNormalization", domain=MICROSOFT, infer=infer_skip)
 def skip_layer_normalization(node: Node, types: Types) -> Kernel:
     return _skip(node, types, centred=True)
 
 
-@operator("SkipSimplifiedLayerNormalization", domain=DOMAIN, infer=infer_skip_simplified)
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, infer=infer_skip_simplified)
 def skip_simplified_layer_normalization(node: Node, types: Types) -> Kernel:
     return _skip(node, types, centred=False)
 
 
-# --- EmbedLayerNormalization ----------------------------------------------------------------------
+# EmbedLayerNormalization
 
 
 def infer_embed(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -120,7 +118,7 @@ def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     return table[indices]
 
 
-@operator("EmbedLayerNormalization", domain=DOMAIN, infer=infer_embed)
+@operator("EmbedLayerNormalization", domain=MICROSOFT, infer=infer_embed)
 def embed_layer_normalization(node: Node, types: Types) -> Kernel:
     epsilon = node.attrs.get("epsilon", 1e-12)
     count = len(node.inputs)

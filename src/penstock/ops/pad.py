@@ -111,7 +111,7 @@ def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list
     return result
 
 
-def pad_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     mode = _mode(attrs)
     if x.shape is None:
@@ -152,7 +152,7 @@ def _padded_data(
     return (*[value] * before, *x.data, *[value] * after)
 
 
-@operator("Pad", since=11, infer=pad_type)
+@operator("Pad", since=11, infer=infer_pad)
 def pad(node: Node, types: Types) -> Kernel:
     mode, some = _mode(node.attrs), given(node.inputs, 3)
     known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
@@ -193,7 +193,7 @@ def pad(node: Node, types: Types) -> Kernel:
 # CenterCropPad
 
 
-def crop_pad_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -216,7 +216,7 @@ def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
         raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
 
 
-@operator("CenterCropPad", since=18, infer=crop_pad_type)
+@operator("CenterCropPad", since=18, infer=infer_center_crop_pad)
 def center_crop_pad(node: Node, types: Types) -> Kernel:
     def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
         axes = _crop_axes(node.attrs, len(dims))

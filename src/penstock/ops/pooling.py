@@ -2,7 +2,8 @@
 
 Windows are products of ranges along the axes, so that maxima and sums are taken one axis after the
 other: along each, the k-th elements of all windows at once (``_Reduction``). There is no padding:
-the windows whose k-th element it would be are left out.
+the windows whose k-th element it would be are left out; but along the last axis, where rows may be
+short, it is faster to have some (``_Rows``).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.dtypes import is_float
-from penstock.ops.infer import ints, tensor
+from penstock.ops.dtypes import HALF, is_float
+from penstock.ops.infer import given, ints, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.ops.window import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts, dtype_name
@@ -95,15 +96,73 @@ def _reduction(combine: Callable[..., Any], identity: Any, axis: Window, at: int
     return _Reduction(combine, identity, tuple(full[:2]), [*others, *partial])
 
 
+class _Rows(NamedTuple):
+    """Windows along the last axis, where a window's elements lie side by side.
+
+    Each row stands in a longer one, with padding around it. Then all windows of all rows see their
+    k-th elements at one distance in flat memory, which is combined in one go. What windows across
+    the ends of rows, and between strides, come to is left out when the result is copied.
+    """
+
+    combine: Callable[..., Any]
+    identity: Any
+    pitch: int
+    """elements of a row with its padding"""
+    inside: slice
+    """the row in it"""
+    shifts: range
+    """where a window's elements lie from its first on"""
+    windows: slice
+    """the first elements of windows"""
+
+    def start(self, rows: np.ndarray) -> np.ndarray:
+        """Where to write the rows themselves."""
+        rows.fill(self.identity)
+        return rows[..., self.inside]
+
+    def finish(self, rows: np.ndarray, spare: np.ndarray, out: np.ndarray) -> None:
+        x, total = rows.reshape(-1), spare.reshape(-1)
+        n = x.size - self.shifts[-1]
+        _, second, *others = self.shifts
+        total = total[:n]
+        self.combine(x[:n], x[second : second + n], out=total)
+        for shift in others:
+            self.combine(total, x[shift : shift + n], out=total)
+        np.copyto(out, spare[..., self.windows])
+
+
+def _rows(
+    combine: Callable[..., Any], identity: Any, axis: Window, dtype: np.dtype
+) -> _Rows | None:
+    """``None`` where the windows had better be taken one position after the other."""
+    pitch = (axis.count - 1) * axis.stride + axis.span
+    used = min(axis.size, pitch - axis.begin)
+    # Of little use if most of what is computed is left out, or if NumPy takes single elements.
+    vectorised = dtype.kind in "iuf" and dtype not in HALF
+    if axis.kernel < 2 or used < 1 or pitch > 4 * min(axis.count, used) or not vectorised:
+        return None
+    return _Rows(
+        combine,
+        identity,
+        pitch,
+        slice(axis.begin, axis.begin + used),
+        range(0, axis.span, axis.dilation),
+        slice(0, (axis.count - 1) * axis.stride + 1, axis.stride),
+    )
+
+
 def separable(
     x: TensorType, axes: Sequence[Window], combine: Callable[..., Any], identity: Any
 ) -> tuple[Callable[[np.ndarray, np.ndarray, Any], None], int]:
     """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
     assert x.dtype is not None
+    rows = _rows(combine, identity, axes[-1], x.dtype)
     stages: list[_Reduction] = []
     shapes: list[list[int]] = []
     spatial = list(x.dims[2:])
-    for i, axis in enumerate(axes):
+    if rows is not None:
+        spatial[-1] = rows.inside.stop - rows.inside.start
+    for i, axis in enumerate(axes if rows is None else axes[:-1]):
         if not axis.trivial:
             stages.append(_reduction(combine, identity, axis, i + 2))
             spatial[i] = axis.count
@@ -115,19 +174,31 @@ def separable(
     # Between stages two buffers take turns.
     sizes = [lead * prod(shape) for shape in shapes[:-1]]
     fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
+    padded = [*spatial[:-1], rows.pitch] if rows is not None else []
+    ends = [layout.field((lead * prod(padded),), x.dtype) for _ in range(2 if padded else 0)]
+
+    def reduce(part: np.ndarray, result: np.ndarray, workspace: Any) -> None:
+        if not stages:
+            np.copyto(result, part)
+        for i, stage in enumerate(stages):
+            target = result
+            if i < len(stages) - 1:
+                target = fields[i % 2].reshaped(*part.shape[:2], *shapes[i])(workspace)
+            stage(part, target)
+            part = target
 
     def into(x: np.ndarray, out: np.ndarray, workspace: Any) -> None:
-        if not stages:
+        if rows is None and not stages:
             np.copyto(out, x)
+            return
         for (n0, n1), (c0, c1) in blocks:
             part, result = x[n0:n1, c0:c1], out[n0:n1, c0:c1]
-            for i, stage in enumerate(stages):
-                if i == len(stages) - 1:
-                    stage(part, result)
-                else:
-                    target = fields[i % 2].reshaped(n1 - n0, c1 - c0, *shapes[i])(workspace)
-                    stage(part, target)
-                    part = target
+            if rows is None:
+                reduce(part, result, workspace)
+                continue
+            first, second = (end.reshaped(*part.shape[:2], *padded)(workspace) for end in ends)
+            reduce(part[..., : spatial[-1]], rows.start(first), workspace)
+            rows.finish(first, second, result)
 
     return into, layout.size
 
@@ -144,13 +215,13 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
     return [((i, i + 1), part) for i in range(n) for part in parts] or [((0, 0), parts[0])]
 
 
-# --- MaxPool --------------------------------------------------------------------------------------
+# MaxPool
 
 
 @operator("MaxPool", infer=infer_max_pool)
 def max_pool(node: Node, types: Types) -> Kernel:
     column_major = bool(node.attrs.get("storage_order", 0))
-    indexed = len(node.outputs) > 1 and node.outputs[1] is not None
+    indexed = given(node.outputs, 1)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x,) = inputs
@@ -204,7 +275,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     return Routine(into, layout.size)
 
 
-# --- AveragePool and LpPool -----------------------------------------------------------------------
+# AveragePool and LpPool
 
 
 def window_sizes(axes: Sequence[Window], padding: bool) -> Any:
@@ -293,7 +364,7 @@ def root(x: np.ndarray, p: float) -> None:
         np.power(x, 1 / p, x)
 
 
-# --- Global pooling -------------------------------------------------------------------------------
+# Global pooling
 
 
 def infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -389,7 +460,7 @@ def global_lp_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# --- MaxUnpool ------------------------------------------------------------------------------------
+# MaxUnpool
 
 
 def infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -398,11 +469,11 @@ def infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
     if not accepts(TensorType(None, x.shape), TensorType(None, indices.shape)):
         raise ShapeError(f"indices of shape {indices.shape} for values of shape {x.shape}")
-    given = ints(types, consts, 2)
-    if given is not None:
-        _unpooled(x, attrs, given)
-        return (TensorType(x.dtype, given),)
-    if len(types) > 2 and types[2] is not None:
+    asked = ints(types, consts, 2)
+    if asked is not None:
+        _unpooled(x, attrs, asked)
+        return (TensorType(x.dtype, asked),)
+    if given(types, 2):
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     return (TensorType(x.dtype, _unpooled(x, attrs, None)),)
 

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.dtypes import (
     FLOAT8,
     FLOAT64,
@@ -260,7 +260,7 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
     return found
 
 
-def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     _check_parameters(types, attrs)
     return (TensorType(_target(types, attrs), tensor(types, 0).shape),)
 
@@ -275,8 +275,8 @@ def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
     return FLOAT32 if scale == POWERS else scale
 
 
-@operator("QuantizeLinear", since=10, infer=_infer_quantize)
-@operator("QuantizeLinear", domain="com.microsoft", infer=_infer_quantize)
+@operator("QuantizeLinear", since=10, infer=infer_quantize)
+@operator("QuantizeLinear", domain=MICROSOFT, infer=infer_quantize)
 def quantize_linear(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     axis, block = _axis_and_block(attrs)
@@ -349,7 +349,7 @@ def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
     return found
 
 
-def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.dtype is not None and x.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
@@ -357,8 +357,8 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(_dequantized(types, attrs), x.shape),)
 
 
-@operator("DequantizeLinear", since=10, infer=_infer_dequantize)
-@operator("DequantizeLinear", domain="com.microsoft", infer=_infer_dequantize)
+@operator("DequantizeLinear", since=10, infer=infer_dequantize)
+@operator("DequantizeLinear", domain=MICROSOFT, infer=infer_dequantize)
 def dequantize_linear(node: Node, types: Types) -> Kernel:
     axis, block = _axis_and_block(node.attrs)
 
@@ -436,11 +436,11 @@ def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
     return scale
 
 
-def _infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(UINT8, tensor(types, 0).shape), TensorType(FLOAT32, ()), TensorType(UINT8, ())
 
 
-@operator("DynamicQuantizeLinear", since=11, infer=_infer_dynamic)
+@operator("DynamicQuantizeLinear", since=11, infer=infer_dynamic)
 def dynamic_quantize_linear(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x_type,) = inputs

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import INT8, INT32, UINT8
 from penstock.ops.infer import broadcast_shapes, check_broadcasts, given, padded, tensor
 from penstock.ops.quantization import (
@@ -248,7 +248,7 @@ def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> 
 # MatMulInteger, QLinearMatMul
 
 
-def _infer_product(
+def infer_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1, bias: int = -1
 ) -> Infer:
     """A product of a given dtype, or that of input ``like``.
@@ -273,7 +273,7 @@ def _operands(inputs: Tensors, a: int, b: int) -> tuple[TensorType, TensorType]:
     return left, right
 
 
-@operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32))
+@operator("MatMulInteger", since=10, infer=infer_product((0, 2), (1, 3), INT32))
 def matmul_integer(node: Node, types: Types) -> Kernel:
     product = Product(node, types, (0, 2), (1, 3))
 
@@ -291,7 +291,7 @@ def matmul_integer(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-@operator("QLinearMatMul", since=10, infer=_infer_product((0, 1, 2), (3, 4, 5), None, like=7))
+@operator("QLinearMatMul", since=10, infer=infer_product((0, 1, 2), (3, 4, 5), None, like=7))
 def qlinear_matmul(node: Node, types: Types) -> Kernel:
     product = Product(node, types, (0, 2), (3, 5))
 
@@ -335,8 +335,8 @@ def finish(
 
 @operator(
     "MatMulIntegerToFloat",
-    domain="com.microsoft",
-    infer=_infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
+    domain=MICROSOFT,
+    infer=infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
 )
 def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
     product = Product(node, types, (0, 4), (1, 5))
@@ -360,8 +360,8 @@ def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
 
 @operator(
     "DynamicQuantizeMatMul",
-    domain="com.microsoft",
-    infer=_infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
+    domain=MICROSOFT,
+    infer=infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
 )
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
     product = Product(node, types, (0, -1), (1, 3), dynamic=True)
@@ -391,7 +391,7 @@ def _transposed(kind: TensorType, transpose: object) -> TensorType:
     return kind if not transpose or kind.shape is None else TensorType(kind.dtype, kind.shape[::-1])
 
 
-def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a = _transposed(tensor(types, 0), attrs.get("transA"))
     b = _transposed(tensor(types, 3), attrs.get("transB"))
     shape = product_shape(a.shape, b.shape)
@@ -405,7 +405,7 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(tensor(types, 8).dtype if quantized else FLOAT32, shape),)
 
 
-@operator("QGemm", domain="com.microsoft", infer=_infer_qgemm)
+@operator("QGemm", domain=MICROSOFT, infer=infer_qgemm)
 def qgemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.convolution import conv_shape, convolution
 from penstock.ops.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.infer import check_shape, padded, tensor
@@ -175,13 +175,13 @@ def _check(
 # ConvInteger
 
 
-def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
     _check(types, shape, (2,), (3,))
     return (TensorType(INT32, shape),)
 
 
-@operator("ConvInteger", since=10, infer=_infer_conv_integer)
+@operator("ConvInteger", since=10, infer=infer_conv_integer)
 def conv_integer(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (1, 3))
 
@@ -201,7 +201,7 @@ def conv_integer(node: Node, types: Types) -> Kernel:
 # QLinearConv
 
 
-def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     last = bool(attrs.get("channels_last", 0))
     x = _channels_first(tensor(types, 0).shape, last)
     shape = conv_shape(x, tensor(types, 3).shape, attrs)
@@ -212,8 +212,8 @@ def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(tensor(types, 7).dtype, shape),)
 
 
-@operator("QLinearConv", since=10, infer=_infer_qlinear_conv)
-@operator("QLinearConv", domain="com.microsoft", infer=_infer_qlinear_conv)
+@operator("QLinearConv", since=10, infer=infer_qlinear_conv)
+@operator("QLinearConv", domain=MICROSOFT, infer=infer_qlinear_conv)
 def qlinear_conv(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (3, 5))
     last = bool(node.attrs.get("channels_last", 0))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import check_shape, padded, tensor
 from penstock.ops.quantization import load, quantize_to_float, zero_of
 from penstock.ops.recurrent import (
@@ -73,7 +73,7 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
     return sizes
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     layer = parse_layer("LSTM", attrs)
     sizes = _sizes(layer, [tensor(types, i).shape for i in range(len(types))])
     shapes = output_shapes(layer, sizes.get("T"), sizes.get("B"), sizes.get("H"))
@@ -104,7 +104,7 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[Weights]:
     return found
 
 
-@operator("DynamicQuantizeLSTM", domain="com.microsoft", infer=_infer)
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=infer_quantized_lstm)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
     given = padded([value is not None for value in node.inputs], 12)
     consts = padded([None if value is None else value.const for value in node.inputs], 12)

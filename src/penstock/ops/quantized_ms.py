@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node, Value
-from penstock.ops.base import Attrs, Consts, Kernel, Op, Types, find, operator
+from penstock.ops.activation import applied, leaky_relu, sigmoid
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Op, Types, find, operator
 from penstock.ops.elementwise import BLOCK
 from penstock.ops.infer import (
     broadcast_shapes,
     normalize_axes,
     normalize_axis,
     padded,
+    same_type,
     single,
     tensor,
 )
@@ -27,8 +29,7 @@ from penstock.ops.quantization import blocks, load, store, zero_of
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
-_MS = "com.microsoft"
-Function = Callable[[np.ndarray], Any]  # in place
+Function = Callable[[np.ndarray, np.ndarray], Any]  # from an array, or in place
 
 
 def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
@@ -65,7 +66,7 @@ def _table(
     values = np.empty(256, np.float32)
     _dequantize(codes, *x, values)
     if function is not None:
-        function(values)
+        function(values, values)
     out = np.empty(256, dtype)
     _quantize(values, *y, out)
     return out.tobytes()
@@ -101,35 +102,20 @@ def _one_input(function: Function, node: Node, types: Types) -> Kernel:
     return specialized(node, types, lambda *_: Routine(into), inplace=(0,))
 
 
-def _like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (tensor(types, 0).without_data(),)
-
-
-@operator("QLinearSigmoid", domain=_MS, infer=_like_first)
+@operator("QLinearSigmoid", domain=MICROSOFT, infer=same_type)
 def qlinear_sigmoid(node: Node, types: Types) -> Kernel:
-    def sigmoid(values: np.ndarray) -> None:
-        np.negative(values, values)
-        np.exp(values, values)
-        np.add(values, 1, values)
-        np.reciprocal(values, values)
-
-    return _one_input(sigmoid, node, types)
+    return _one_input(applied(sigmoid, 0, node.attrs), node, types)
 
 
-@operator("QLinearLeakyRelu", domain=_MS, infer=_like_first)
+@operator("QLinearLeakyRelu", domain=MICROSOFT, infer=same_type)
 def qlinear_leaky_relu(node: Node, types: Types) -> Kernel:
-    alpha = np.float32(node.attrs.get("alpha", 0.01))
-
-    def leaky_relu(values: np.ndarray) -> None:
-        np.multiply(values, alpha, values, where=values < 0)
-
-    return _one_input(leaky_relu, node, types)
+    return _one_input(applied(leaky_relu, 1, node.attrs), node, types)
 
 
 # Two inputs
 
 
-def _infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = tensor(types, 0), tensor(types, 3)
     return (TensorType(a.dtype, broadcast_shapes([a.shape, b.shape])),)
 
@@ -177,7 +163,7 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
     return specialized(node, types, make, inplace=(0, 3))
 
 
-@operator("QLinearAdd", domain=_MS, infer=_infer_binary)
+@operator("QLinearAdd", domain=MICROSOFT, infer=infer_binary)
 def qlinear_add(node: Node, types: Types) -> Kernel:
     def combine(
         a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
@@ -189,7 +175,7 @@ def qlinear_add(node: Node, types: Types) -> Kernel:
     return _two_inputs(combine, node, types)
 
 
-@operator("QLinearMul", domain=_MS, infer=_infer_binary)
+@operator("QLinearMul", domain=MICROSOFT, infer=infer_binary)
 def qlinear_mul(node: Node, types: Types) -> Kernel:
     def combine(
         a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
@@ -234,7 +220,7 @@ def _recoder(
     return recode
 
 
-def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     parts = [tensor(types, i) for i in range(2, len(types), 3)]
     dtype = tensor(types, 1).dtype
     if not parts or any(part.shape is None for part in parts):
@@ -258,7 +244,7 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, tuple(dims)),)
 
 
-@operator("QLinearConcat", domain=_MS, infer=_infer_concat)
+@operator("QLinearConcat", domain=MICROSOFT, infer=infer_concat)
 def qlinear_concat(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
     if count < 5 or count % 3 != 2:
@@ -279,12 +265,12 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
     return specialized(node, types, lambda *_: Routine(into))
 
 
-def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shapes = [tensor(types, i).shape for i in (0, 1, 4)]
     return (TensorType(tensor(types, 1).dtype, broadcast_shapes(shapes)),)
 
 
-@operator("QLinearWhere", domain=_MS, infer=_infer_where)
+@operator("QLinearWhere", domain=MICROSOFT, infer=infer_where)
 def qlinear_where(node: Node, types: Types) -> Kernel:
     recoders = [_recoder(node, (i + 1, i + 2), (7, 8)) for i in (1, 4)]
 
@@ -313,7 +299,7 @@ def qlinear_where(node: Node, types: Types) -> Kernel:
 # Along axes
 
 
-@operator("QLinearSoftmax", domain=_MS, infer=_like_first)
+@operator("QLinearSoftmax", domain=MICROSOFT, infer=same_type)
 def qlinear_softmax(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", -1)
     # Softmax before version 13 ran over all axes from ``axis`` on.
@@ -387,13 +373,13 @@ def _global_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
     return axes
 
 
-def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axes = () if x.rank is None else _global_axes(attrs)(x.rank)
     return (TensorType(x.dtype, _reduced(x.shape, axes, True)),)
 
 
-@operator("QLinearGlobalAveragePool", domain=_MS, infer=_infer_global)
+@operator("QLinearGlobalAveragePool", domain=MICROSOFT, infer=infer_global)
 def qlinear_global_average_pool(node: Node, types: Types) -> Kernel:
     return _mean_kernel(node, types, _global_axes(node.attrs), True)
 
@@ -403,13 +389,13 @@ def _mean_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
     return lambda rank: normalize_axes(listed, rank) if listed else tuple(range(rank))
 
 
-def _infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axes = () if x.rank is None else _mean_axes(attrs)(x.rank)
     return (TensorType(x.dtype, _reduced(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
 
 
-@operator("QLinearReduceMean", domain=_MS, infer=_infer_reduce_mean)
+@operator("QLinearReduceMean", domain=MICROSOFT, infer=infer_reduce_mean)
 def qlinear_reduce_mean(node: Node, types: Types) -> Kernel:
     return _mean_kernel(node, types, _mean_axes(node.attrs), bool(node.attrs.get("keepdims", 1)))
 
@@ -427,7 +413,7 @@ def _channels_first(shape: Shape | None) -> Shape | None:
     return None if shape is None else (*shape[:1], *shape[-1:], *shape[1:-1])
 
 
-def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     last = bool(attrs.get("channels_last", 0))
     inner = TensorType(FLOAT32, _channels_first(x.shape) if last else x.shape)
@@ -439,7 +425,7 @@ def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(x.dtype, shape),)
 
 
-@operator("QLinearAveragePool", domain=_MS, infer=_infer_average_pool)
+@operator("QLinearAveragePool", domain=MICROSOFT, infer=infer_average_pool)
 def qlinear_average_pool(node: Node, types: Types) -> Kernel:
     last = bool(node.attrs.get("channels_last", 0))
 

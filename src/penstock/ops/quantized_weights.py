@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.dtypes import UINT8
 from penstock.ops.infer import check_shape, given, normalize_axis, padded, tensor
 from penstock.ops.quantization import SOURCES, load
@@ -28,7 +28,6 @@ ones are dequantised in panels by each run: they were packed to save memory.
 PANEL = 2**18
 """elements of a panel, which should stay in the second-level cache until it is multiplied"""
 
-_MS = "com.microsoft"
 _BITS = (2, 4, 8)
 
 
@@ -128,7 +127,7 @@ class _Packed:
                 )
 
 
-def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     packed = _Packed(attrs)
     packed.check(types)
     a = tensor(types, 0)
@@ -140,7 +139,7 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
 
 
-@operator("MatMulNBits", domain=_MS, infer=_infer_matmul_nbits)
+@operator("MatMulNBits", domain=MICROSOFT, infer=infer_matmul_nbits)
 def matmul_nbits(node: Node, types: Types) -> Kernel:
     packed = _Packed(node.attrs)
     consts = padded([None if v is None else v.const for v in node.inputs], 6)
@@ -190,7 +189,7 @@ def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
 # GatherBlockQuantized
 
 
-def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, scales = (tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(data.dtype)} is no quantised type")
@@ -213,7 +212,7 @@ def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
     return 8 // int(attrs.get("bits", 4))
 
 
-@operator("GatherBlockQuantized", domain=_MS, infer=_infer_gather)
+@operator("GatherBlockQuantized", domain=MICROSOFT, infer=infer_gather)
 def gather_block_quantized(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     bits, block = attrs.get("bits", 4), attrs.get("block_size", 128)

@@ -35,7 +35,7 @@ def _generator(attrs: Attrs) -> np.random.Generator:
 # RandomNormal, RandomUniform, and those like a tensor
 
 
-def _shape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(element_dtype(attrs, "dtype") or FLOAT32, _given_shape(attrs)),)
 
 
@@ -46,7 +46,7 @@ def _given_shape(attrs: Attrs) -> tuple[int, ...]:
     return shape
 
 
-def _like_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     return (TensorType(element_dtype(attrs, "dtype") or x.dtype, x.shape),)
 
@@ -83,15 +83,15 @@ def _random(node: Node, method: str, scale: float, offset: float, *, like: bool)
     return Kernel(run, run)
 
 
-@operator("RandomNormal", infer=_shape_type, pure=False)
-@operator("RandomNormalLike", infer=_like_type, pure=False)
+@operator("RandomNormal", infer=infer_shape, pure=False)
+@operator("RandomNormalLike", infer=infer_like, pure=False)
 def random_normal(node: Node, types: Types) -> Kernel:
     scale, mean = node.attrs.get("scale", 1.0), node.attrs.get("mean", 0.0)
     return _random(node, "standard_normal", scale, mean, like=bool(node.inputs))
 
 
-@operator("RandomUniform", infer=_shape_type, pure=False)
-@operator("RandomUniformLike", infer=_like_type, pure=False)
+@operator("RandomUniform", infer=infer_shape, pure=False)
+@operator("RandomUniformLike", infer=infer_like, pure=False)
 def random_uniform(node: Node, types: Types) -> Kernel:
     low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)
     return _random(node, "random", high - low, low, like=bool(node.inputs))
@@ -100,7 +100,7 @@ def random_uniform(node: Node, types: Types) -> Kernel:
 # Bernoulli, Multinomial
 
 
-@operator("Bernoulli", since=15, infer=_like_type, pure=False)
+@operator("Bernoulli", since=15, infer=infer_like, pure=False)
 def bernoulli(node: Node, types: Types) -> Kernel:
     generator, dtype = _generator(node.attrs), element_dtype(node.attrs, "dtype")
 
@@ -114,7 +114,7 @@ def bernoulli(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-def multinomial_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
@@ -122,7 +122,7 @@ def multinomial_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(element_dtype(attrs, "dtype") or INT32, shape),)
 
 
-@operator("Multinomial", since=7, infer=multinomial_type, pure=False)
+@operator("Multinomial", since=7, infer=infer_multinomial, pure=False)
 def multinomial(node: Node, types: Types) -> Kernel:
     generator, size = _generator(node.attrs), node.attrs.get("sample_size", 1)
     dtype = element_dtype(node.attrs, "dtype") or INT32
@@ -151,7 +151,7 @@ def multinomial(node: Node, types: Types) -> Kernel:
 # Dropout
 
 
-def dropout_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_dropout(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0).without_data()
     return (x, TensorType(BOOL, x.shape))
 
@@ -160,7 +160,7 @@ def _truth(x: np.ndarray | None) -> bool:
     return x is not None and bool(single(x, "training_mode"))
 
 
-@operator("Dropout", since=12, infer=dropout_type, pure=False)
+@operator("Dropout", since=12, infer=infer_dropout, pure=False)
 def dropout(node: Node, types: Types) -> Kernel:
     mode, with_mask = padded(node.inputs, 3)[2], given(node.outputs, 1)
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))

@@ -11,15 +11,27 @@ the gates of an LSTM need a single ``tanh`` together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from penstock.ir import Node
+from penstock.ops.activation import (
+    Formula,
+    applied,
+    elu,
+    hard_sigmoid,
+    leaky_relu,
+    relu,
+    sigmoid,
+    softplus,
+    softsign,
+)
 from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import FLOAT64, HALF
+from penstock.ops.elementwise import Body
 from penstock.ops.infer import choice, given, padded, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.ops.shared import Shared, shared
@@ -35,76 +47,56 @@ Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 """``step(x, h, out)``: the next ``H`` from the previous and from this step's ``X @ W^T + bias``."""
 
 
-# Activations ---------------------------------------------------------------------------------
+# Activations
 
 
-def _relu(x: np.ndarray, out: np.ndarray) -> None:
-    np.maximum(x, 0, out=out)
+def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
+    def body(x: Any, out: Any) -> None:
+        np.multiply(x, attrs["alpha"], out)
+        np.add(out, attrs["beta"], out)
+
+    return body
 
 
-def _sigmoid(x: np.ndarray, out: np.ndarray) -> None:
-    np.negative(x, out)
-    np.exp(out, out)
-    np.add(out, 1, out)
-    np.reciprocal(out, out)
+def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
+    def body(x: Any, out: Any) -> None:
+        np.multiply(x, attrs["beta"], out)
+        np.tanh(out, out)
+        np.multiply(out, attrs["alpha"], out)
+
+    return body
 
 
-def _affine(x: np.ndarray, out: np.ndarray, alpha: Any, beta: Any) -> None:
-    np.multiply(x, alpha, out)
-    np.add(out, beta, out)
+def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
+    """Unlike the operation of this name, this one keeps what is equal to ``alpha``."""
 
+    def body(x: Any, out: Any) -> None:
+        dropped = np.less(x, attrs["alpha"])
+        np.copyto(out, x)
+        np.copyto(out, 0, where=dropped)
 
-def _leaky_relu(x: np.ndarray, out: np.ndarray, alpha: Any, beta: Any) -> None:
-    np.copyto(out, np.where(x < 0, x * alpha, x))
-
-
-def _thresholded_relu(x: np.ndarray, out: np.ndarray, alpha: Any, beta: Any) -> None:
-    np.copyto(out, x)
-    np.copyto(out, 0, where=out < alpha)
-
-
-def _scaled_tanh(x: np.ndarray, out: np.ndarray, alpha: Any, beta: Any) -> None:
-    np.multiply(x, beta, out)
-    np.tanh(out, out)
-    np.multiply(out, alpha, out)
-
-
-def _hard_sigmoid(x: np.ndarray, out: np.ndarray, alpha: Any, beta: Any) -> None:
-    _affine(x, out, alpha, beta)
-    np.maximum(out, 0, out=out)
-    np.minimum(out, 1, out=out)
-
-
-def _elu(x: np.ndarray, out: np.ndarray, alpha: Any, beta: Any) -> None:
-    np.copyto(out, np.where(x < 0, alpha * np.expm1(x), x))
-
-
-def _softsign(x: np.ndarray, out: np.ndarray) -> None:
-    np.divide(x, 1 + np.abs(x), out)
-
-
-def _softplus(x: np.ndarray, out: np.ndarray) -> None:
-    np.logaddexp(x, 0, out)
+    return body
 
 
 class _Known(NamedTuple):
-    function: Callable[..., Any]
+    formula: Formula
+    scratch: int = 0
     alpha: float | None = None  # default; None where the function has no such parameter
     beta: float | None = None
 
 
 _ACTIVATIONS: Mapping[str, _Known] = {
-    "tanh": _Known(np.tanh),
-    "relu": _Known(_relu),
-    "sigmoid": _Known(_sigmoid),
-    "affine": _Known(_affine, 1.0, 0.0),
-    "leakyrelu": _Known(_leaky_relu, 0.01),
-    "thresholdedrelu": _Known(_thresholded_relu, 1.0),
-    "scaledtanh": _Known(_scaled_tanh, 1.0, 1.0),
-    "hardsigmoid": _Known(_hard_sigmoid, 0.2, 0.5),
-    "elu": _Known(_elu, 1.0),
-    "softsign": _Known(_softsign),
-    "softplus": _Known(_softplus),
+    "tanh": _Known(lambda dtype, attrs: np.tanh),
+    "relu": _Known(relu),
+    "sigmoid": _Known(sigmoid),
+    "affine": _Known(_affine, 0, 1.0, 0.0),
+    "leakyrelu": _Known(leaky_relu, 1, 0.01),
+    "thresholdedrelu": _Known(_thresholded_relu, 0, 1.0),
+    "scaledtanh": _Known(_scaled_tanh, 0, 1.0, 1.0),
+    "hardsigmoid": _Known(hard_sigmoid, 0, 0.2, 0.5),
+    "elu": _Known(elu, 1, 1.0),
+    "softsign": _Known(softsign, 1),
+    "softplus": _Known(softplus, 1),
 }
 
 
@@ -117,16 +109,16 @@ def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
         known = _ACTIVATIONS.get(name.lower())
         if known is None:
             raise ShapeError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
-        if known.alpha is None:
-            found.append(known.function)
-            continue
-        alpha = next(alphas, known.alpha)
-        beta = next(betas, known.beta) if known.beta is not None else None
-        found.append(partial(known.function, alpha=alpha, beta=beta))
+        parameters = {}
+        if known.alpha is not None:
+            parameters["alpha"] = next(alphas, known.alpha)
+        if known.beta is not None:
+            parameters["beta"] = next(betas, known.beta)
+        found.append(applied(known.formula, known.scratch, parameters))
     return found
 
 
-# Layers --------------------------------------------------------------------------------------
+# Layers
 
 
 class Layer(NamedTuple):
@@ -243,7 +235,7 @@ def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Sha
     return [(steps, n, batch, hidden), *[(n, batch, hidden)] * states]
 
 
-def _infer(kind: str) -> Infer:
+def infer_recurrent(kind: str) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         layer = parse_layer(kind, attrs)
         sizes = sizes_of(layer, [tensor(types, i).shape for i in range(len(types))])
@@ -253,7 +245,7 @@ def _infer(kind: str) -> Infer:
     return infer
 
 
-# Weights -------------------------------------------------------------------------------------
+# Weights
 
 
 class Weights(NamedTuple):
@@ -313,7 +305,7 @@ def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
     return np.matmul, matrix.reshape(len(matrix), gates, hidden).transpose(1, 0, 2), out
 
 
-# Cells: steps act on gates of [gates, batch, hidden] ------------------------------------------
+# Cells: steps act on gates of [gates, batch, hidden]
 
 
 class State(NamedTuple):
@@ -446,7 +438,7 @@ def _lstm_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state:
 _STEPS = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}
 
 
-# Running -------------------------------------------------------------------------------------
+# Running
 
 
 def _live(lengths: np.ndarray, steps: int) -> np.ndarray:
@@ -511,7 +503,7 @@ def layer_routine(
 
     def into(*arguments: Any) -> None:
         values = padded(arguments[:n_inputs], 8)
-        x, _, _, _, lengths, h0, c0, _ = values
+        x, _, _, _, lengths, h0, c0, _ = values[:8]
         y, y_h, y_c = padded(arguments[n_inputs:-1], 3)
         workspace = arguments[-1]
         product, gate = product_field(workspace), gates_field(workspace)
@@ -587,4 +579,4 @@ def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
 
 
 for _kind in _GATES:
-    operator(_kind, infer=_infer(_kind))(_compiler(_kind))
+    operator(_kind, infer=infer_recurrent(_kind))(_compiler(_kind))

@@ -18,7 +18,15 @@ from penstock.ir import Node
 from penstock.ops.base import Attrs, Compile, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import is_float, is_small, wide
 from penstock.ops.elementwise import in_range
-from penstock.ops.infer import ints, normalize_axes, normalize_axis, product, tensor, with_data
+from penstock.ops.infer import (
+    given,
+    ints,
+    normalize_axes,
+    normalize_axis,
+    product,
+    tensor,
+    with_data,
+)
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
@@ -281,11 +289,11 @@ def _any_axes(kind: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     return TensorType(kind.dtype, (None,) * (len(kind.shape) - count))
 
 
-def _infer(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
+def infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         kind = tensor(types, 0)
         axes: Sequence[Dim] | None = ()
-        if len(types) > 1 and types[1] is not None:
+        if given(types, 1):
             axes = ints(types, consts, 1)
         if axes is None or not all(isinstance(a, int) for a in axes):
             return (_any_axes(kind, tensor(types, 1), attrs),)
@@ -315,15 +323,17 @@ _CONTENTS: dict[str, Callable[[tuple[Dim, ...]], Dim]] = {
     "ReduceMin": _of_known(min),
 }
 for _reduction in _ALL:
-    operator(_reduction.name, since=_reduction.since, infer=_infer(_CONTENTS.get(_reduction.name)))(
-        _compiler(_reduction)
-    )
+    operator(
+        _reduction.name,
+        since=_reduction.since,
+        infer=infer_reduction(_CONTENTS.get(_reduction.name)),
+    )(_compiler(_reduction))
 
 
 # Running sums and products
 
 
-def cumulative_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     axis = ints(types, consts, 1)
     if kind.rank is not None and axis is not None:
@@ -364,5 +374,5 @@ def _cumulative(function: np.ufunc) -> Compile:
     return compile
 
 
-operator("CumSum", since=11, infer=cumulative_infer)(_cumulative(np.add))
-operator("CumProd", since=26, infer=cumulative_infer)(_cumulative(np.multiply))
+operator("CumSum", since=11, infer=infer_cumulative)(_cumulative(np.add))
+operator("CumProd", since=26, infer=infer_cumulative)(_cumulative(np.multiply))

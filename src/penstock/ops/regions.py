@@ -17,7 +17,7 @@ from penstock.ops.convolution import (
     conv_shape,
     kernel_dims,
 )
-from penstock.ops.infer import check_shape, choice, product, same_dtype, tensor
+from penstock.ops.infer import check_shape, choice, given, product, same_dtype, tensor
 from penstock.ops.routine import Routine, Tensors, specialized
 from penstock.ops.window import windows
 from penstock.types import Dim, ShapeError, TensorType, Type
@@ -45,7 +45,7 @@ def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
     return [int(i) for i in indices]
 
 
-# --- RoiAlign -------------------------------------------------------------------------------------
+# RoiAlign
 
 
 def infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -155,7 +155,7 @@ def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
     return found.max(axis=(2, 4))
 
 
-# --- MaxRoiPool -----------------------------------------------------------------------------------
+# MaxRoiPool
 
 
 def infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -208,7 +208,7 @@ def max_roi_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=False)
 
 
-# --- DeformConv -----------------------------------------------------------------------------------
+# DeformConv
 
 
 def infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -255,7 +255,7 @@ def deform_conv(node: Node, types: Types) -> Kernel:
         base = base.reshape(rank, taps, positions)
         pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
         step = max(BLOCK_BYTES // max(channels * taps * x.dtype.itemsize, 1), MIN_BLOCK)
-        has_bias = len(inputs) > 3 and inputs[3] is not None
+        has_bias = given(inputs, 3)
         shape_offset = (n, groups, taps, rank, positions)
 
         def sample(image: np.ndarray, at: np.ndarray) -> np.ndarray:

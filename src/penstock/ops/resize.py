@@ -20,7 +20,7 @@ from penstock.ops.infer import choice, given, ints, normalize_axes, tensor
 from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
-# Sizes ---------------------------------------------------------------------------------------
+# Sizes
 
 
 class Axis(NamedTuple):
@@ -124,7 +124,7 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
     return [] if not axes else None
 
 
-def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -155,7 +155,7 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[Axis]:
     return found
 
 
-# Coordinates and tables ----------------------------------------------------------------------
+# Coordinates and tables
 
 
 def _corners(axis: Axis, x: np.ndarray) -> np.ndarray:
@@ -256,7 +256,7 @@ def _table(axis: Axis, attrs: Attrs) -> Table:
     )
 
 
-# Running: a resampler takes an array, where to write, and its workspace -----------------------
+# Running: a resampler takes an array, where to write, and its workspace
 
 Resampler = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
@@ -447,7 +447,7 @@ def _blocked(
     return blocks, size
 
 
-@operator("Resize", since=11, infer=_infer)
+@operator("Resize", since=11, infer=infer_resize)
 def resize(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     nearest = (attrs.get("mode") or "nearest") == "nearest"

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.ir import Node
 from penstock.ops.attention import share
-from penstock.ops.base import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.base import MICROSOFT, Attrs, Consts, Infer, Kernel, Types, operator
 from penstock.ops.infer import all_known, check_shape, given, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, Type
@@ -80,7 +80,7 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
     return (shape[0], heads, shape[1], share(hidden, heads, "the input"))
 
 
-def _infer(order: dict[str, int]) -> Infer:
+def infer_rotary(order: dict[str, int]) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         x, cos, sin = (tensor(types, i) for i in (0, order["cos"], order["cos"] + 1))
         if x.shape is None or cos.shape is None:
@@ -147,5 +147,5 @@ def _compiler(order: dict[str, int]) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("RotaryEmbedding", since=23, infer=_infer(_ONNX))(_compiler(_ONNX))
-operator("RotaryEmbedding", domain="com.microsoft", infer=_infer(_MICROSOFT))(_compiler(_MICROSOFT))
+operator("RotaryEmbedding", since=23, infer=infer_rotary(_ONNX))(_compiler(_ONNX))
+operator("RotaryEmbedding", domain=MICROSOFT, infer=infer_rotary(_MICROSOFT))(_compiler(_MICROSOFT))

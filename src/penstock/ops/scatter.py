@@ -86,7 +86,7 @@ def _accumulate(
 # ScatterElements
 
 
-def scatter_elements_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
     check_same_rank(data, indices)
     check_same_rank(data, updates)
@@ -97,8 +97,8 @@ def scatter_elements_type(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return (TensorType(same_dtype(types, (0, 2)), data.shape),)
 
 
-@operator("Scatter", since=9, infer=scatter_elements_type)
-@operator("ScatterElements", since=11, infer=scatter_elements_type)
+@operator("Scatter", since=9, infer=infer_scatter_elements)
+@operator("ScatterElements", since=11, infer=infer_scatter_elements)
 def scatter_elements(node: Node, types: Types) -> Kernel:
     axis, ufunc = node.attrs.get("axis", 0), _accumulation(node.attrs)
 
@@ -121,7 +121,7 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
 # ScatterND
 
 
-def scatter_nd_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_scatter_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
     _accumulation(attrs)
     if data.shape is not None and indices.shape is not None and updates.shape is not None:
@@ -140,7 +140,7 @@ def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
     return (*indices[:-1], *dims[depth:])
 
 
-@operator("ScatterND", since=11, infer=scatter_nd_type)
+@operator("ScatterND", since=11, infer=infer_scatter_nd)
 def scatter_nd(node: Node, types: Types) -> Kernel:
     ufunc = _accumulation(node.attrs)
 
@@ -161,7 +161,7 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
 # TensorScatter: new entries of a key or value cache
 
 
-def tensor_scatter_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_tensor_scatter(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     cache, update = tensor(types, 0), tensor(types, 1)
     if cache.shape is not None and update.shape is not None:
         _check_update(cache.shape, update.shape, _cache_axis(attrs, len(cache.shape)))
@@ -182,7 +182,7 @@ def _check_update(cache: Shape, update: Shape, axis: int) -> None:
         raise ShapeError(f"an update of length {length} does not fit a cache of length {size}")
 
 
-@operator("TensorScatter", since=24, infer=tensor_scatter_type)
+@operator("TensorScatter", since=24, infer=infer_tensor_scatter)
 def tensor_scatter(node: Node, types: Types) -> Kernel:
     circular = choice(node.attrs, "mode", "linear", ("linear", "circular")) == "circular"
 

@@ -17,7 +17,7 @@ from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 # ArgMax, ArgMin
 
 
-def arg_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     axis = attrs.get("axis", 0)
     if kind.rank == 0:
@@ -34,7 +34,7 @@ def _places(method: str) -> Compile:
         given = node.attrs.get("axis", 0)
         keepdims = bool(node.attrs.get("keepdims", 1))
         last = bool(node.attrs.get("select_last_index", 0))
-        arg_infer(types, node.attrs, ())
+        infer_arg(types, node.attrs, ())
 
         def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
             axis = normalize_axis(given, max(x.ndim, 1))
@@ -54,14 +54,14 @@ def _places(method: str) -> Compile:
     return compile
 
 
-operator("ArgMax", since=1, infer=arg_infer)(_places("argmax"))
-operator("ArgMin", since=1, infer=arg_infer)(_places("argmin"))
+operator("ArgMax", since=1, infer=infer_arg)(_places("argmax"))
+operator("ArgMin", since=1, infer=infer_arg)(_places("argmin"))
 
 
 # TopK
 
 
-def top_k_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.shape is None:
         return TensorType(kind.dtype), TensorType(INT64)
@@ -118,7 +118,7 @@ def _ordered(x: np.ndarray) -> np.ndarray:
     return np.bitwise_xor(bits, flips, bits)
 
 
-@operator("TopK", since=10, infer=top_k_infer)
+@operator("TopK", since=10, infer=infer_top_k)
 def top_k(node: Node, types: Types) -> Kernel:
     """Always sorted, which ``sorted=0`` allows."""
     given = node.attrs.get("axis", -1)

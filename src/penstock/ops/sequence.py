@@ -38,7 +38,7 @@ def _no_data(kind: Type | None) -> Type:
     return kind.without_data() if isinstance(kind, TensorType) else kind or ANY
 
 
-def sequence_construct_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not types:
         raise ShapeError("SequenceConstruct needs an input at least")
     same_dtype(types, range(len(types)))
@@ -48,21 +48,21 @@ def sequence_construct_type(types: Types, attrs: Attrs, consts: Consts) -> Seque
     return (SequenceType(joined),)
 
 
-@operator("SequenceConstruct", since=11, infer=sequence_construct_type)
+@operator("SequenceConstruct", since=11, infer=infer_sequence_construct)
 def sequence_construct(node: Node, types: Types) -> Kernel:
     return Kernel(lambda *tensors: list(tensors))
 
 
-def sequence_empty_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (SequenceType(TensorType(element_dtype(attrs, "dtype") or FLOAT32)),)
 
 
-@operator("SequenceEmpty", since=11, infer=sequence_empty_type)
+@operator("SequenceEmpty", since=11, infer=infer_sequence_empty)
 def sequence_empty(node: Node, types: Types) -> Kernel:
     return Kernel(list)
 
 
-def split_to_sequence_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (SequenceType(TensorType(x.dtype)),)
@@ -84,7 +84,7 @@ def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
     return split[0] if len(set(split)) == 1 else None
 
 
-@operator("SplitToSequence", since=11, infer=split_to_sequence_type)
+@operator("SplitToSequence", since=11, infer=infer_split_to_sequence)
 def split_to_sequence(node: Node, types: Types) -> Kernel:
     along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
 
@@ -133,14 +133,14 @@ def _position(given: np.ndarray, count: int) -> int:
     return position % count
 
 
-def sequence_insert_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     element, added = _element(types), _no_data(types[1])
     if isinstance(element, TensorType) and isinstance(added, TensorType):
         same_dtype((element, added), (0, 1))
     return (SequenceType(join(element, added)),)
 
 
-@operator("SequenceInsert", since=11, infer=sequence_insert_type)
+@operator("SequenceInsert", since=11, infer=infer_sequence_insert)
 def sequence_insert(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
         n = len(sequence)
@@ -156,11 +156,11 @@ def sequence_insert(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def sequence_erase_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (SequenceType(_element(types)),)
 
 
-@operator("SequenceErase", since=11, infer=sequence_erase_type)
+@operator("SequenceErase", since=11, infer=infer_sequence_erase)
 def sequence_erase(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
         last = np.array(-1) if position is None else position
@@ -173,11 +173,11 @@ def sequence_erase(node: Node, types: Types) -> Kernel:
 # What sequences contain
 
 
-def sequence_at_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_element(types),)
 
 
-@operator("SequenceAt", since=11, infer=sequence_at_type)
+@operator("SequenceAt", since=11, infer=infer_sequence_at)
 def sequence_at(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray) -> Any:
         return sequence[_position(position, len(sequence))]
@@ -185,17 +185,17 @@ def sequence_at(node: Node, types: Types) -> Kernel:
     return Kernel(run, view=True)
 
 
-def sequence_length_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     _element(types)
     return (TensorType(INT64, ()),)
 
 
-@operator("SequenceLength", since=11, infer=sequence_length_type)
+@operator("SequenceLength", since=11, infer=infer_sequence_length)
 def sequence_length(node: Node, types: Types) -> Kernel:
     return Kernel(lambda sequence: np.array(len(sequence), np.int64))
 
 
-def concat_from_sequence_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     element = _element(types)
     if not isinstance(element, TensorType):
         return (TensorType(),)
@@ -207,7 +207,7 @@ def concat_from_sequence_type(types: Types, attrs: Attrs, consts: Consts) -> Seq
     return (TensorType(element.dtype, (*element.shape[:axis], None, *element.shape[after:])),)
 
 
-@operator("ConcatFromSequence", since=11, infer=concat_from_sequence_type)
+@operator("ConcatFromSequence", since=11, infer=infer_concat_from_sequence)
 def concat_from_sequence(node: Node, types: Types) -> Kernel:
     axis = node.attrs["axis"]
     joined: Any = np.stack if node.attrs.get("new_axis", 0) else np.concatenate
@@ -227,24 +227,24 @@ def concat_from_sequence(node: Node, types: Types) -> Kernel:
 # Optionals: the value itself, or None
 
 
-def optional_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if types and types[0] is not None:
         return (OptionalType(_no_data(types[0])),)
     declared = attrs.get("type")
     return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
 
 
-@operator("Optional", since=15, infer=optional_type)
+@operator("Optional", since=15, infer=infer_optional)
 def optional(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: x.copy() if isinstance(x, np.ndarray) else x)
 
 
-def optional_get_element_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = types[0] if types else None
     return (kind.element if isinstance(kind, OptionalType) else kind or ANY,)
 
 
-@operator("OptionalGetElement", since=15, infer=optional_get_element_type)
+@operator("OptionalGetElement", since=15, infer=infer_optional_get_element)
 def optional_get_element(node: Node, types: Types) -> Kernel:
     def run(x: Any) -> Any:
         if x is None:
@@ -254,10 +254,10 @@ def optional_get_element(node: Node, types: Types) -> Kernel:
     return Kernel(run, view=True)
 
 
-def optional_has_element_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_optional_has_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, ()),)
 
 
-@operator("OptionalHasElement", since=15, infer=optional_has_element_type)
+@operator("OptionalHasElement", since=15, infer=infer_optional_has_element)
 def optional_has_element(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: np.array(x is not None))

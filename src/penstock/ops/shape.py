@@ -69,7 +69,7 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
 # Shape, Size
 
 
-def shape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     if shape is None:
         return (TensorType(INT64, (None,)),)
@@ -77,7 +77,7 @@ def shape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (len(taken),), taken),)
 
 
-@operator("Shape", infer=shape_type)
+@operator("Shape", infer=infer_shape)
 def shape(node: Node, types: Types) -> Kernel:
     # Slices of Python clamp as the definition asks.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
@@ -91,12 +91,12 @@ def shape(node: Node, types: Types) -> Kernel:
     return Kernel(run, into)
 
 
-def size_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims = tensor(types, 0).shape
     return (TensorType(INT64, (), None if dims is None else (product(dims),)),)
 
 
-@operator("Size", infer=size_type)
+@operator("Size", infer=infer_size)
 def size(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         return np.array(x.size, np.int64)
@@ -165,7 +165,7 @@ def reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shap
     return tuple(result)
 
 
-def reshape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     target = ints(types, consts, 1)
     if target is None:
@@ -174,7 +174,7 @@ def reshape_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(TensorType(x.dtype, dims), x),)
 
 
-@operator("Reshape", since=5, infer=reshape_type)
+@operator("Reshape", since=5, infer=infer_reshape)
 def reshape(node: Node, types: Types) -> Kernel:
     allowzero = bool(node.attrs.get("allowzero"))
     target = known_ints(node, types, 1)
@@ -207,7 +207,7 @@ def reshape(node: Node, types: Types) -> Kernel:
     return Kernel(run_fixed, into, view=True)
 
 
-def flatten_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, (None, None)),)
@@ -221,7 +221,7 @@ def _flatten_axis(attrs: Attrs, rank: int) -> int:
     return rank if axis == rank else normalize_axis(axis, rank)
 
 
-@operator("Flatten", infer=flatten_type)
+@operator("Flatten", infer=infer_flatten)
 def flatten(node: Node, types: Types) -> Kernel:
     def target(dims: Sequence[int]) -> tuple[int, int]:
         axis = _flatten_axis(node.attrs, len(dims))
@@ -237,7 +237,7 @@ def flatten(node: Node, types: Types) -> Kernel:
 # Squeeze, Unsqueeze, Transpose
 
 
-def squeeze_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -260,7 +260,7 @@ def squeeze_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(TensorType(x.dtype, kept), x),)
 
 
-@operator("Squeeze", since=13, infer=squeeze_type)
+@operator("Squeeze", since=13, infer=infer_squeeze)
 def squeeze(node: Node, types: Types) -> Kernel:
     if len(node.inputs) < 2 or node.inputs[1] is None:
 
@@ -280,7 +280,7 @@ def squeeze(node: Node, types: Types) -> Kernel:
     return view_kernel(run)
 
 
-def unsqueeze_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     given = ints(types, consts, 1)
     axes = all_known(given)
@@ -297,7 +297,7 @@ def unsqueeze_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (carried(TensorType(x.dtype, shape), x),)
 
 
-@operator("Unsqueeze", since=13, infer=unsqueeze_type)
+@operator("Unsqueeze", since=13, infer=infer_unsqueeze)
 def unsqueeze(node: Node, types: Types) -> Kernel:
     def index(axes: Sequence[int], rank: int) -> tuple[Any, ...]:
         added = normalize_axes(axes, rank + len(axes))
@@ -315,7 +315,7 @@ def unsqueeze(node: Node, types: Types) -> Kernel:
     return view_kernel(run)
 
 
-def transpose_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     perm = attrs.get("perm")
     if x.shape is None:
@@ -327,7 +327,7 @@ def transpose_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
 
 
-@operator("Transpose", infer=transpose_type)
+@operator("Transpose", infer=infer_transpose)
 def transpose(node: Node, types: Types) -> Kernel:
     perm = node.attrs.get("perm")
     if perm is None:
@@ -348,7 +348,7 @@ def transpose(node: Node, types: Types) -> Kernel:
 # Expand, Identity
 
 
-def expand_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     target = ints(types, consts, 1)
     if target is None:
@@ -368,7 +368,7 @@ def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
     return x.data * (count // len(x.data))
 
 
-@operator("Expand", since=8, infer=expand_type)
+@operator("Expand", since=8, infer=infer_expand)
 def expand(node: Node, types: Types) -> Kernel:
     target = known_ints(node, types, 1)
     dims = all_known(tensor(types, 0).shape)
@@ -393,11 +393,11 @@ def expand(node: Node, types: Types) -> Kernel:
     return Kernel(run, into, view=True)
 
 
-def identity_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (types[0] if types and types[0] is not None else ANY,)
 
 
-@operator("Identity", infer=identity_type)
+@operator("Identity", infer=infer_identity)
 def identity(node: Node, types: Types) -> Kernel:
     if isinstance(types[0], TensorType):
         return view_kernel(lambda x: x)

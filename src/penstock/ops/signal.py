@@ -18,7 +18,7 @@ from penstock.ops.infer import element_dtype, given, ints, single, tensor
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import Dim, ShapeError, TensorType, Type
 
-# Transforms ----------------------------------------------------------------------------------
+# Transforms
 
 
 def _complex_dtype(dtype: np.dtype) -> np.dtype:
@@ -111,7 +111,7 @@ def _dft_axis(attrs: Attrs, version: int) -> int | None:
     return int(attrs.get("axis", 1)) if version == 17 else None
 
 
-def _infer_dft(version: int) -> Infer:
+def infer_dft(version: int) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         x = tensor(types, 0)
         axis, length = _dft_sizes(types, attrs, consts, _dft_axis(attrs, version))
@@ -146,8 +146,8 @@ def _dft(version: int) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("DFT", since=17, version=19, infer=_infer_dft(17))(_dft(17))
-operator("DFT", since=20, infer=_infer_dft(20))(_dft(20))
+operator("DFT", since=17, version=19, infer=infer_dft(17))(_dft(17))
+operator("DFT", since=20, infer=infer_dft(20))(_dft(20))
 
 
 def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
@@ -185,7 +185,7 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
     return step, length, frames
 
 
-def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     _, bins, frames = _stft_sizes(types, attrs, consts)
     if attrs.get("onesided", 1):
@@ -194,7 +194,7 @@ def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (batch, frames, bins, 2)),)
 
 
-@operator("STFT", since=17, infer=_infer_stft)
+@operator("STFT", since=17, infer=infer_stft)
 def stft(node: Node, types: Types) -> Kernel:
     function = _function(False, bool(node.attrs.get("onesided", 1)))
 
@@ -224,10 +224,10 @@ def stft(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, values=(1, 3))
 
 
-# Windows -------------------------------------------------------------------------------------
+# Windows
 
 
-def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     size = _scalar(types, consts, 0, "size")
     if isinstance(size, int) and size < 0:
         raise ShapeError(f"size must not be negative, it is {size}")
@@ -258,12 +258,12 @@ def _window(coefficients: tuple[float, ...]) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("HannWindow", since=17, infer=_infer_window)(_window((0.5, 0.5)))
-operator("HammingWindow", since=17, infer=_infer_window)(_window((25 / 46, 21 / 46)))
-operator("BlackmanWindow", since=17, infer=_infer_window)(_window((0.42, 0.5, 0.08)))
+operator("HannWindow", since=17, infer=infer_window)(_window((0.5, 0.5)))
+operator("HammingWindow", since=17, infer=infer_window)(_window((25 / 46, 21 / 46)))
+operator("BlackmanWindow", since=17, infer=infer_window)(_window((0.42, 0.5, 0.08)))
 
 
-def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     bands = _scalar(types, consts, 0, "num_mel_bins")
     length = _scalar(types, consts, 1, "dft_length")
     if any(isinstance(x, int) and x < 0 for x in (bands, length)):
@@ -272,7 +272,7 @@ def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(element_dtype(attrs, "output_datatype"), (bins, bands)),)
 
 
-@operator("MelWeightMatrix", since=17, infer=_infer_mel)
+@operator("MelWeightMatrix", since=17, infer=infer_mel)
 def mel_weight_matrix(node: Node, types: Types) -> Kernel:
     """Triangles over the bins of a spectrum, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
 

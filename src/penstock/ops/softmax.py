@@ -98,7 +98,7 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
             np.copyto(target, block, casting="unsafe")
 
 
-def axis_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.rank is not None:
         normalize_axis(attrs.get("axis", -1), kind.rank)
@@ -108,7 +108,7 @@ def axis_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _along_axis(normalize: Normalize) -> Compile:
     def compile(node: Node, types: Types) -> Kernel:
         axis = node.attrs.get("axis", -1)
-        axis_infer(types, node.attrs, ())
+        infer_axis(types, node.attrs, ())
 
         def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             out = np.empty(x.shape, x.dtype) if out is None else out
@@ -123,7 +123,7 @@ def _along_axis(normalize: Normalize) -> Compile:
     return compile
 
 
-def flattened_infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.rank is not None:
         _first_axis(attrs, kind.rank)
@@ -140,7 +140,7 @@ def _flattened(normalize: Normalize) -> Compile:
     """The meaning before version 13: ``axis`` and all that follow it are taken together."""
 
     def compile(node: Node, types: Types) -> Kernel:
-        flattened_infer(types, node.attrs, ())
+        infer_flattened(types, node.attrs, ())
 
         def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             out = np.empty(x.shape, x.dtype) if out is None else out
@@ -167,5 +167,5 @@ _ALL: tuple[tuple[str, Normalize], ...] = (
     ("Hardmax", hardmax),
 )
 for _name, _normalize in _ALL:
-    operator(_name, since=13, infer=axis_infer)(_along_axis(_normalize))
-    operator(_name, since=1, version=12, infer=flattened_infer)(_flattened(_normalize))
+    operator(_name, since=13, infer=infer_axis)(_along_axis(_normalize))
+    operator(_name, since=1, version=12, infer=infer_flattened)(_flattened(_normalize))

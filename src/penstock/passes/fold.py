@@ -8,6 +8,7 @@ If whose condition is known becomes its branch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,15 +25,18 @@ from penstock.types import ANY, ShapeError, TensorType, Type
 
 def fold(graph: Graph, limits: Limits) -> bool:
     """Infer types and fold constants; ``graph`` must be sorted, and its inputs' types be set."""
-    folder = _Folder(limits)
+    folder = _Folder(graph, limits)
     with np.errstate(all="ignore"):
         folder.run(graph, certain=True)
     return folder.changed or folder.substitution.used
 
 
 class _Folder:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, graph: Graph, limits: Limits) -> None:
+        self.graph = graph
         self.limits = limits
+        # How many nodes read each value; counted when large constants ask for it.
+        self.readers: Counter[Value | None] | None = None
         self.substitution = Substitution()
         self.changed = False
 
@@ -103,7 +107,9 @@ class _Folder:
                 value.type = kind
                 stays = True
             else:
-                self.substitution[value] = Value(value.name, const=const)
+                folded = self.substitution[value] = Value(value.name, const=const)
+                if self.readers is not None:
+                    self.readers[folded] = self.readers[value]
         return stays
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[Any] | None:
@@ -117,16 +123,16 @@ class _Folder:
         given = [v.type if v is not None else None for v in node.inputs]
         consts = [v.const if v is not None else None for v in node.inputs]
         held = sum(owned_bytes(c) for c in consts if c is not None)
-        most = max(self.limits.max_folded_bytes, held)
+        most = max(self.limits.max_folded_bytes, self.replaced(node, held))
         known = [t for t in types if isinstance(t, TensorType) and t.static]
-        if op.name == "ConstantOfShape" and known:
-            return (_filled(node, known[0]),)
         # Sizes that depend on contents are bounded by those of the inputs for all operations that
         # infer anything; of the others nothing is known.
         unbounded = op.infer is unknown_types or held > self.limits.max_folded_bytes
         if unbounded and len(known) < len([v for v in node.outputs if v is not None]):
             return None
         try:
+            if op.name == "ConstantOfShape" and known:
+                return (_filled(node, known[0]),)
             kernel = op.compile(node, given)
             # Elements that a stride of 0 repeats take no memory, but time.
             read = sum(c.nbytes for c in consts if c is not None)
@@ -138,6 +144,22 @@ class _Folder:
         outputs = results if len(node.outputs) != 1 else (results,)
         arrays = [array_of(x) for x in outputs]
         return arrays if all(isinstance(x, np.ndarray) for x in arrays) else None
+
+    def replaced(self, node: Node, held: int) -> int:
+        """How many of the ``held`` bytes of constants that ``node`` reads go when it is folded.
+
+        Those that others read too stay: a large one with many readers would be there many times.
+        """
+        if held <= self.limits.max_folded_bytes:
+            return held
+        if self.readers is None:
+            self.readers = Counter(v for n in self.graph.walk() for v in {*n.inputs} - {None})
+            self.readers.update(v for each in self.graph.graphs() for v in {*each.outputs})
+        return sum(
+            owned_bytes(v.const)
+            for v in {*node.inputs}
+            if v is not None and v.const is not None and self.readers[v] == 1
+        )
 
 
 def _contents(kind: Type) -> np.ndarray | None:
