@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -11,12 +12,15 @@ from onnx import parser
 
 import penstock as ps
 from penstock.interpret import interpret
-from penstock.ir import Graph
+from penstock.ir import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.passes.fold import owned_bytes
+from penstock.ops import Kernel, Op, find
+from penstock.ops.infer import same_type
+from penstock.passes.fold import fold, owned_bytes
+from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
-from penstock.types import TensorType
+from penstock.types import ShapeError, TensorType
 
 
 def graph_of(text: str, opset: int = 19) -> Graph:
@@ -293,6 +297,29 @@ def test_a_fed_value_that_is_fetched_comes_back():
     assert got[1].tolist() == [-1, -1]
 
 
+def test_what_a_branch_or_body_makes_for_nobody_is_not_made():
+    graph = optimized(
+        """g (float[3, 2] x, bool c, int64 n) => (float[2] y, float[3, 2] z, float[3] w) {
+            y, unread = If (c) <then_branch = t () => (float[2] p, float[2] q)
+                    { p = ReduceMax <keepdims = 0> (x, zero) q = Exp(p) },
+                else_branch = e () => (float[2] r, float[2] s)
+                    { r = ReduceMin <keepdims = 0> (x, zero) s = Sin(r) }>
+            z, rows = Loop (n, , x) <body = b (int64 i, bool d, float[3, 2] v) => (bool f, float[3, 2] o, float[3, 2] m)
+                { f = Identity(d) o = Neg(v) m = Sqrt(v) }>
+            lost, w = Scan <num_scan_inputs = 1, scan_output_axes = [0, 0], scan_output_directions = [0, 1], body = k (float[2] a)
+                => (float[2] aa, float bb) { aa = Log(a) bb = ReduceMax <keepdims = 0> (a) }> (x)
+        }""".replace(
+            "=> (float[2] y, float[3, 2] z, float[3] w) {",
+            "=> (float[2] y, float[3, 2] z, float[3] w) <int64[1] zero = {0}> {",
+        )
+    )
+    left = ops(graph)
+    assert not {"Exp", "Sin", "Sqrt", "Log"} & left.keys()
+    x = np.array([[1, 2], [3, 4], [6, 5]], np.float32)
+    y, z, w = interpret(graph, [x, np.array(True), np.array(1)])
+    assert (y.tolist(), z.tolist(), w.tolist()) == ([6, 5], (-x).tolist(), [6, 4, 2])
+
+
 def test_passes_are_idempotent():
     graph = optimized(IF.replace("CONDITION", "1"))
     before = [repr(node) for node in graph.nodes]
@@ -313,3 +340,231 @@ def test_vgg19_of_the_onnx_suite_folds_within_its_weights():
     consts = {id(v.const): v.const for n in graph.walk() for v in n.inputs if v is not None}
     held = sum(owned_bytes(c) for c in consts.values() if c is not None)
     assert held < 1.1 * 548 * 2**20
+
+
+# Control inputs: nodes that must have run before.
+
+
+def value(name: str, *dims: int) -> Value:
+    return Value(name, TensorType(np.dtype(np.float32), dims or (2,)))
+
+
+def node(op: str, inputs, outputs, after=(), attrs=None, *, pure=True) -> Node:
+    found = find(op)
+    assert found is not None
+    return Node(replace(found, pure=pure), inputs, outputs, attrs, control_inputs=after)
+
+
+def waits(graph: Graph, output: str) -> set[str]:
+    """What the node that makes ``output`` waits for, by the names of what these make."""
+    (found,) = [n for n in graph.nodes if n.outputs[0].name == output]
+    assert all(n in graph.nodes for n in found.control_inputs)
+    return {n.outputs[0].name for n in found.control_inputs}
+
+
+def test_who_waits_for_a_node_that_is_folded_waits_for_nothing():
+    x, y, k = value("x"), Value("y"), Value("k", const=np.ones(2, np.float32))
+    folded = node("Neg", [k], [Value("n")])
+    graph = Graph([x], [y], [folded, node("Exp", [x], [y], [folded])])
+    optimize(graph, DEFAULT_LIMITS)
+    assert ops(graph) == {"Exp": 1}
+    assert waits(graph, "y") == set()
+
+
+def test_who_waits_for_a_node_that_is_simplified_waits_for_what_that_reads():
+    #  A -> Identity <- B: B waits for A
+    x, a, i, b = value("x"), Value("a"), Value("i"), Value("b")
+    first = node("RandomNormalLike", [x], [a], pure=False)
+    identity = node("Identity", [a], [i])
+    graph = Graph([x], [a, b], [first, identity, node("Exp", [x], [b], [identity])])
+    optimize(graph, DEFAULT_LIMITS)
+    assert ops(graph) == {"RandomNormalLike": 1, "Exp": 1}
+    assert waits(graph, "b") == {"a"}
+
+
+def test_who_waits_for_one_of_two_equal_nodes_waits_for_the_one_that_is_left():
+    x, a, b, c = value("x"), Value("a"), Value("b"), Value("c")
+    second = node("Neg", [x], [b])
+    second.op = find("Neg")
+    first = Node(find("Neg"), [x], [a])
+    graph = Graph([x], [a, b, c], [first, second, node("Exp", [x], [c], [second])])
+    optimize(graph, DEFAULT_LIMITS)
+    assert ops(graph) == {"Neg": 1, "Exp": 1}
+    assert waits(graph, "c") == {"a"}
+
+
+def test_who_waits_for_an_if_waits_for_the_branch_that_was_taken():
+    x, y, b, t = value("x"), Value("y"), Value("b"), Value("t")
+    taken = Graph([], [t], [node("Exp", [x], [t])])
+    other = Graph([], [x], [])
+    yes = Value("c", const=np.array(True))
+    branch = Node(find("If"), [yes], [y], {"then_branch": taken, "else_branch": other})
+    graph = Graph([x], [y, b], [branch, node("Sin", [x], [b], [branch])])
+    optimize(graph, DEFAULT_LIMITS)
+    assert ops(graph) == {"Exp": 1, "Sin": 1}
+    assert waits(graph, "b") == {"t"}
+
+
+@pytest.mark.parametrize("op", ["Identity", "Neg", "If"])
+def test_a_node_that_waits_stays_whatever_it_computes(op):
+    #  in a frame that has died it makes nothing, though its inputs are constants
+    x, a, y = value("x"), Value("a"), Value("y")
+    first = node("Exp", [x], [a])
+    k = Value("k", const=np.ones(2, np.float32))
+    if op == "If":
+        yes = Value("c", const=np.array(True))
+        attrs = {"then_branch": Graph([], [k], []), "else_branch": Graph([], [x], [])}
+        last = node(op, [yes], [y], [first], attrs)
+    else:
+        last = node(op, [k], [y], [first])
+    graph = Graph([x], [y], [first, last])
+    optimize(graph, DEFAULT_LIMITS)
+    assert ops(graph) == {"Exp": 1, op: 1}
+    assert waits(graph, "y") == {"a"}
+    (result,) = interpret(graph, [np.zeros(2, np.float32)])
+    assert result.tolist() == ([-1, -1] if op == "Neg" else [1, 1])
+
+
+# Types in loops.
+
+
+def test_a_loop_that_may_not_begin_has_no_known_number_of_rows():
+    text = """g (float[2] x, bool z) => (float[2] y, float[K, 2] k) <int64 n = {3}> {
+        y, k = Loop (n, START, x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w, float[2] v)
+            { d = Identity(c) w = Add(v, v) }> }"""
+    rows = {
+        start: optimized(text.replace("START", start)).outputs[1].type.shape for start in ("", "z")
+    }
+    assert rows == {"": (3, 2), "z": (None, 2)}
+
+
+def test_inference_in_nested_loops_does_not_grow_with_every_level():
+    #  each loop's carried value widens once, and the loop inside reads it: with every level
+    #  beginning anew in each round of the one around it, 2**depth rounds
+    x = value("x", 1)
+    rounds = 0
+
+    def infer(types, attrs, consts):
+        nonlocal rounds
+        rounds += 1
+        return concat.infer(types, attrs, consts)
+
+    concat = find("Concat")
+    assert concat is not None
+    op = replace(concat, infer=infer)
+
+    def loop(depth: int, outer: Value) -> Node:
+        number, proceed, inside, wide = (Value(f"{name}{depth}") for name in "ncvw")
+        nodes = [loop(depth - 1, inside)] if depth else []
+        read = [inside, outer, *[each.outputs[0] for each in nodes]]
+        nodes.append(Node(op, read, [wide], {"axis": 0}))
+        body = Graph([number, proceed, inside], [proceed, wide], nodes, f"body{depth}")
+        one = Value("one", const=np.ones(1, np.float32))
+        trips = Value("trips", const=np.array(1))
+        return Node(find("Loop"), [trips, None, one], [Value(f"r{depth}")], {"body": body})
+
+    depth = 30
+    outermost = loop(depth, x)
+    infer_types(Graph([x], outermost.outputs, [outermost], "nest"))
+    assert rounds < 10 * depth**2
+    assert outermost.outputs[0].type == TensorType(np.dtype(np.float32), (None,))
+
+
+# What operations raise.
+
+
+def broken(error: Exception, *, infers: bool) -> Graph:
+    def fail(*arguments):
+        raise error
+
+    op = Op("Broken", "test", 1, 1, fail if infers else same_type, fail)
+    x, y = value("x"), Value("y")
+    return Graph([x], [y], [Node(op, [x], [y], origin="culprit in m")], "g")
+
+
+@pytest.mark.parametrize("infers", [True, False])
+@pytest.mark.parametrize(
+    ("raised", "wanted"),
+    [
+        (ShapeError("no such shape"), ps.InvalidModel),
+        (MemoryError(), ps.LimitExceeded),
+        (KeyError("axis"), ps.InternalError),
+        (IndexError("list index out of range"), ps.InternalError),
+    ],
+)
+def test_whatever_an_operation_raises_names_its_node(raised, wanted, infers):
+    graph = broken(raised, infers=infers)
+    with pytest.raises(wanted, match="culprit in m") as caught:
+        ps.compile(Model({"g": graph}, "g"), shapes={})
+    assert caught.value.__cause__ is raised
+
+
+def test_a_constant_that_an_operation_fails_on_fails_when_it_is_run():
+    graph = broken(KeyError("axis"), infers=False)
+    graph.nodes[0].op = replace(
+        graph.nodes[0].op, compile=lambda node, types: Kernel(lambda x: {}["axis"])
+    )
+    graph.nodes[0].inputs = [Value("k", const=np.ones(2, np.float32))]
+    session = ps.compile(Model({"g": graph}, "g"))
+    with pytest.raises(ps.RunError, match=r"Broken \(culprit in m\)"):
+        session(np.zeros(2, np.float32))
+
+
+def test_a_condition_of_two_elements_is_an_error_only_where_it_is_reached():
+    inner = """If (two) <then_branch = t2 () => (float[2] p) { p = Neg(x) },
+                        else_branch = e2 () => (float[2] q) { q = Abs(x) }>"""
+    text = f"""g (float[2] x, bool c) => (float[2] y) <bool[2] two = {{1, 0}}> {{
+        y = If (c) <then_branch = t () => (float[2] u) {{ u = {inner} }},
+                    else_branch = e () => (float[2] v) {{ v = Neg(x) }}>
+    }}"""
+    session = ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+    x = np.ones(2, np.float32)
+    assert session.run({"x": x, "c": np.array(False)})["y"].tolist() == [-1, -1]
+    with pytest.raises(ps.RunError, match="one element"):
+        session.run({"x": x, "c": np.array(True)})
+    with pytest.raises(ps.InvalidModel, match="one element"):
+        optimized(f"g (float[2] x) => (float[2] y) <bool[2] two = {{1, 0}}> {{ y = {inner} }}")
+
+
+def test_a_view_that_can_never_be_is_an_error_only_if_it_runs():
+    text = """g (float[2, 3] x, bool c) => (float[N] y) <int64[1] five = {5}, int64[1] flat = {-1}> {
+        a = Abs(x)
+        y = If (c) <then_branch = t () => (float[N] p) { p = Reshape(a, five) },
+                    else_branch = e () => (float[N] q) { q = Reshape(a, flat) }> }"""
+    session = ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+    x = np.ones((2, 3), np.float32)
+    assert session.run({"x": x, "c": np.array(False)})["y"].shape == (6,)
+    with pytest.raises(ps.RunError, match=r"Reshape \(.*float32\[2, 3\]"):
+        session.run({"x": x, "c": np.array(True)})
+
+
+def test_a_large_constant_with_many_readers_is_not_folded_for_each():
+    k = Value("k", const=np.ones(1000, np.float32))
+    x = value("x", 1000)
+
+    def graph(names: list[str]) -> Graph:
+        nodes = []
+        for name in names:
+            folded = Node(find(name), [k], [Value(f"{name}0")])
+            nodes += [folded, Node(find("Add"), [folded.outputs[0], x], [Value(f"{name}1")])]
+        return Graph([x], [n.outputs[0] for n in nodes[1::2]], nodes, "g")
+
+    small = Limits(max_folded_bytes=100)
+    for names, left in (["Neg"], {"Add": 1}), (["Neg", "Exp"], {"Add": 2, "Neg": 1, "Exp": 1}):
+        made = graph(names)
+        optimize(made, small)
+        assert ops(made) == left
+    made = graph(["Neg", "Exp"])
+    optimize(made, DEFAULT_LIMITS)
+    assert ops(made) == {"Add": 2}
+
+
+def test_a_partly_known_split_settles():
+    #  one of two outputs is a constant; the node stays for the other, and nothing changes further
+    graph = graph_of(
+        """g (float[N, 3] x) => (int64[1] y, int64[1] z) <int64 zero = {0}> {
+            s = Shape(x) y, z = Split <axis = 0, num_outputs = 2> (s) }"""
+    )
+    optimize(graph, DEFAULT_LIMITS)
+    assert not fold(graph, DEFAULT_LIMITS)
+    assert graph.outputs[1].const.tolist() == [3]

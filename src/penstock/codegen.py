@@ -29,8 +29,6 @@ from penstock.types import MapType, SequenceType, TensorType, Type
 _CHECK_EVERY = 50_000_000
 # What a step of unknown shapes is taken for.
 _UNKNOWN_WORK = 1_000_000
-# Steps in one generated function, at most.
-_MOST_STEPS = 2000
 # CPython compiles at most 20 nested loops, and 100 levels of indentation.
 _MOST_NESTED_LOOPS = 18
 _MOST_LEVELS = 90
@@ -43,7 +41,7 @@ class Program:
     """Generated code.
 
     ``steps[i]`` is the step that line ``i + 1`` of ``source`` runs, if any. ``constants`` are names
-    in it that mean the same in every arena, ``functions`` those that it defines.
+    in it that mean the same in every arena.
     """
 
     source: str
@@ -51,7 +49,6 @@ class Program:
     code: CodeType
     steps: tuple[Step | None, ...]
     constants: dict[str, Any]
-    functions: tuple[str, ...]
 
 
 def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | None) -> Program:
@@ -61,8 +58,7 @@ def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | N
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {_one_line(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
-    functions = (*writer.functions, "run")
-    program = Program(source, filename, code, tuple(writer.steps), writer.constants, functions)
+    program = Program(source, filename, code, tuple(writer.steps), writer.constants)
     # Tracebacks through the generated code show its lines, for as long as it is there.
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
@@ -73,10 +69,9 @@ def instantiate(program: Program, binder: Binder) -> Callable[..., tuple[Any, ..
     """The function that runs ``program`` in the arena of ``binder``."""
     binder.namespace.update(program.constants)
     exec(program.code, binder.namespace)
-    # The functions know the namespace. It forgets them: in a circle, none would go before Python
-    # next looks for such circles, and the arena with them.
-    made = [binder.namespace.pop(name) for name in program.functions]
-    run = made[-1]
+    # The function knows the namespace, which forgets the function: as a circle, both would stay
+    # until Python next looks for circles, and the arena with them.
+    run = binder.namespace.pop("run")
     assert callable(run)
     return run
 
@@ -89,7 +84,6 @@ class _Writer:
         self.name = binder.names
         self.max_iterations = max_iterations
         self.constants: dict[str, Any] = {}
-        self.functions: list[str] = []
         self.lines: list[str] = []
         self.steps: list[Step | None] = []
         self.indent = 0
@@ -106,19 +100,12 @@ class _Writer:
 
     def function(self, steps: Sequence[Step]) -> None:
         plan = self.plan
-        calls = self.parts(steps) if len(steps) > _MOST_STEPS else []
-        parameters = ["control", *[self.name[i] for i in plan.inputs]]
-        if calls:
-            parameters += ["*", *[f"{name}={name}" for name in self.functions]]
-        self.line(f"def run({', '.join(parameters)}):")
+        self.line(f"def run({', '.join(['control', *[self.name[i] for i in plan.inputs]])}):")
         self.indent += 1
         for i in plan.inputs:
             slot = self.slots[i]
             self.line(f"# {self.name[i]}: {_one_line(f'{slot.name!r}, {slot.type}')}")
-        for call in calls:
-            self.line(call)
-        if not calls:
-            self.block(steps, plan.outputs)
+        self.block(steps, plan.outputs)
         returned: set[int] = set()
         texts = []
         for i in plan.outputs:
@@ -128,42 +115,6 @@ class _Writer:
             texts.append(self.name[i] if kept else f"unshared({self.name[i]})")
             returned.add(holder)
         self.line(f"return ({', '.join(texts)}{',' if texts else ''})")
-
-    def parts(self, steps: Sequence[Step]) -> list[str]:
-        """Write a function for each part of a long plan; returns the lines that call them.
-
-        A part takes the dynamic values that it reads and returns those that later parts read. The
-        time that CPython takes to compile a function grows faster than its length.
-        """
-        parts = [steps[i : i + _MOST_STEPS] for i in range(0, len(steps), _MOST_STEPS)]
-        local = {i for i, slot in enumerate(self.slots) if slot.kind is Kind.DYNAMIC}
-        used = [{i for step in part for i in _reads(step)} & local for part in parts]
-        made = [{i for step in part for i in step.outputs} & local for part in parts]
-        later = [set(self.plan.outputs) & local]
-        for reads in reversed(used[1:]):
-            later.append(later[-1] | reads)
-        later.reverse()
-        calls = []
-        held: set[int] = set()
-        for n, part in enumerate(parts):
-            arguments = ", ".join(["control", *(self.name[i] for i in sorted(used[n] - made[n]))])
-            leaving = sorted(made[n] & later[n])
-            comma = "," if len(leaving) == 1 else ""
-            self.functions.append(f"part{n}")
-            self.line(f"def part{n}({arguments}):")
-            self.indent += 1
-            self.block(part, leaving)
-            self.line(f"return ({self.names(leaving)}{comma})")
-            self.indent -= 1
-            self.line("")
-            targets = f"{self.names(leaving)}{comma} = " if leaving else ""
-            calls.append(f"{targets}part{n}({arguments})")
-            held.update(leaving)
-            dead = sorted(held - later[n])
-            held.difference_update(dead)
-            if dead:
-                calls.append(f"del {self.names(dead)}")
-        return calls
 
     # Steps.
 
@@ -308,14 +259,15 @@ class _Writer:
             self.indent += 1
         trips = "count()" if limit < 0 else f"range(scalar({self.name[limit]}))"
         i = self.iterate(step, trips)
-        read = {*block.outputs, *_all_reads(block.steps)}
+        proceed = block.outputs[0]
+        read = {i for each in block.steps for i in _reads(each)}
+        read.update(block.outputs if proceed != true else block.outputs[1:])
         if number in read:
             self.line(f"{self.name[number]} = array({i}, int64)", step)
         if true in read:
             self.line(f"{self.name[true]} = true", step)
         self.block(block.steps, block.outputs)
         self.collect(step, scans, block.outputs[1 + len(step.carries) :], i)
-        proceed = block.outputs[0]
         test = "" if proceed == true or self.is_true(proceed) else self.condition(proceed)
         if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
             # Its name will mean the next iteration's value.
@@ -460,7 +412,7 @@ class _Writer:
                 self.line(f"{self.name[slot]} = {rows}", step)
             held.append(f"r{slot}")
         (block,) = step.blocks
-        buffered = {i for c in step.carries if c.buffers for i in (c.inside, c.updated)}
+        buffered = {carry.inside for carry in step.carries if carry.buffers}
         made = {i for each in block.steps for i in self.made(each)}
         entered = block.inputs[2:] if step.node.op.name == "Loop" else block.inputs
         held += [
@@ -488,10 +440,6 @@ def _reads(step: Step) -> set[int]:
         found -= made
     found.discard(-1)
     return found
-
-
-def _all_reads(steps: Sequence[Step]) -> Iterable[int]:
-    return (i for step in steps for i in _reads(step))
 
 
 def _comment(step: Step) -> str:

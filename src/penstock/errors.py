@@ -1,7 +1,8 @@
 """The errors Penstock raises. Each names the place at fault and says what to do about it.
 
 ``InvalidModel`` and ``Unsupported`` speak of a model, ``InvalidInput`` of what a caller handed to a
-run, ``RunError`` and its subclasses of a run that could not finish, ``InternalError`` of our own bugs.
+run, ``RunError`` and its subclasses of a run that could not finish, ``InternalError`` of our own
+bugs.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ class _Formatter:
     def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
         for step in steps:
             yield self.step(step, depth)
-            names = [name for name, _ in step.node.graphs]
-            for name, block in zip(names, step.blocks, strict=True):
+            # A file may have the branches in any order, the blocks of a step have one.
+            names = ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
+            for name, block in zip(names, step.blocks, strict=False):
                 yield f"{'  ' * depth}     {name}:"
                 yield from self.steps(block.steps, depth + 1)
 

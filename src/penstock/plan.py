@@ -313,6 +313,9 @@ class _Builder:
             try:
                 results = kernel.function(model, *rest)
             except Exception as error:
+                # The constants are the model's: what NumPy says of them, it would say in a run.
+                if isinstance(error, IndexError | TypeError | ValueError):
+                    error = ShapeError(str(error))
                 failing = _failing(node, error, certain)
                 return Step(node, failing, inputs, self.define_all(node.outputs))
             results = results if len(node.outputs) != 1 else (results,)

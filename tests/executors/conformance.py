@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,9 +20,9 @@ import penstock as ps
 from penstock.interpret import interpret
 from penstock.ir import Graph, Model, clone
 from penstock.passes.infer import infer_types
-from tests.random_graphs import feeds_for, graphs
+from tests.random_graphs import feeds_for, graphs, seeded
 
-HEADER = '<ir_version: 9, opset_import: ["" : 19]>\n'
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 
 
 def model(text: str) -> onnx.ModelProto:
@@ -122,6 +123,131 @@ class ExecutorConformance:
         outputs = session.run({"x": np.ones(2, np.float32)})
         assert not np.shares_memory(outputs["y"], outputs["z"])
 
+    @pytest.mark.parametrize("seed", range(100))
+    def test_larger_random_graphs_equal_the_interpreter(self, seed):
+        self.same_as_interpreter(seeded(seed), seed % 4)
+
+    # What leaves a run.
+
+    def test_a_branch_that_hands_an_output_on_gives_two_arrays(self):
+        session = self.compile(
+            model("""g (float[2] x, bool c) => (float[2] a, float[2] y) {
+                a = Exp(x)
+                y = If (c) <then_branch = t () => (float[2] p) { p = Identity(a) },
+                            else_branch = e () => (float[2] q) { q = Neg(a) }>
+            }""")
+        )
+        outputs = session.run({"x": np.ones(2, np.float32), "c": np.array(True)})
+        np.testing.assert_array_equal(outputs["a"], outputs["y"])
+        assert not np.shares_memory(outputs["a"], outputs["y"])
+
+    def test_views_of_one_value_that_leave_a_branch_are_arrays_of_their_own(self):
+        session = self.compile(
+            model("""g (float[2, 3] x, bool c) => (float[2, 3] a, float[3, 2] y) {
+                a, y = If (c) <then_branch = t () => (float[2, 3] p, float[3, 2] pt)
+                        { p = Exp(x) pt = Transpose(p) },
+                    else_branch = e () => (float[2, 3] q, float[3, 2] qt)
+                        { q = Neg(x) qt = Transpose(q) }>
+            }""")
+        )
+        outputs = session.run({"x": np.ones((2, 3), np.float32), "c": np.array(False)})
+        assert not np.shares_memory(outputs["a"], outputs["y"])
+
+    def test_sequences_that_leave_hold_arrays_of_their_own(self):
+        session = self.compile(
+            model("""g (seq(float[2]) s, float[2] x) => (seq(float[2]) y, seq(float[2]) z) {
+                a = Neg(x) b = Exp(a) y = SequenceInsert(s, b) z = Identity(y)
+            }""")
+        )
+        x = np.ones(2, np.float32)
+        first = session.run({"s": [x], "x": x})
+        arrays = [*first["y"], *first["z"], x]
+        copies = [array.copy() for array in arrays]
+        session.run({"s": [x], "x": 5 * x})
+        for i, array in enumerate(arrays):
+            np.testing.assert_array_equal(array, copies[i])
+            assert not any(np.shares_memory(array, other) for other in arrays[:i])
+
+    # Loops.
+
+    def test_a_condition_that_is_itself_carried_ends_the_loop_in_time(self):
+        #  d is both the condition and what the next iteration gets as f
+        session = self.compile(
+            model("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
+                y, last = Loop (n, , x, z) <body = b (int64 i, bool c, int64 v, bool f) => (bool d, int64 w, bool d)
+                    { w = Add(v, one) d = Less(w, three) }>
+            }""")
+        )
+        for start in (True, False):
+            assert session(np.array(0), np.array(start)) == (3, False)
+
+    def test_a_condition_that_was_handed_over_is_the_old_one(self):
+        #  the condition is f, not the d that takes its place in the next iteration
+        session = self.compile(
+            model("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
+                y, last = Loop (n, , x, z) <body = b (int64 i, bool c, int64 v, bool f) => (bool g, int64 w, bool d)
+                    { w = Add(v, one) d = Less(w, three) g = Identity(f) }>
+            }""")
+        )
+        assert session(np.array(0), np.array(True)) == (4, False)
+        assert session(np.array(0), np.array(False)) == (1, True)
+
+    def test_a_carried_value_that_is_a_view_of_what_the_body_computes(self):
+        session = self.compile(
+            model("""g (float[2, 2] x, int64 n) => (float[2, 2] y) {
+                y = Loop (n, , x) <body = b (int64 i, bool c, float[2, 2] v) => (bool d, float[2, 2] w)
+                    { d = Identity(c) s = Add(v, v) w = Transpose(s) }>
+            }""")
+        )
+        x = np.array([[1, 2], [3, 4]], np.float32)
+        for n in range(4):
+            want = x.T * 2**n if n % 2 else x * 2**n
+            np.testing.assert_array_equal(session(x, np.array(n)), want)
+
+    @pytest.mark.parametrize("outputs", ["w, v", "v, v", "x, w", "w, w", "v, x", "t, w"])
+    def test_carried_values_that_change_places(self, outputs):
+        session = self.compile(
+            model(f"""g (float[2] x, float[2] z, int64 n) => (float[2] a, float[2] b, float[K, 2] k) {{
+                p = Exp(x) q = Neg(z)
+                a, b, k = Loop (n, , p, q) <body = b (int64 i, bool c, float[2] v, float[2] w)
+                    => (bool d, float[2] e, float[2] f, float[2] v)
+                    {{ d = Identity(c) t = Add(v, w) e = Identity({outputs.split(", ")[0]})
+                      f = Identity({outputs.split(", ")[1]}) }}>
+            }}""")
+        )
+        x, z = np.array([0.5, 1], np.float32), np.array([2, 3], np.float32)
+        v, w, rows = np.exp(x), -z, []
+        for n in range(5):
+            a, b, k = session(x, z, np.array(n))
+            np.testing.assert_array_equal(a, v)
+            np.testing.assert_array_equal(b, w)
+            np.testing.assert_array_equal(k, np.array(rows, np.float32).reshape(n, 2))
+            known = {"v": v, "w": w, "x": x, "t": v + w}
+            rows.append(v)
+            v, w = (known[name] for name in outputs.split(", "))
+
+    def test_rows_of_a_loop_that_does_not_begin(self):
+        session = self.compile(
+            model("""g (float[2] x, bool z) => (float[2] y, float[K, 2] k) <int64 n = {3}> {
+                y, k = Loop (n, z, x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w, float[2] v)
+                    { d = Identity(c) w = Add(v, v) }>
+            }""")
+        )
+        x = np.ones(2, np.float32)
+        assert session(x, np.array(False))[1].shape == (0, 2)
+        assert session(x, np.array(True))[1].tolist() == [[1, 1], [2, 2], [4, 4]]
+
+    def test_rank_zero_is_an_array_whatever_is_known_of_it(self):
+        session = self.compile(
+            model("""g (float a, float b, string s, string t) => (float y, string z) {
+                y = Add(a, b) z = StringConcat(s, t) }""")
+        )
+        y, z = session(1.0, 2.0, "p", "q")
+        assert (y.shape, y.dtype, z.shape, z.dtype) == ((), np.float32, (), object)
+        assert z.item() == "pq"
+
+    # Errors.
+
     def test_a_failing_node_is_named_with_origin_and_shapes(self):
         session = self.compile(
             model("""g (float[3] x, int64[N] i) => (float[N] y) {
@@ -162,12 +288,62 @@ class ExecutorConformance:
         with pytest.raises(ps.Cancelled):
             session.run({"x": feeds["x"], "n": np.array(1)}, cancel=token)
 
+    def test_a_run_that_is_stopped_says_how_far_it_came(self):
+        session = self.compile(model(ENDLESS))
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+        with pytest.raises(ps.DeadlineExceeded) as caught:
+            session.run(feeds, timeout=0.02)
+        assert caught.value.__cause__ is None
+        assert "Loop_0" in caught.value.__notes__[0]
+
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+    def test_an_interrupt_leaves_the_session_as_it_was(self):
+        session = self.compile(model(ENDLESS))
+        feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
+        short = feeds | {"n": np.array(2)}
+        session.run(short)
+        arenas = session.memory.arenas
+        me = threading.get_ident()
+        for _ in range(5):
+            timer = threading.Timer(0.02, signal.pthread_kill, (me, signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                session.run(feeds)
+            timer.join()
+        assert session.run(short)["y"].tolist() == [4] * 4
+        assert session.memory.arenas == arenas
+
     def test_limits_bound_iterations(self):
         session = self.compile(model(ENDLESS), limits=ps.Limits(max_iterations=10))
         x = np.zeros(4, np.float32)
         assert session.run({"x": x, "n": np.array(10)})["y"].tolist() == [0, 0, 0, 0]
-        with pytest.raises(ps.LimitExceeded, match="10 iterations"):
+        with pytest.raises(ps.LimitExceeded, match=r"Loop_0 in the model.* 10 iterations"):
             session.run({"x": x, "n": np.array(11)})
+
+    def test_runs_at_once_are_as_many_as_memory_allows(self):
+        text = ENDLESS.replace("y = Loop (n, , x)", "a = Neg(x) b = Exp(a) y = Loop (n, , b)")
+        session = self.compile(model(text), limits=ps.Limits(max_bytes=1000))
+        size = 4 * 64  # two buffers, a and b, or fewer
+        session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
+        assert 0 < session.memory.arenas <= size
+        token = ps.CancelToken()
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+
+        def job(_) -> type[BaseException] | None:
+            try:
+                session.run(feeds, cancel=token)
+            except ps.PenstockError as error:
+                return type(error)
+            return None
+
+        with ThreadPoolExecutor(20) as pool:
+            runs = pool.map(job, range(20))
+            with pytest.raises(ps.DeadlineExceeded):
+                session.run(feeds, timeout=0.1)
+            assert session.memory.arenas <= 1000
+            token.cancel()
+            assert set(runs) == {ps.Cancelled}
+        session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
 
     def test_threads_get_the_answers_they_would_get_alone(self):
         session = self.compile(

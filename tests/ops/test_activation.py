@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -18,12 +18,6 @@ from tests.ops.harness import check_node, node_model
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32, F64, F16 = np.dtype("f4"), np.dtype("f8"), np.dtype("f2")
 LARGE = (3, 41, 700)  # several blocks, and part of one
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -19,12 +18,6 @@ F32, F64, F16 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16)
 I64 = np.dtype(np.int64)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, math.inf, -math.inf, math.nan, 1e30, 100.0, -100.0]
 LARGE = (3, 41, 700)  # several blocks, and part of one
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

@@ -17,12 +17,6 @@ BATCH, LENGTH, HEADS, SIZE = 2, 5, 4, 8
 HIDDEN = HEADS * SIZE
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return rng.normal(size=shape).astype(dtype)
 

@@ -1,6 +1,5 @@
 """Cast, CastLike, BitCast, Constant."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -28,12 +27,6 @@ NATIVE = [
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 SMALL = ["bfloat16", *FLOAT8, "float4_e2m1fn", "int4", "uint4", "int2", "uint2"]
 E8M0 = int(TensorProto.FLOAT8E8M0)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -18,12 +17,6 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 I64 = np.dtype(np.int64)
 INTEGERS = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"]
 FLOATS = ["f2", "f4", "f8", BF16]
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def values(*shape: int, dtype: Any, seed: int = 0) -> np.ndarray:

@@ -14,12 +14,6 @@ rng = np.random.default_rng(0)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-@pytest.fixture(autouse=True)
-def silent():
-    with np.errstate(all="ignore"):
-        yield
-
-
 def draw(*shape, dtype=np.float32):
     return rng.standard_normal(shape).astype(dtype)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -39,12 +38,6 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("ReduceLogSumExp", [X, np.array([-1])], {"keepdims": 0}),
     ("CumSum", [X, np.array(1)], {"reverse": 1}),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def compiled(op: str, inputs: list[Any], attrs: dict[str, Any], types: list[Any]) -> Kernel:

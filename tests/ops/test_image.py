@@ -16,12 +16,6 @@ rng = np.random.default_rng(11)
 FLOAT = np.dtype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return rng.normal(size=shape).astype(dtype)
 

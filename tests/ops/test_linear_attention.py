@@ -18,12 +18,6 @@ RULES = ["linear", "gated", "delta", "gated_delta"]
 FLOAT = np.dtype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def inputs(
     rule: str,
     heads: int = 4,

@@ -17,12 +17,6 @@ LOSSES = ["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"]
 FLOAT = np.dtype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def data(
     shape: tuple[int, ...], *, weighted: bool = False, dtype: Any = np.float32, ignore: Any = None
 ) -> list[Any]:

@@ -12,12 +12,6 @@ from .harness import check_node, node_model, run_ort
 rng = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def silent():
-    with np.errstate(all="ignore"):
-        yield
-
-
 def draw(*shape, dtype=np.float32):
     if np.dtype(dtype).kind in "iu":
         return rng.integers(0, 9, shape).astype(dtype)

@@ -1,6 +1,5 @@
 """ai.onnx.ml: features, categories, maps; against ONNX Runtime wherever it has the operation."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,6 @@ from tests.ops.harness import check_node
 
 ML: dict[str, Any] = {"domain": "ai.onnx.ml", "opset": 1, "expected": "ort"}
 X = np.array([[1, -2, 3], [0, 0, 0], [-1, -5, -2], [7, 0, -0.5]], np.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def text(*values: str) -> np.ndarray:

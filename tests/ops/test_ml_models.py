@@ -1,6 +1,5 @@
 """Linear models and support vector machines, against ONNX Runtime."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,6 @@ ML: dict[str, Any] = {"domain": "ai.onnx.ml", "opset": 1, "expected": "ort"}
 TRANSFORMS = ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
 rng = np.random.default_rng(17)
 X = np.concatenate([rng.normal(size=(6, 3)), np.zeros((1, 3))]).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def fails(op: str, attrs: dict[str, Any], x: np.ndarray = X, outputs: int = 2) -> None:

@@ -16,12 +16,6 @@ LOOSE = {"rtol": 2e-2, "atol": 2e-2}
 MS = {"expected": "ort", "domain": "com.microsoft", "opset": 1, **TOLERANCE}
 
 
-@pytest.fixture(autouse=True)
-def silent():
-    with np.errstate(all="ignore"):
-        yield
-
-
 def draw(*shape, dtype=np.float32):
     return rng.standard_normal(shape).astype(dtype)
 

@@ -14,12 +14,6 @@ rng = np.random.default_rng(0)
 NARROW = [np.float16, ml_dtypes.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def silent():
-    with np.errstate(all="ignore"):
-        yield
-
-
 def draw(*shape, dtype=np.float32):
     if np.dtype(dtype).kind in "iu":
         info = np.iinfo(dtype)

@@ -1,7 +1,5 @@
 """QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
 
-from collections.abc import Iterator
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -17,12 +15,6 @@ INTS = ["int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2"]
 FLOAT8 = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 SMALL = ["float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"]
 rng = np.random.default_rng(7)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def dtype_of(name: str) -> np.dtype:

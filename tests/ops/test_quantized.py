@@ -1,6 +1,5 @@
 """Matrix products of 8-bit integers."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -15,12 +14,6 @@ from tests.ops.harness import check_node, node_model, run_reference
 F32, I8, U8 = np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8)
 MS = {"domain": "com.microsoft", "opset": 1, "expected": "ort"}
 rng = np.random.default_rng(3)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def whole(dtype: np.dtype, *shape: int) -> np.ndarray:

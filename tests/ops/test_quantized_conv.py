@@ -1,6 +1,5 @@
 """ConvInteger and QLinearConv."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,6 @@ ATTRS: list[dict[str, Any]] = [
     {"auto_pad": "VALID"},
 ]
 rng = np.random.default_rng(5)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def codes(dtype: np.dtype, *shape: int, spread: int = 128) -> np.ndarray:

@@ -1,6 +1,5 @@
 """DynamicQuantizeLSTM, against ONNX Runtime."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,6 @@ MS: dict[str, Any] = {"domain": "com.microsoft", "opset": 1}
 # One code more or less where a value lies between two of them.
 LOOSE = {"rtol": 0.02, "atol": 0.01}
 rng = np.random.default_rng(23)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def inputs(

@@ -1,7 +1,5 @@
 """The QLinear operations of com.microsoft, against ONNX Runtime."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -13,12 +11,6 @@ F32, I8, U8 = np.dtype(np.float32), np.dtype(np.int8), np.dtype(np.uint8)
 BOTH = pytest.mark.parametrize("dtype", [I8, U8])
 MS = {"domain": "com.microsoft", "opset": 1, "expected": "ort"}
 rng = np.random.default_rng(11)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def codes(dtype: np.dtype, *shape: int) -> np.ndarray:
@@ -73,8 +65,9 @@ def test_operands_of_many_blocks(dtype: np.dtype, op: str, b: tuple[int, ...]) -
         *(codes(dtype, *b), scale(), codes(dtype)),
         *(scale(0.02), codes(dtype)),
     ]
-    check_node(op, inputs, **MS)
-    check_node(op, [*inputs[3:6], *inputs[:3], *inputs[6:]], **MS)
+    # Where a sum lies in the middle between two codes, rounding errors decide.
+    check_node(op, inputs, **MS, rtol=0, atol=1)
+    check_node(op, [*inputs[3:6], *inputs[:3], *inputs[6:]], **MS, rtol=0, atol=1)
 
 
 def test_operands_that_do_not_broadcast() -> None:

@@ -1,6 +1,6 @@
 """MatMulNBits and GatherBlockQuantized."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -14,12 +14,6 @@ from tests.ops.harness import check_node
 F32, U8 = np.dtype(np.float32), np.dtype(np.uint8)
 MS: dict[str, Any] = {"domain": "com.microsoft", "opset": 1}
 rng = np.random.default_rng(13)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def packed(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -17,12 +17,6 @@ GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 T, B, WIDTH, H = 5, 3, 4, 6
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def data(
     kind: str,
     *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -33,12 +33,6 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceLogSumExp": lambda x, **k: np.log(np.sum(np.exp(x), **k)),
     "ReduceSumSquare": lambda x, **k: np.sum(x * x, **k),
 }
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def positive(*shape: int, dtype: Any = np.float32) -> np.ndarray:

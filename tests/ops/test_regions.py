@@ -13,12 +13,6 @@ from .harness import check_node
 rng = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def silent():
-    with np.errstate(all="ignore"):
-        yield
-
-
 def draw(*shape, dtype=np.float32):
     return rng.standard_normal(shape).astype(dtype)
 

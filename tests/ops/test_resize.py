@@ -15,12 +15,6 @@ from tests.ops.harness import check_node
 rng = np.random.default_rng(3)
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def image(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     if np.dtype(dtype).kind in "iu":
         return rng.integers(0, 100, shape).astype(dtype)

@@ -17,12 +17,6 @@ B, H, S, D, M = 2, 3, 4, 8, 10
 FLOAT = np.dtype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return rng.normal(size=shape).astype(dtype)
 

@@ -1,6 +1,5 @@
 """Scatter, ScatterElements, ScatterND, TensorScatter."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -12,12 +11,6 @@ from tests.ops.cases import F32, f32, fails, float_type, i64, infer, shape_of
 from tests.ops.harness import check_node
 
 REDUCTIONS = ["none", "add", "mul", "max", "min"]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

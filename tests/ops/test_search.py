@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -17,12 +16,6 @@ from tests.ops.harness import check_node
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", BF16]
 F32 = np.dtype("f4")
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def few(*shape: int, dtype: Any, seed: int = 0) -> np.ndarray:

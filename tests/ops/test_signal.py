@@ -16,12 +16,6 @@ from tests.ops.harness import check_node
 rng = np.random.default_rng(5)
 
 
-@pytest.fixture(autouse=True)
-def _errstate() -> Any:
-    with np.errstate(all="ignore"):
-        yield
-
-
 def signal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return rng.normal(size=shape).astype(dtype)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -18,12 +17,6 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 F32, F64, F16 = np.dtype("f4"), np.dtype("f8"), np.dtype("f2")
 TOLERANCE = {F32: 1e-6, F64: 1e-13, F16: 1e-3, BF16: 8e-3}
 OPS = ["Softmax", "LogSoftmax", "Hardmax"]
-
-
-@pytest.fixture(autouse=True)
-def _errstate() -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        yield
 
 
 def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:

@@ -10,7 +10,6 @@ import contextvars
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -155,18 +154,14 @@ class LinearExecutor:
     def _where(self, error: Exception) -> tuple[Step | None, dict[int, str]]:
         """The step that raised, and what its inputs were as far as they are variables."""
         trace = error.__traceback__
-        found: TracebackType | None = None
-        while trace is not None:
-            # The innermost, since a long program is several functions.
-            if trace.tb_frame.f_code.co_filename == self._program.filename:
-                found = trace
+        while trace is not None and trace.tb_frame.f_code.co_filename != self._program.filename:
             trace = trace.tb_next
-        step = None if found is None else self._program.steps[found.tb_lineno - 1]
-        if step is None or found is None:
+        step = None if trace is None else self._program.steps[trace.tb_lineno - 1]
+        if step is None or trace is None:
             return None, {}
         names = {}
         for i in step.inputs:
-            value = found.tb_frame.f_locals.get(f"v{i}")
+            value = trace.tb_frame.f_locals.get(f"v{i}")
             if isinstance(value, np.ndarray):
                 names[i] = str(TensorType(value.dtype, value.shape))
         return step, names

@@ -25,8 +25,9 @@ KINDS: Mapping[int, str] = {
 class Schema:
     """One version of one operation: its attributes by name, and how many values it takes and gives.
 
-    ``required`` inputs are the positions that may not be left out, ``attributes`` have an
-    ``AttributeProto`` type each, ``defaults`` are the values of those that have one.
+    ``required`` inputs are the positions that may not be left out, nor may any from position
+    ``many`` on; ``attributes`` have an ``AttributeProto`` type each, ``defaults`` are the values of
+    those that have one.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Schema:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     required: tuple[int, ...]
+    many: int
     names: tuple[str, ...]
     function: onnx.FunctionProto | None
 
@@ -66,9 +68,11 @@ class Schema:
                 if most > 2**30:
                     allowed = f"at least {least}"
                 yield f"has {count} {what}, but {self} has {allowed}"
-        for i in self.required:
-            if i < len(inputs) and inputs[i] is None:
-                yield f"leaves out input {i} ({self.names[i]}), which {self} requires"
+        count = min(len(inputs), self.inputs[1])
+        for i in (*self.required, *range(self.many, count)):
+            if i < count and inputs[i] is None:
+                name = self.names[min(i, len(self.names) - 1)]
+                yield f"leaves out input {i} ({name}), which {self} requires"
 
     def __str__(self) -> str:
         return f"{self.domain + '.' if self.domain else ''}{self.name}-{self.version}"
@@ -97,7 +101,10 @@ def _read(found: onnx.defs.OpSchema) -> Schema:
         for name, a in found.attributes.items()
         if a.default_value.type != AttributeProto.UNDEFINED
     }
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    options = onnx.defs.OpSchema.FormalParameterOption
+    last = found.inputs[-1] if found.inputs else None
+    # Several inputs of one type, of which there may be any number: each is a value.
+    many = last is not None and last.option == options.Variadic and last.is_homogeneous
     return Schema(
         name=found.name,
         domain=found.domain,
@@ -110,7 +117,10 @@ def _read(found: onnx.defs.OpSchema) -> Schema:
         default_protos=protos,
         inputs=(found.min_input, found.max_input),
         outputs=(found.min_output, found.max_output),
-        required=tuple(i for i, formal in enumerate(found.inputs) if formal.option == single),
+        required=tuple(
+            i for i, formal in enumerate(found.inputs) if formal.option == options.Single
+        ),
+        many=len(found.inputs) - 1 if many else found.max_input,
         names=tuple(formal.name for formal in found.inputs),
         function=found.function_body if found.has_function else None,
     )

@@ -5,48 +5,24 @@ from importlib import import_module
 from penstock.ops.base import Kernel, Op, find, operator, registered
 
 FAMILIES = (
-    "arithmetic",
-    "compare",
-    "activation",
-    "softmax",
-    "reduce",
-    "search",
-    "shape",
-    "arrange",
-    "index",
-    "scatter",
-    "pad",
-    "fill",
-    "cast",
-    "matmul",
-    "einsum",
-    "convolution",
-    "deconvolution",
-    "pooling",
-    "regions",
-    "normalization",
-    "normalization_ms",
-    "attention",
-    "attention_ms",
-    "linear_attention",
-    "rotary",
-    "recurrent",
-    "signal",
-    "image",
-    "resize",
-    "quantization",
-    "quantized",
-    "quantized_conv",
-    "quantized_lstm",
-    "quantized_ms",
+    # Element by element, and along axes.
+    *("arithmetic", "compare", "activation", "softmax", "reduce", "search", "loss"),
+    # Where elements are, how many, and of which type.
+    *("shape", "arrange", "index", "scatter", "pad", "fill", "cast"),
+    # Matrix products.
+    *("matmul", "einsum"),
+    # Over windows, regions and positions.
+    *("convolution", "deconvolution", "pooling", "regions", "image", "resize"),
+    # Normalisation and attention.
+    *("normalization", "normalization_ms"),
+    *("attention", "attention_ms", "linear_attention", "rotary"),
+    # Sequences in time.
+    *("recurrent", "signal"),
+    # Integers for real numbers.
+    *("quantization", "quantized", "quantized_conv", "quantized_lstm", "quantized_ms"),
     "quantized_weights",
-    "random",
-    "sequence",
-    "text",
-    "ml",
-    "ml_models",
-    "ml_trees",
-    "loss",
+    # Random numbers; sequences, optionals and strings; classical machine learning.
+    *("random", "sequence", "text", "ml", "ml_models", "ml_trees"),
     "control",
 )
 for _family in FAMILIES:

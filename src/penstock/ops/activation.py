@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -387,7 +388,7 @@ def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
         infer([TensorType(x.dtype, x.shape) for x in (a, b)], {}, ())
         return kernel.function(a, b)
 
-    return Kernel(function)
+    return replace(kernel, function=function)
 
 
 @operator("SwiGLU", since=28, infer=infer_equal_shapes)

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir import Node
+from penstock.ops import rows
 from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
-from penstock.ops.dtypes import FLOAT64
+from penstock.ops.dtypes import FLOAT64, is_float
 from penstock.ops.infer import check_shape, element_dtype, given, padded, same_dim, tensor
 from penstock.ops.routine import Field, Layout, Routine, Tensors, specialized
-from penstock.types import BOOL, Dim, ShapeError, TensorType, Type
+from penstock.types import BOOL, Dim, ShapeError, TensorType, Type, dtype_name
 
 # Bytes of scores at a time: what processors keep near one core.
 _BLOCK_BYTES = 2**19
@@ -71,6 +72,8 @@ class Core:
     ) -> None:
         """``shown``: which stage of the scores ``run`` writes to ``show``; ``precise``: the softmax
         is computed in float64."""
+        if not is_float(dtype):
+            raise ShapeError(f"attention takes floats, not {dtype_name(dtype)}")
         self.heads, self.shown = heads, shown
         self.scale, self.softcap = dtype.type(scale), dtype.type(softcap)
         slices = _blocks(heads, dtype.itemsize)
@@ -170,12 +173,13 @@ def _exponentials(scores: np.ndarray, total: np.ndarray, masked: bool) -> None:
     if not scores.shape[-1]:
         total[...] = 1
         return
-    np.maximum.reduce(scores, -1, None, total, keepdims=True)
+    matrix, column = scores.reshape(-1, scores.shape[-1]), total.reshape(-1, 1)
+    rows.maxima(matrix, column)
     if masked:  # a row without any key
         np.copyto(total, 0, where=np.isneginf(total))
     np.subtract(scores, total, scores)
     np.exp(scores, scores)
-    np.add.reduce(scores, -1, None, total, keepdims=True)
+    rows.sums(matrix, column)
     if masked:
         np.copyto(total, 1, where=total == 0)
 

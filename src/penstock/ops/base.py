@@ -83,6 +83,15 @@ class Kernel:
         return self.into, (*inputs, *outputs, *extra)
 
 
+def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
+    """The kernel of a function whose one result the writing form copies."""
+
+    def into(*arrays: Any) -> None:
+        arrays[-1][...] = function(*arrays[:-1])
+
+    return Kernel(function, into, view=view)
+
+
 def array_of(value: Any) -> Any:
     """A kernel's result as the run-time value that it is: NumPy may give a scalar for rank 0."""
     if isinstance(value, np.generic):

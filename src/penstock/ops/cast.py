@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator, returning
 from penstock.ops.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
 from penstock.ops.infer import choice, element_dtype, tensor, with_data
 from penstock.ops.shape import view_kernel
@@ -118,10 +118,7 @@ def _cast_kernel(source: np.dtype | None, dtype: np.dtype, attrs: Attrs) -> Kern
     def run(x: np.ndarray, *_: Any) -> np.ndarray:
         return convert(x)
 
-    def into(x: np.ndarray, *rest: Any) -> None:
-        rest[-1][...] = convert(x)
-
-    return Kernel(run, into)
+    return returning(run)
 
 
 @cache

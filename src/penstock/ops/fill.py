@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator, returning
 from penstock.ops.dtypes import BITS, HALF
 from penstock.ops.infer import (
     all_known,
@@ -126,10 +126,7 @@ def range_(node: Node, types: Types) -> Kernel:
         steps: Any = np.arange(n, dtype=half if dtype in HALF else np.float64)
         return (steps * step + first).astype(dtype, copy=False)
 
-    def into(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, out: np.ndarray) -> None:
-        out[...] = run(start, limit, delta)
-
-    return Kernel(run, into)
+    return returning(run)
 
 
 # EyeLike

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator, returning
 from penstock.ops.infer import (
     all_known,
     given,
@@ -95,9 +95,6 @@ def gather(node: Node, types: Types) -> Kernel:
         except IndexError as error:
             raise out_of_range(error, x) from None
 
-    def into(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
-        out[...] = run(x, indices)
-
     def into_large(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
         n = x.shape[axis]
         if indices.size and (indices.max() >= n or indices.min() < -n):
@@ -110,7 +107,7 @@ def gather(node: Node, types: Types) -> Kernel:
 
     (kind,) = infer_gather(types, node.attrs, (None, None))
     large = isinstance(kind, TensorType) and kind.static and kind.nbytes >= _LARGE
-    return Kernel(run, into_large if large else into)
+    return Kernel(run, into_large) if large else returning(run)
 
 
 def around(axis: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -231,10 +228,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
         except IndexError as error:
             raise out_of_range(error, x) from None
 
-    def into(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
-        out[...] = run(x, indices)
-
-    return Kernel(run, into)
+    return returning(run)
 
 
 def infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -278,10 +272,7 @@ def gather_nd(node: Node, types: Types) -> Kernel:
         except IndexError as error:
             raise out_of_range(error, x) from None
 
-    def into(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
-        out[...] = run(x, indices)
-
-    return Kernel(run, into)
+    return returning(run)
 
 
 # Slice
@@ -499,7 +490,4 @@ def reverse_sequence(node: Node, types: Types) -> Kernel:
         source = np.where(times < lengths, lengths - 1 - times, times)
         return x[(source, batches) if time_axis == 0 else (batches, source)]
 
-    def into(x: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
-        out[...] = run(x, lengths)
-
-    return Kernel(run, into)
+    return returning(run)

@@ -101,7 +101,7 @@ class _Rows(NamedTuple):
 
     Each row stands in a longer one, with padding around it. Then all windows of all rows see their
     k-th elements at one distance in flat memory, which is combined in one go. What windows across
-    the ends of rows, and between strides, come to is left out when the result is copied.
+    the ends of rows come to is left out when the result is copied.
     """
 
     combine: Callable[..., Any]
@@ -112,15 +112,14 @@ class _Rows(NamedTuple):
     """the row in it"""
     shifts: range
     """where a window's elements lie from its first on"""
-    windows: slice
-    """the first elements of windows"""
+    windows: int
+    """of a row"""
 
-    def start(self, rows: np.ndarray) -> np.ndarray:
-        """Where to write the rows themselves."""
+    def pad(self, x: np.ndarray, rows: np.ndarray) -> None:
         rows.fill(self.identity)
-        return rows[..., self.inside]
+        np.copyto(rows[..., self.inside], x[..., : self.inside.stop - self.inside.start])
 
-    def finish(self, rows: np.ndarray, spare: np.ndarray, out: np.ndarray) -> None:
+    def combined(self, rows: np.ndarray, spare: np.ndarray, out: np.ndarray) -> None:
         x, total = rows.reshape(-1), spare.reshape(-1)
         n = x.size - self.shifts[-1]
         _, second, *others = self.shifts
@@ -128,18 +127,21 @@ class _Rows(NamedTuple):
         self.combine(x[:n], x[second : second + n], out=total)
         for shift in others:
             self.combine(total, x[shift : shift + n], out=total)
-        np.copyto(out, spare[..., self.windows])
+        np.copyto(out, spare[..., : self.windows])
 
 
 def _rows(
     combine: Callable[..., Any], identity: Any, axis: Window, dtype: np.dtype
 ) -> _Rows | None:
-    """``None`` where the windows had better be taken one position after the other."""
-    pitch = (axis.count - 1) * axis.stride + axis.span
+    """``None`` where the windows had better be taken one position after the other.
+
+    That is so where most of what is computed would be left out, because windows are far apart or
+    see mostly padding, or where NumPy computes one element at a time.
+    """
+    pitch = axis.count - 1 + axis.span
     used = min(axis.size, pitch - axis.begin)
-    # Of little use if most of what is computed is left out, or if NumPy takes single elements.
     vectorised = dtype.kind in "iuf" and dtype not in HALF
-    if axis.kernel < 2 or used < 1 or pitch > 4 * min(axis.count, used) or not vectorised:
+    if axis.stride > 1 or axis.kernel < 2 or pitch > 2 * min(axis.count, used) or not vectorised:
         return None
     return _Rows(
         combine,
@@ -147,7 +149,7 @@ def _rows(
         pitch,
         slice(axis.begin, axis.begin + used),
         range(0, axis.span, axis.dilation),
-        slice(0, (axis.count - 1) * axis.stride + 1, axis.stride),
+        axis.count,
     )
 
 
@@ -157,35 +159,28 @@ def separable(
     """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
     assert x.dtype is not None
     rows = _rows(combine, identity, axes[-1], x.dtype)
-    stages: list[_Reduction] = []
-    shapes: list[list[int]] = []
     spatial = list(x.dims[2:])
+    shapes: list[list[int]] = []
+    """of what is in the workspace: rows with padding, what each stage makes of them"""
+    stages: list[_Reduction] = []
     if rows is not None:
-        spatial[-1] = rows.inside.stop - rows.inside.start
+        spatial[-1] = rows.pitch
+        shapes.append(list(spatial))
     for i, axis in enumerate(axes if rows is None else axes[:-1]):
         if not axis.trivial:
             stages.append(_reduction(combine, identity, axis, i + 2))
             spatial[i] = axis.count
             shapes.append(list(spatial))
+    if rows is None and shapes:
+        shapes.pop()  # what the last stage makes is the output
+    elif rows is not None:
+        shapes.append(list(spatial))
     blocks = _blocks(x.dims)
     images, channels = (max(b - a for a, b in ranges) for ranges in zip(*blocks, strict=True))
+    # Two buffers take turns.
     layout = Layout()
-    lead = images * channels
-    # Between stages two buffers take turns.
-    sizes = [lead * prod(shape) for shape in shapes[:-1]]
+    sizes = [images * channels * prod(shape) for shape in shapes]
     fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
-    padded = [*spatial[:-1], rows.pitch] if rows is not None else []
-    ends = [layout.field((lead * prod(padded),), x.dtype) for _ in range(2 if padded else 0)]
-
-    def reduce(part: np.ndarray, result: np.ndarray, workspace: Any) -> None:
-        if not stages:
-            np.copyto(result, part)
-        for i, stage in enumerate(stages):
-            target = result
-            if i < len(stages) - 1:
-                target = fields[i % 2].reshaped(*part.shape[:2], *shapes[i])(workspace)
-            stage(part, target)
-            part = target
 
     def into(x: np.ndarray, out: np.ndarray, workspace: Any) -> None:
         if rows is None and not stages:
@@ -193,12 +188,18 @@ def separable(
             return
         for (n0, n1), (c0, c1) in blocks:
             part, result = x[n0:n1, c0:c1], out[n0:n1, c0:c1]
-            if rows is None:
-                reduce(part, result, workspace)
-                continue
-            first, second = (end.reshaped(*part.shape[:2], *padded)(workspace) for end in ends)
-            reduce(part[..., : spatial[-1]], rows.start(first), workspace)
-            rows.finish(first, second, result)
+            rooms = [
+                fields[i % 2].reshaped(*part.shape[:2], *shape)(workspace)
+                for i, shape in enumerate(shapes)
+            ]
+            if rows is not None:
+                rows.pad(part, rooms[0])
+                part = rooms.pop(0)
+            for stage, room in zip(stages, [*rooms, result], strict=False):
+                stage(part, room)
+                part = room
+            if rows is not None:
+                rows.combined(part, rooms[-1], result)
 
     return into, layout.size
 
@@ -325,20 +326,25 @@ def lp_pool(node: Node, types: Types) -> Kernel:
         (x,) = inputs
         assert x is not None and x.dtype is not None
         axes = pool_windows(node.attrs, x.dims)
-        pool, size = separable(x, axes, np.add, 0)
-        layout = Layout()
-        scratch = layout.field((size,), np.dtype(np.uint8))
-        powers = layout.field(x.dims, x.dtype)
-
-        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-            raised = powers(workspace)
-            power(x, p, raised)
-            pool(raised, out, scratch(workspace))
-            root(out, p)
-
-        return Routine(into, layout.size)
+        return _norms(x, p, *separable(x, axes, np.add, 0))
 
     return specialized(node, types, make)
+
+
+def _norms(x: TensorType, p: float, sums: Callable[..., None], size: int) -> Routine:
+    """The p-norms of what ``sums(x, out, workspace)`` sums up with ``size`` bytes of workspace."""
+    assert x.dtype is not None
+    layout = Layout()
+    scratch = layout.field((size,), np.dtype(np.uint8))
+    powers = layout.field(x.dims, x.dtype)
+
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        raised = powers(workspace)
+        power(x, p, raised)
+        sums(raised, out, scratch(workspace))
+        root(out, p)
+
+    return Routine(into, layout.size)
 
 
 def check_power(attrs: Attrs) -> None:
@@ -446,16 +452,7 @@ def global_lp_pool(node: Node, types: Types) -> Kernel:
         assert x is not None and x.dtype is not None
         _refuse_empty(x.dims)
         sums = sums_into(x)
-        layout = Layout()
-        powers = layout.field(x.dims, x.dtype)
-
-        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-            raised = powers(workspace)
-            power(x, p, raised)
-            sums(raised, out)
-            root(out, p)
-
-        return Routine(into, layout.size)
+        return _norms(x, p, lambda x, out, _: sums(x, out), 0)
 
     return specialized(node, types, make, contiguous=True)
 

@@ -99,7 +99,7 @@ class _Convolution:
         assert w_type is not None
         self.filters, self.integer = filters, integer
         self.last = bool(attrs.get("channels_last", 0))
-        x, w = _channels_first(x_type.dims, self.last), w_type.dims
+        x, w = channels_first(x_type.dims, self.last), w_type.dims
         self.dtype, self.spans, parts = filters.fixed.value if filters.fixed else filters.cut(w)
         shape: Any = conv_shape(x, w, attrs)
         self.left = layout.field(x, self.dtype)
@@ -157,8 +157,14 @@ def _channels(x: np.ndarray, group: int, span: slice) -> np.ndarray:
     return x.reshape(n, group, c // group, *spatial)[:, :, span].reshape(n, -1, *spatial)
 
 
-def _channels_first(shape: Any, last: bool) -> Any:
-    return (shape[0], shape[-1], *shape[1:-1]) if last and shape is not None else shape
+def channels_first(shape: Any, last: bool) -> Any:
+    """A shape whose channels come ``last``, or second as they should, with them second."""
+    return (*shape[:1], *shape[-1:], *shape[1:-1]) if last and shape is not None else shape
+
+
+def channels_back(shape: Any, last: bool) -> Any:
+    """The inverse of ``channels_first``."""
+    return (shape[0], *shape[2:], shape[1]) if last and shape is not None else shape
 
 
 def _check(
@@ -203,13 +209,11 @@ def conv_integer(node: Node, types: Types) -> Kernel:
 
 def infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     last = bool(attrs.get("channels_last", 0))
-    x = _channels_first(tensor(types, 0).shape, last)
+    x = channels_first(tensor(types, 0).shape, last)
     shape = conv_shape(x, tensor(types, 3).shape, attrs)
     _check(types, shape, (1, 2, 6, 7), (4, 5))
     check_shape("bias", tensor(types, 8).shape, (None if shape is None else shape[1],))
-    if last and shape is not None:
-        shape = (shape[0], *shape[2:], shape[1])
-    return (TensorType(tensor(types, 7).dtype, shape),)
+    return (TensorType(tensor(types, 7).dtype, channels_back(shape, last)),)
 
 
 @operator("QLinearConv", since=10, infer=infer_qlinear_conv)

@@ -26,6 +26,7 @@ from penstock.ops.infer import (
     tensor,
 )
 from penstock.ops.quantization import blocks, load, store, zero_of
+from penstock.ops.quantized_conv import channels_back, channels_first
 from penstock.ops.routine import Layout, Routine, Tensors, specialized
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
@@ -409,20 +410,13 @@ def _average_pool() -> Op:
     return op
 
 
-def _channels_first(shape: Shape | None) -> Shape | None:
-    return None if shape is None else (*shape[:1], *shape[-1:], *shape[1:-1])
-
-
 def infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     last = bool(attrs.get("channels_last", 0))
-    inner = TensorType(FLOAT32, _channels_first(x.shape) if last else x.shape)
+    inner = TensorType(FLOAT32, channels_first(x.shape, last))
     (y,) = _average_pool().infer([inner], attrs, [None])
     assert isinstance(y, TensorType)
-    shape = y.shape
-    if last and shape is not None:
-        shape = (shape[0], *shape[2:], shape[1])
-    return (TensorType(x.dtype, shape),)
+    return (TensorType(x.dtype, channels_back(y.shape, last)),)
 
 
 @operator("QLinearAveragePool", domain=MICROSOFT, infer=infer_average_pool)
@@ -433,8 +427,7 @@ def qlinear_average_pool(node: Node, types: Types) -> Kernel:
         x_type, y_type = inputs[0], outputs[0]
         assert x_type is not None
         assert y_type is not None
-        dims = _channels_first(x_type.dims) if last else x_type.dims
-        inner_type = TensorType(FLOAT32, dims)
+        inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
         inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
         pool = inner.op.compile(inner, [inner_type])
         layout = Layout()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator, returning
 from penstock.ops.dtypes import FLOAT64, INT32
 from penstock.ops.infer import element_dtype, given, padded, single, tensor
 from penstock.ops.shape import view_kernel
@@ -142,10 +142,7 @@ def multinomial(node: Node, types: Types) -> Kernel:
         picked = found.reshape(rows, size) - row * classes
         return picked.clip(0, classes - 1).astype(dtype)
 
-    def into(x: np.ndarray, out: np.ndarray) -> None:
-        out[...] = run(x)
-
-    return Kernel(run, into)
+    return returning(run)
 
 
 # Dropout

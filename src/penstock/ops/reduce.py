@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.ir import Node
+from penstock.ops import rows
 from penstock.ops.base import Attrs, Compile, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import is_float, is_small, wide
 from penstock.ops.elementwise import in_range
@@ -77,14 +78,12 @@ _multiply: Callable[..., Any] = np.multiply.reduce
 _maximum: Callable[..., Any] = np.maximum.reduce
 _minimum: Callable[..., Any] = np.minimum.reduce
 
-MANY = 8  # rows from which on other ways than NumPy's reductions are faster
-
 
 def total(x: np.ndarray, form: Form, out: np.ndarray | None = None) -> Any:
     """The sum, in the dtype of ``x``."""
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
-        if after == 1 and before >= MANY:
+        if after == 1 and before >= rows.MANY:
             return _into(np.matmul(x.reshape(before, count), form.ones).reshape(form.kept), out)
         if after > 1 and count * after >= 1024:
             sums = np.matmul(form.ones, x.reshape(before, count, after))
@@ -116,11 +115,8 @@ def integer_mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
 def highest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     if form.group is not None and x.flags.c_contiguous:
         before, count, after = form.group
-        if after == 1 and before >= MANY and 1 < count <= 1024:
-            # NumPy finds the place of a maximum of a short row faster than the maximum itself.
-            places = x.reshape(before, count).argmax(1)
-            places += np.arange(0, x.size, count)
-            return _into(x.reshape(-1).take(places).reshape(form.kept), out)
+        if after == 1 and before >= rows.MANY and 1 < count <= rows.SHORT:
+            return _into(rows.maxima(x.reshape(before, count)).reshape(form.kept), out)
     return _maximum(x, form.axes, None, out, True, _extreme(x.dtype, -1))
 
 
@@ -150,8 +146,8 @@ def square_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1:
-            rows = x.reshape(before, count)
-            return _into(np.vecdot(rows, rows).reshape(form.kept), out)
+            matrix = x.reshape(before, count)
+            return _into(np.vecdot(matrix, matrix).reshape(form.kept), out)
     return total(np.square(x), form, out)
 
 

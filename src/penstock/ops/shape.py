@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import Attrs, Consts, Kernel, Types, operator, returning
 from penstock.ops.infer import (
     all_known,
     broadcast_shapes,
@@ -37,12 +37,8 @@ from penstock.types import (
 
 
 def view_kernel(view: Callable[..., Any]) -> Kernel:
-    """The kernel of a function that returns a view; its writing form copies what is seen."""
-
-    def into(*arrays: Any) -> None:
-        arrays[-1][...] = view(*arrays[:-1])
-
-    return Kernel(view, into, view=True)
+    """The kernel of a function that returns a view."""
+    return returning(view, view=True)
 
 
 def refill(x: np.ndarray, out: np.ndarray) -> None:

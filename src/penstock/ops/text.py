@@ -152,6 +152,7 @@ class _Pool:
         self.shortest, self.longest = attrs["min_gram_length"], attrs["max_gram_length"]
         if not 1 <= self.shortest <= self.longest:
             raise ShapeError(f"bad n-gram lengths {self.shortest} to {self.longest}")
+        self.longest = min(self.longest, len(counts))
         self.numbers = {token: i for i, token in enumerate(dict.fromkeys(pool), 1)}
         self.base = len(self.numbers) + 1
         self.width = max(indexes, default=-1) + 1
