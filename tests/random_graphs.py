@@ -489,15 +489,13 @@ class Builder:
         self.add("If", [condition], kinds, attrs)
 
     def carried(self) -> list[tuple[Value, Kind]]:
-        return [
-            self.pick(lambda k: k.form != "optional") for _ in range(self.choose([1, 1, 2, 2, 3]))
-        ]
+        return [self.pick(lambda k: True) for _ in range(self.choose([1, 1, 2, 2, 3]))]
 
     def growing(self, kind: Kind) -> Kind:
         """What a carried value is inside the loop: some may grow."""
         if kind.form == "sequence":
             return Kind(kind.dtype, kind.shape, "sequence", 0)
-        if kind.shape and self.choose(range(5)) == 4:
+        if kind.form == "tensor" and kind.shape and self.choose(range(5)) == 4:
             return kind.of((self.dim(), *kind.shape[1:]))
         return kind
 

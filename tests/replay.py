@@ -28,7 +28,7 @@ class Ref:
         return max(self.low, other.low) < min(self.high, other.high)
 
 
-class Overwritten(AssertionError):
+class OverwrittenError(AssertionError):
     """A step reads memory that another value has taken."""
 
 
@@ -91,7 +91,7 @@ class Replay:
 
     def check(self, name: str, ref: Ref | None) -> None:
         if ref is not None and not (self.tags[ref.low : ref.high] == ref.tag).all():
-            raise Overwritten(f"{name} is read after its memory was taken by another value")
+            raise OverwrittenError(f"{name} is read after its memory was taken by another value")
 
     def write(self, index: int) -> Ref:
         self.tag += 1
@@ -216,7 +216,7 @@ class Replay:
 
 
 def replay(plan: Plan, layout: Layout, seeds: int = 4) -> None:
-    """Raise ``Overwritten`` or ``AssertionError`` where the layout lets values get in each other's
+    """Raise ``OverwrittenError`` or ``AssertionError`` where the layout lets values get in each other's
     way, in one of so many runs."""
     for seed in range(seeds):
         Replay(plan, layout, seed).run()

@@ -26,7 +26,7 @@ from penstock.passes.pipeline import optimize
 from penstock.plan import Plan, compile_plan
 from penstock.types import TensorType
 from tests.random_graphs import graphs, seeded
-from tests.replay import Overwritten, replay
+from tests.replay import OverwrittenError, replay
 
 
 def plan_of(graph: Graph) -> Plan:
@@ -92,7 +92,7 @@ def test_the_replay_sees_what_a_loop_overwrites():
     )
     replay(plan, layout)
     a, s = slot(plan, "a"), slot(plan, "s")
-    with pytest.raises(Overwritten, match=r"^a "):
+    with pytest.raises(OverwrittenError, match=r"^a "):
         replay(plan, replace(layout, offsets={**layout.offsets, s: layout.offsets[a]}))
 
 

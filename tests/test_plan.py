@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
@@ -121,6 +122,20 @@ def test_an_operand_seen_in_two_ways_is_not_overwritten():
     assert layout.buffer_of[slot(plan, "a")] != layout.buffer_of[slot(plan, "b")]
 
 
+@pytest.mark.parametrize(
+    "body", ["b = Sum(a, z, a)", "b = RMSNormalization(a, a)", "b = Add(a, a)"]
+)
+def test_a_value_that_is_read_twice_is_overwritten_only_by_kernels_that_allow_it(body):
+    #  a + z + a: after a + z is written over a, there is no a left to add
+    model = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 23]>
+        g (float[4] x, float[4] z) => (float[4] y) {{ a = Neg(x) {body} y = Sin(b) }}"""
+    )
+    x, z = np.arange(1, 5, dtype=np.float32), np.full(4, 10, np.float32)
+    (want,) = ReferenceEvaluator(model).run(None, {"x": x, "z": z})
+    np.testing.assert_allclose(ps.compile(model)(x, z), want, rtol=1e-5)
+
+
 def test_a_broadcast_operand_is_not_taken_over():
     plan, layout = planned(
         """g (float[4, 4] x) => (float[4, 4] y) <int64[1] n = {0}> {
@@ -226,3 +241,61 @@ def test_unknown_planner_names_are_refused():
     plan, _ = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     with pytest.raises(ValueError, match="best"):
         lay_out(plan, "worst")
+
+
+def test_branches_are_explained_under_their_own_names():
+    #  a file may have the else branch first
+    text = """g (float[2] x, bool c) => (float[2] y) {
+        y = If (c) <else_branch = e () => (float[2] q) { q = Neg(x) },
+                    then_branch = t () => (float[2] p) { p = Abs(x) }> }"""
+    session = ps.compile(
+        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text), shapes={}
+    )
+    lines = [line.strip() for line in session.explain().splitlines()]
+    assert "Abs" in lines[lines.index("then_branch:") + 1]
+    assert "Neg" in lines[lines.index("else_branch:") + 1]
+
+
+# What is carried, and what is written where.
+
+
+@pytest.mark.parametrize(
+    ("update", "direct"),
+    [
+        ("w = Add(v, x)", True),
+        # A view of what the body computes lies elsewhere, and is copied into the buffer;
+        ("t = Add(v, x) w = Slice(t, last, far, axis, back)", False),
+        # one that strides cannot express is copied anyway, straight into it.
+        ("t = Reshape(v, two) s = Exp(t) r = Transpose(s) w = Reshape(r, six)", True),
+        ("t = Add(v, x) w = Identity(x)", False),
+    ],
+)
+def test_an_update_is_written_into_the_free_buffer_where_it_can_be(update, direct):
+    plan, _ = planned(
+        f"""g (float[6] x, int64 n) => (float[6] y) <int64[2] two = {{2, 3}}, int64[1] six = {{6}},
+            int64[1] last = {{5}}, int64[1] far = {{-9}}, int64[1] axis = {{0}}, int64[1] back = {{-1}}> {{
+            y = Loop (n, , x) <body = b (int64 i, bool c, float[6] v) => (bool d, float[6] w)
+                {{ d = Identity(c) {update} }}> }}"""
+    )
+    (loop,) = plan.steps
+    assert [carry.direct for carry in loop.carries] == [direct]
+
+
+def test_of_two_carried_values_with_one_update_one_is_copied():
+    plan, _ = planned(
+        """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
+            y, z = Loop (n, , x, x) <body = b (int64 i, bool c, float[4] v, float[4] u)
+                => (bool d, float[4] w, float[4] w) { d = Identity(c) w = Add(v, u) }> }"""
+    )
+    (loop,) = plan.steps
+    assert [carry.direct for carry in loop.carries] == [True, False]
+    assert not {*loop.carries[0].buffers} & {*loop.carries[1].buffers}
+
+
+def test_a_sequence_gets_copies_of_what_is_planned_and_of_nothing_else():
+    plan, _ = planned(
+        """g (float[4] x) => (seq(float[4]) s) <float[4] k = {1, 2, 3, 4}> {
+            a = Exp(x) s = SequenceConstruct(a, x, k) }"""
+    )
+    (construct,) = [step for step in plan.steps if step.node.op.name == "SequenceConstruct"]
+    assert construct.copied == (0,)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import subprocess
 import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 
 import numpy as np
 import onnx
@@ -35,6 +40,20 @@ def session(proto) -> ps.Session:
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 BIAS = np.array([1, 2, 3], np.float32)
 SCALE = np.array([1, 10, 100], np.float32)
+
+
+def endless() -> ps.Session:
+    return ps.compile(
+        parser.parse_model(
+            HEADER
+            + """g (float[4] x, int64 n) => (float[4] y) {
+            y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
+                d = Identity(c) w = Add(v, v) }> }"""
+        )
+    )
+
+
+FOREVER = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
 
 
 def test_run_by_name_and_call_by_position(session):
@@ -112,6 +131,84 @@ def test_without_shapes_there_is_no_plan_to_show(session):
         _ = session.source
 
 
+def test_small_plans_count_too():
+    #  one node, and no arena: what a plan takes is its program
+    session = ps.compile(
+        parser.parse_model(HEADER + "g (float[N] x) => (float[N] y) { y = Neg(x) }"),
+        limits=ps.Limits(max_plans_bytes=100_000),
+    )
+    for n in range(200):
+        session(np.zeros(n, np.float32))
+    assert session.memory.arenas == 0
+    assert 2 <= session.memory.plans < 30
+
+
+def test_plans_of_all_signatures_are_bounded_together(proto):
+    session = ps.compile(proto, limits=ps.Limits(max_plans_bytes=100_000))
+    for n in range(1, 40):
+        feeds = {"x": np.ones((n, 3), np.float32), "scale": SCALE}
+        for fetches in (["y"], ["z"], ["product"]):
+            session.run(feeds, fetches)
+    assert session.memory.plans < 30
+
+
+def test_signatures_are_bounded():
+    chain = " ".join(f"v{i + 1} = Neg(v{i})" for i in range(300))
+    session = ps.compile(
+        parser.parse_model(HEADER + f"g (float[2] v0) => (float[2] y) {{ {chain} y = Exp(v300) }}")
+    )
+    x = np.ones(2, np.float32)
+    for i in range(1, 300):
+        assert session.run({"v0": x}, [f"v{i}"])[f"v{i}"][0] == (-1) ** i
+    assert len(session._signatures) <= 256
+    assert session.memory.plans <= 257
+    assert session.run({"v0": x}, ["v1"])["v1"][0] == -1
+
+
+def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch):
+    session = ps.compile(proto)
+    compiled = []
+    compile_one = session._compile
+
+    def compile_slowly(graph, values):
+        compiled.append(values[0].shape)
+        sleep(0.02)
+        return compile_one(graph, values)
+
+    monkeypatch.setattr(session, "_compile", compile_slowly)
+    start = threading.Barrier(8)
+
+    def job(n: int) -> None:
+        start.wait()
+        session.run({"x": np.ones((n, 3), np.float32), "scale": SCALE})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(job, [1, 2] * 4))
+    assert sorted(compiled) == [(1, 3), (2, 3)]
+
+
+def test_a_plan_that_is_there_does_not_wait_for_one_that_is_compiled(proto, monkeypatch):
+    session = ps.compile(proto)
+    feeds = [{"x": np.ones((n, 3), np.float32), "scale": SCALE} for n in (1, 2, 3)]
+    for each in feeds[:2]:
+        session.run(each)
+    compile_one, go_on, begun = session._compile, threading.Event(), threading.Event()
+
+    def compile_slowly(graph, values):
+        begun.set()
+        assert go_on.wait(60)
+        return compile_one(graph, values)
+
+    monkeypatch.setattr(session, "_compile", compile_slowly)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(session.run, feeds[2])
+        assert begun.wait(60)
+        for each in feeds[:2]:
+            session.run(each)
+        go_on.set()
+        assert slow.result()["y"].shape == (3, 3)
+
+
 # What is fed.
 
 
@@ -168,6 +265,50 @@ def test_wrong_feeds_are_explained(session, feeds, message):
         session.run(feeds)
 
 
+def test_feeds_must_be_a_mapping(session):
+    with pytest.raises(ps.InvalidInput, match="list"):
+        session.run([X, SCALE])
+
+
+def test_an_array_that_cannot_be_read_is_the_callers_fault(session):
+    class Broken:
+        def __array__(self, dtype=None, copy=None):
+            raise KeyError("x")
+
+    with pytest.raises(ps.InvalidInput, match=r"'x'.*Broken"):
+        session.run({"x": Broken(), "scale": SCALE})
+
+
+def test_the_dtype_of_a_fed_intermediate_value_is_checked(session):
+    assert session.run({"product": [[1, 2, 3]]}, ["y"])["y"].tolist() == [[2, 4, 6]]
+    with pytest.raises(ps.InvalidInput, match="'product' must be float32, not float64"):
+        session.run({"product": X.astype(np.float64)}, ["y"])
+
+
+def test_plans_depend_on_dtypes_that_the_model_leaves_open():
+    x, y, z = (ps.ir.Value(name) for name in "xyz")
+    nodes = [ps.ir.Node(ps.ops.find("Exp"), [x], [y]), ps.ir.Node(ps.ops.find("Neg"), [y], [z])]
+    session = ps.compile(ps.ir.Model({"g": ps.ir.Graph([x], [z], nodes)}, "g"))
+    for dtype in (np.float32, np.float64, np.float32):
+        z = session(np.ones(3, dtype))
+        assert z.dtype == dtype
+        np.testing.assert_array_equal(z, -np.exp(np.ones(3, dtype)))
+    # What says itself what it is need not be an array.
+    assert session(np.float32(0)).shape == ()
+    assert session(1.0).dtype == np.float64
+
+
+def test_shapes_that_the_model_cannot_take_are_the_callers_fault(session):
+    session = ps.compile(
+        parser.parse_model(
+            HEADER + "g (float[N] x) => (float[N] y) <float[3] k = {1, 2, 3}> { y = Add(x, k) }"
+        )
+    )
+    assert session(np.zeros(1, np.float32)).shape == (3,)
+    with pytest.raises(ps.InvalidInput, match=r"x: float32\[4\].*Add"):
+        session(np.zeros(4, np.float32))
+
+
 def test_dims_of_one_name_must_be_equal():
     session = ps.compile(
         parser.parse_model(HEADER + "g (float[N] a, float[N] b) => (float[N] c) { c = Add(a, b) }")
@@ -199,6 +340,24 @@ def test_unknown_options_are_refused(proto):
         ps.compile(proto, shapes={"w": (1,)})
 
 
+@pytest.mark.parametrize("shape", [(2,), (None, 3), (-1, 3), ("N", 3), (2.0, 3)])
+def test_shapes_to_compile_for_must_be_shapes(proto, shape):
+    with pytest.raises(ps.InvalidInput, match="'x'"):
+        ps.compile(proto, shapes={"x": shape})
+
+
+def test_shapes_may_be_numpy_integers(proto):
+    assert ps.compile(proto, shapes={"x": np.array([4, 3])}).memory.plans == 1
+
+
+def test_an_input_of_unknown_rank_needs_a_shape():
+    x = ps.ir.Value("x", ps.types.TensorType(np.dtype(np.float32)))
+    y = ps.ir.Value("y")
+    graph = ps.ir.Graph([x], [y], [ps.ir.Node(ps.ops.find("Exp"), [x], [y])])
+    with pytest.raises(ps.InvalidInput, match="every dim"):
+        ps.compile(ps.ir.Model({"g": graph}, "g"), shapes={})
+
+
 def test_strings_go_in_and_out():
     session = ps.compile(
         parser.parse_model(
@@ -219,6 +378,42 @@ def test_a_closed_session_refuses(session):
         session(X, SCALE)
     with pytest.raises(ps.PenstockError, match="closed"):
         session.run({"x": X, "scale": SCALE}, fetches=["y"])
+
+
+def test_closing_gives_up_plans_and_arenas(session):
+    session(X, SCALE)
+    session.run({"x": X, "scale": SCALE}, ["product"])
+    session.close()
+    assert session.memory == (ps.session.Memory(0, 0, 0))
+
+
+def test_runs_in_flight_end_though_their_session_is_closed():
+    session = endless()
+    token = ps.CancelToken()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(session.run, FOREVER, cancel=token)
+        sleep(0.05)
+        session.close()
+        session.trim()
+        token.cancel()
+        with pytest.raises(ps.Cancelled):
+            run.result()
+    assert session.memory.plans == 0
+
+
+def test_a_session_that_nobody_holds_gives_its_arenas_back_at_once():
+    session = ps.compile(
+        parser.parse_model(HEADER + "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }")
+    )
+    session(np.zeros(1_000_000, np.float32))
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(session.latest)
+        del session
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_sessions_are_pickled_by_path_and_options(proto, session, tmp_path):
@@ -263,20 +458,6 @@ def test_submit_and_arun(session):
 
     for outputs in asyncio.run(many()):
         np.testing.assert_array_equal(outputs["y"], wanted)
-
-
-def endless() -> ps.Session:
-    return ps.compile(
-        parser.parse_model(
-            HEADER
-            + """g (float[4] x, int64 n) => (float[4] y) {
-            y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
-                d = Identity(c) w = Add(v, v) }> }"""
-        )
-    )
-
-
-FOREVER = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
 
 
 @pytest.mark.parametrize("given", [True, False])

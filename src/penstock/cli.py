@@ -7,6 +7,7 @@ one JSON object on standard output, errors included.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ import penstock
 from penstock.errors import InvalidInput, InvalidModel, PenstockError, Unsupported
 from penstock.explain import format_bytes
 from penstock.ir import Model, Value
+from penstock.limits import DEFAULT_LIMITS
 from penstock.loading import load
 from penstock.ops.cost import flops
 from penstock.session import Port, Session, compile, suggest
@@ -206,13 +208,22 @@ def _made(
     if kind.dtype == STRING:
         raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
     shape = _dims(dims) if dims else tuple(d if isinstance(d, int) else 1 for d in kind.shape or ())
-    if word == "zeros":
-        return np.zeros(shape, kind.dtype)
-    if kind.dtype.kind == "b":
-        return rng.integers(0, 2, shape).astype(kind.dtype)
-    if kind.dtype.kind in "iu":
-        return rng.integers(0, 100, shape).astype(kind.dtype)
-    return rng.standard_normal(shape).astype(kind.dtype)
+    most = DEFAULT_LIMITS.max_bytes
+    if most is not None and math.prod(shape) * kind.dtype.itemsize > most:
+        raise InvalidInput(
+            f"input {name!r}: {shape} is larger than the memory there is; give fewer with "
+            f"--input {name}={word}:DIMS"
+        )
+    try:
+        if word == "zeros":
+            return np.zeros(shape, kind.dtype)
+        if kind.dtype.kind == "b":
+            return rng.integers(0, 2, shape).astype(kind.dtype)
+        if kind.dtype.kind in "iu":
+            return rng.integers(0, 100, shape).astype(kind.dtype)
+        return rng.standard_normal(shape).astype(kind.dtype)
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
 
 
 def _dims(text: str) -> tuple[int, ...]:
@@ -225,7 +236,7 @@ def _dims(text: str) -> tuple[int, ...]:
 def _read(name: str, path: str) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise InvalidInput(f"input {name!r}: cannot read {path}: {error}") from error
     assert isinstance(array, np.ndarray)
     return array

@@ -48,7 +48,7 @@ class Limits:
     max_folded_bytes: int = 16 * 2**20
     """constant folding never makes a constant above this that is larger than what it replaces"""
     max_plans_bytes: int = 512 * 2**20
-    """bytes of the plans a session keeps, by shapes of their inputs; the oldest are dropped"""
+    """bytes of the plans a session keeps, arenas and programs; those unused for longest go first"""
 
 
 DEFAULT_LIMITS = Limits()

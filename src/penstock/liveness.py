@@ -233,8 +233,13 @@ class _Liveness:
                 continue
             if not isinstance(other, TensorType) or other.without_data() != kind.without_data():
                 continue
-            # Another input may see the same memory differently (a transpose of it, say).
-            rest = [s for s in step.inputs if s >= 0 and s != candidate]
+            # Another input may see the same memory differently (a transpose of it, say), or be the
+            # very value, where the kernel reads it after it has written.
+            rest = [
+                s
+                for j, s in enumerate(step.inputs)
+                if s >= 0 and (s != candidate or j not in kernel.inplace)
+            ]
             if any(self.buffer_of.get(r) == buffer for s in rest for r in self.memory(s)):
                 continue
             return candidate

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -17,7 +18,7 @@ import numpy as np
 from penstock import garbage
 from penstock.backends.base import Backend
 from penstock.backends.numpy import NumpyBackend
-from penstock.errors import InvalidInput, InvalidModel, PenstockError
+from penstock.errors import InvalidInput, InvalidModel, LimitExceeded, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Control, begin, end
 from penstock.executors.linear import LinearExecutor
 from penstock.explain import format_plan
@@ -339,7 +340,10 @@ class Session:
             shape = () if dims is None else tuple([d for d in dims if _is_dim(d)])
             if dims is None or len(shape) < len(dims):
                 raise InvalidInput(f"input {name!r} of type {kind}: shapes= must say every dim")
-            values.append(np.broadcast_to(np.zeros((), kind.dtype), shape))
+            try:
+                values.append(np.broadcast_to(np.zeros((), kind.dtype), shape))
+            except ValueError as error:
+                raise InvalidInput(f"input {name!r}: no array has shape {shape}") from error
         self._executor(signature, signature.key(values), values)
 
     def _executors(self) -> list[LinearExecutor]:
@@ -386,7 +390,7 @@ class Session:
     def _compile(self, graph: Graph, values: Sequence[Any]) -> LinearExecutor:
         """The executor of ``graph`` for values of these shapes."""
         check_dims(graph.inputs, values)
-        with garbage.paused():
+        with _compiling():
             copy = clone(graph)
             for value, given in zip(copy.inputs, values, strict=True):
                 value.type = _concrete(value.type, given)
@@ -437,7 +441,7 @@ class Session:
     def _compile_signature(
         self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
     ) -> Signature:
-        with garbage.paused():
+        with _compiling():
             fed = [self._value(name, "feed") for name in feeds]
             fetched = [self._value(name, "fetch") for name in (*fetches, *targets)]
             graph = cut(self.model.graph, fed, fetched)
@@ -496,6 +500,19 @@ def compile(
         shapes=shapes,
         limits=limits,
     )
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Without garbage collection; what is too much for the machine is an error of the model."""
+    with garbage.paused():
+        try:
+            yield
+        except RecursionError as error:
+            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
+        except MemoryError as error:
+            message = f"there is not enough memory to compile the model: {error}"
+            raise LimitExceeded(message) from error
 
 
 def _restore(path: str, options: dict[str, Any]) -> Session:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,7 @@ def check_into(node: Node, values: Sequence[Any], results: Sequence[Any]) -> Non
                 assert_same(out, want, tolerance, tolerance)
 
     constants = [_read_only(x) for x in values]
+    held = [(array, array.copy()) for array in _captured(kernel.function, kernel.into)]
     for byte in GARBAGE:
         for layout in LAYOUTS[:1] if kernel.contiguous else LAYOUTS:
             outs = [None if a is None else _fill(layout(a), byte) for a in arrays]
@@ -224,6 +226,31 @@ def check_into(node: Node, values: Sequence[Any], results: Sequence[Any]) -> Non
                 inputs = [taken if i == index else v for i, v in enumerate(constants)]
                 others = [None if a is None else _fill(np.empty_like(a), byte) for a in arrays[1:]]
                 run(inputs, [taken, *others], byte)
+    for array, before in held:
+        message = "the kernel wrote to an array that it holds, and that all threads share"
+        np.testing.assert_array_equal(_native(array), _native(before), err_msg=message)
+
+
+def _captured(*functions: Any) -> list[np.ndarray]:
+    """The arrays that functions hold, in their closures and in what these hold."""
+    seen: dict[int, Any] = {}
+    stack = list(functions)
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (list, tuple)):
+            stack.extend(value)
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, FunctionType):
+            stack.extend(cell.cell_contents for cell in value.__closure__ or ())
+        elif type(value).__module__.startswith("penstock.ops"):
+            names = (n for n in getattr(type(value), "__slots__", ()) if n != "__weakref__")
+            stack.extend(getattr(value, name, None) for name in names)
+            stack.extend(getattr(value, "__dict__", {}).values())
+    return [value for value in seen.values() if isinstance(value, np.ndarray)]
 
 
 GARBAGE = (0xA5, 0xFF)

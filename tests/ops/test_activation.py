@@ -276,3 +276,17 @@ def test_swiglu_of_two_shapes() -> None:
 def test_unknown_gelu() -> None:
     with pytest.raises(ShapeError, match="approximate"):
         check_node("Gelu", [normal(3)], {"approximate": "cubic"}, expected=[])
+
+
+@pytest.mark.parametrize(
+    ("op", "domain"), [("PRelu", ""), ("BiasGelu", "com.microsoft"), ("FastGelu", "com.microsoft")]
+)
+def test_the_first_input_does_not_grow(op: str, domain: str) -> None:
+    """Also where shapes are known in the run only."""
+    x, other = normal(3), normal(2, 3)
+    version = 1 if domain else 16
+    (node,) = load(node_model(op, [x, other], domain=domain, opset=version)).graph.nodes
+    kernel = node.op.compile(node, [TensorType(), TensorType()])
+    kernel(other, x)
+    with pytest.raises(ShapeError, match="does not broadcast"):
+        kernel(x, other)

@@ -181,5 +181,8 @@ def test_trilu_edges() -> None:
     words = np.array([["a", "b"], ["c", "d"]], object)
     want = np.array([["a", "b"], ["", "d"]], object)
     check_node("Trilu", [words], expected=[want])
+    for dtype in (np.complex64, np.complex128):
+        x = f32(2, 3).astype(dtype) + 1j
+        check_node("Trilu", [x], expected=[np.triu(x)])
     fails("Trilu", [f32(2)], match="matrices")
     assert infer("Trilu", [float_type("N", 3)]) == [float_type("N", 3)]

@@ -4,11 +4,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from penstock.frontends.onnx import load
+from penstock.interpret import evaluate
 from penstock.ops import find
 from penstock.ops import pooling as family
 from penstock.types import FLOAT32, INT64, ShapeError, TensorType
 
-from .harness import check_node
+from .harness import check_node, node_model
 
 rng = np.random.default_rng(0)
 NARROW = [np.float16, ml_dtypes.bfloat16]
@@ -126,6 +128,33 @@ def test_pool_in_blocks(monkeypatch, shape, block):
     attrs = {"kernel_shape": [3] * rank, "strides": [2] * rank, "pads": [1] * 2 * rank}
     check_node("MaxPool", [draw(*shape)], attrs, expected="ort", opset=21)
     check_node("AveragePool", [draw(*shape)], attrs, expected="ort", opset=21)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_rows_with_padding_give_what_positions_give(monkeypatch, number):
+    """Both ways to take windows along the last axis, one of which takes them one by one."""
+    rank = int(rng.integers(1, 4))
+    kernel = rng.integers(1, 5, rank).tolist()
+    dilations = rng.integers(1, 3, rank).tolist()
+    pads = [int(rng.integers(0, k)) for k in kernel * 2]
+    attrs = {"kernel_shape": kernel, "dilations": dilations, "pads": pads}
+    x = draw(2, 3, *rng.integers(8, 12, rank))
+    for op in ("MaxPool", "AveragePool"):
+        check_node(op, [x], attrs, expected="ort", opset=21, rtol=1e-4, atol=1e-5)
+    x.reshape(-1)[:: int(rng.integers(5, 40))] = rng.choice([np.nan, np.inf, -np.inf])
+    for op in ("MaxPool", "AveragePool"):
+        (node,) = load(node_model(op, [x], attrs)).graph.nodes
+        with monkeypatch.context() as patch:
+            patch.setattr(family, "_rows", lambda *_: None)
+            want = evaluate(node, [x])
+        check_node(op, [x], attrs, expected=want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_empty_batch_of_large_images():
+    x = np.empty((0, 9, 200, 200), np.float32)
+    attrs = {"kernel_shape": [3, 3], "strides": [2, 2]}
+    check_node("MaxPool", [x], attrs, expected=[np.empty((0, 9, 99, 99), np.float32)])
+    check_node("AveragePool", [x], attrs, expected=[np.empty((0, 9, 99, 99), np.float32)])
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])

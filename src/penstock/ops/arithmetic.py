@@ -1,4 +1,8 @@
-"""Arithmetic and the functions of calculus, element by element, with NumPy's broadcasting."""
+"""Arithmetic and the functions of calculus, element by element, with NumPy's broadcasting.
+
+Integers wrap around, and what ONNX leaves open is 0: quotients by 0, and powers of 0 with negative
+exponents. Sums of 16-bit floats are taken in float32, however many there are, and rounded once.
+"""
 
 from __future__ import annotations
 

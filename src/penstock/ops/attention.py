@@ -2,6 +2,8 @@
 
 Everything happens on [batch, heads, sequence, head size], of which all layouts are views. Scores
 live in scratch of a bounded size: some heads of some samples at a time, or some rows of one head.
+
+A query that sees no key gets zeros, not the NaNs of a softmax over nothing.
 """
 
 from __future__ import annotations

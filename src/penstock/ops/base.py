@@ -57,7 +57,8 @@ class Kernel:
     ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
 
     ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
-    nobody reads them afterwards.
+    nobody reads them afterwards. A value that is several inputs may be taken over only if all of
+    these are named: others are read while the output is written.
     """
 
     function: Callable[..., Any]
@@ -181,6 +182,25 @@ def numeric(compile: Compile) -> Compile:
     return checked
 
 
+def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``infer`` or ``compile`` of an operation of which there is no schema.
+
+    Nobody has checked that a node has as many inputs and the attributes that the code reads.
+    """
+
+    @wraps(function)
+    def checked(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except ShapeError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            message = f"its inputs or attributes are not those of the operation: {error!r}"
+            raise ShapeError(message) from error
+
+    return checked
+
+
 def operator(
     name: str,
     *,
@@ -200,7 +220,11 @@ def operator(
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
         made = compile if name in STRINGS else numeric(compile)
-        entries.append(Op(name, domain, since, last, infer, made, pure))
+        found = infer
+        if domain == MICROSOFT:
+            made = unchecked(made)
+            found = infer if infer is unknown_types else unchecked(infer)
+        entries.append(Op(name, domain, since, last, found, made, pure))
         return compile
 
     return register

@@ -181,6 +181,8 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
 def infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     check_shape("input", x.shape, (None, None, None))
+    check_shape("image_shape", tensor(types, 1).shape, (None,))
+    check_shape("block_shape", tensor(types, 2).shape, (None,))
     n, rows, columns = x.shape or (None, None, None)
     image, block = ints(types, consts, 1), ints(types, consts, 2)
     if image is None or block is None:

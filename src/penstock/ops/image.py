@@ -1,4 +1,8 @@
-"""Sampling images at given positions, and choosing among boxes."""
+"""Sampling images at given positions, and choosing among boxes.
+
+Where GridSample with cubic interpolation pads by its border, each pixel that a position reads is
+clamped, as in PyTorch and ONNX Runtime; ``onnx.reference`` clamps the position.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def single(x: np.ndarray, name: str) -> np.ndarray:
 
 def normalize_axis(axis: int, rank: int) -> int:
     """``axis`` counted from the front; negative ones count from the back."""
-    if not -rank <= axis < rank:
+    if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
         raise ShapeError(f"axis {axis} is out of range for rank {rank}")
     return axis % rank if rank else 0
 

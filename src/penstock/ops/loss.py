@@ -1,4 +1,7 @@
-"""Losses."""
+"""Losses: the negative log-likelihood, of log-probabilities and of scores.
+
+Targets that name no class are an error, unless they are ignored.
+"""
 
 from __future__ import annotations
 

@@ -209,7 +209,10 @@ _KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def _kernel_function(attrs: Attrs) -> _KernelFunction:
     """``f(x, s)``: the kernel of each row of ``x`` with each row of ``s``, computed in float64."""
-    gamma, coef0, degree = [float(p) for p in attrs.get("kernel_params") or (0.0, 0.0, 0.0)]
+    given = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
+    if len(given) != 3:
+        raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(given)}")
+    gamma, coef0, degree = [float(p) for p in given]
 
     def squares(x: np.ndarray) -> np.ndarray:
         return np.square(x).sum(1)

@@ -1,5 +1,7 @@
 """Pooling over windows: MaxPool, AveragePool, LpPool and the global ones, and MaxUnpool.
 
+A NaN is the maximum of every window that sees it; ONNX Runtime passes over NaNs.
+
 Windows are products of ranges along the axes, so that maxima and sums are taken one axis after the
 other: along each, the k-th elements of all windows at once (``_Reduction``). There is no padding:
 the windows whose k-th element it would be are left out; but along the last axis, where rows may be

@@ -171,7 +171,7 @@ def _crop(axis: Axis, x: np.ndarray) -> np.ndarray:
 
 
 def _symmetric(axis: Axis, x: np.ndarray) -> np.ndarray:
-    offset = axis.size / 2 * (1 - axis.out / axis.width)
+    offset = axis.size / 2 * (1 - axis.out / (axis.width or 1))
     return offset + (x + 0.5) / axis.scale - 0.5
 
 

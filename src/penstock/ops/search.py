@@ -1,4 +1,7 @@
-"""Places of extreme elements along an axis: ArgMax, ArgMin and TopK."""
+"""Places of extreme elements along an axis: ArgMax, ArgMin and TopK.
+
+NaNs are extreme for ArgMax and ArgMin, and greater than all else for TopK.
+"""
 
 from __future__ import annotations
 

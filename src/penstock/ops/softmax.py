@@ -1,4 +1,4 @@
-"""Softmax and its kin, along an axis.
+"""Softmax and its kin, along an axis. 16-bit floats are computed in float32 and rounded once.
 
 Along the last axis, a tensor is taken some rows at a time, so that what is widened to float32 on
 the way stays small and in the cache.
