@@ -12,15 +12,18 @@ from onnx import parser
 
 import penstock as ps
 from penstock.interpret import interpret
-from penstock.ir import Graph, Model, Node, Value
+from penstock.ir import Graph, Model, Node, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops import Kernel, Op, find
 from penstock.ops.infer import same_type
+from penstock.passes.cse import eliminate_common
 from penstock.passes.fold import fold, owned_bytes
 from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
-from penstock.passes.prune import cut, unfed
+from penstock.passes.prune import cut, prune, unfed
+from penstock.passes.simplify import simplify
 from penstock.types import ShapeError, TensorType
+from tests.random_graphs import seeded
 
 
 def graph_of(text: str, opset: int = 19) -> Graph:
@@ -325,6 +328,16 @@ def test_passes_are_idempotent():
     before = [repr(node) for node in graph.nodes]
     optimize(graph, DEFAULT_LIMITS)
     assert [repr(node) for node in graph.nodes] == before
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_after_all_passes_none_finds_more_to_do(seed):
+    graph = clone(seeded(seed, 30))
+    optimize(graph, DEFAULT_LIMITS)
+    assert not fold(graph, DEFAULT_LIMITS)
+    assert not simplify(graph)
+    assert not eliminate_common(graph)
+    assert not prune(graph)
 
 
 def test_vgg19_of_the_onnx_suite_folds_within_its_weights():

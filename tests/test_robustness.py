@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,12 +25,19 @@ TIGHT = ps.Limits(max_bytes=2**24, max_constant_bytes=2**24, max_iterations=1000
 F32 = np.float32
 
 
-def outcome(source: bytes | onnx.ModelProto, limits: ps.Limits = TIGHT, seed: int = 0) -> str:
+def outcome(
+    source: bytes | onnx.ModelProto,
+    limits: ps.Limits = TIGHT,
+    inputs: Sequence[Any] | None = None,
+    seed: int = 0,
+) -> str:
     """``ran``, or the name of the ``PenstockError``; any other error, and our own bugs, pass on."""
     rng = np.random.default_rng(seed)
     try:
         session = ps.compile(source, limits=limits)
-        session.run({port.name: feed(port.type, rng) for port in session.inputs}, timeout=1)
+        values = [feed(port.type, rng) for port in session.inputs] if inputs is None else inputs
+        names = [port.name for port in session.inputs]
+        session.run(dict(zip(names, values, strict=True)), timeout=1)
     except ps.InternalError:
         raise
     except ps.PenstockError as error:
@@ -300,15 +309,13 @@ def test_attributes_without_sense(op):
     """``SENSELESS`` has attributes with the length of their lists, 0 for a single number."""
     inputs, attributes = SENSELESS[op]
     usual = REQUIRED.get(op, {})
-    assert outcome(node_model(op, inputs, usual)) == "ran"
+    assert outcome(node_model(op, inputs, usual), inputs=inputs) == "ran"
     for name, length in attributes.items():
         for bad in BAD:
-            values = (
-                [bad] if not length else [[bad] * length, [1] * (length - 1) + [bad], [bad], []]
-            )
+            values = [[bad] * length, [1] * (length - 1) + [bad], [bad]] if length else [bad]
             for value in values:
                 model = node_model(op, inputs, {**usual, name: value})
-                assert outcome(model) != "Unsupported", (name, value)
+                assert outcome(model, inputs=inputs) != "Unsupported", (name, value)
 
 
 # Strings are no numbers
@@ -384,7 +391,6 @@ def test_commands_on_damaged_files(name, tmp_path):
         (BOMBS["input"] % 2**60, ["check", "MODEL"], None),
         (ENDLESS, ["run", "MODEL", "--input", f"x=zeros:{2**62}x16"], "InvalidInput"),
         (ENDLESS, ["run", "MODEL", "--input", "x=zeros:-1"], "InvalidInput"),
-        (ENDLESS, ["info", "MODEL", "--shape", f"x={2**62}x16"], "InvalidInput"),
     ],
 )
 def test_commands_on_bombs(text: str, arguments: list[str], error: str | None, tmp_path: Path):

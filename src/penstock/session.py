@@ -533,7 +533,8 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
 
 def suggest(name: str, names: Iterable[str]) -> str:
     """What to say of a name that is none of ``names``."""
-    close = get_close_matches(name, list(names), n=3, cutoff=0.6)
+    alike = [other for other in names if other.casefold() == name.casefold()]
+    close = alike or get_close_matches(name, list(names), n=3, cutoff=0.6)
     if close:
         return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"
     shown = list(names)[:8]

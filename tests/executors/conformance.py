@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import signal
 import threading
 import weakref
@@ -364,6 +365,52 @@ class ExecutorConformance:
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(job, range(8)))
+
+    def test_runs_of_all_kinds_at_once(self):
+        """Shapes, fetches, failures and trims in any mix, while plans are dropped and made again."""
+        session = self.compile(
+            model("""g (float[N] x, int64 n, int64[1] i) => (float[N] y, float[1] z, float[K, N] rows) {
+                a = Sin(x) b = Mul(a, a)
+                y, rows = Loop (n, , b) <body = l (int64 k, bool c, float[N] v) => (bool d, float[N] w, float[N] r)
+                    { d = Identity(c) e = Neg(v) w = Add(e, a) r = Mul(w, v) }>
+                z = Gather(b, i)
+            }"""),
+            limits=ps.Limits(max_plans_bytes=150_000),
+        )
+
+        def wanted(x: np.ndarray, n: int, i: int) -> dict[str, np.ndarray]:
+            a = np.sin(x)
+            v, rows = a * a, []
+            for _ in range(n):
+                w = -v + a
+                rows.append(w * v)
+                v = w
+            stacked = np.array(rows, np.float32).reshape(n, len(x))
+            return {"a": a, "z": (a * a)[i : i + 1], "y": v, "rows": stacked}
+
+        def job(seed: int) -> int:
+            choose = random.Random(seed)
+            for _ in range(60):
+                x = np.random.default_rng(seed).standard_normal(choose.randint(1, 9))
+                x, n, fails = x.astype(np.float32), choose.randrange(5), choose.random() < 0.1
+                i = len(x) if fails else choose.randrange(len(x))
+                feeds = {"x": x, "n": np.array(n), "i": np.array([i])}
+                fetches = choose.choice([None, ["y"], ["z", "a"], ["rows"], ["a"]])
+                try:
+                    outputs = session.run(feeds, fetches, timeout=choose.choice([None, 60]))
+                except ps.RunError as error:
+                    assert fails
+                    assert "Gather" in str(error)
+                    continue
+                assert not (fails and "z" in outputs)
+                for name, value in outputs.items():
+                    np.testing.assert_array_equal(value, wanted(x, n, i)[name])
+                if choose.random() < 0.05:
+                    session.trim()
+            return session.memory.arenas
+
+        with ThreadPoolExecutor(8) as pool:
+            assert max(pool.map(job, range(8))) <= 150_000
 
     def test_a_chain_of_ten_thousand_nodes(self):
         nodes = [onnx.helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]

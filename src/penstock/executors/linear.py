@@ -27,7 +27,7 @@ from penstock.types import ShapeError, TensorType
 Run = Callable[..., tuple[Any, ...]]
 
 # What a line of a program takes in memory, with its step, its slots and its graph.
-_STEP_BYTES = 2500
+_STEP_BYTES = 1500
 # Runs at once that are not counted: no process has as many threads.
 _MANY_RUNS = 1000
 # How often a run that waits for an arena looks at its control.
