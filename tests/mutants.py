@@ -285,7 +285,7 @@ def feed(kind: Type, rng: np.random.Generator) -> Any:
     dims = kind.shape if kind.shape is not None else (2,)
     shape = [dim if isinstance(dim, int) else int(rng.integers(1, 4)) for dim in dims]
     dtype = kind.dtype if kind.dtype is not None else np.dtype(np.float32)
-    if np.prod(shape, dtype=float) > 2**20:
+    if np.prod(shape, dtype=float) > 2**14:
         return None
     if dtype == STRING:
         return np.full(shape, "ab c", object)

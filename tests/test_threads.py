@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -192,6 +193,32 @@ def test_collection_stays_off_where_it_was_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_built_is_old_and_goes_when_nobody_holds_it():
+    class Node:
+        pass
+
+    with garbage.paused():
+        node = Node()
+        node.circle = node
+        frozen = gc.get_freeze_count()
+    assert any(each is node for each in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == frozen
+    gone = weakref.ref(node)
+    del node
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_the_user_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        with garbage.paused():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
 
 
 # Forks.

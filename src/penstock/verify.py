@@ -404,6 +404,24 @@ def control_flow(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
+def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
+    """The lists among the attributes of a Scan have an entry for each sequence."""
+    for _, _, node in index.nodes():
+        if node.op.name != "Scan" or node.op.domain:
+            continue
+        states = _scan_states(node)
+        taken, given = len(node.inputs) - states, len(node.outputs) - states
+        for name, count in (
+            ("scan_input_axes", taken),
+            ("scan_input_directions", taken),
+            ("scan_output_axes", given),
+            ("scan_output_directions", given),
+        ):
+            listed = node.attrs.get(name)
+            if listed and len(listed) != count:
+                yield f"{node.label} has {len(listed)} {name} for {count} sequences; give each one"
+
+
 def types(index: _Index, limits: Limits) -> Iterator[str]:
     """Types are those of values that can be: dtypes we know, dims that can be multiplied."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
@@ -520,6 +538,7 @@ CHECKS: tuple[Check, ...] = (
     reads,
     control_inputs,
     control_flow,
+    scan_lists,
     types,
     constants,
     cycles,

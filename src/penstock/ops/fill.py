@@ -174,21 +174,24 @@ def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(values.dtype, shape),)
 
 
+MAX_CLASSES = 2**16  # of which a kernel keeps the numbers
+
+
 def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
     axis = node.attrs.get("axis", -1)
     known = known_ints(node, types, 1)
-    fixed = None if known is None else np.arange(known[0])
+    fixed = None if known is None or known[0] > MAX_CLASSES else np.arange(known[0])
 
     def hot(indices: np.ndarray, depth: np.ndarray) -> np.ndarray:
-        classes = fixed
-        if classes is None:
-            if depth.size != 1 or not 0 <= depth.item() < np.inf:
-                raise ShapeError(f"depth {depth.tolist()} is no number of classes")
-            classes = np.arange(int(depth.item()))
-        where = normalize_axis(axis, indices.ndim + 1)
+        if depth.size != 1 or not 0 <= depth.item() < np.inf:
+            raise ShapeError(f"depth {depth.tolist()} is no number of classes")
+        where, count = normalize_axis(axis, indices.ndim + 1), int(depth.item())
+        if not indices.size:
+            return np.empty((*indices.shape[:where], count, *indices.shape[where:]), np.bool_)
+        classes = np.arange(count) if fixed is None else fixed
         picked = indices.astype(np.int64, copy=False)
         if from_the_end:
-            picked = np.where(picked < 0, picked + len(classes), picked)
+            picked = np.where(picked < 0, picked + count, picked)
         picked = picked.reshape(*indices.shape[:where], 1, *indices.shape[where:])
         return picked == classes.reshape(-1, *[1] * (indices.ndim - where))
 

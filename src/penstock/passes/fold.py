@@ -133,10 +133,15 @@ class _Folder:
         try:
             if op.name == "ConstantOfShape" and known:
                 return (_filled(node, known[0]),)
+            made = sum(t.nbytes for t in known)
+            read = sum(c.nbytes for c in consts if c is not None)
+            # Compiling may take as much as running. Only views give more than is kept for nothing,
+            # and of these, all but Expand no more than they are given.
+            if made > most and made > read and op.name != "Expand":
+                return None
             kernel = op.compile(node, given)
             # Elements that a stride of 0 repeats take no memory, but time.
-            read = sum(c.nbytes for c in consts if c is not None)
-            if not kernel.view and max(read, sum(t.nbytes for t in known)) > most:
+            if not kernel.view and max(made, read - held) > most:
                 return None
             results = kernel(*consts)
         except Exception:

@@ -144,6 +144,8 @@ def reshape(node: Node) -> Replacement | bool:
     chained = before is not None and before.op.name in RESHAPES and not before.op.domain
     if not chained or before is None or before.control_inputs:
         return None
+    if max(output.type.dims, default=0) > np.iinfo(np.int64).max:
+        return None  # no such array can be made: whoever plans it says so
     shape = np.array(output.type.dims, np.int64)
     node.op = _reshape_op()
     node.inputs = [before.inputs[0], Value(f"{output.name}/shape", const=shape)]
