@@ -50,6 +50,10 @@ class Kind:
         return Kind(self.dtype, tuple(shape))
 
 
+Entry = tuple[Value, Kind]
+Test = Callable[[Kind], Any]
+
+
 def tensor(dtype: np.dtype, *shape: int | str) -> Kind:
     return Kind(dtype, shape)
 
@@ -111,23 +115,29 @@ class Builder:
     def flip(self) -> bool:
         return self.choose([False, True])
 
-    def pick(self, test: Callable[[Kind], Any] = lambda kind: kind.form == "tensor"):
+    def find(self, test: Test = bool, form: str = "tensor") -> Entry | None:
         """A value whose kind passes the test, and its kind; half of the time one not yet read."""
-        fitting = [entry for entry in self.pool if test(entry[1])]
+        fitting = [entry for entry in self.pool if entry[1].form == form and test(entry[1])]
         new = [entry for entry in fitting if entry[0] not in self.source.read]
-        return self.choose(new if new and self.flip() else fitting)
+        options = new if new and self.flip() else fitting
+        return self.choose(options) if options else None
 
-    def has(self, test: Callable[[Kind], Any]) -> bool:
-        return any(test(kind) for _, kind in self.pool)
+    def pick(self, test: Test = bool, form: str = "tensor") -> Entry:
+        """As ``find``, where there is one: there are inputs of each dtype."""
+        found = self.find(test, form)
+        assert found is not None
+        return found
+
+    def any(self) -> Entry:
+        return self.pick(form=self.choose([kind.form for _, kind in self.pool]))
 
     def like(self, kind: Kind) -> Value:
         """A value of this very kind; a sequence may be longer."""
-        return self.pick(
-            lambda k: (
-                (k.dtype, k.shape, k.form) == (kind.dtype, kind.shape, kind.form)
-                and k.least >= kind.least
-            )
-        )[0]
+
+        def fits(k: Kind) -> bool:
+            return (k.dtype, k.shape) == (kind.dtype, kind.shape) and k.least >= kind.least
+
+        return self.pick(fits, kind.form)[0]
 
     # Building.
 
@@ -187,7 +197,7 @@ class Builder:
         self.add(self.choose(ops[kind.dtype]), [a], [kind])
 
     def convert(self) -> None:
-        a, kind = self.pick(lambda k: k.form == "tensor" and k.dtype in (FLOAT32, INT64))
+        a, kind = self.pick(lambda k: k.dtype in (FLOAT32, INT64))
         zero = self.constant(np.zeros((), kind.dtype))
         if self.flip():
             self.add(self.choose(["Greater", "Less", "Equal"]), [a, zero], [Kind(BOOL, kind.shape)])
@@ -195,36 +205,29 @@ class Builder:
             self.add("Cast", [a], [Kind(FLOAT32, kind.shape)], {"to": 1})
 
     def choice(self) -> None:
-        if self.has(lambda k: k.form == "tensor" and k.dtype == BOOL and k.shape != ()):
-            c, where = self.pick(lambda k: k.form == "tensor" and k.dtype == BOOL)
-            a, kind = self.pick(lambda k: k.form == "tensor" and k.shape in (where.shape, ()))
-            b = self.like(kind)
-            self.add("Where", [c, a, b], [kind.of(where.shape)])
+        c, where = self.pick(lambda k: k.dtype == BOOL)
+        found = self.find(lambda k: where.shape and k.shape in (where.shape, ()))
+        if found is not None:
+            a, kind = found
+            self.add("Where", [c, a, self.like(kind)], [kind.of(where.shape)])
 
     # Views.
 
-    def static(self) -> tuple[Value, Kind]:
-        return self.pick(lambda k: k.form == "tensor" and k.static)
-
     def reshape(self) -> None:
         a, kind = self.pick()
-        if not kind.static:
-            target = (kind.size, -1) if kind.shape.count(kind.shape[0]) == 1 else (-1,)
-            if sum(isinstance(dim, str) for dim in kind.shape) == 1 and target == (1, -1):
-                self.add(
-                    "Reshape",
-                    [a, self.constant(np.array([1, -1]))],
-                    [kind.of((1, self.dim()))],
-                    {"allowzero": 0},
-                )
-            return
+        unknown = [dim for dim in kind.shape if isinstance(dim, str)]
         shapes = [(kind.size,), *(s for s in SHAPES if np.prod(s) == kind.size)]
         target = self.choose(shapes)
+        made = kind.of(target)
+        if unknown:
+            if len(unknown) > 1 or kind.size > 1:
+                return
+            target, made = (1, -1), kind.of((1, self.dim()))
         shape = self.constant(np.array(target, np.int64))
-        self.add("Reshape", [a, shape], [kind.of(target)], {"allowzero": 1})
+        self.add("Reshape", [a, shape], [made], {"allowzero": int(not unknown)})
 
     def transpose(self) -> None:
-        a, kind = self.pick(lambda k: k.form == "tensor")
+        a, kind = self.pick()
         perm = list(self.choose(list(permutations(range(len(kind.shape))))))
         self.add("Transpose", [a], [kind.of([kind.shape[p] for p in perm])], {"perm": perm})
 
@@ -240,7 +243,7 @@ class Builder:
             self.add("Unsqueeze", [a, self.constant(np.array([axis]))], [kind.of(shape)])
 
     def slice(self) -> None:
-        a, kind = self.pick(lambda k: k.form == "tensor" and k.shape)
+        a, kind = self.pick(lambda k: k.shape)
         axis = self.choose(range(len(kind.shape)))
         step = self.choose([1, 2, -1])
         start, end = self.choose([(0, 10), (1, 10), (0, 2), (1, 2)])
@@ -253,21 +256,14 @@ class Builder:
         self.add("Slice", [a, *bounds], [kind.of(shape)])
 
     def split(self) -> None:
-        a, kind = (
-            self.pick(lambda k: k.form == "tensor" and any(d in (2, 6) for d in k.shape))
-            if self.has(lambda k: k.form == "tensor" and any(d in (2, 6) for d in k.shape))
-            else (None, None)
-        )
-        if kind is None:
-            return
+        a, kind = self.pick(lambda k: {2, 6} & {*k.shape})
         axis = next(i for i, dim in enumerate(kind.shape) if dim in (2, 6))
         half = kind.of((*kind.shape[:axis], kind.shape[axis] // 2, *kind.shape[axis + 1 :]))
-        attrs = {"axis": axis, "num_outputs": 2}
-        self.add("Split", [a, None], [half, half], attrs)
+        self.add("Split", [a, None], [half, half], {"axis": axis, "num_outputs": 2})
 
     def element(self) -> None:
         """One row: a view at a fixed position."""
-        a, kind = self.pick(lambda k: k.form == "tensor")
+        a, kind = self.pick()
         if kind.shape and isinstance(kind.shape[0], int) and kind.shape[0]:
             index = self.constant(np.array(self.choose([0, -1])))
             self.add("Gather", [a, index], [kind.of(kind.shape[1:])], {"axis": 0})
@@ -275,23 +271,16 @@ class Builder:
     # Shapes.
 
     def concat(self) -> None:
-        a, kind = (
-            self.pick(lambda k: k.form == "tensor" and k.shape)
-            if self.has(lambda k: k.form == "tensor" and k.shape)
-            else (None, None)
-        )
-        if kind is None or kind.size > _MOST_ELEMENTS // 2:
-            return
-        b = self.like(kind)
+        a, kind = self.pick(lambda k: k.shape and k.size <= _MOST_ELEMENTS // 2)
         axis = self.choose(range(len(kind.shape)))
         dim = kind.shape[axis]
         dim = 2 * dim if isinstance(dim, int) else self.dim()
         shape = (*kind.shape[:axis], dim, *kind.shape[axis + 1 :])
-        self.add("Concat", [a, b], [kind.of(shape)], {"axis": axis})
+        self.add("Concat", [a, self.like(kind)], [kind.of(shape)], {"axis": axis})
 
     def reduce(self) -> None:
         """Sums of integers and largest floats: neither depends on the order of the elements."""
-        a, kind = self.pick(lambda k: k.form == "tensor" and k.dtype in (FLOAT32, INT64))
+        a, kind = self.pick(lambda k: k.dtype in (FLOAT32, INT64))
         if kind.dtype == FLOAT32 and not (kind.static and 0 not in kind.shape):
             return
         keep = self.choose([0, 1])
@@ -307,22 +296,17 @@ class Builder:
         a, kind = self.pick()
         (dims,) = self.add("Shape", [a], [tensor(INT64, len(kind.shape))], {"start": 0})
         if kind.static:
-            fitting = [
-                e
-                for e in self.pool
-                if e[1].form == "tensor" and e[1].static and e[1].size == kind.size
-            ]
-            b, other = self.choose(fitting)
+            b, other = self.pick(lambda k: k.static and k.size == kind.size)
             self.add("Reshape", [b, dims], [other.of(kind.shape)], {"allowzero": 1})
 
     def dynamic(self) -> None:
         """Values whose shapes depend on contents."""
-        a, kind = self.pick(lambda k: k.form == "tensor" and k.dtype != STRING)
+        a, kind = self.pick(lambda k: k.dtype != STRING)
         what = self.choose(["nonzero", "compress", "prefix"])
         if what == "nonzero":
             self.add("NonZero", [a], [tensor(INT64, len(kind.shape), self.dim())])
         elif what == "compress" and kind.shape:
-            where, _ = self.flag(kind.shape[-1])
+            where = self.flags(kind.shape[-1])
             shape = (*kind.shape[:-1], self.dim())
             self.add("Compress", [a, where], [kind.of(shape)], {"axis": len(kind.shape) - 1})
         elif kind.shape:
@@ -332,58 +316,46 @@ class Builder:
             zero = self.constant(np.array([0]))
             self.add("Slice", [a, zero, end, zero, None], [kind.of(shape)])
 
-    def flag(self, length: int | str) -> tuple[Value, Kind]:
+    def flags(self, length: int | str) -> Value:
         """Conditions, one for each place along a dim."""
-        fitting = [e for e in self.pool if e[1] == tensor(BOOL, length)]
-        if fitting:
-            return self.choose(fitting)
-        flags = np.arange(length) % 2 == 0 if isinstance(length, int) else np.zeros(0, bool)
-        return self.constant(flags), tensor(BOOL, length)
+        found = self.find(lambda k: k == tensor(BOOL, length))
+        if found is not None:
+            return found[0]
+        return self.constant(np.arange(length if isinstance(length, int) else 0) % 2 == 0)
 
     def count(self) -> Value:
         """A small number that is known only during the run, perhaps."""
-        fitting = [e for e in self.pool if e[1] == tensor(INT64)]
-        if not fitting or self.flip():
+        found = self.find(lambda k: k == tensor(INT64))
+        if found is None or self.flip():
             return self.constant(np.array(self.choose(range(4))))
         low, high = (self.constant(np.array(x)) for x in (0, 3))
-        (bounded,) = self.add("Clip", [self.choose(fitting)[0], low, high], [tensor(INT64)])
+        (bounded,) = self.add("Clip", [found[0], low, high], [tensor(INT64)])
         return bounded
 
     # Several outputs.
 
     def several(self) -> None:
-        fitting = [
-            e
-            for e in self.pool
-            if e[1].form == "tensor"
-            and e[1].dtype == FLOAT32
-            and e[1].static
-            and len(e[1].shape) == 2
-            and 0 not in e[1].shape
-        ]
-        if not fitting:
-            return
-        a, kind = self.choose(fitting)
+        a, kind = self.pick(
+            lambda k: k.dtype == FLOAT32 and k.static and len(k.shape) == 2 and 0 not in k.shape
+        )
+        rows, size = kind.shape
         if self.flip():
-            k = self.constant(np.array([1]))
-            taken = [kind.of((kind.shape[0], 1)), tensor(INT64, kind.shape[0], 1)]
-            kinds = [k if self.flip() else None for k in taken]
-            kinds = kinds if any(kinds) else taken
-            self.add("TopK", [a, k], kinds, {"axis": -1, "largest": 1, "sorted": 1})
+            one = self.constant(np.array([1]))
+            kinds = [kind.of((rows, 1)), tensor(INT64, rows, 1)]
+            attrs = {"axis": -1, "largest": 1, "sorted": 1}
+            self.add("TopK", [a, one], self.some(kinds), attrs)
             return
         # One layer of two hidden values over a sequence.
-        steps, size = kind.shape
-        axes = self.constant(np.array([1]))
-        (x,) = self.add("Unsqueeze", [a, axes], [kind.of((steps, 1, size))])
-        rng = np.random.default_rng(steps)
+        (x,) = self.add("Unsqueeze", [a, self.constant(np.array([1]))], [kind.of((rows, 1, size))])
+        rng = np.random.default_rng(rows)
         w, r = (self.constant(rng.standard_normal((1, 8, n)).astype(np.float32)) for n in (size, 2))
-        all_kinds = [
-            tensor(FLOAT32, steps, 1, 1, 2),
-            tensor(FLOAT32, 1, 1, 2),
-            tensor(FLOAT32, 1, 1, 2),
-        ]
-        kinds = [k if self.flip() else None for k in all_kinds]
-        self.add("LSTM", [x, w, r], kinds if any(kinds) else all_kinds, {"hidden_size": 2})
+        kinds = [tensor(FLOAT32, rows, 1, 1, 2), *[tensor(FLOAT32, 1, 1, 2)] * 2]
+        self.add("LSTM", [x, w, r], self.some(kinds), {"hidden_size": 2})
+
+    def some(self, kinds: Sequence[Kind]) -> Sequence[Kind | None]:
+        """Outputs of which some may be left out, but not all."""
+        chosen = [kind if self.flip() else None for kind in kinds]
+        return chosen if any(chosen) else kinds
 
     # Sequences and optionals.
 
@@ -398,25 +370,29 @@ class Builder:
             made = Kind(FLOAT32, self.choose(SHAPES), "sequence", 0)
             self.add("SequenceEmpty", [], [made], {"dtype": 1})
         elif what == "split":
-            a, kind = self.pick(lambda k: k.form == "tensor")
+            a, kind = self.pick()
             if kind.shape and isinstance(kind.shape[0], int):
                 made = Kind(kind.dtype, kind.shape[1:], "sequence", kind.shape[0])
                 self.add("SplitToSequence", [a], [made], {"axis": 0, "keepdims": 0})
-        elif self.has(lambda k: k.form == "sequence"):
-            s, kind = self.pick(lambda k: k.form == "sequence")
-            member = Kind(kind.dtype, kind.shape)
-            if what == "insert" and self.has(lambda k: k == member):
+        else:
+            found = self.find(form="sequence")
+            if found is None:
+                return
+            s, kind = found
+            member = self.find(lambda k: k == Kind(kind.dtype, kind.shape))
+            if what == "insert" and member is not None:
                 where = self.constant(np.array(0)) if self.flip() else None
                 made = Kind(kind.dtype, kind.shape, "sequence", kind.least + 1)
-                self.add("SequenceInsert", [s, self.like(member), where], [made])
+                self.add("SequenceInsert", [s, member[0], where], [made])
             elif what == "erase" and kind.least:
                 made = Kind(kind.dtype, kind.shape, "sequence", kind.least - 1)
                 self.add("SequenceErase", [s, self.constant(np.array(0))], [made])
 
     def sequence_use(self) -> None:
-        if not self.has(lambda k: k.form == "sequence"):
+        found = self.find(form="sequence")
+        if found is None:
             return
-        s, kind = self.pick(lambda k: k.form == "sequence")
+        s, kind = found
         what = self.choose(["at", "length", "concat", "identity"])
         if what == "at" and kind.least:
             index = self.constant(np.array(self.choose([0, -1])))
@@ -424,33 +400,29 @@ class Builder:
         elif what == "length":
             self.add("SequenceLength", [s], [tensor(INT64)])
         elif what == "concat" and kind.least and kind.shape and kind.dtype != STRING:
-            shape = (self.dim(), *kind.shape[1:])
-            self.add("ConcatFromSequence", [s], [kind.of(shape)], {"axis": 0, "new_axis": 0})
+            made = kind.of((self.dim(), *kind.shape[1:]))
+            self.add("ConcatFromSequence", [s], [made], {"axis": 0, "new_axis": 0})
         elif what == "identity":
             self.add("Identity", [s], [kind])
 
     def optional(self) -> None:
-        if self.has(lambda k: k.form == "optional") and self.flip():
-            o, kind = self.pick(lambda k: k.form == "optional")
-            if self.flip():
-                self.add("OptionalHasElement", [o], [tensor(BOOL)])
-            elif kind.least:
-                self.add("OptionalGetElement", [o], [kind.of(kind.shape)])
-        else:
+        found = self.find(form="optional")
+        if found is None or self.flip():
             a, kind = self.pick()
             self.add("Optional", [a], [Kind(kind.dtype, kind.shape, "optional", 1)])
+        elif self.flip():
+            self.add("OptionalHasElement", [found[0]], [tensor(BOOL)])
+        else:
+            o, kind = found
+            self.add("OptionalGetElement", [o], [kind.of(kind.shape)])
 
     # Control flow.
 
     def condition(self) -> Value:
-        fitting = [
-            e[0]
-            for e in self.pool
-            if e[1].form == "tensor" and e[1].dtype == BOOL and e[1].size == 1 and e[1].static
-        ]
-        if fitting and self.flip():
-            return self.choose(fitting)
-        a, kind = self.pick(lambda k: k.form == "tensor" and k.dtype == FLOAT32)
+        found = self.find(lambda k: k.dtype == BOOL and k.static and k.size == 1)
+        if found is not None and self.flip():
+            return found[0]
+        a, kind = self.pick(lambda k: k.dtype == FLOAT32)
         zero, some = (self.constant(x) for x in (np.float32(0), np.array(self.choose([0, 1, 3]))))
         (above,) = self.add("Greater", [a, zero], [Kind(BOOL, kind.shape)])
         (numbers,) = self.add("Cast", [above], [Kind(INT64, kind.shape)], {"to": 7})
@@ -460,7 +432,7 @@ class Builder:
 
     def branches(self) -> None:
         condition = self.condition() if self.depth or self.flip() else self.like(INPUTS["c"])
-        kinds = [self.pick(lambda k: True)[1] for _ in range(self.choose([1, 1, 2, 3]))]
+        kinds = [self.any()[1] for _ in range(self.choose([1, 1, 2, 3]))]
         # Branches may disagree about a dim, which is then known only during the run.
         loose = [self.flip() and self.choose(range(4)) == 3 for _ in kinds]
         graphs = []
@@ -470,14 +442,11 @@ class Builder:
             inner.steps(3)
             outputs = []
             for i, kind in enumerate(kinds):
-                same_rank = [
-                    e
-                    for e in inner.pool
-                    if (e[1].dtype, e[1].form, len(e[1].shape))
-                    == (kind.dtype, "tensor", len(kind.shape))
-                ]
-                if loose[i] and kind.form == "tensor" and same_rank:
-                    value, own = self.choose(same_rank)
+                found = inner.find(
+                    lambda k, kind=kind: (k.dtype, len(k.shape)) == (kind.dtype, len(kind.shape))
+                )
+                if loose[i] and kind.form == "tensor" and found is not None:
+                    value, own = found
                 else:
                     value, own = inner.like(kind), kind
                 shapes[i].add(own.shape)
@@ -491,7 +460,7 @@ class Builder:
         self.add("If", [condition], kinds, attrs)
 
     def carried(self) -> list[tuple[Value, Kind]]:
-        return [self.pick(lambda k: True) for _ in range(self.choose([1, 1, 2, 2, 3]))]
+        return [self.any() for _ in range(self.choose([1, 1, 2, 2, 3]))]
 
     def growing(self, kind: Kind) -> Kind:
         """What a carried value is inside the loop: some may grow."""
@@ -503,21 +472,15 @@ class Builder:
 
     def update(self, kind: Kind, initial: Kind) -> Value:
         """What a carried value becomes; the builder is that of the body."""
-        if kind.form == "tensor" and kind != initial:
-            own = self.like(kind)
-            rows = [
-                e
-                for e in self.pool
-                if e[1].form == "tensor"
-                and e[1].dtype == kind.dtype
-                and e[1].shape
-                and e[1].shape[1:] == kind.shape[1:]
-                and e[1].size <= 8
-            ]
-            inputs = [own, self.choose(rows)[0]] if rows else [own]
-            made = kind.of((self.dim(), *kind.shape[1:]))
-            return self.add("Concat", inputs, [made], {"axis": 0})[0]
-        return self.like(kind)
+        if kind.form != "tensor" or kind == initial:
+            return self.like(kind)
+        more = self.find(
+            lambda k: (
+                k.dtype == kind.dtype and k.shape and k.shape[1:] == kind.shape[1:] and k.size <= 8
+            )
+        )
+        inputs = [self.like(kind), *([] if more is None else more[:1])]
+        return self.add("Concat", inputs, [kind.of((self.dim(), *kind.shape[1:]))], {"axis": 0})[0]
 
     def loop(self) -> None:
         carried = self.carried()
@@ -535,10 +498,7 @@ class Builder:
         updated = [
             body.update(kind, initial) for kind, (_, initial) in zip(kinds, carried, strict=True)
         ]
-        rows = [
-            body.pick(lambda k: k.form == "tensor" and k.static)
-            for _ in range(self.choose([0, 1, 2]))
-        ]
+        rows = [body.pick(lambda k: k.static) for _ in range(self.choose([0, 1, 2]))]
         outputs = [condition, *updated, *(value for value, _ in rows)]
         graph = Graph([iteration, proceed, *inside], outputs, body.nodes, "body")
         limit = self.count()
@@ -557,16 +517,13 @@ class Builder:
         self.add("Loop", inputs, after, {"body": graph})
 
     def scan(self) -> None:
-        fitting = [e for e in self.pool if e[1].form == "tensor" and e[1].shape]
-        if not fitting:
-            return
-        first, whole = self.choose(fitting)
+        first, whole = self.pick(lambda k: k.shape)
         axis = self.choose(range(len(whole.shape)))
         length = whole.shape[axis]
         sources = [(first, whole, axis)]
-        others = [(v, k, k.shape.index(length)) for v, k in fitting if length in k.shape]
         if self.flip():
-            sources.append(self.choose(others))
+            other, kind = self.pick(lambda k: length in k.shape)
+            sources.append((other, kind, kind.shape.index(length)))
         states = [self.pick() for _ in range(self.choose([0, 1, 1, 2]))]
         body = Builder(self.source, self.pool, self.depth + 1)
         inside = [(Value(self.name("state")), kind) for _, kind in states]
@@ -602,10 +559,10 @@ class Builder:
             self.add("Scan", inputs, [*(k for _, k in states), *stacked], attrs)
 
     def sequence_map(self) -> None:
-        fitting = [e for e in self.pool if e[1].form == "sequence"]
-        if not fitting:
+        found = self.find(form="sequence")
+        if found is None:
             return
-        sources = [self.choose(fitting)]
+        sources = [found]
         body = Builder(self.source, self.pool, self.depth + 1)
         if self.flip():
             sources.append(sources[0] if self.flip() else self.pick())
@@ -624,7 +581,7 @@ def build(source: Source, most: int) -> Graph:
     builder = Builder(source, list(zip(inputs, INPUTS.values(), strict=True)), 0)
     for _ in range(source.choose(range(1, most + 1))):
         builder.step()
-    picked = [builder.pick(lambda kind: True)[0] for _ in range(source.choose(range(1, 5)))]
+    picked = [builder.any()[0] for _ in range(source.choose(range(1, 5)))]
     # The same value may leave twice, under two names.
     outputs = [
         v if picked.index(v) == i else builder.add("Identity", [v], [INPUTS["a"]])[0]

@@ -298,6 +298,33 @@ def test_plans_depend_on_dtypes_that_the_model_leaves_open():
     assert session(1.0).dtype == np.float64
 
 
+def test_elements_of_a_sequence_must_have_the_dims_that_are_declared():
+    #  plans go by them: an element of shape (1,) would be broadcast where (2,) was planned
+    session = ps.compile(
+        parser.parse_model(
+            HEADER
+            + """g (seq(float[2]) s) => (float[2] y) <int64 first = {0}> {
+                a = SequenceAt(s, first) b = Neg(a) y = Exp(b) }"""
+        )
+    )
+    np.testing.assert_allclose(session([np.zeros(2, np.float32)]), [1, 1])
+    for shape in ((1,), (3,), (1, 2), ()):
+        with pytest.raises(ps.InvalidInput, match=r"'s\[0\]'"):
+            session([np.zeros(shape, np.float32)])
+
+
+def test_elements_of_a_sequence_may_have_different_dims_of_one_name():
+    session = ps.compile(
+        parser.parse_model(
+            HEADER
+            + """g (seq(float[N]) s) => (int64[1] y) <int64 first = {0}, int64 second = {1}> {
+                a = SequenceAt(s, first) b = SequenceAt(s, second)
+                m = Shape(a) n = Shape(b) y = Sub(m, n) }"""
+        )
+    )
+    assert session([np.zeros(5, np.float32), np.zeros(3, np.float32)]).tolist() == [2]
+
+
 def test_shapes_that_the_model_cannot_take_are_the_callers_fault(session):
     session = ps.compile(
         parser.parse_model(

@@ -26,11 +26,11 @@ def convert(name: str, value: Any, kind: Type) -> Any:
     if isinstance(kind, AnyType):
         return _of_any_type(name, value)
     if isinstance(kind, OptionalType):
-        return None if value is None else convert(name, value, kind.element)
+        return None if value is None else _inner(name, value, kind.element)
     if isinstance(kind, SequenceType):
         if not isinstance(value, list | tuple):
             raise InvalidInput(f"input {name!r} is a sequence, give a list, not {_what(value)}")
-        return [convert(f"{name}[{i}]", x, kind.element) for i, x in enumerate(value)]
+        return [_inner(f"{name}[{i}]", x, kind.element) for i, x in enumerate(value)]
     if isinstance(kind, MapType):
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
@@ -58,6 +58,14 @@ def convert(name: str, value: Any, kind: Type) -> Any:
             f"convert it with .astype({dtype_name(kind.dtype)!r})"
         )
     return array
+
+
+def _inner(name: str, value: Any, kind: Type) -> Any:
+    """As ``convert``; plans go by the types of elements, and not by what each run has in them."""
+    inner = convert(name, value, kind)
+    if isinstance(kind, TensorType):
+        _check_shape(name, kind, inner)
+    return inner
 
 
 def _of_any_type(name: str, value: Any) -> Any:
@@ -93,17 +101,8 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
         kind = declared.type
         if not isinstance(kind, TensorType) or kind.shape is None:
             continue
-        if len(kind.shape) != value.ndim:
-            raise InvalidInput(
-                f"input {declared.name!r} has rank {len(kind.shape)} ({kind}), "
-                f"an array of shape {value.shape} was given"
-            )
+        _check_shape(declared.name, kind, value)
         for axis, (dim, given) in enumerate(zip(kind.shape, value.shape, strict=True)):
-            if isinstance(dim, int) and dim != given:
-                raise InvalidInput(
-                    f"input {declared.name!r} must have {dim} at axis {axis} ({kind}), "
-                    f"an array of shape {value.shape} was given"
-                )
             if isinstance(dim, str):
                 first, where = bound.setdefault(dim, (given, f"{declared.name!r} axis {axis}"))
                 if first != given:
@@ -111,3 +110,35 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
                         f"input {declared.name!r}: dim {dim!r} at axis {axis} is {given}, "
                         f"but {first} at {where}"
                     )
+
+
+def _check_shape(name: str, kind: TensorType, array: np.ndarray) -> None:
+    """Rank and known dims fit."""
+    if kind.shape is None:
+        return
+    if len(kind.shape) != array.ndim:
+        raise InvalidInput(
+            f"input {name!r} has rank {len(kind.shape)} ({kind}), "
+            f"an array of shape {array.shape} was given"
+        )
+    for axis, (dim, given) in enumerate(zip(kind.shape, array.shape, strict=True)):
+        if isinstance(dim, int) and dim != given:
+            raise InvalidInput(
+                f"input {name!r} must have {dim} at axis {axis} ({kind}), "
+                f"an array of shape {array.shape} was given"
+            )
+
+
+def checked(kind: Type) -> Type:
+    """What of an input's type is checked when it is fed: all but that dims of one name are equal
+    where they are in a sequence or an optional, each of whose elements may have others."""
+    if isinstance(kind, SequenceType):
+        return SequenceType(_nameless(kind.element))
+    return OptionalType(_nameless(kind.element)) if isinstance(kind, OptionalType) else kind
+
+
+def _nameless(kind: Type) -> Type:
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return checked(kind)
+    dims = tuple([dim if isinstance(dim, int) else None for dim in kind.shape])
+    return TensorType(kind.dtype, dims)

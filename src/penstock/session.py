@@ -22,7 +22,7 @@ from penstock.errors import InvalidInput, InvalidModel, LimitExceeded, PenstockE
 from penstock.executors.base import NEVER, CancelToken, Control, begin, end
 from penstock.executors.linear import LinearExecutor
 from penstock.explain import format_plan
-from penstock.feeds import check_dims, convert
+from penstock.feeds import check_dims, checked, convert
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
@@ -452,6 +452,7 @@ class Session:
             for value in graph.inputs:
                 if isinstance(value.type, AnyType):
                     value.type = self._inferred.get(value.name, ANY)
+                value.type = checked(value.type)
             optimize(graph, self.limits)
         return Signature(graph, fetches)
 

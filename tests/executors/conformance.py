@@ -305,12 +305,17 @@ class ExecutorConformance:
         session.run(short)
         arenas = session.memory.arenas
         me = threading.get_ident()
-        for _ in range(5):
-            timer = threading.Timer(0.02, signal.pthread_kill, (me, signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
-                session.run(feeds)
-            timer.join()
+        # Python ignores interrupts where whoever started it did (a shell, in the background).
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            for _ in range(5):
+                timer = threading.Timer(0.02, signal.pthread_kill, (me, signal.SIGINT))
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    session.run(feeds)
+                timer.join()
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert session.run(short)["y"].tolist() == [4] * 4
         assert session.memory.arenas == arenas
 

@@ -119,6 +119,8 @@ def around(axis: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
     """The int or slice that picks the same as constant ``indices``, if there is one."""
+    if indices.dtype.kind not in "iu":
+        return None
     if indices.ndim == 0:
         return int(indices)
     if indices.ndim > 1:

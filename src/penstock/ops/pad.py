@@ -134,6 +134,8 @@ def infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if any(isinstance(d, int) and d < 0 for d in dims):
         raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
     kind = TensorType(x.dtype, tuple(dims))
+    if not rank:
+        return (kind,)
     return (with_data(kind, lambda: _padded_data(x, by_axis[0], mode, consts)),)
 
 

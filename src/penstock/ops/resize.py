@@ -69,6 +69,8 @@ def _by_scales(dims: Sequence[Dim], scales: Sequence[float]) -> list[tuple[Dim, 
         if not isinstance(dim, int):
             found.append((dim if scale == 1 else None, scale, 0.0))
             continue
+        if not scale * dim < 2**62:
+            raise ShapeError(f"{dim} elements times {scale} are too many")
         out = int(np.float32(dim) * np.float32(scale))
         # Scales are float32: where one is a rounded quotient of the sizes, take the quotient.
         exact = dim > 0 and np.float32(out / dim) == np.float32(scale)
@@ -237,7 +239,7 @@ def _table(axis: Axis, attrs: Attrs) -> Table:
         return Table(axis.axis, axis.size, axis.out, nearest[None], np.ones((1, axis.out)), outside)
     radius, shape = _FILTERS[mode]
     # Antialiasing stretches the filter over as many pixels as fall onto one.
-    stretch = min(axis.scale, 1.0) if attrs.get("antialias") else 1.0
+    stretch = min(axis.scale, 1.0) if attrs.get("antialias") and axis.out else 1.0
     reach = int(np.ceil(radius / stretch))
     left = np.floor(x)
     offsets = np.arange(1 - reach, 1 + reach)[:, None]
