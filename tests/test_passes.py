@@ -451,6 +451,15 @@ def test_a_loop_that_may_not_begin_has_no_known_number_of_rows():
     assert rows == {"": (3, 2), "z": (None, 2)}
 
 
+@pytest.mark.parametrize("limit", ["float n = {2}", "int64[2] n = {1, 2}", "int64[0] n = {}"])
+def test_a_trip_count_is_one_integer(limit):
+    text = f"""g (float[2] x) => (float[2] y) <{limit}> {{
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+            {{ d = Identity(c) w = Add(v, v) }}> }}"""
+    with pytest.raises(ps.InvalidModel, match="one integer"):
+        ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+
+
 def test_inference_in_nested_loops_does_not_grow_with_every_level():
     #  each loop's carried value widens once, and the loop inside reads it: with every level
     #  beginning anew in each round of the one around it, 2**depth rounds

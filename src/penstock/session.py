@@ -390,20 +390,26 @@ class Session:
     def _compile(self, graph: Graph, values: Sequence[Any]) -> LinearExecutor:
         """The executor of ``graph`` for values of these shapes."""
         check_dims(graph.inputs, values)
+        declared = [value.type for value in graph.inputs]
+        types = [_concrete(kind, given) for kind, given in zip(declared, values, strict=True)]
         with _compiling():
-            copy = clone(graph)
-            for value, given in zip(copy.inputs, values, strict=True):
-                value.type = _concrete(value.type, given)
-            types = ", ".join(map(repr, copy.inputs))
+            # Where the model itself says all shapes, the graph is as simple as it can be.
+            special = types != declared
+            if special:
+                graph = clone(graph)
+                for value, kind in zip(graph.inputs, types, strict=True):
+                    value.type = kind
             try:
-                optimize(copy, self.limits)
-                check_sizes(copy, self.limits)
-                plan = compile_plan(copy, self._backends)
+                if special:
+                    optimize(graph, self.limits)
+                check_sizes(graph, self.limits)
+                plan = compile_plan(graph, self._backends)
             except InvalidModel as error:
-                if all(a.type == b.type for a, b in zip(graph.inputs, copy.inputs, strict=True)):
+                if not special:
                     raise
                 # What is valid in general is not for these shapes.
-                raise InvalidInput(f"the model cannot run with ({types}): {error}") from error
+                fed = ", ".join(map(repr, graph.inputs))
+                raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
             return LinearExecutor(plan, self._backends[0], self.limits)
 
     def _signature_for(

@@ -178,9 +178,9 @@ def truth(condition: Any) -> bool:
 
 
 def scalar(value: Any) -> int:
-    """A trip count: a tensor of one element."""
-    if value.size != 1:
-        raise ShapeError(f"a trip count must have one element, not shape {value.shape}")
+    """A trip count: a tensor of one whole number."""
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise ShapeError(f"a trip count must be one integer, not {value.dtype}{list(value.shape)}")
     return int(value.reshape(-1)[0])
 
 

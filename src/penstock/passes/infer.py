@@ -105,7 +105,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     final = _settle(node, settled)
     limit = node.inputs[0]
     trips: Dim = None
-    if limit is not None and limit.const is not None and limit.const.size == 1 and _always(node):
+    if limit is not None and limit.const is not None and _always(node):
         trips = max(0, scalar(limit.const))
     collected = body.outputs[Carried(node).outputs.stop :]
     return [*final, *(_stacked(v.type, trips, 0) for v in collected)]
