@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import penstock
 from penstock.errors import InvalidModel
 from penstock.frontends.onnx import load
 from penstock.limits import Limits
@@ -222,3 +223,25 @@ def test_external_data_of_attributes(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
     model = load(folder / "model.onnx")
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
+
+
+def test_more_than_two_gigabytes_are_mapped(tmp_path):
+    count = 2**29 + 16  # float32: 2 GiB and a little; the file is sparse, and takes no room
+    with open(tmp_path / "large.bin", "wb") as file:
+        file.truncate(count * 4)
+        file.seek((count - 4) * 4)
+        file.write(np.arange(4, dtype=np.float32).tobytes())
+    large = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[count])
+    large.data_location = onnx.TensorProto.EXTERNAL
+    large.external_data.add(key="location", value="large.bin")
+    node = onnx.helper.make_node("Gather", ["w", "i"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node], "g", [info("i", 7, ["N"])], [info("y", 1, ["N"])], [large]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    session = penstock.compile(path)
+    indices = np.array([0, count - 1, count - 2])
+    assert session.run({"i": indices})["y"].tolist() == [0, 3, 2]
