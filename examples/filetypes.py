@@ -220,7 +220,7 @@ def summary(types: FileTypes) -> dict[str, str]:
         "steps": f"{steps}, as {plan.views} of the nodes are views of memory that is there",
         "arena": f"{layout.size / 2**20:.2f} MiB for a batch of {types.batch} files",
         "lower bound": f"{layout.lower_bound / 2**20:.2f} MiB",
-        "constants": f"{types.session.memory.constants / 2**20:.2f} MiB",
+        "constants": f"{types.session.memory.weights / 2**20:.2f} MiB",
     }
     if types.seen:
         each = types.seconds / types.seen * 1e3

@@ -17,13 +17,15 @@ from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.grouping import OneByOne
 from penstock.ir import Graph, clone
 from penstock.limits import DEFAULT_LIMITS
-from penstock.liveness import Layout, _Liveness, dependencies, lay_out
+from penstock.liveness import Layout, _Liveness, lay_out, lay_out_tasks
 from penstock.ops import find
 from penstock.order import topological_order
 from penstock.passes.pipeline import optimize
-from penstock.plan import Plan, compile_plan
+from penstock.plan import Kind, Plan, compile_plan, memory_of, walk
+from penstock.tasks import arrange, dependencies
 from penstock.types import TensorType
 from tests.random_graphs import graphs, seeded
 from tests.replay import OverwrittenError, replay
@@ -63,9 +65,82 @@ def test_nor_in_larger_graphs_and_other_orders(seed):
     plan = plan_of(seeded(seed, 40))
     replay(plan, lay_out(plan))
     choose = random.Random(seed)
-    dag = dependencies(plan)
+    dag = dependencies(plan.slots, plan.steps)
     order = topological_order(dag, [choose.random() for _ in range(dag.n)])
     replay(plan, _Liveness(plan, order).layout("wic"))
+
+
+# Any order, and several steps at once.
+
+
+class Whole(OneByOne):
+    """Each outermost step a task, with all that is in it."""
+
+    def expands(self, step):
+        return False
+
+
+def together(plan: Plan, layout: Layout) -> None:
+    """Steps that may run at the same time write nothing that the other one touches."""
+    dag = dependencies(plan.slots, plan.steps)
+    before = [{i} for i in range(dag.n)]
+    for i in topological_order(dag):
+        for j in dag.succ[i]:
+            before[j] |= before[i]
+
+    def spans(slots) -> list[tuple[int, int]]:
+        roots = {root for slot in slots if slot >= 0 for root in memory_of(plan.slots, slot)}
+        return [
+            (layout.offsets[root], layout.offsets[root] + plan.slots[root].type.nbytes)
+            for root in roots
+        ]
+
+    touched, written = [], []
+    for step in plan.steps:
+        inside = list(walk((step,)))
+        own = [c for each in inside for carry in each.carries for c in carry.buffers or ()]
+        made = [i for each in inside for i in (*each.outputs, each.workspace) if i >= 0]
+        made = [i for i in made if plan.slots[i].kind is Kind.ARENA]  # others name what is there
+        written.append(spans([*made, *own]))
+        touched.append(spans([*made, *own, *(i for each in inside for i in each.inputs)]))
+    for i in range(dag.n):
+        for j in range(dag.n):
+            if i in before[j] or j in before[i]:
+                continue
+            for low, high in written[i]:
+                assert all(high <= a or b <= low for a, b in touched[j]), (i, j)
+
+
+@pytest.mark.parametrize("planner", ["best", "reuse"])
+@pytest.mark.parametrize("seed", range(60))
+def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
+    plan = plan_of(seeded(seed, 40))
+    layout = lay_out_tasks(plan, arrange(plan, Whole()), planner)
+    together(plan, layout)
+    choose = random.Random(seed)
+    dag = dependencies(plan.slots, plan.steps)
+    for _ in range(4):
+        order = topological_order(dag, [choose.random() for _ in range(dag.n)])
+        replay(plan, replace(layout, order=tuple(order)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nor_with_steps_of_loops_and_branches_as_tasks(seed):
+    plan = plan_of(seeded(seed, 40))
+    layout = lay_out_tasks(plan, arrange(plan, OneByOne()))
+    together(plan, layout)
+    replay(plan, layout)
+
+
+def test_memory_of_one_branch_serves_the_other():
+    plan, _ = planned(
+        """g (float[1000] x, bool c) => (float[1] y) {
+            z = If (c) <then_branch = t () => (float[1] p) { a = Exp(x) b = Sin(x) d = Add(a, b) p = ReduceSum(d) },
+                        else_branch = e () => (float[1] q) { f = Cos(x) g = Sin(x) h = Mul(f, g) q = ReduceMax(h) }>
+            y = Neg(z) }"""
+    )
+    layout = lay_out_tasks(plan, arrange(plan, OneByOne()))
+    assert layout.size < 3 * 4096
 
 
 def test_the_replay_sees_what_is_wrong():
@@ -206,7 +281,8 @@ def noisy(*, inner: bool = False) -> Graph:
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_effects_keep_their_order(inner):
-    assert dependencies(plan_of(noisy(inner=inner))).edges == ((0, 1),)
+    plan = plan_of(noisy(inner=inner))
+    assert dependencies(plan.slots, plan.steps).edges == ((0, 1),)
 
 
 def test_control_inputs_are_waited_for_through_views():
@@ -225,7 +301,7 @@ def test_control_inputs_are_waited_for_through_views():
     nodes = [node_a, node_p, node_v, node_u, node_w, node_b, node_y]
     plan = plan_of(ps.ir.Graph([x], [b, y], nodes, "g"))
     names = [step.node.name for step in plan.steps]
-    dag = dependencies(plan)
+    dag = dependencies(plan.slots, plan.steps)
 
     def before(name: str) -> set[str]:
         found, stack = set(), [names.index(name)]

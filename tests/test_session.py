@@ -104,7 +104,7 @@ def test_every_set_of_shapes_has_a_plan(session):
     for n in (1, 2, 3, 2, 1):
         x = np.ones((n, 3), np.float32)
         assert session.run({"x": x, "scale": SCALE})["y"].shape == (n, 3)
-    assert session.memory.plans == 3
+    assert session.memory.count == 3
 
 
 def test_plans_are_dropped_beyond_their_limit(proto):
@@ -114,16 +114,16 @@ def test_plans_are_dropped_beyond_their_limit(proto):
         np.testing.assert_array_equal(
             session.run({"x": x, "scale": SCALE}, ["z"])["z"], -(x * SCALE + [1, 2, 3])
         )
-    assert session.memory.plans < 30
+    assert session.memory.count < 30
     assert session.memory.arenas <= 3000
 
 
 def test_a_plan_for_given_shapes_is_compiled_ahead(proto):
     session = ps.compile(proto, shapes={"x": (4, 3)})
-    assert session.memory.plans == 1
+    assert session.memory.count == 1
     assert "float32[4, 3]" in session.source
     session.run({"x": np.ones((4, 3), np.float32), "scale": SCALE})
-    assert session.memory.plans == 1
+    assert session.memory.count == 1
 
 
 def test_without_shapes_there_is_no_plan_to_show(session):
@@ -140,7 +140,7 @@ def test_small_plans_count_too():
     for n in range(200):
         session(np.zeros(n, np.float32))
     assert session.memory.arenas == 0
-    assert 2 <= session.memory.plans < 30
+    assert 2 <= session.memory.count < 30
 
 
 def test_plans_of_all_signatures_are_bounded_together(proto):
@@ -149,7 +149,7 @@ def test_plans_of_all_signatures_are_bounded_together(proto):
         feeds = {"x": np.ones((n, 3), np.float32), "scale": SCALE}
         for fetches in (["y"], ["z"], ["product"]):
             session.run(feeds, fetches)
-    assert session.memory.plans < 30
+    assert session.memory.count < 30
 
 
 def test_signatures_are_bounded():
@@ -161,21 +161,21 @@ def test_signatures_are_bounded():
     for i in range(1, 300):
         assert session.run({"v0": x}, [f"v{i}"])[f"v{i}"][0] == (-1) ** i
     assert len(session._signatures) <= 256
-    assert session.memory.plans <= 257
+    assert session.memory.count <= 257
     assert session.run({"v0": x}, ["v1"])["v1"][0] == -1
 
 
 def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch):
     session = ps.compile(proto)
     compiled = []
-    compile_one = session._compile
+    compile_one = session._compiler.compile
 
     def compile_slowly(graph, values):
         compiled.append(values[0].shape)
         sleep(0.02)
         return compile_one(graph, values)
 
-    monkeypatch.setattr(session, "_compile", compile_slowly)
+    monkeypatch.setattr(session._compiler, "compile", compile_slowly)
     start = threading.Barrier(8)
 
     def job(n: int) -> None:
@@ -192,14 +192,14 @@ def test_a_plan_that_is_there_does_not_wait_for_one_that_is_compiled(proto, monk
     feeds = [{"x": np.ones((n, 3), np.float32), "scale": SCALE} for n in (1, 2, 3)]
     for each in feeds[:2]:
         session.run(each)
-    compile_one, go_on, begun = session._compile, threading.Event(), threading.Event()
+    compile_one, go_on, begun = session._compiler.compile, threading.Event(), threading.Event()
 
     def compile_slowly(graph, values):
         begun.set()
         assert go_on.wait(60)
         return compile_one(graph, values)
 
-    monkeypatch.setattr(session, "_compile", compile_slowly)
+    monkeypatch.setattr(session._compiler, "compile", compile_slowly)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(session.run, feeds[2])
         assert begun.wait(60)
@@ -374,7 +374,7 @@ def test_shapes_to_compile_for_must_be_shapes(proto, shape):
 
 
 def test_shapes_may_be_numpy_integers(proto):
-    assert ps.compile(proto, shapes={"x": np.array([4, 3])}).memory.plans == 1
+    assert ps.compile(proto, shapes={"x": np.array([4, 3])}).memory.count == 1
 
 
 def test_an_input_of_unknown_rank_needs_a_shape():
@@ -411,7 +411,7 @@ def test_closing_gives_up_plans_and_arenas(session):
     session(X, SCALE)
     session.run({"x": X, "scale": SCALE}, ["product"])
     session.close()
-    assert session.memory == (ps.session.Memory(0, 0, 0))
+    assert session.memory == (ps.session.Memory(0, 0, 0, 0))
 
 
 def test_runs_in_flight_end_though_their_session_is_closed():
@@ -425,7 +425,7 @@ def test_runs_in_flight_end_though_their_session_is_closed():
         token.cancel()
         with pytest.raises(ps.Cancelled):
             run.result()
-    assert session.memory.plans == 0
+    assert session.memory.count == 0
 
 
 def test_a_session_that_nobody_holds_gives_its_arenas_back_at_once():

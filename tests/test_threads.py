@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ import penstock as ps
 from penstock import garbage, threads
 from penstock.executors import base
 from penstock.executors.base import CancelToken, Control, _Watchdog, begin, end
+from penstock.threads import Workers, pool, run_on
 
 LOOP = """<ir_version: 9, opset_import: ["" : 20]>
     g (float[4] x, int64 n) => (float[4] y) {
@@ -60,14 +64,435 @@ def test_the_budget_is_the_least_of_affinity_quota_and_openmp(monkeypatch):
     assert budget(None, quota=0) == 1
 
 
+# Workers.
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers("test", 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def closed() -> Iterator[threading.Event]:
+    """What ``busy`` jobs wait for; set at the end in any case, so that a failed test ends too."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def busy(workers: Workers, gate: threading.Event, n: int = 1) -> None:
+    """Let ``n`` jobs run until the gate is opened."""
+    begun = threading.Semaphore(0)
+
+    def job() -> None:
+        begun.release()
+        assert gate.wait(60)
+
+    for _ in range(n):
+        workers.submit(job)
+    for _ in range(n):
+        assert begun.acquire(timeout=60)
+
+
+def until(accepted: Callable[[], bool]) -> bool:
+    """Ask again until yes: a worker whose job has just ended takes a moment to be idle."""
+    end = time.monotonic() + 60
+    while not (yes := accepted()) and time.monotonic() < end:
+        time.sleep(0)
+    return yes
+
+
+def finished(workers: Workers) -> None:
+    """Return when all jobs are done and all threads idle."""
+    assert until(lambda: workers._free == workers.threads)
+
+
+def failing_silently(monkeypatch) -> list[type[BaseException]]:
+    """Where ``threading.excepthook`` puts the types of what it is called with."""
+    reported: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
+    return reported
+
+
+def test_jobs_run_in_the_order_in_which_they_were_queued():
+    workers, order = Workers("test", 1), []
+    for i in range(1000):
+        workers.submit(partial(order.append, i))
+    workers.close()
+    assert order == list(range(1000))
+
+
+def test_threads_are_started_for_jobs_that_find_none_idle(workers, closed):
+    assert workers.threads == 0
+    for _ in range(3):
+        workers.submit(lambda: None)
+        finished(workers)
+        assert workers.threads == 1
+    busy(workers, closed, 2)
+    assert workers.threads == 2
+
+
+def test_there_are_never_more_threads_than_the_size(workers, closed):
+    busy(workers, closed, 2)
+    done = threading.Semaphore(0)
+    for _ in range(100):
+        workers.submit(done.release)
+    assert workers.threads == 2
+    assert not done.acquire(blocking=False)
+    closed.set()
+    for _ in range(100):
+        assert done.acquire(timeout=60)
+    assert workers.threads == 2
+
+
+def test_an_offer_is_refused_when_all_are_busy(workers, closed):
+    done = threading.Semaphore(0)
+    busy(workers, closed, 1)
+    assert workers.offer(done.release)  # by a second thread
+    assert done.acquire(timeout=60)
+    finished_one = threading.Event()
+    assert until(lambda: workers.offer(finished_one.set))
+    assert finished_one.wait(60)
+    assert workers.threads == 2
+    assert until(lambda: workers.offer(lambda: closed.wait(60)))
+    assert not workers.offer(done.release)
+    closed.set()
+    finished(workers)
+    assert workers.offer(done.release)
+    assert done.acquire(timeout=60)
+    assert not done.acquire(blocking=False), "what was refused never runs"
+
+
+def test_an_offer_is_refused_as_long_as_jobs_are_queued(workers, closed):
+    busy(workers, closed, 2)
+    queued = threading.Event()
+    workers.submit(queued.set)
+    assert not workers.offer(lambda: None)
+    closed.set()
+    assert queued.wait(60)
+
+
+def test_of_many_offers_at_once_no_more_are_taken_than_there_are_workers(closed):
+    workers, taken = Workers("test", 3), threading.Semaphore(0)
+
+    def job() -> None:
+        taken.release()
+        assert closed.wait(60)
+
+    with ThreadPoolExecutor(8) as others:
+        accepted = list(others.map(lambda _: workers.offer(job), range(200)))
+    assert sum(accepted) == 3 == workers.threads
+    closed.set()
+    workers.close()
+    assert [taken.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
+
+
+def test_jobs_of_many_threads_all_run():
+    workers, done = Workers("test", 4), []
+    with ThreadPoolExecutor(8) as others:
+        for i in range(8):
+            others.submit(
+                lambda i=i: [workers.submit(partial(done.append, (i, k))) for k in range(500)]
+            )
+    workers.close()
+    assert sorted(done) == [(i, k) for i in range(8) for k in range(500)]
+    assert workers.threads <= 4
+
+
+def test_jobs_may_submit_and_offer_jobs(workers):
+    done = threading.Semaphore(0)
+
+    def job(depth: int) -> None:
+        done.release()
+        if depth and not workers.offer(partial(job, depth - 1)):
+            workers.submit(partial(job, depth - 1))
+
+    job(1000)
+    for _ in range(1001):
+        assert done.acquire(timeout=60)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_job_that_fails_does_not_end_its_worker(workers, monkeypatch, error):
+    reported = failing_silently(monkeypatch)
+
+    def job() -> None:
+        raise error
+
+    for _ in range(5):
+        workers.submit(job)
+        finished(workers)
+    assert reported == [error] * 5
+    assert workers.threads == 1
+
+
+def test_a_hook_that_fails_does_not_end_the_worker(workers, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(threading, "excepthook", fail)
+    workers.submit(fail)
+    finished(workers)
+    assert workers.threads == 1
+    assert workers.offer(lambda: None)
+
+
+def test_an_idle_worker_holds_nothing_of_its_last_job(workers):
+    class Large:
+        pass
+
+    large = Large()
+    gone = weakref.ref(large)
+    workers.submit(partial(id, large))
+    del large
+    finished(workers)
+    assert gone() is None
+
+
+def test_idle_workers_use_no_processor_time():
+    workers = Workers("test", 4)
+    everybody = threading.Barrier(5)
+    for _ in range(4):
+        workers.submit(lambda: everybody.wait(60))
+    everybody.wait(60)
+    finished(workers)
+    before = time.process_time()
+    threading.Event().wait(0.3)
+    assert time.process_time() - before < 0.05
+    workers.close()
+
+
+def test_a_pool_needs_a_thread():
+    with pytest.raises(ValueError, match="a pool of 0 threads"):
+        Workers("test", 0)
+
+
+def test_a_pool_that_grows_starts_what_was_queued(closed):
+    workers, done = Workers("test", 1), threading.Event()
+    busy(workers, closed)
+    workers.submit(done.set)
+    assert not workers.offer(done.set)
+    workers.grow(1)
+    assert not done.is_set()
+    workers.grow(3)
+    assert done.wait(60)
+    assert (workers.size, workers.threads) == (3, 2)
+    workers.grow(2)
+    assert workers.size == 3
+    closed.set()
+    workers.close()
+
+
+def test_without_a_thread_to_start_jobs_wait_for_one_that_is_there(workers, closed, monkeypatch):
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert not workers.offer(lambda: None)
+        with pytest.raises(RuntimeError, match="no thread for the pool 'test'"):
+            workers.submit(lambda: None)
+    busy(workers, closed)
+    done = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert not workers.offer(lambda: None)
+        workers.submit(done.set)
+    assert workers.threads == 1
+    closed.set()
+    assert done.wait(60)
+
+
+def test_a_closed_pool_finishes_its_jobs_and_refuses_others(closed):
+    workers, order, refused = Workers("test", 1), [], []
+    closing = threading.Event()
+
+    def job() -> None:
+        assert closing.wait(60)
+        order.append(workers.offer(lambda: None))  # this is the only thread
+        workers.submit(lambda: order.append("last"))
+
+    busy(workers, closed)
+    workers.submit(job)
+    closer = threading.Thread(target=workers.close)
+    closer.start()
+    assert until(lambda: workers._closing)
+    closing.set()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the pool 'test' is closed"):
+            workers.submit(partial(refused.append, True))
+        assert not workers.offer(partial(refused.append, True))
+        closed.set()
+        closer.join(60)
+    assert order == [False, "last"]
+    assert not refused
+    workers.close()
+
+
+def test_a_pool_without_threads_can_be_closed():
+    workers = Workers("test", 1)
+    workers.close()
+    assert not workers.offer(lambda: None)
+
+
+# The pools of the process.
+
+
+def test_there_is_one_pool_of_each_name(monkeypatch):
+    monkeypatch.setattr(threads, "_POOLS", {})
+    assert pool() is pool("host")
+    assert pool().size == threads.core_budget()
+    device = pool("device", 3)
+    assert pool("device", 2) is pool("device") is device is not pool()
+    assert device.size == max(3, threads.core_budget())
+    assert pool("device", 99).size == 99
+    assert device.threads == 0
+
+
+def test_of_threads_that_ask_at_once_all_get_the_same_pool(monkeypatch):
+    monkeypatch.setattr(threads, "_POOLS", {})
+    together = threading.Barrier(8)
+
+    def ask(_: int) -> Workers:
+        together.wait(60)
+        return pool("device", 2)
+
+    with ThreadPoolExecutor(8) as others:
+        assert len(set(others.map(ask, range(8)))) == 1
+
+
 def test_there_are_no_more_threads_than_the_budget():
     session = loop()
-    before = {thread for thread in threading.enumerate() if thread.name.startswith("penstock_")}
     futures = [session.submit(feeds(3)) for _ in range(50)]
     assert all(future.result()["y"][0] == 8 for future in futures)
-    now = {thread for thread in threading.enumerate() if thread.name.startswith("penstock_")}
-    assert len(now) <= threads.core_budget()
-    assert before <= now
+    named = [thread for thread in threading.enumerate() if thread.name.startswith("penstock-host")]
+    assert len(named) == pool().threads <= threads.core_budget()
+
+
+# Futures.
+
+
+def test_a_future_has_the_result(workers):
+    assert run_on(workers, divmod, 7, 3).result(60) == (2, 1)
+    assert run_on(workers, dict, a=1).result(60) == {"a": 1}
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)])
+def test_a_future_has_the_error(workers, monkeypatch, error):
+    reported = failing_silently(monkeypatch)
+
+    def fail() -> None:
+        raise error
+
+    assert run_on(workers, fail).exception(60) is error
+    assert not reported
+
+
+def test_a_future_that_is_cancelled_never_runs(workers, closed):
+    busy(workers, closed, 2)
+    ran: list[int] = []
+    future = run_on(workers, ran.append, 1)
+    assert future.cancel()
+    closed.set()
+    finished(workers)
+    assert future.cancelled()
+    assert not ran
+
+
+def test_a_future_that_runs_cannot_be_cancelled(workers, closed):
+    begun = threading.Event()
+    future = run_on(workers, lambda: (begun.set(), closed.wait(60)))
+    assert begun.wait(60)
+    assert future.running()
+    assert not future.cancel()
+    closed.set()
+    assert future.result(60) == (None, True)
+
+
+def test_an_error_is_not_kept_by_itself(workers):
+    def fail() -> None:
+        raise ValueError
+
+    gc.disable()
+    try:
+        future = run_on(workers, fail)
+        assert isinstance(future.exception(60), ValueError)
+        finished(workers)
+        gone = weakref.ref(future)
+        del future
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# The end of the process.
+
+
+def end_of(program: str) -> str:
+    """What a process of its own prints that runs ``program`` and ends."""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_a_process_that_ends_finishes_what_was_submitted():
+    # The first job runs, the others are queued, when the main thread is done.
+    program = """
+import atexit, sys, threading
+from penstock.threads import Workers, pool, run_on
+write = sys.stdout.write  # one call for all: those of threads at once do not mix
+gate = threading.Event()
+atexit.register(gate.set)  # what was registered last is called first
+workers = Workers("test", 1)
+workers.submit(lambda: gate.wait(60))
+for i in range(5):
+    workers.submit(lambda i=i: write(f"{i} "))
+future = run_on(pool(), lambda: (gate.wait(60), write("future ")))
+"""
+    assert sorted(end_of(program).split()) == ["0", "1", "2", "3", "4", "future"]
+
+
+def test_a_process_that_ends_lets_jobs_use_the_pools_of_backends():
+    program = """
+import atexit, threading
+from penstock.threads import pool, run_on
+device = pool("device", 1)
+device.submit(lambda: None)
+gate = threading.Event()
+def job():
+    gate.wait(60)
+    print(run_on(device, lambda: "done").result(60))
+pool().submit(job)
+atexit.register(gate.set)
+"""
+    assert end_of(program).split() == ["done"]
+
+
+def test_a_process_that_has_ended_refuses_jobs():
+    program = """
+import atexit
+def late():
+    try:
+        pool().submit(print)
+    except RuntimeError as error:
+        print(error)
+    print(pool().offer(print))
+atexit.register(late)  # what was registered first is called last
+from penstock.threads import pool
+pool().submit(lambda: None)
+"""
+    assert end_of(program).splitlines() == [
+        "the pool 'host' is closed and takes no more jobs",
+        "False",
+    ]
+
+
+def test_idle_workers_do_not_keep_a_process():
+    program = "from penstock.threads import pool; pool().submit(print); pool('device', 2)"
+    assert end_of(program) == "\n"
 
 
 # Deadlines.
@@ -257,6 +682,68 @@ def test_a_child_runs_with_threads_of_its_own():
     token.cancel()
     with pytest.raises(ps.Cancelled):
         endless.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_has_pools_without_threads_and_queued_jobs(closed):
+    workers, ran = Workers("test", 1), []
+    busy(workers, closed)
+    workers.submit(lambda: ran.append("queued"))
+
+    def job() -> None:
+        assert workers.threads == 0
+        done = threading.Event()
+        assert workers.offer(done.set)
+        assert done.wait(60)
+        assert pool().offer(lambda: None)
+        workers.close()
+        assert not ran
+        assert not workers.offer(lambda: None)
+
+    assert in_child(job)
+    assert workers.threads == 1
+    closed.set()
+    workers.close()
+    assert ran == ["queued"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_is_forked_while_others_submit(closed):
+    """Whatever the parent's threads held at that moment, the child does not wait for it."""
+    workers = Workers("test", 2)
+
+    def submit() -> None:
+        while not closed.is_set():
+            workers.offer(lambda: None)
+
+    def job() -> None:
+        assert run_on(workers, lambda: 1).result(60) == 1
+
+    others = [threading.Thread(target=submit) for _ in range(2)]
+    for other in others:
+        other.start()
+    assert all(in_child(job) for _ in range(20))
+    closed.set()
+    for other in others:
+        other.join()
+    workers.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_job_may_fork(workers):
+    ran: list[str] = []
+    queued = threading.Event()
+
+    def job() -> bool:
+        assert queued.wait(60)
+        return in_child(lambda: run_on(pool(), ran.append, "child").result(60))
+
+    future = run_on(workers, job)
+    workers.submit(lambda: ran.append("parent"))
+    queued.set()
+    assert future.result(60)
+    finished(workers)
+    assert ran == ["parent"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

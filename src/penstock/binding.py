@@ -1,7 +1,8 @@
 """What the names of generated code stand for in one arena: arrays, bound kernels, helpers.
 
 Names: ``c`` constants, ``b`` buffers in the arena and views of them, ``v`` values known only during
-the run; ufuncs by their own names, other kernels by their operation and the number of their step.
+the run (in ``V``, which the tasks of a run share, if more than one of them touches a value); ufuncs
+by their own names, other kernels by their operation and the number of their step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.base import is_transfer
 from penstock.errors import LimitExceeded
 from penstock.liveness import Layout
 from penstock.ops.base import array_of
@@ -36,12 +38,19 @@ class Binder:
     text of each step's call. Both are the same in every arena of a plan, ``namespace`` is not.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, memory: np.ndarray) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        memory: np.ndarray,
+        shared: frozenset[int] = frozenset(),
+    ) -> None:
         self.namespace: dict[str, Any] = dict(_HELPERS)
         self.names: list[str] = []
         self.calls: dict[int, str] = {}
         self._memory = memory
         self._layout = layout
+        self._shared = shared
         self._values: list[Any] = []
         self._name_of: dict[int, str] = {}
         seen: dict[tuple[Any, ...], int] = {}
@@ -61,7 +70,8 @@ class Binder:
         if slot.kind is Kind.CONSTANT:
             return f"c{index}", slot.const
         if slot.kind is Kind.DYNAMIC:
-            return f"v{index}", Late(f"v{index}")
+            name = f"V[{index}]" if index in self._shared else f"v{index}"
+            return name, Late(name)
         kind = slot.type
         assert isinstance(kind, TensorType)
         alias = slot.kind is Kind.ALIAS
@@ -110,6 +120,43 @@ class Binder:
 
 
 # What generated code calls beside kernels.
+
+
+def began(control: Any, step: Step, *inputs: Any) -> None:
+    """Tell the observer of a run that ``step`` begins."""
+    control.observer.step_begin(control.run, step, inputs)
+
+
+def ended(control: Any, step: Step, *outputs: Any) -> None:
+    """Tell the observer of a run that ``step`` has ended, and what memory it took."""
+    observer, run = control.observer, control.run
+    if is_transfer(step.node):
+        observer.transfer(run, step, _nbytes(outputs[0]))
+    observer.step_end(run, step, outputs)
+    if not step.into:
+        slots = run.plan.slots
+        owned = zip(step.outputs, outputs, strict=True)
+        taken = sum([_nbytes(x) for i, x in owned if i >= 0 and _allocated(slots[i])])
+        if taken:
+            observer.allocation(run, taken)
+
+
+def freed(control: Any, *values: Any) -> None:
+    """Tell the observer of a run that it is about to forget ``values``, which it allocated."""
+    given = sum(map(_nbytes, values))
+    if given:
+        control.observer.allocation(control.run, -given)
+
+
+def _allocated(slot: Slot) -> bool:
+    """Whether the memory of a dynamic value is its own."""
+    return slot.owned and slot.base < 0
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_nbytes, value))
+    return getattr(value, "nbytes", 0)
 
 
 def own(value: Any) -> Any:
@@ -163,11 +210,14 @@ _HELPERS: dict[str, Callable[..., Any] | Any] = {
     "array": np.array,
     "array_of": array_of,
     "asarray": np.asarray,
+    "began": began,
     "copied": copied,
     "copyto": np.copyto,
     "count": count,
     "element_of": element_of,
     "empty": np.empty,
+    "ended": ended,
+    "freed": freed,
     "int64": np.int64,
     "own": own,
     "rows_of": rows_of,

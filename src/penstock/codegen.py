@@ -1,4 +1,7 @@
-"""A plan as one Python function: straight-line calls of bound kernels, control flow as itself.
+"""A plan as Python: straight-line calls of bound kernels, control flow as itself.
+
+All of it is one function, ``run``; or each task is one, ``t0``, ``t1`` and so on (``tasks.py``). An
+expanded task is a generator, which yields the number of each block where it must run.
 
 The text is made once for a plan, and refers to arrays and kernels by name (``binding.py``); each
 arena gets a namespace of its own in which the same code runs, so that any number of runs go on at
@@ -17,18 +20,24 @@ from itertools import count
 from types import CodeType
 from typing import Any
 
+import numpy as np
+
 from penstock.binding import Binder
 from penstock.errors import LimitExceeded
+from penstock.limits import Limits
 from penstock.liveness import Layout
 from penstock.ops.control import ScanLayout, row_type
 from penstock.ops.cost import flops
 from penstock.plan import Block, Carry, Kind, Plan, Step, walk
+from penstock.tasks import Tasks
 from penstock.types import MapType, SequenceType, TensorType, Type
 
 # Estimated operations between two looks at the control: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
 # What a step of unknown shapes is taken for.
 _UNKNOWN_WORK = 1_000_000
+# What a line of a program takes in memory, with its step, its slots and its graph.
+_LINE_BYTES = 1500
 # CPython compiles at most 20 nested loops, and 100 levels of indentation.
 _MOST_NESTED_LOOPS = 18
 _MOST_LEVELS = 90
@@ -50,11 +59,32 @@ class Program:
     steps: tuple[Step | None, ...]
     constants: dict[str, Any]
 
+    @property
+    def nbytes(self) -> int:
+        """About what plan and program take in memory."""
+        return _LINE_BYTES * len(self.steps)
 
-def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | None) -> Program:
-    """The program of a plan, from the names that a first arena was given."""
-    writer = _Writer(plan, binder, max_iterations)
-    writer.function([plan.steps[i] for i in layout.order])
+
+def generate(
+    plan: Plan,
+    layout: Layout,
+    binder: Binder,
+    max_iterations: int | None,
+    *,
+    tasks: Tasks | None = None,
+    observed: bool = False,
+) -> Program:
+    """The program of a plan, from the names that a first arena was given.
+
+    Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
+    function ``t<number>(control, V)``, and ``results(V)`` gives the outputs. In a program that is
+    ``observed`` each step stands between calls of the control's observer.
+    """
+    writer = _Writer(plan, binder, max_iterations, observed)
+    if tasks is None:
+        writer.function([plan.steps[i] for i in layout.order])
+    else:
+        writer.functions(tasks)
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {_one_line(plan.name) or 'graph'} {next(_SERIAL)}>"
     code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
@@ -65,24 +95,65 @@ def generate(plan: Plan, layout: Layout, binder: Binder, max_iterations: int | N
     return program
 
 
-def instantiate(program: Program, binder: Binder) -> Callable[..., tuple[Any, ...]]:
-    """The function that runs ``program`` in the arena of ``binder``."""
-    binder.namespace.update(program.constants)
-    exec(program.code, binder.namespace)
-    # The function knows the namespace, which forgets the function: as a circle, both would stay
-    # until Python next looks for circles, and the arena with them.
-    run = binder.namespace.pop("run")
-    assert callable(run)
-    return run
+class Code:
+    """The program of a plan, generated for the first arena that it is bound to."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        limits: Limits,
+        tasks: Tasks | None = None,
+        observed: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.tasks = tasks
+        self.observed = observed
+        self._limits = limits
+        self._program: Program | None = None
+
+    @property
+    def program(self) -> Program:
+        """The program, which some arena must have asked for."""
+        assert self._program is not None
+        return self._program
+
+    def bind(self, memory: np.ndarray) -> list[Callable[..., Any]]:
+        """The functions of the program in an arena: ``run``, or each task and ``results``."""
+        shared = frozenset() if self.tasks is None else self.tasks.shared
+        binder = Binder(self.plan, self.layout, memory, shared)
+        if self._program is None:
+            self._program = generate(
+                self.plan,
+                self.layout,
+                binder,
+                self._limits.max_iterations,
+                tasks=self.tasks,
+                observed=self.observed,
+            )
+        count = 0 if self.tasks is None else len(self.tasks.tasks)
+        names = ["run"] if self.tasks is None else [*(f"t{i}" for i in range(count)), "results"]
+        binder.namespace.update(self.program.constants)
+        exec(self.program.code, binder.namespace)
+        # The functions know the namespace, which forgets them: as a circle, both would stay until
+        # Python next looks for circles, and the arena with them.
+        return [binder.namespace.pop(name) for name in names]
 
 
 class _Writer:
-    def __init__(self, plan: Plan, binder: Binder, max_iterations: int | None) -> None:
+    def __init__(
+        self, plan: Plan, binder: Binder, max_iterations: int | None, observed: bool
+    ) -> None:
         self.slots = plan.slots
         self.plan = plan
         self.calls = binder.calls
         self.name = binder.names
         self.max_iterations = max_iterations
+        self.observed = observed
+        self.shared: frozenset[int] = frozenset()
+        # Of the expanded task that is being written, the numbers of its blocks.
+        self.expanded: tuple[int, ...] = ()
         self.constants: dict[str, Any] = {}
         self.lines: list[str] = []
         self.steps: list[Step | None] = []
@@ -106,9 +177,29 @@ class _Writer:
             slot = self.slots[i]
             self.line(f"# {self.name[i]}: {_one_line(f'{slot.name!r}, {slot.type}')}")
         self.block(steps, plan.outputs)
+        self.results()
+        self.indent -= 1
+
+    def functions(self, tasks: Tasks) -> None:
+        """Each task as a function, and one for the outputs."""
+        self.shared = tasks.shared
+        for number, task in enumerate(tasks.tasks):
+            self.line(f"def t{number}(control, V):")
+            self.indent += 1
+            self.work = 0
+            self.expanded = task.blocks
+            self.block(task.steps, (), tasks.releases[number])
+            self.indent -= 1
+        self.line("def results(V):")
+        self.indent += 1
+        self.results()
+        self.indent -= 1
+
+    def results(self) -> None:
+        """Hand out the outputs, as copies where others know their memory."""
         returned: set[int] = set()
         texts = []
-        for i in plan.outputs:
+        for i in self.plan.outputs:
             slot = self.slots[i]
             holder = slot.base if slot.base >= 0 else i
             kept = slot.owned and holder not in returned
@@ -118,16 +209,35 @@ class _Writer:
 
     # Steps.
 
-    def block(self, steps: Sequence[Step], kept: Iterable[int]) -> None:
-        """The steps of one block; dynamic values are released after their last use in it."""
-        dead = self.last_uses(steps, set(kept))
+    def block(
+        self, steps: Sequence[Step], kept: Iterable[int], released: Iterable[int] = ()
+    ) -> None:
+        """The steps of one block; dynamic values are released after their last use in it.
+
+        ``kept`` are those that somebody behind the block asks for, ``released`` those that nobody
+        else does, although they were made elsewhere.
+        """
+        dead = self.last_uses(steps, set(kept), released)
         for i, step in enumerate(steps):
             if step.control:
                 self.control(step)
             else:
                 self.kernel(step)
             if i in dead:
-                self.line(f"del {self.names(dead[i])}")
+                self.forget(dead[i])
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Release dynamic values."""
+        if self.observed:
+            counted = [i for i in slots if self.slots[i].owned and self.slots[i].base < 0]
+            if counted:
+                self.line(f"freed(control, {self.names(counted)})")
+        local = [i for i in slots if i not in self.shared]
+        if local:
+            self.line(f"del {self.names(local)}")
+        shared = [self.name[i] for i in slots if i in self.shared]
+        if shared:
+            self.line(f"{' = '.join(shared)} = None")
 
     def made(self, step: Step) -> list[int]:
         """The outputs of a step that are variables of their own.
@@ -142,12 +252,15 @@ class _Writer:
             and not (step.into and self.slots[i].roots)
         ]
 
-    def last_uses(self, steps: Sequence[Step], kept: set[int]) -> dict[int, list[int]]:
+    def last_uses(
+        self, steps: Sequence[Step], kept: set[int], released: Iterable[int]
+    ) -> dict[int, list[int]]:
         """What can be released after which of ``steps``."""
-        last: dict[int, int] = {}
+        last: dict[int, int] = dict.fromkeys(released, 0)
         for i, step in enumerate(steps):
             for slot in self.made(step):
-                last[slot] = i
+                if slot not in self.shared:
+                    last[slot] = i
             for slot in _reads(step):
                 if slot in last:
                     last[slot] = i
@@ -163,8 +276,10 @@ class _Writer:
             self.work = 0
             self.stop_check(step)
         call = self.calls[id(step)]
+        self.begin_step(step)
         if step.into:
             self.line(call, step, _comment(step))
+            self.end_step(step)
             return
         kinds = [self.slots[i].type for i in step.outputs if i >= 0]
         if any(_may_be_scalar(kind) for kind in kinds):
@@ -173,6 +288,23 @@ class _Writer:
         self.line(f"{', '.join(targets) or '_'} = {call}", step, _comment(step))
         if "_" in targets:
             self.line("del _")
+        self.end_step(step)
+
+    def begin_step(self, step: Step) -> None:
+        if self.observed:
+            self.tell("began", step, step.inputs)
+
+    def end_step(self, step: Step) -> None:
+        if self.observed:
+            self.tell("ended", step, step.outputs)
+
+    def tell(self, what: str, step: Step, slots: Sequence[int]) -> None:
+        """A line that tells the observer of ``step``."""
+        name = f"n{len(self.steps)}"
+        self.constants[name] = step
+        self.line(
+            f"{what}({', '.join(['control', name, *map(self.name.__getitem__, slots)])})", step
+        )
 
     def stop_check(self, step: Step) -> None:
         self.line("if control.stopped: control.stop()", step)
@@ -183,8 +315,10 @@ class _Writer:
         if self.indent > _MOST_LEVELS:
             raise LimitExceeded(f"{step.node.label}: more than {_MOST_LEVELS} branches nest")
         name = step.node.op.name
+        self.begin_step(step)
         if name == "If":
             self.branches(step)
+            self.end_step(step)
             return
         self.loops += 1
         if self.loops > _MOST_NESTED_LOOPS:
@@ -192,6 +326,14 @@ class _Writer:
         self.line(f"# {_comment(step)}")
         {"Loop": self.loop, "Scan": self.scan, "SequenceMap": self.sequence_map}[name](step)
         self.loops -= 1
+        self.end_step(step)
+
+    def body(self, block: Block, number: int = 0) -> None:
+        """The steps of a block in their place, or of an expanded task, the block's number."""
+        if self.expanded:
+            self.line(f"yield {self.expanded[number]}")
+        else:
+            self.block(block.steps, block.outputs)
 
     def condition(self, slot: int) -> str:
         kind = self.slots[slot].type
@@ -207,13 +349,13 @@ class _Writer:
         self.line(f"if {self.condition(step.inputs[0])}:", step, _comment(step))
         work = self.work
         most = 0
-        for keyword, block in zip(("", "else:"), step.blocks, strict=True):
-            if keyword:
-                self.line(keyword)
+        for number, block in enumerate(step.blocks):
+            if number:
+                self.line("else:")
             self.indent += 1
             before = len(self.lines)
             self.work = work
-            self.block(block.steps, block.outputs)
+            self.body(block, number)
             most = max(most, self.work)
             self.assign(
                 [
@@ -238,7 +380,7 @@ class _Writer:
         made = {i for step in block.steps for i in self.made(step)}
         handed = [i for i in dict.fromkeys(block.outputs) if i in made]
         if handed:
-            self.line(f"del {self.names(handed)}")
+            self.forget(handed)
 
     def assign(self, pairs: Iterable[tuple[str, str]], step: Step) -> None:
         """All of the assignments at once: no right-hand side sees a new value."""
@@ -266,13 +408,14 @@ class _Writer:
             self.line(f"{self.name[number]} = array({i}, int64)", step)
         if true in read:
             self.line(f"{self.name[true]} = true", step)
-        self.block(block.steps, block.outputs)
+        self.body(block)
         self.collect(step, scans, block.outputs[1 + len(step.carries) :], i)
         test = "" if proceed == true or self.is_true(proceed) else self.condition(proceed)
         if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
             # Its name will mean the next iteration's value.
             self.line(f"go{self.loops} = {test}", step)
             test = f"go{self.loops}"
+        self.iterated(block)
         self.carry(step)
         if test:
             self.line(f"if not {test}: break", step)
@@ -295,8 +438,9 @@ class _Writer:
         i = self.iterate(step, f"range(same_length({', '.join(views)}))")
         for inner, view in zip(block.inputs[n:], views, strict=True):
             self.line(f"{self.name[inner]} = {view}[{i}, ...]", step)
-        self.block(block.steps, block.outputs)
+        self.body(block)
         self.collect(step, scans, block.outputs[n:], i)
+        self.iterated(block)
         self.carry(step)
         self.indent -= 1
         self.finish(step, scans, views)
@@ -309,10 +453,11 @@ class _Writer:
         i = self.iterate(step, f"range(len({self.name[step.inputs[0]]}))")
         for source, inner in zip(step.inputs, block.inputs, strict=True):
             self.line(f"{self.name[inner]} = element_of({self.name[source]}, {i})", step)
-        self.block(block.steps, block.outputs)
+        self.body(block)
         for slot, value in zip(step.outputs, block.outputs, strict=True):
             if slot >= 0:
                 self.line(f"{self.name[slot]}.append({self.owned(value)})", step)
+        self.iterated(block)
         self.indent -= 1
         self.finish(step, ())
 
@@ -326,6 +471,15 @@ class _Writer:
         if most is not None:
             self.line(f"if {i} >= {most}: too_many({most}, {step.node.label!r})", step)
         return i
+
+    def iterated(self, block: Block) -> None:
+        """Tell the observer that what an iteration hands on is no longer its own."""
+        if self.observed:
+            made = {i for step in block.steps for i in self.made(step)}
+            handed = [i for i in dict.fromkeys(block.outputs) if i in made]
+            counted = [i for i in handed if self.slots[i].owned and self.slots[i].base < 0]
+            if counted:
+                self.line(f"freed(control, {self.names(counted)})")
 
     def owned(self, slot: int) -> str:
         """A value that outlives the iteration, as text."""

@@ -1,4 +1,4 @@
-"""Which slots share memory when a plan runs in the order of its steps, and where in the arena.
+"""Which slots share memory, and where in the arena, when a plan runs in an order, or as tasks.
 
 Every step has a place on one clock, nested blocks included. A slot lives from its step to its last
 reader's; through a view, its memory lives as long as the view. What a loop body reads from outside
@@ -7,14 +7,14 @@ lives until the loop ends. A step may take over the memory of an input that dies
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.dag import Dag
-from penstock.ir import Node
-from penstock.memory import Arena, Buffer, lower_bound, plan_memory
+from penstock.memory import Arena, Buffer, lower_bound, plan_memory, plan_memory_dag
 from penstock.order import memory_order
-from penstock.plan import Kind, Plan, Step, memory_of, walk
+from penstock.plan import Kind, Plan, Step, memory_of
+from penstock.tasks import Tasks, dependencies, reads
 from penstock.types import TensorType
 
 
@@ -46,58 +46,21 @@ def lay_out(plan: Plan, planner: str = "best") -> Layout:
     return best
 
 
+def lay_out_tasks(plan: Plan, tasks: Tasks, planner: str = "best") -> Layout:
+    """Offsets for any order in which ``tasks`` may run, on any number of workers."""
+    order = _Order(tasks)
+    liveness = _Liveness(plan, range(len(plan.steps)), order)
+    if len(liveness.owners()) > _MOST_BUFFERS:
+        order.exclusive = False
+        planner = "reuse"
+    return liveness.layout(planner)
+
+
 def _other_orders(plan: Plan) -> Iterator[list[int]]:
-    dag = dependencies(plan)
+    dag = dependencies(plan.slots, plan.steps)
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return  # chains: there is no other order worth trying
     yield memory_order(dag, _produced(plan, dag))
-
-
-def dependencies(plan: Plan) -> Dag:
-    """Which outermost steps must run before which: by slots, by control inputs, by effects."""
-    producer: dict[int, int] = {}
-    for i, step in enumerate(plan.steps):
-        for slot in step.outputs:
-            if slot >= 0:
-                producer[slot] = i
-    place = {step.node: i for i, step in enumerate(plan.steps)}
-    edges = []
-    effect = -1
-    for i, step in enumerate(plan.steps):
-        for slot in reads(step):
-            source = producer.get(slot, producer.get(plan.slots[slot].base, -1))
-            if source >= 0 and source != i:
-                edges.append((source, i))
-        if step.node.control_inputs:
-            edges.extend((a, i) for a in _waits(step.node, place))
-        if any(not each.node.op.pure for each in walk((step,))):
-            if effect >= 0:
-                edges.append((effect, i))
-            effect = i
-    return Dag(len(plan.steps), edges)
-
-
-def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
-    """The steps that ``node`` has as control inputs; for a node without one, what it reads."""
-    stack = list(node.control_inputs)
-    seen = set(stack)
-    while stack:
-        before = stack.pop()
-        if before in place:
-            yield place[before]
-            continue
-        made = [v.producer for v in before.inputs if v is not None and v.producer is not None]
-        further = {*made, *before.control_inputs} - seen
-        seen |= further
-        stack.extend(further)
-
-
-def reads(step: Step) -> Iterator[int]:
-    """Slots that a step reads, those its blocks take from outside included."""
-    for each in walk((step,)):
-        yield from (slot for slot in each.inputs if slot >= 0)
-        for block in each.blocks:
-            yield from block.outputs
 
 
 def _produced(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]:
@@ -125,10 +88,56 @@ def _bytes(plan: Plan, slot: int) -> int:
     return kind.nbytes
 
 
+# Buffers whose conflicts are asked for pair by pair: a few seconds.
+_MOST_BUFFERS = 2500
+
+
+class _Order:
+    """Which tasks are sure to run before which, where their order is decided during the run.
+
+    An expanded task runs before and after the tasks of its blocks, and so has no order with them.
+    Of the blocks of an If only one runs: nothing in one is ever there together with what is in the
+    other, which for memory is as good as an order, unless ``exclusive`` is unset.
+    """
+
+    exclusive = True
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks.tasks
+        self.task_of = {
+            id(step): number for number, task in enumerate(self.tasks) for step in task.steps
+        }
+        # As bits of whole numbers, those of a block that come before each task; in a block, tasks
+        # are listed such that these are known first.
+        self.ancestors = [0] * len(self.tasks)
+        for block in tasks.blocks:
+            for t in block:
+                for after in tasks.consumers[t]:
+                    self.ancestors[after] |= self.ancestors[t] | 1 << t
+        # Each task behind those that it is in, outermost first.
+        self.paths: list[tuple[int, ...]] = []
+        for number, task in enumerate(self.tasks):
+            around = tasks.parent[task.block]
+            self.paths.append((*(self.paths[around] if around >= 0 else ()), number))
+
+    def precedes(self, a: int, b: int) -> bool:
+        """Whether what only task ``a`` touches is gone, or was never there, when ``b`` begins."""
+        for x, y in zip(self.paths[a], self.paths[b], strict=False):
+            if x != y:
+                if self.tasks[x].block != self.tasks[y].block:
+                    return self.exclusive
+                return bool(self.ancestors[y] >> x & 1)
+        return False
+
+
 class _Liveness:
-    def __init__(self, plan: Plan, order: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, order: Sequence[int], tasks: _Order | None = None) -> None:
         self.plan = plan
         self.order = tuple(order)
+        self.tasks = tasks
+        # The task at hand, and when each task touches each arena slot last.
+        self.task = -1
+        self.touched: dict[int, dict[int, int]] = {}
         self.clock = 0
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -145,15 +154,20 @@ class _Liveness:
     def touch(self, index: int) -> None:
         for root in memory_of(self.plan.slots, index):
             self.last[root] = self.clock
+            self.touched[root][self.task] = self.clock
             for loop in self.loops:
                 loop.add(root)
 
     def start(self, index: int) -> None:
         if index >= 0 and self.plan.slots[index].kind is Kind.ARENA:
             self.first[index] = self.last[index] = self.clock
+            self.touched[index] = {self.task: self.clock}
 
     def walk(self, steps: Sequence[Step]) -> None:
+        around = self.task
         for step in steps:
+            if self.tasks is not None:
+                self.task = self.tasks.task_of.get(id(step), around)
             if step.control:
                 self.control(step)
             else:
@@ -167,6 +181,7 @@ class _Liveness:
                         self.touch(slot)
                 self.start(step.workspace)
             self.clock += 1
+        self.task = around
 
     def control(self, step: Step) -> None:
         for slot in step.inputs:
@@ -189,6 +204,7 @@ class _Liveness:
             for root in self.loops.pop():
                 if self.first[root] <= begin:
                     self.last[root] = self.clock
+                    self.touched[root][self.task] = self.clock
         for carry in step.carries:
             for slot in carry.buffers or ():
                 self.touch(slot)
@@ -207,6 +223,7 @@ class _Liveness:
                         buffer = self.buffer_of[taken]
                         self.buffer_of[slot] = buffer
                         self.last[buffer] = self.last[slot]
+                        self.touched[buffer] |= self.touched[slot]
                     else:
                         self.buffer_of[slot] = slot
         for slot in self.first:
@@ -231,6 +248,8 @@ class _Liveness:
             other = slots[candidate].type
             if self.last[buffer] != time or self.first[buffer] == time:
                 continue
+            if self.tasks is not None and not self.all_before(buffer, self.task_at(step)):
+                continue
             if not isinstance(other, TensorType) or other.without_data() != kind.without_data():
                 continue
             # Another input may see the same memory differently (a transpose of it, say), or be the
@@ -244,6 +263,22 @@ class _Liveness:
                 continue
             return candidate
         return -1
+
+    def task_at(self, step: Step) -> int:
+        return next(iter(self.touched[step.outputs[0]]))
+
+    def all_before(self, buffer: int, task: int) -> bool:
+        """Whether all that touch a buffer run before ``task``, but for that itself."""
+        assert self.tasks is not None
+        return all(t == task or self.tasks.precedes(t, task) for t in self.touched[buffer])
+
+    def ordered(self, a: int, b: int) -> bool:
+        """Whether buffer ``a`` is surely gone before ``b`` is written first."""
+        task = next(iter(self.touched[b]))
+        same = self.touched[a].get(task)
+        if same is not None and same >= self.first[b]:
+            return False
+        return self.all_before(a, task)
 
     def memory(self, slot: int) -> tuple[int, ...]:
         return memory_of(self.plan.slots, slot)
@@ -261,7 +296,16 @@ class _Liveness:
 
     def layout(self, planner: str) -> Layout:
         buffers = self.buffers()
-        arena: Arena = plan_memory(buffers, planner)
+        if self.tasks is None:
+            arena: Arena = plan_memory(buffers, planner)
+        else:
+            owners = self.owners()
+
+            def conflict(i: int, j: int) -> bool:
+                a, b = owners[i], owners[j]
+                return not (self.ordered(a, b) or self.ordered(b, a))
+
+            arena = plan_memory_dag([b.size for b in buffers], conflict, planner=planner)
         at = dict(zip(self.owners(), arena.offsets, strict=True))
         offsets = {slot: at[buffer] for slot, buffer in self.buffer_of.items()}
         return Layout(self.order, offsets, self.buffer_of, arena.size, lower_bound(buffers))

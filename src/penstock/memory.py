@@ -11,7 +11,7 @@ closes most of the rest. Sizes, offsets and alignments are in bytes.
 from __future__ import annotations
 
 import random
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -23,6 +23,8 @@ from itertools import accumulate, combinations
 _PAIRS = 2_000_000
 _ROUNDS = 1_000
 _VISITS = 5_000_000
+# Places of about its size that planner "reuse" looks at for a buffer.
+_PLACES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,11 @@ def plan_memory_dag(
     overlap; it is asked once for each pair i < j of buffers that are not empty. ``aligns[i]`` is a
     power of two, 64 each if not given.
 
-    The planners are those of ``plan_memory``, where first_fit places in the order given. Time grows
-    with the square of the number of buffers.
+    The planners are those of ``plan_memory``, where first_fit places in the order given, and time
+    grows with the square of the number of buffers; and ``reuse``, nearly linear, whose arena is
+    larger: a buffer takes the place of one that is gone, or one of its own. It needs buffers in an
+    order in which they can be written, and that for i < j no conflict means that i is gone for sure
+    when j is written first, of which it makes use: then so is what was gone before i.
 
     Raises:
         ValueError: a size is negative, an alignment is no power of two, ``aligns`` does not have
@@ -148,6 +153,7 @@ def plan_memory_dag(
         "first_fit": lambda: blocks.place(blocks.filled, neighbours()),
         "wic": lambda: blocks.place(by_size, neighbours()),
         "best": best,
+        "reuse": lambda: blocks.reuse(conflicts),
     }
     return _chosen(planners, planner)()
 
@@ -203,6 +209,34 @@ class _Blocks:
             taken = sorted([(offsets[j], ends[j]) for j in neighbours[i] if ends[j]])
             offsets[i] = _lowest_gap(taken, self.sizes[i], self.aligns[i])
             ends[i] = offsets[i] + self.sizes[i]
+        return self.arena(offsets)
+
+    def reuse(self, conflicts: Callable[[int, int], bool]) -> Arena:
+        """Each buffer in the place of one that is gone, the best fit, or behind all others."""
+        # Places by size, with the number of each; and what is in each now.
+        places: list[tuple[int, int]] = []
+        tenant: list[int] = []
+        sizes: list[int] = []
+        place_of: dict[int, int] = {}
+        for i in self.filled:
+            size = _round_up(self.sizes[i], self.unit)
+            at = bisect_left(places, (size, -1))
+            # Those that are large enough first, then smaller ones, which then grow.
+            near = (*places[at : at + _PLACES], *reversed(places[max(0, at - _PLACES) : at]))
+            for held, place in near:
+                if not conflicts(tenant[place], i):
+                    places.remove((held, place))
+                    break
+            else:
+                place = len(tenant)
+                tenant.append(i)
+                sizes.append(0)
+            tenant[place] = i
+            sizes[place] = max(size, sizes[place])
+            insort(places, (sizes[place], place))
+            place_of[i] = place
+        starts = [0, *accumulate(sizes)]
+        offsets = [starts[place_of[i]] if i in place_of else 0 for i in range(len(self.sizes))]
         return self.arena(offsets)
 
 

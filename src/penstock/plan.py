@@ -8,13 +8,13 @@ annotation for executors that run in a fixed order (``liveness.py``).
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend
+from penstock.backends.base import HOST, Backend, is_transfer, transfer_kernel
 from penstock.errors import InternalError, LimitExceeded
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import Kernel
@@ -93,6 +93,7 @@ class Step:
     ``inputs`` and ``outputs`` are slots, -1 where an optional one is left out. ``into``: outputs
     are written to the memory given, not allocated. ``workspace`` is an arena slot or -1. Inputs
     listed in ``copied`` outlive the step in its outputs and must be handed over as copies.
+    ``backend`` is the name of the one that has compiled the kernel.
     """
 
     node: Node
@@ -104,6 +105,7 @@ class Step:
     copied: tuple[int, ...] = ()
     blocks: tuple[Block, ...] = ()
     carries: tuple[Carry, ...] = ()
+    backend: str = ""
 
     @property
     def control(self) -> bool:
@@ -131,8 +133,8 @@ class Plan:
         """Bytes of the memory behind the constants, each piece of memory counted once."""
         seen: dict[int, int] = {}
         for slot in self.slots:
-            if slot.const is not None:
-                array = slot.const
+            array = slot.const
+            if isinstance(array, np.ndarray):
                 while isinstance(array.base, np.ndarray):
                     array = array.base
                 seen[address(array)] = array.nbytes
@@ -152,13 +154,21 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
             stack.pop()
 
 
-def compile_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
+def compile_plan(
+    graph: Graph,
+    backends: Sequence[Backend],
+    placed: Mapping[Node, Backend] | None = None,
+    *,
+    planned: bool = True,
+) -> Plan:
     """Compile a sorted graph with inferred types into a plan.
 
-    Each node gets the first of ``backends`` that supports it. Raises ``InvalidModel`` for a node
-    that can never run.
+    Each node gets the backend it is ``placed`` on, else the first of ``backends`` that supports
+    it. Without ``planned``, no memory is set aside before the run: every value is dynamic, and the
+    plan can run in any order that obeys its dependencies. Raises ``InvalidModel`` for a node that
+    can never run.
     """
-    return _Builder(backends).plan(graph)
+    return _Builder(backends, placed or {}, planned).plan(graph)
 
 
 # Arena slots that a value may be in: one that may be in more is copied.
@@ -166,8 +176,12 @@ _MOST_ROOTS = 8
 
 
 class _Builder:
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(
+        self, backends: Sequence[Backend], placed: Mapping[Node, Backend], planned: bool
+    ) -> None:
         self.backends = backends
+        self.placed = placed
+        self.in_advance = planned
         self.slots: list[Slot] = []
         self.slot_of: dict[Value, int] = {}
         self.constants: dict[int, int] = {}
@@ -180,6 +194,7 @@ class _Builder:
         self.alternating: dict[Value, tuple[int, int]] = {}
         self.direct: set[Value] = set()
         self.views = 0
+        self.chosen: dict[Node, Backend] = {}
 
     def plan(self, graph: Graph) -> Plan:
         self.leaving.update(graph.outputs)
@@ -252,11 +267,16 @@ class _Builder:
 
     def step(self, node: Node, kernel: Kernel, certain: bool) -> Step | None:
         inputs = self.read(node.inputs)
+        if is_transfer(node) and inputs[0] >= 0 and self.slots[inputs[0]].kind is Kind.CONSTANT:
+            self.transferred(node, kernel, self.slots[inputs[0]])
+            return None
         if kernel.view:
             return self.view(node, kernel, inputs, certain)
         values = [v for v in node.outputs if v is not None]
         into = (
-            kernel.into is not None
+            self.in_advance
+            and kernel.into is not None
+            and self.placed_in_host(node)
             and bool(values)
             and all(_planned(value.type) for value in values)
             and (
@@ -281,7 +301,15 @@ class _Builder:
         if not all(_is_tensor(value.type) for value in values):
             # What makes a list or an optional keeps the tensors that it was given.
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
-        return Step(node, kernel, inputs, outputs, into, workspace, copied)
+        name = self.chosen[node].name
+        return Step(node, kernel, inputs, outputs, into, workspace, copied, backend=name)
+
+    def transferred(self, node: Node, kernel: Kernel, source: Slot) -> None:
+        """Bring a constant to another memory once, instead of in each run."""
+        (value,) = node.outputs
+        assert value is not None
+        const = kernel.function(source.const)
+        self.slot_of[value] = self.add(Slot(value.name, value.type, Kind.CONSTANT, const))
 
     def planned(self, value: Value) -> int:
         """A slot in memory set aside before the run: a loop's free buffer, or its own."""
@@ -293,13 +321,22 @@ class _Builder:
 
     def kernel(self, node: Node, certain: bool) -> Kernel:
         types = [None if value is None else value.type for value in node.inputs]
-        for backend in self.backends:
-            if backend.supports(node, types):
-                try:
-                    return backend.compile(node, types)
-                except Exception as error:
-                    return _failing(node, error, certain)
-        raise InternalError(f"no backend supports {describe(node)}")
+        backend = self.placed.get(node)
+        if backend is None:
+            backend = next((each for each in self.backends if each.supports(node, types)), None)
+        if backend is None:
+            raise InternalError(f"no backend supports {describe(node)}")
+        self.chosen[node] = backend
+        if is_transfer(node):
+            return transfer_kernel(node, self.backends)
+        try:
+            return backend.compile(node, types)
+        except Exception as error:
+            return _failing(node, error, certain)
+
+    def placed_in_host(self, node: Node) -> bool:
+        """Whether what ``node`` makes is in the memory that arenas are in."""
+        return self.chosen[node].memory == HOST
 
     def view(
         self, node: Node, kernel: Kernel, inputs: tuple[int, ...], certain: bool
@@ -317,7 +354,8 @@ class _Builder:
                 if isinstance(error, IndexError | TypeError | ValueError):
                     error = ShapeError(str(error))
                 failing = _failing(node, error, certain)
-                return Step(node, failing, inputs, self.define_all(node.outputs))
+                outputs = self.define_all(node.outputs)
+                return Step(node, failing, inputs, outputs, backend=self.chosen[node].name)
             results = results if len(node.outputs) != 1 else (results,)
             if not all(_within(array, model) for array in results):
                 return self.copying(node, kernel, inputs)
@@ -332,7 +370,8 @@ class _Builder:
             "base": self.holder(inputs[0]),
             "owned": source.owned,
         }
-        return Step(node, kernel, inputs, self.define_all(node.outputs, **where))
+        outputs = self.define_all(node.outputs, **where)
+        return Step(node, kernel, inputs, outputs, backend=self.chosen[node].name)
 
     def alias(self, value: Value, array: np.ndarray, source: int, model: np.ndarray) -> None:
         """Place ``value`` where ``array`` lies in ``model``, which stands for slot ``source``."""
@@ -349,15 +388,16 @@ class _Builder:
 
     def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:
         """A view that these strides do not allow: its one output is copied."""
-        value = node.outputs[0]
+        value, name = node.outputs[0], self.chosen[node].name
         if len(node.outputs) > 1 or value is None:
             # Some outputs may be views nevertheless.
-            roots = self.roots(inputs[0])
-            return Step(node, kernel, inputs, self.define_all(node.outputs, roots=roots))
+            outputs = self.define_all(node.outputs, roots=self.roots(inputs[0]))
+            return Step(node, kernel, inputs, outputs, backend=name)
         if value not in self.alternating and (value in self.leaving or not _planned(value.type)):
-            return Step(node, kernel, inputs, self.define_all(node.outputs, owned=True))
+            outputs = self.define_all(node.outputs, owned=True)
+            return Step(node, kernel, inputs, outputs, backend=name)
         copier = Kernel(kernel.function, kernel.into or _copy_of(kernel, len(inputs)))
-        return Step(node, copier, inputs, (self.planned(value),), into=True)
+        return Step(node, copier, inputs, (self.planned(value),), into=True, backend=name)
 
     def model(self, index: int) -> np.ndarray | None:
         slot = self.slots[index] if index >= 0 else None
@@ -458,7 +498,7 @@ class _Builder:
         """Two alternating buffers for a carried value, if its type is fixed and it changes."""
         if updated is inside:
             return None
-        if not _planned(inside.type):
+        if not (self.in_advance and _planned(inside.type)):
             self.leaving.add(updated)
             return None
         pair = (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -16,25 +15,24 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from penstock import garbage
-from penstock.backends.base import Backend
 from penstock.backends.numpy import NumpyBackend
-from penstock.errors import InvalidInput, InvalidModel, LimitExceeded, PenstockError
-from penstock.executors.base import NEVER, CancelToken, Control, begin, end
-from penstock.executors.linear import LinearExecutor
+from penstock.compiling import EXECUTORS, Compiler, compiling
+from penstock.errors import InvalidInput, PenstockError
+from penstock.executors.base import NEVER, CancelToken, Executor
 from penstock.explain import format_plan
-from penstock.feeds import check_dims, checked, convert
+from penstock.feeds import checked, convert
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
+from penstock.observe import Observer
 from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
-from penstock.passes.sizes import check_sizes
-from penstock.plan import Plan, compile_plan
+from penstock.plan import Plan
+from penstock.running import Job, Run
 from penstock.threads import pool
-from penstock.types import ANY, AnyType, OptionalType, TensorType, Type
+from penstock.types import ANY, AnyType, TensorType, Type
 
-EXECUTORS = ("auto", "linear")
 BACKENDS = ("numpy",)
 
 # Sets of feeds and fetches that a session remembers.
@@ -56,11 +54,13 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a session holds: constants shared by its plans, arenas, and plans by count."""
+    """Bytes that a session holds: constants, which its plans share; arenas; plans, about, with
+    their programs; and how many plans there are."""
 
-    constants: int
+    weights: int
     arenas: int
     plans: int
+    count: int
 
 
 class Signature:
@@ -78,7 +78,7 @@ class Signature:
         self.outputs = tuple(outputs)
         self.lock = threading.Lock()  # held by the thread that compiles
         # The plan of the last run: most sessions see the same shapes again and again.
-        self.last: tuple[Any, LinearExecutor | None] = (None, None)
+        self.last: tuple[Any, Executor | None] = (None, None)
 
     def values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
@@ -136,12 +136,12 @@ class Session:
             "limits": limits,
         }
         self.limits = limits or DEFAULT_LIMITS
-        self._backends: list[Backend] = [NumpyBackend() for _ in names]
+        self._compiler = Compiler(executor, [NumpyBackend() for _ in names], self.limits)
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.
         self._signatures: OrderedDict[Any, Signature] = OrderedDict()
-        self._plans: OrderedDict[tuple[Signature, Any], LinearExecutor] = OrderedDict()
+        self._plans: OrderedDict[tuple[Signature, Any, bool], Executor] = OrderedDict()
         with garbage.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
             graph = self.model.graph
@@ -161,6 +161,8 @@ class Session:
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
+        trace: Observer | None = None,
+        observers: Sequence[Observer] = (),
     ) -> dict[str, Any]:
         """Run the model and return what was fetched, by name.
 
@@ -168,31 +170,25 @@ class Session:
         numbers) of the input's dtype and shape. Any value of the model may be fed or fetched by
         name; only what the fetches need is run. ``targets`` are values to compute without fetching
         them. After ``timeout`` seconds the run ends with ``DeadlineExceeded``, after
-        ``cancel.cancel()`` with ``Cancelled``.
+        ``cancel.cancel()`` with ``Cancelled``. A ``trace`` records the run; it, and ``observers``
+        of other kinds, are told of each step while it runs.
 
         Raises ``InvalidInput`` for wrong names, dtypes and shapes, ``RunError`` for what goes wrong
         on the way.
         """
-        if feeds is None:
-            feeds = {}
-        signature = self._main
-        if fetches is not None or targets is not None or len(feeds) != len(signature.names):
-            signature = self._signature_for(feeds, fetches, targets)
-        elif self._closed:
+        if self._closed:
             raise PenstockError("the session is closed")
-        try:
-            values = signature.values(feeds)
-        except (KeyError, TypeError):  # perhaps other values of the model than its inputs
-            signature = self._signature_for(feeds, fetches, targets)
-            values = signature.values(feeds)
-        key = signature.key(values)
+        signature, key, values = self._resolve(feeds, fetches, targets)
         last, executor = signature.last
         if executor is None or key != last:
             executor = self._executor(signature, key, values)
-        if timeout is None and cancel is None:
+        if timeout is None and cancel is None and trace is None and not observers:
             outputs = executor.run(values, NEVER)
         else:
-            outputs = self._controlled(executor, values, timeout, cancel)
+            run = Run(timeout, cancel, _told(trace, observers))
+            if run.watched:
+                executor = self._observed(signature, key, values)
+            outputs = run.here(executor, values)
         return dict(zip(signature.outputs, outputs, strict=False))
 
     def __call__(self, *inputs: Any) -> Any:
@@ -205,10 +201,32 @@ class Session:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def submit(
-        self, feeds: Mapping[str, Any] | None = None, *arguments: Any, **options: Any
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        fetches: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        trace: Observer | None = None,
+        observers: Sequence[Observer] = (),
     ) -> Future[dict[str, Any]]:
-        """``run`` on a thread of the process-wide pool."""
-        return pool().submit(self.run, feeds, *arguments, **options)
+        """``run`` on the process-wide pool of threads; returns at once.
+
+        The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
+        Errors are the future's. Closing the session does not stop the run.
+        """
+        if self._closed:
+            raise PenstockError("the session is closed")
+
+        def resolve(watched: bool) -> tuple[Executor, Sequence[Any], Sequence[str]]:
+            signature, key, values = self._resolve(feeds, fetches, targets)
+            find = self._observed if watched else self._executor
+            return find(signature, key, values), values, signature.outputs
+
+        job = Job(Run(timeout, cancel, _told(trace, observers)), resolve)
+        pool().submit(job)
+        return job.future
 
     async def arun(
         self, feeds: Mapping[str, Any] | None = None, *arguments: Any, **options: Any
@@ -252,8 +270,12 @@ class Session:
     def memory(self) -> Memory:
         """Bytes held."""
         executors = self._executors()
-        constants = max((e.plan.constant_bytes for e in executors), default=0)
-        return Memory(constants, sum(e.arena_bytes for e in executors), len(executors))
+        return Memory(
+            max((e.plan.constant_bytes for e in executors), default=0),
+            sum(e.arena_bytes for e in executors),
+            sum(e.plan_bytes for e in executors),
+            len(executors),
+        )
 
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
@@ -271,7 +293,7 @@ class Session:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
         with self._lock:
             self._closed = True
-            for signature, _ in self._plans:
+            for signature, _, _ in self._plans:
                 signature.last = (None, None)
             self._signatures.clear()
             self._plans.clear()
@@ -294,27 +316,27 @@ class Session:
 
     # Inside.
 
-    def _controlled(
+    def _resolve(
         self,
-        executor: LinearExecutor,
-        values: Sequence[Any],
-        timeout: float | None,
-        cancel: CancelToken | None,
-    ) -> tuple[Any, ...]:
-        control: Control = begin(timeout, cancel)
+        feeds: Mapping[str, Any] | None,
+        fetches: Sequence[str] | None,
+        targets: Sequence[str] | None,
+    ) -> tuple[Signature, Any, list[Any]]:
+        """The part of the model to run, the key of its plan, and the values fed."""
+        if feeds is None:
+            feeds = {}
+        signature = self._main
+        if fetches is not None or targets is not None or len(feeds) != len(signature.names):
+            signature = self._signature_for(feeds, fetches, targets)
         try:
-            if control.stopped:
-                control.stop()
-            outputs = executor.run(values, control)
-            # A run that ends late has not met its deadline, however few checks it passed.
-            if control.stopped:
-                control.stop()
-            return outputs
-        finally:
-            end(control, timeout, cancel)
+            values = signature.values(feeds)
+        except (KeyError, TypeError):  # perhaps other values of the model than its inputs
+            signature = self._signature_for(feeds, fetches, targets)
+            values = signature.values(feeds)
+        return signature, signature.key(values), values
 
     @property
-    def latest(self) -> LinearExecutor:
+    def latest(self) -> Executor:
         """The executor that was used last; compiled now if all dims are known before a run."""
         executor = self._main.last[1]
         if executor is None:
@@ -346,71 +368,56 @@ class Session:
                 raise InvalidInput(f"input {name!r}: no array has shape {shape}") from error
         self._executor(signature, signature.key(values), values)
 
-    def _executors(self) -> list[LinearExecutor]:
+    def _executors(self) -> list[Executor]:
         with self._lock:
             return list(self._plans.values())
 
-    def _executor(
-        self, signature: Signature, key: tuple[Any, ...], values: Sequence[Any]
-    ) -> LinearExecutor:
+    def _executor(self, signature: Signature, key: Any, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was not the last one used; compiled if it is new.
 
         Of threads that need the same new plan one compiles it; those that have theirs go on.
         """
-        found = self._known(signature, key)
+        found = self._known(signature, key, False)
         if found is None:
             with signature.lock:
-                found = self._known(signature, key)
+                found = self._known(signature, key, False)
                 if found is None:
-                    found = self._compile(signature.graph, values)
-                    self._keep(signature, key, found)
+                    found = self._compiler.compile(signature.graph, values)
+                    self._keep(signature, key, False, found)
         signature.last = (None, None) if self._closed else (key, found)
         return found
 
-    def _known(self, signature: Signature, key: tuple[Any, ...]) -> LinearExecutor | None:
-        with self._lock:
-            found = self._plans.get((signature, key))
-            if found is not None:
-                self._plans.move_to_end((signature, key))
+    def _observed(self, signature: Signature, key: Any, values: Sequence[Any]) -> Executor:
+        """As ``_executor``, one that tells observers what it does."""
+        found = self._known(signature, key, True)
+        if found is None:
+            plain = self._executor(signature, key, values)
+            with signature.lock:
+                found = self._known(signature, key, True)
+                if found is None:
+                    found = plain.observed()
+                    self._keep(signature, key, True, found)
         return found
 
-    def _keep(self, signature: Signature, key: tuple[Any, ...], executor: LinearExecutor) -> None:
+    def _known(self, signature: Signature, key: Any, observed: bool) -> Executor | None:
+        with self._lock:
+            found = self._plans.get((signature, key, observed))
+            if found is not None:
+                self._plans.move_to_end((signature, key, observed))
+        return found
+
+    def _keep(self, signature: Signature, key: Any, observed: bool, executor: Executor) -> None:
         """Add a plan, and drop those not used for longest, down to the limit on their bytes."""
         with self._lock:
             if self._closed:
                 return
-            self._plans[signature, key] = executor
-            held = sum(each.nbytes for each in self._plans.values())
+            self._plans[signature, key, observed] = executor
+            held = sum(map(_bytes, self._plans.values()))
             while held > self.limits.max_plans_bytes and len(self._plans) > 1:
-                (old, _), dropped = self._plans.popitem(last=False)
-                held -= dropped.nbytes
+                (old, _, _), dropped = self._plans.popitem(last=False)
+                held -= _bytes(dropped)
                 if old.last[1] is dropped:
                     old.last = (None, None)
-
-    def _compile(self, graph: Graph, values: Sequence[Any]) -> LinearExecutor:
-        """The executor of ``graph`` for values of these shapes."""
-        check_dims(graph.inputs, values)
-        declared = [value.type for value in graph.inputs]
-        types = [_concrete(kind, given) for kind, given in zip(declared, values, strict=True)]
-        with _compiling():
-            # Where the model itself says all shapes, the graph is as simple as it can be.
-            special = types != declared
-            if special:
-                graph = clone(graph)
-                for value, kind in zip(graph.inputs, types, strict=True):
-                    value.type = kind
-            try:
-                if special:
-                    optimize(graph, self.limits)
-                check_sizes(graph, self.limits)
-                plan = compile_plan(graph, self._backends)
-            except InvalidModel as error:
-                if not special:
-                    raise
-                # What is valid in general is not for these shapes.
-                fed = ", ".join(map(repr, graph.inputs))
-                raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
-            return LinearExecutor(plan, self._backends[0], self.limits)
 
     def _signature_for(
         self,
@@ -418,8 +425,6 @@ class Session:
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
     ) -> Signature:
-        if self._closed:
-            raise PenstockError("the session is closed")
         if not isinstance(feeds, Mapping):
             raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
         for names, what in ((fetches, "fetches"), (targets, "targets")):
@@ -447,7 +452,7 @@ class Session:
     def _compile_signature(
         self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
     ) -> Signature:
-        with _compiling():
+        with compiling():
             fed = [self._value(name, "feed") for name in feeds]
             fetched = [self._value(name, "fetch") for name in (*fetches, *targets)]
             graph = cut(self.model.graph, fed, fetched)
@@ -509,17 +514,13 @@ def compile(
     )
 
 
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """Without garbage collection; what is too much for the machine is an error of the model."""
-    with garbage.paused():
-        try:
-            yield
-        except RecursionError as error:
-            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
-        except MemoryError as error:
-            message = f"there is not enough memory to compile the model: {error}"
-            raise LimitExceeded(message) from error
+def _told(trace: Observer | None, observers: Sequence[Observer]) -> Sequence[Observer]:
+    return observers if trace is None else (trace, *observers)
+
+
+def _bytes(executor: Executor) -> int:
+    """What dropping a plan gives back."""
+    return executor.arena_bytes + executor.plan_bytes
 
 
 def _restore(path: str, options: dict[str, Any]) -> Session:
@@ -552,9 +553,3 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 def _is_dim(dim: Any) -> TypeGuard[int]:
     return isinstance(dim, int | np.integer) and int(dim) >= 0
-
-
-def _concrete(kind: Type, value: Any) -> Type:
-    if isinstance(value, np.ndarray) and not isinstance(kind, OptionalType):
-        return TensorType(value.dtype, value.shape)
-    return kind

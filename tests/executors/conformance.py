@@ -331,7 +331,8 @@ class ExecutorConformance:
         session = self.compile(model(text), limits=ps.Limits(max_bytes=1000))
         size = 4 * 64  # two buffers, a and b, or fewer
         session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
-        assert 0 < session.memory.arenas <= size
+        if self.executor != "dataflow":  # which has no arenas
+            assert 0 < session.memory.arenas <= size
         token = ps.CancelToken()
         feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
 

@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
+import contextvars
 import heapq
 import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
 
-from penstock.errors import Cancelled, DeadlineExceeded
+import numpy as np
+
+from penstock.codegen import Program
+from penstock.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    PenstockError,
+    RunError,
+)
+from penstock.liveness import Layout
+from penstock.observe import ObservedRun, Observer
+from penstock.plan import Plan, Step
+from penstock.types import ShapeError, TensorType
+
+_NOBODY = Observer()
+_NO_RUN = ObservedRun(Plan("", (), (), (), ()), "")
 
 
 class Control:
     """The one thing a run looks at to learn that it must stop; set from any thread.
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
-    work, and calls ``stop`` when it is set.
+    work, and calls ``stop`` when it is set. ``observer`` is told what ``run`` does, if the executor
+    is an observed one.
     """
 
-    __slots__ = ("error", "stopped")
+    __slots__ = ("error", "observer", "on_stop", "run", "stopped")
 
     def __init__(self) -> None:
         self.stopped = False
         self.error: Exception | None = None
+        self.on_stop: Callable[[Exception], None] | None = None
+        self.observer: Observer = _NOBODY
+        self.run = _NO_RUN
 
     def set(self, error: Exception) -> None:
         """Ask the run to stop with ``error``; the first to ask wins."""
         if not self.stopped:
             self.error = error
             self.stopped = True
+            if self.on_stop is not None:
+                self.on_stop(error)
 
     def stop(self) -> None:
         """Raise what the run was stopped with."""
         assert self.error is not None
         raise self.error
+
+    def own(self) -> Control:
+        """This control, or for a run that nobody can stop, one that the run itself can."""
+        return Control() if self is NEVER else self
 
 
 NEVER = Control()
@@ -172,11 +199,120 @@ def end(control: Control, timeout: float | None, cancel: CancelToken | None) -> 
 class Executor(Protocol):
     """How a plan is run: built from a plan once, it serves any number of runs at once."""
 
+    name: str
+    plan: Plan
+
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         """The outputs of one run, in memory of the caller's own."""
         ...
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory held between runs, constants left out."""
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        """As ``run``, on the calling thread as long as that has something to do; what comes out is
+        handed to ``done``, perhaps later and on another thread."""
         ...
+
+    def observed(self) -> Executor:
+        """An executor of the same plan that tells ``control.observer`` what it does."""
+        ...
+
+    def trim(self) -> None:
+        """Give up the arenas that no run holds."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The generated program."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """Where values lie in the arena."""
+        ...
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all arenas."""
+        ...
+
+    @property
+    def plan_bytes(self) -> int:
+        """About what plan and program take."""
+        ...
+
+
+Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
+"""Takes the outputs of a run, or else the error that it ended with."""
+
+
+# NumPy's floating-point warnings.
+
+_QUIET: list[contextvars.Context] = []
+
+
+def quiet(function: Callable[..., Any], *arguments: Any) -> Any:
+    """``function`` with NumPy's floating-point warnings off.
+
+    NumPy keeps that setting in a context variable. Entering a context made once costs a twentieth
+    of ``np.errstate``, and leaves the caller's setting alone.
+    """
+    try:
+        context = _QUIET.pop()
+    except IndexError:
+        context = silent()
+    try:
+        return context.run(function, *arguments)
+    finally:
+        _QUIET.append(context)
+
+
+def silent() -> contextvars.Context:
+    """A context in which NumPy's floating-point warnings are off."""
+    context = contextvars.Context()
+    context.run(np.seterr, all="ignore")
+    return context
+
+
+# Errors.
+
+
+def explained(error: Exception, program: Program, plan: Plan) -> PenstockError:
+    """The error of a run, with the step at fault: its node, its origin, and its inputs' shapes."""
+    step, names = _where(error, program)
+    if isinstance(error, PenstockError):
+        if step is not None:
+            error.add_note(f"The run had come to {step.node.op.name} ({step.node.label}).")
+        return error
+    if step is None and isinstance(error, MemoryError):
+        return RunError(f"there is no memory for the outputs: {error}")
+    if step is None:
+        return InternalError(f"the run failed outside of any node: {error!r}")
+    inputs = ", ".join(
+        "none" if i < 0 else f"{plan.slots[i].name}: {names.get(i, plan.slots[i].type)}"
+        for i in step.inputs
+    )
+    what = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
+    message = f"{step.node.op.name} ({step.node.label}) with inputs ({inputs}): {what}"
+    # No values make correct code meet a name that it does not know, or fail an assertion.
+    if isinstance(error, AssertionError | NameError):
+        return InternalError(f"{message}. This is a bug in Penstock: please report it")
+    return RunError(message)
+
+
+def _where(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:
+    """The step that raised, and what its inputs were as far as they are variables."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != program.filename:
+        trace = trace.tb_next
+    step = None if trace is None else program.steps[trace.tb_lineno - 1]
+    if step is None or trace is None:
+        return None, {}
+    known = trace.tb_frame.f_locals
+    shared = known.get("V", ())
+    names = {}
+    for i in step.inputs:
+        value = known.get(f"v{i}")
+        if value is None and 0 <= i < len(shared):
+            value = shared[i]
+        if isinstance(value, np.ndarray):
+            names[i] = str(TensorType(value.dtype, value.shape))
+    return step, names

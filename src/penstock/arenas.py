@@ -1,0 +1,156 @@
+"""Arenas of one plan, each with a program bound to it: every run has one to itself.
+
+A run that finds none free makes another, so that there are as many as there were runs at once; or
+waits, where ``Limits.max_bytes`` allows no more. Who waits is served in the order of asking.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from penstock.backends.base import Backend
+from penstock.errors import LimitExceeded, RunError
+from penstock.limits import Limits
+
+T = TypeVar("T")
+
+# How often a run that waits for an arena looks at its control.
+_PATIENCE_S = 0.02
+
+
+class Stoppable(Protocol):
+    """What a run that waits for an arena looks at."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+class Arenas(Generic[T]):
+    """What ``bind`` makes of arenas of ``size`` bytes each, for one run at a time."""
+
+    def __init__(
+        self, size: int, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]
+    ) -> None:
+        self.size = size
+        self._host = host
+        self._bind = bind
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[T], None]] = deque()
+        most = limits.max_bytes
+        if most is not None and size > most:
+            raise LimitExceeded(
+                f"the plan needs an arena of {size} bytes, above the limit of {most} "
+                "(Limits.max_bytes)"
+            )
+        self._most = most // size if most is not None and size else None
+        self.free: deque[T] = deque()
+        """arenas that no run holds; to ``pop`` is the fast way to take one"""
+        self._count = 0
+
+    def make(self) -> T:
+        """Another arena, to be given when it is no longer used."""
+        with self._lock:
+            self._count += 1
+        return self._made()
+
+    def _made(self) -> T:
+        try:
+            return self._bind(self._host.allocate(self.size))
+        except BaseException as error:
+            self.drop()
+            if isinstance(error, MemoryError):
+                message = f"there is no memory for an arena of {self.size} bytes"
+                raise RunError(message) from error
+            raise
+
+    def take(self, control: Stoppable) -> T:
+        """A free arena, as soon as there is one; raises what ``control`` is stopped with."""
+        got = threading.Lock()
+        got.acquire()
+        box: list[T] = []
+
+        def receive(arena: T) -> None:
+            box.append(arena)
+            got.release()
+
+        arena = self.ask(receive)
+        if arena is not None:
+            return arena
+        try:
+            while not got.acquire(timeout=_PATIENCE_S):
+                if control.stopped:
+                    control.stop()
+        except BaseException:
+            with self._lock:
+                waits = receive in self._waiting
+                if waits:
+                    self._waiting.remove(receive)
+            if not waits and got.acquire():
+                self.give(box[0])
+            raise
+        return box[0]
+
+    def ask(self, receive: Callable[[T], None]) -> T | None:
+        """An arena if there is one; else ``receive`` gets one when another run gives it."""
+        with self._lock:
+            if self.free:
+                return self.free.pop()
+            if self._most is not None and self._count >= self._most:
+                self._waiting.append(receive)
+                if not self.free:
+                    return None
+                # One was given meanwhile, by somebody who did not see that we wait.
+                self._waiting.pop()
+                return self.free.pop()
+            self._count += 1
+        return self._made()
+
+    def give(self, arena: T) -> None:
+        """End the use of an arena: the next who waits for one gets it."""
+        if not self._waiting:
+            self.free.append(arena)
+            if not self._waiting:
+                return
+            # Somebody began to wait between the two lines.
+            try:
+                arena = self.free.pop()
+            except IndexError:
+                return
+        with self._lock:
+            if not self._waiting:
+                self.free.append(arena)
+                return
+            receive = self._waiting.popleft()
+        receive(arena)
+
+    def drop(self) -> None:
+        """Forget an arena that was taken, instead of giving it."""
+        with self._lock:
+            self._count -= 1
+            if not self._waiting:
+                return
+            receive = self._waiting.popleft()
+            self._count += 1
+        receive(self._made())
+
+    def trim(self) -> None:
+        """Give up the arenas that no run holds."""
+        while True:
+            try:
+                self.free.pop()
+            except IndexError:
+                return
+            with self._lock:
+                self._count -= 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arenas."""
+        return self._count * self.size

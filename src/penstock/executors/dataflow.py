@@ -1,0 +1,77 @@
+"""The dataflow executor: what runs next is decided during the run, one step at a time.
+
+Nothing is planned: each value is allocated by its step and goes with its last reader. So it runs
+graphs of which nothing is known before, and each step by itself can be watched and measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.codegen import Code
+from penstock.executors.base import Control, Done, explained
+from penstock.executors.loop import Flow, FlowRun, Queue
+from penstock.grouping import OneByOne
+from penstock.limits import Limits
+from penstock.liveness import Layout
+from penstock.plan import Plan
+from penstock.tasks import arrange
+
+
+class DataflowExecutor:
+    """Runs a plan of dynamic values step by step, the most urgent of those that are ready."""
+
+    name = "dataflow"
+
+    def __init__(self, plan: Plan, limits: Limits, *, observed: bool = False) -> None:
+        self.plan = plan
+        self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+        self._limits = limits
+        tasks = arrange(plan, OneByOne())
+        worthwhile = [False] * len(tasks.tasks)
+        self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
+        self._code = Code(plan, self.layout, limits, tasks, observed)
+        *self._functions, self._results = self._code.bind(np.empty(0, np.uint8))
+
+    def observed(self) -> DataflowExecutor:
+        return DataflowExecutor(self.plan, self._limits, observed=True)
+
+    @property
+    def source(self) -> str:
+        return self._code.program.source
+
+    @property
+    def arena_bytes(self) -> int:
+        return 0
+
+    @property
+    def plan_bytes(self) -> int:
+        return self._code.program.nbytes
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        V = [None] * self._flow.slots
+        for slot, value in zip(self.plan.inputs, inputs, strict=True):
+            V[slot] = value
+        control = control.own()
+        try:
+            FlowRun(self._flow, self._functions, V, control, observe=self._code.observed).run()
+            return self._results(V)
+        except Exception as error:
+            told = explained(error, self._code.program, self.plan)
+            if told is error:
+                raise
+            raise told from error
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        try:
+            outputs = self.run(inputs, control)
+        except BaseException as error:
+            done(None, error)
+        else:
+            done(outputs, None)
+
+    def trim(self) -> None:
+        pass

@@ -1,0 +1,345 @@
+"""The loop behind every executor that decides at run time: tasks run as they become ready.
+
+Sequential and parallel are this one loop. Each queue of ready tasks has workers who take the most
+urgent task, run it, and count down what waits for it. The caller of a run is one of the workers of
+queue 0, the host's; others come from pools that live as long as the process. Who finds nothing to
+do leaves: no worker waits for another, and only the caller, who is no worker then, for the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any
+
+from penstock.errors import Cancelled, InternalError
+from penstock.executors.base import Control, quiet
+from penstock.tasks import Tasks
+from penstock.threads import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Ready tasks of one kind: at most ``workers`` run at once, ``pool`` gives more of them."""
+
+    workers: int
+    pool: Workers | None
+
+
+class Flow:
+    """What the loop obeys, the same for every run of a plan.
+
+    ``tasks`` say what waits for what; ``worthwhile[t]``: whether task t is worth another worker.
+    """
+
+    def __init__(
+        self, tasks: Tasks, queues: Sequence[Queue], worthwhile: Sequence[bool], slots: int
+    ) -> None:
+        self.tasks = tasks
+        self.queues = tuple(queues)
+        self.worthwhile = tuple(worthwhile)
+        self.slots = slots
+        self.block = tuple([task.block for task in tasks.tasks])
+        self.expanded = tuple([bool(task.blocks) for task in tasks.tasks])
+        self.counts = tuple([len(block) for block in tasks.blocks])
+        self.sources = tuple(
+            [tuple([t for t in block if not tasks.waits[t]]) for block in tasks.blocks]
+        )
+        self.resets = tuple([self._resets(block) for block in tasks.blocks])
+
+    def _resets(self, block: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Slots that tasks of a block count down, and from where."""
+        tasks = self.tasks
+        slots = dict.fromkeys(slot for t in block for slot in tasks.counted[t])
+        return tuple([(slot, tasks.readers[slot]) for slot in slots])
+
+
+class FlowRun:
+    """One run of a flow: all that changes while it goes on, under ``lock``.
+
+    ``running`` counts workers between a look at the queues and the next; when it falls to 0 and the
+    plan's block is done, or the run has failed, the run has ended and ``on_end`` is called.
+    """
+
+    __slots__ = (
+        "V",
+        "caller_waits",
+        "control",
+        "ended",
+        "error",
+        "failed",
+        "flow",
+        "functions",
+        "generators",
+        "lock",
+        "observe",
+        "on_end",
+        "ready",
+        "remaining",
+        "running",
+        "signal",
+        "uses",
+        "waits",
+        "workers",
+    )
+
+    def __init__(
+        self,
+        flow: Flow,
+        functions: Sequence[Callable[..., Any]],
+        V: list[Any],
+        control: Control,
+        *,
+        observe: bool = False,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self.flow = flow
+        self.functions = functions
+        self.V = V
+        self.control = control
+        self.observe = observe
+        self.on_end = on_end
+        self.lock = threading.Lock()
+        self.ready: list[list[int]] = [[] for _ in flow.queues]
+        self.workers = [0] * len(flow.queues)
+        self.waits = list(flow.tasks.waits)
+        self.remaining = list(flow.counts)
+        self.uses: dict[int, int] = {}
+        self.generators: dict[int, Generator[int, None, None]] = {}
+        self.running = 0
+        self.failed = False
+        self.error: BaseException | None = None
+        self.caller_waits = False
+        self.signal = threading.Lock()
+        self.signal.acquire()
+        self.ended = False
+
+    # For who starts a run.
+
+    def run(self) -> None:
+        """Run to the end, as the first worker; raises what the run ended with."""
+        try:
+            self._start()
+            quiet(self._work, 0, True)
+            while not self.ended:
+                self.signal.acquire()
+                if not self.ended:
+                    quiet(self._work, 0, True)
+        except BaseException as error:
+            self._fail(error)  # an interrupt; others stop when they next look
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def start(self) -> None:
+        """Work as long as there is something to do, then leave; ``on_end`` tells of the end."""
+        self._start()
+        quiet(self._work, 0)
+
+    def _start(self) -> None:
+        with self.lock:
+            self.workers[0] += 1
+            self.running += 1
+            self._activate(0)
+            self._wake_others(0)
+
+    # Workers.
+
+    def _join(self, queue: int) -> None:
+        """The job of a worker that was asked to help."""
+        with self.lock:
+            if self.failed or self.ended:
+                self.workers[queue] -= 1
+                return
+            self.running += 1
+        quiet(self._work, queue)
+
+    def _work(self, queue: int, caller: bool = False) -> None:
+        """Run tasks of one queue as long as there are any. ``running`` counts us already."""
+        flow, functions, V, control = self.flow, self.functions, self.V, self.control
+        lock, ready, expanded = self.lock, self.ready[queue], flow.expanded
+        consumers, counted, block = flow.tasks.consumers, flow.tasks.counted, flow.block
+        waits, remaining, worthwhile = self.waits, self.remaining, flow.worthwhile
+        others = len(flow.queues) > 1
+        told = others or self.observe
+        task = -1
+        try:
+            while True:
+                with lock:
+                    if task >= 0:
+                        # Others may run now that waited for the task, and values may go.
+                        for other in consumers[task]:
+                            left = waits[other] - 1
+                            waits[other] = left
+                            if not left:
+                                if told:
+                                    self._push(other)
+                                else:
+                                    heappush(ready, other)
+                        if counted[task]:
+                            self._count_down(counted[task])
+                        left = remaining[block[task]] - 1
+                        remaining[block[task]] = left
+                        if not left:
+                            self._finished(block[task])
+                    if others:
+                        self._wake_others(queue)
+                    if self.failed or not ready:
+                        ended = self._leave(queue, caller)
+                        break
+                    task = heappop(ready)
+                    if ready and worthwhile[ready[0]]:
+                        self._wake(queue)
+                if control.stopped:
+                    self._stop(task)
+                if not expanded[task]:
+                    functions[task](control, V)
+                elif not self._advance(task):
+                    task = -1
+        except BaseException as error:
+            self._fail(error)
+            with lock:
+                ended = self._leave(queue, caller)
+            if not isinstance(error, Exception):
+                raise
+        if ended and self.on_end is not None:
+            self.on_end()
+
+    def _advance(self, task: int) -> bool:
+        """Run an expanded task up to where it needs a block; whether it is done."""
+        generator = self.generators.get(task)
+        if generator is None:
+            generator = self.functions[task](self.control, self.V)
+            self.generators[task] = generator
+        block = next(generator, -1)
+        if block < 0:
+            del self.generators[task]
+            return True
+        with self.lock:
+            self._activate(block)
+        return False
+
+    # Under the lock.
+
+    def _push(self, task: int) -> None:
+        """A task is ready."""
+        flow = self.flow
+        heappush(self.ready[flow.tasks.tasks[task].queue], task)
+        if self.observe and task not in self.generators:
+            self.control.observer.step_ready(self.control.run, flow.tasks.tasks[task].steps[0])
+
+    def _activate(self, block: int) -> None:
+        """Begin with the tasks of a block."""
+        flow = self.flow
+        tasks = flow.tasks
+        for task in tasks.blocks[block]:
+            self.waits[task] = tasks.waits[task]
+        for slot, readers in flow.resets[block]:
+            self.uses[slot] = readers
+        self.remaining[block] = flow.counts[block]
+        for task in flow.sources[block]:
+            self._push(task)
+        if not flow.counts[block]:
+            self._finished(block)
+
+    def _finished(self, block: int) -> None:
+        """All tasks of a block have run: the task that the block belongs to goes on."""
+        parent = self.flow.tasks.parent[block]
+        if parent >= 0:
+            self._push(parent)
+
+    def _count_down(self, slots: Sequence[int]) -> None:
+        """Forget values whose last reader has ended."""
+        for slot in slots:
+            left = self.uses[slot] - 1
+            self.uses[slot] = left
+            if not left:
+                value, self.V[slot] = self.V[slot], None
+                if self.observe:
+                    self._freed(slot, value)
+
+    def _freed(self, slot: int, value: Any) -> None:
+        where = self.control.run.plan.slots[slot]
+        if where.owned and where.base < 0 and hasattr(value, "nbytes"):
+            self.control.observer.allocation(self.control.run, -value.nbytes)
+
+    def _wake(self, queue: int) -> None:
+        """Ask for another worker of a queue, unless it has all that it may have."""
+        where = self.flow.queues[queue]
+        if self.workers[queue] >= where.workers:
+            return
+        if queue == 0 and self.caller_waits:
+            self.caller_waits = False
+            self.workers[0] += 1
+            self.running += 1
+            self.signal.release()
+        elif where.pool is not None:
+            job = partial(self._join, queue)
+            if not self.workers[queue]:
+                where.pool.submit(job)
+                self.workers[queue] += 1
+            elif where.pool.offer(job):
+                self.workers[queue] += 1
+
+    def _wake_others(self, queue: int) -> None:
+        """Ask for a worker of each other queue that has something to do."""
+        for other, ready in enumerate(self.ready):
+            if (
+                other != queue
+                and ready
+                and (not self.workers[other] or self.flow.worthwhile[ready[0]])
+            ):
+                self._wake(other)
+
+    def _leave(self, queue: int, caller: bool) -> bool:
+        """A worker has nothing to do; whether it was the last and the run has ended."""
+        self.workers[queue] -= 1
+        self.running -= 1
+        if self.running:
+            self.caller_waits |= caller
+            return False
+        if self.remaining[0] and not self.failed:
+            if any(self.workers):
+                self.caller_waits |= caller
+                return False
+            self.failed = True
+            self.error = InternalError(
+                "tasks wait for each other. This is a bug in Penstock: please report it"
+            )
+        self.ended = True
+        if self.caller_waits:
+            self.caller_waits = False
+            self.signal.release()
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """The run ends with ``error``, unless it has ended with another before."""
+        with self.lock:
+            if self.failed or self.ended:
+                return
+            self.failed = True
+            self.error = error
+            for ready in self.ready:
+                ready.clear()
+        # Whoever is within a loop, looks at the control.
+        self.control.set(Cancelled("another task of the run has failed"))
+
+    def _stop(self, task: int) -> None:
+        """Raise what the run was stopped with, and say where it was."""
+        error = self.control.error
+        assert error is not None
+        error.add_note(f"The run had come to {self._place(task)}.")
+        raise error
+
+    def _place(self, task: int) -> str:
+        """Where in the model a task is, and in which loops and branches."""
+        tasks = self.flow.tasks
+        names = []
+        while task >= 0:
+            node = tasks.tasks[task].steps[0].node
+            names.append(f"{node.op.name} ({node.label})")
+            task = tasks.parent[tasks.tasks[task].block]
+        return ", in ".join(names)

@@ -1,0 +1,169 @@
+"""The parallel executor: tasks run as they become ready, on a pool of workers for each backend.
+
+Steps that are not worth a hand-over share tasks, made of generated straight-line code as in the
+linear executor; memory is planned so that no order in which tasks may run lets two values meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.arenas import Arenas
+from penstock.backends.base import Backend, SingleThreaded
+from penstock.codegen import Code
+from penstock.executors.base import Control, Done, explained
+from penstock.executors.loop import Flow, FlowRun, Queue
+from penstock.limits import Limits
+from penstock.liveness import Layout, lay_out_tasks
+from penstock.plan import Plan
+from penstock.tasks import Tasks
+
+
+class _Bound(NamedTuple):
+    """The program in one arena."""
+
+    functions: list[Callable[..., Any]]
+    results: Callable[[list[Any]], tuple[Any, ...]]
+
+
+class ParallelExecutor:
+    """Runs the tasks of a plan, those that do not wait for each other at the same time.
+
+    ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
+    at the same time, each kernel of theirs has one thread. ``queues[i]`` says which workers run the
+    tasks of queue i; queue 0 is the host's, where the caller is one of the workers. A task of more
+    than ``worthwhile`` seconds is worth another one.
+    """
+
+    name = "parallel"
+
+    def __init__(
+        self,
+        plan: Plan,
+        tasks: Tasks,
+        hosts: Sequence[Backend],
+        limits: Limits,
+        queues: Sequence[Queue],
+        worthwhile: float,
+        *,
+        layout: Layout | None = None,
+        observed: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.tasks = tasks
+        self.layout = layout or lay_out_tasks(plan, tasks)
+        self._make = partial(ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile)
+        self._hosts = hosts
+        worth = [task.seconds >= worthwhile for task in tasks.tasks]
+        self._flow = Flow(tasks, queues, worth, len(plan.slots))
+        self._code = code = Code(plan, self.layout, limits, tasks, observed)
+
+        def bind(memory: np.ndarray) -> _Bound:
+            *functions, results = code.bind(memory)
+            return _Bound(functions, results)
+
+        self._arenas: Arenas[_Bound] = Arenas(self.layout.size, hosts[0], limits, bind)
+        self._arenas.give(self._arenas.make())
+
+    def observed(self) -> ParallelExecutor:
+        return self._make(layout=self.layout, observed=True)
+
+    @property
+    def source(self) -> str:
+        return self._code.program.source
+
+    @property
+    def arena_bytes(self) -> int:
+        return self._arenas.nbytes
+
+    @property
+    def plan_bytes(self) -> int:
+        return self._code.program.nbytes
+
+    def trim(self) -> None:
+        self._arenas.trim()
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        control = control.own()
+        arenas = self._arenas
+        try:
+            bound = arenas.free.pop()
+        except IndexError:
+            bound = arenas.take(control)
+        V = self._values(inputs)
+        try:
+            self._allocated(control, arenas.size)
+            with SingleThreaded(self._hosts):
+                FlowRun(self._flow, bound.functions, V, control, observe=self._code.observed).run()
+            outputs = bound.results(V)
+        except Exception as error:
+            arenas.give(bound)
+            raise self._told(error) from error.__cause__
+        except BaseException:
+            # Interrupted: other workers may still write to the arena, so nobody else can have it.
+            arenas.drop()
+            raise
+        arenas.give(bound)
+        self._allocated(control, -arenas.size)
+        return outputs
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        control = control.own()
+
+        def begin(bound: _Bound) -> None:
+            V = self._values(inputs)
+            mode = SingleThreaded(self._hosts)
+
+            def end() -> None:
+                mode.leave()
+                outputs, error = None, run.error
+                if error is None:
+                    try:
+                        outputs = bound.results(V)
+                    except Exception as failure:
+                        error = failure
+                self._arenas.give(bound)
+                if isinstance(error, Exception):
+                    error = self._told(error)
+                done(outputs, error)
+
+            run = FlowRun(
+                self._flow, bound.functions, V, control, observe=self._code.observed, on_end=end
+            )
+            self._allocated(control, self._arenas.size)
+            mode.enter()
+            run.start()
+
+        def later(bound: _Bound) -> None:
+            # Not on the thread of the run that gave the arena.
+            pool = self._flow.queues[0].pool
+            assert pool is not None
+            pool.submit(partial(begin, bound))
+
+        try:
+            bound = self._arenas.ask(later)
+        except Exception as error:
+            done(None, error)
+            return
+        if bound is not None:
+            begin(bound)
+
+    def _values(self, inputs: Sequence[Any]) -> list[Any]:
+        V: list[Any] = [None] * self._flow.slots
+        for slot, value in zip(self.plan.inputs, inputs, strict=True):
+            V[slot] = value
+        return V
+
+    def _allocated(self, control: Control, nbytes: int) -> None:
+        if self._code.observed:
+            control.observer.allocation(control.run, nbytes)
+
+    def _told(self, error: Exception) -> Exception:
+        told = explained(error, self._code.program, self.plan)
+        if told is not error:
+            told.__cause__ = error
+        return told

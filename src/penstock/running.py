@@ -1,0 +1,120 @@
+"""One run that can be stopped or watched from outside, on the caller's thread or on a pool's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.executors.base import CancelToken, Control, Executor, begin, end
+from penstock.observe import ObservedRun, Observer, Observers
+
+
+class Run:
+    """A run with a deadline, a token that cancels it, and observers; the deadline counts from now.
+
+    ``watched`` runs need an executor that is ``observed``.
+    """
+
+    def __init__(
+        self, timeout: float | None, cancel: CancelToken | None, observers: Sequence[Observer]
+    ) -> None:
+        self._timeout = timeout
+        self._cancel = cancel
+        self._began = False
+        self.watched = bool(observers)
+        self.control: Control = begin(timeout, cancel)
+        if self.watched:
+            self.control.observer = (
+                observers[0] if len(observers) == 1 else Observers(tuple(observers))
+            )
+
+    def begin(self, executor: Executor) -> None:
+        """The run is about to begin; raises what it was stopped with before."""
+        control = self.control
+        if control.stopped:
+            control.stop()
+        if self.watched:
+            control.run = ObservedRun(executor.plan, executor.name)
+            self._began = True
+            control.observer.run_begin(control.run)
+
+    def end(self, error: BaseException | None) -> None:
+        """It has ended: nobody can stop it any more."""
+        end(self.control, self._timeout, self._cancel)
+        if self._began:
+            self.control.observer.run_end(self.control.run, error)
+
+    def here(self, executor: Executor, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run on the calling thread, to the end."""
+        error: BaseException | None = None
+        try:
+            self.begin(executor)
+            outputs = executor.run(values, self.control)
+            # A run that ends late has not met its deadline, however few checks it passed.
+            if self.control.stopped:
+                self.control.stop()
+            return outputs
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.end(error)
+            del error  # it holds this frame
+
+
+Resolve = Callable[[bool], tuple[Executor, Sequence[Any], Sequence[str]]]
+
+
+class Job:
+    """A run on a pool, whose outputs by name ``future`` gets.
+
+    ``resolve(watched)`` gives the executor, the values fed and the names of the outputs; it is
+    called on the pool, since it may have to compile. A run that is stopped while it is queued ends
+    at once, and what is left in the queue does nothing.
+    """
+
+    def __init__(self, run: Run, resolve: Resolve) -> None:
+        self.future: Future[dict[str, Any]] = Future()
+        self._run = run
+        self._resolve = resolve
+        self._claim = threading.Lock()  # held by whoever has begun, or ended, the run
+        self._names: Sequence[str] = ()
+        run.control.on_stop = self._stopped
+        if run.control.stopped:
+            self._stopped(run.control.error)
+
+    def __call__(self) -> None:
+        """Run; for the pool."""
+        if not self._claim.acquire(blocking=False):
+            return
+        if not self.future.set_running_or_notify_cancel():
+            self._run.end(None)
+            return
+        try:
+            executor, values, self._names = self._resolve(self._run.watched)
+            self._run.begin(executor)
+            executor.run_async(values, self._run.control, self._done)
+        except BaseException as error:
+            self._done(None, error)
+
+    def _stopped(self, error: Exception | None) -> None:
+        if self._claim.acquire(blocking=False):
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
+            self._run.end(error)
+
+    def _done(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        control, future = self._run.control, self.future
+        if error is None and control.stopped:
+            error = control.error
+        try:
+            self._run.end(error)
+        except Exception as raised:  # out of an observer
+            error = error or raised
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert outputs is not None
+            future.set_result(dict(zip(self._names, outputs, strict=False)))
