@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import is_transfer
 from penstock.errors import LimitExceeded
 from penstock.liveness import Layout
 from penstock.ops.base import array_of
 from penstock.ops.control import element_of, scalar, stack, truth
+from penstock.ops.transfer import is_transfer
 from penstock.plan import Kind, Plan, Slot, Step
 from penstock.types import ShapeError, TensorType
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock import garbage
-from penstock.backends.base import HOST, Backend
+from penstock.backends.base import Backend
 from penstock.errors import InvalidInput, InvalidModel, LimitExceeded
 from penstock.executors.base import Executor
 from penstock.executors.dataflow import DataflowExecutor
@@ -21,6 +21,7 @@ from penstock.grouping import HAND_OVER_S, Clustered
 from penstock.ir import Graph, clone
 from penstock.limits import Limits
 from penstock.ops.cost import seconds as estimated
+from penstock.ops.transfer import HOST
 from penstock.passes.pipeline import optimize
 from penstock.passes.sizes import check_sizes
 from penstock.plan import Plan, compile_plan

@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from penstock.liveness import Layout
 from penstock.plan import Kind, Plan, Step
+from penstock.tasks import Tasks
 
 
-def format_plan(plan: Plan, layout: Layout) -> str:
-    """A plan and its memory, a line a step; offsets are bytes from the start of the arena."""
+def format_plan(plan: Plan, layout: Layout, tasks: Tasks | None = None) -> str:
+    """A plan and its memory, a line a step; offsets are bytes from the start of the arena.
+
+    With ``tasks``, steps stand under their tasks, the more urgent first.
+    """
     summary = (
         f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {plan.views} free views, "
         f"arena {format_bytes(layout.size)} (lower bound {format_bytes(layout.lower_bound)}), "
@@ -19,7 +23,11 @@ def format_plan(plan: Plan, layout: Layout) -> str:
     for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
         lines.append(f"{title} ({text})")
-    lines.extend(_Formatter(plan, layout).steps([plan.steps[i] for i in layout.order], 0))
+    formatter = _Formatter(plan, layout)
+    if tasks is None:
+        lines.extend(formatter.steps([plan.steps[i] for i in layout.order], 0))
+    else:
+        lines.extend(formatter.tasks(tasks, 0, 0))
     return "\n".join(lines) + "\n"
 
 
@@ -32,11 +40,26 @@ class _Formatter:
     def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
         for step in steps:
             yield self.step(step, depth)
-            # A file may have the branches in any order, the blocks of a step have one.
-            names = ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
-            for name, block in zip(names, step.blocks, strict=False):
+            for name, block in zip(_block_names(step), step.blocks, strict=False):
                 yield f"{'  ' * depth}     {name}:"
                 yield from self.steps(block.steps, depth + 1)
+
+    def tasks(self, tasks: Tasks, block: int, depth: int) -> Iterator[str]:
+        for number in tasks.blocks[block]:
+            task = tasks.tasks[number]
+            queue = f", queue {task.queue}" if task.queue else ""
+            after = ", ".join(f"t{t}" for t in tasks.blocks[block] if number in tasks.consumers[t])
+            waits = f" after {after}" if after else ""
+            about = f"about {task.seconds * 1e6:.1f} us"
+            yield f"{'  ' * depth}task t{number}{waits} ({about}{queue})"
+            if not task.blocks:
+                yield from self.steps(task.steps, depth)
+                continue
+            (step,) = task.steps
+            yield self.step(step, depth)
+            for name, inner in zip(_block_names(step), task.blocks, strict=True):
+                yield f"{'  ' * depth}     {name}:"
+                yield from self.tasks(tasks, inner, depth + 1)
 
     def step(self, step: Step, depth: int) -> str:
         self.number += 1
@@ -64,6 +87,11 @@ class _Formatter:
         if slot.kind is Kind.ALIAS:
             return f"@{self.layout.offsets[slot.base] + slot.offset}"
         return f"<{slot.kind.value}>"
+
+
+def _block_names(step: Step) -> Sequence[str]:
+    """What the blocks of a step are called: a file may have branches in any order, a step not."""
+    return ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
 
 
 def format_bytes(n: float) -> str:

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import HOST, Backend, is_transfer, transfer_kernel
+from penstock.backends.base import Backend, transfer_kernel
 from penstock.errors import InternalError, LimitExceeded
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import Kernel
 from penstock.ops.control import Carried, is_control
+from penstock.ops.transfer import HOST, is_transfer
 from penstock.passes.infer import describe, fault
 from penstock.types import STRING, ShapeError, TensorType, Type
 
@@ -195,6 +196,8 @@ class _Builder:
         self.direct: set[Value] = set()
         self.views = 0
         self.chosen: dict[Node, Backend] = {}
+        # Constants in other memories, by the slot that has them in the host's.
+        self.elsewhere: dict[tuple[int, str], int] = {}
 
     def plan(self, graph: Graph) -> Plan:
         self.leaving.update(graph.outputs)
@@ -267,9 +270,9 @@ class _Builder:
 
     def step(self, node: Node, kernel: Kernel, certain: bool) -> Step | None:
         inputs = self.read(node.inputs)
-        if is_transfer(node) and inputs[0] >= 0 and self.slots[inputs[0]].kind is Kind.CONSTANT:
-            self.transferred(node, kernel, self.slots[inputs[0]])
-            return None
+        backend = self.chosen[node]
+        if backend.memory != HOST and not is_transfer(node):
+            inputs = tuple([self.constant_on(backend, i) for i in inputs])
         if kernel.view:
             return self.view(node, kernel, inputs, certain)
         values = [v for v in node.outputs if v is not None]
@@ -304,12 +307,16 @@ class _Builder:
         name = self.chosen[node].name
         return Step(node, kernel, inputs, outputs, into, workspace, copied, backend=name)
 
-    def transferred(self, node: Node, kernel: Kernel, source: Slot) -> None:
-        """Bring a constant to another memory once, instead of in each run."""
-        (value,) = node.outputs
-        assert value is not None
-        const = kernel.function(source.const)
-        self.slot_of[value] = self.add(Slot(value.name, value.type, Kind.CONSTANT, const))
+    def constant_on(self, backend: Backend, index: int) -> int:
+        """Slot ``index``, or if it is a constant, one that has it in the memory of ``backend``."""
+        if index < 0 or self.slots[index].kind is not Kind.CONSTANT:
+            return index
+        key = (index, backend.memory)
+        if key not in self.elsewhere:
+            slot = self.slots[index]
+            copy = backend.from_host(slot.const)
+            self.elsewhere[key] = self.add(Slot(slot.name, slot.type, Kind.CONSTANT, copy))
+        return self.elsewhere[key]
 
     def planned(self, value: Value) -> int:
         """A slot in memory set aside before the run: a loop's free buffer, or its own."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import signal
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +22,9 @@ from onnx import parser
 import penstock as ps
 from penstock.interpret import interpret
 from penstock.ir import Graph, Model, clone
+from penstock.observe import Observer
 from penstock.passes.infer import infer_types
+from penstock.threads import core_budget
 from tests.random_graphs import feeds_for, graphs, seeded
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
@@ -51,7 +55,11 @@ def leaves(value) -> Iterator[np.ndarray]:
 def assert_equal(got, want) -> None:
     """The same, to the last bit; any NaN equals any other."""
     assert type(got) is type(want)
-    if isinstance(got, list):
+    if isinstance(got, dict):
+        assert list(got) == list(want)
+        for name in got:
+            assert_equal(got[name], want[name])
+    elif isinstance(got, list):
         assert len(got) == len(want)
         for a, b in zip(got, want, strict=True):
             assert_equal(a, b)
@@ -64,6 +72,43 @@ def assert_equal(got, want) -> None:
             np.testing.assert_array_equal(np.signbit(got)[numbers], np.signbit(want)[numbers])
     else:
         assert got == want
+
+
+class Recorder(Observer):
+    """Counts steps by the names of their nodes, and remembers what they made last."""
+
+    def __init__(self) -> None:
+        self.begun: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.made: dict[str, list] = {}
+        self.runs: list[BaseException | None] = []
+        self.executor = ""
+        self.live = self.most = 0
+        self.lock = threading.Lock()
+
+    def run_begin(self, run):
+        self.executor = run.executor
+
+    def run_end(self, run, error):
+        self.runs.append(error)
+
+    def step_begin(self, run, step, inputs):
+        with self.lock:
+            assert len(inputs) == len(step.inputs)
+            self.begun[step.node.name] += 1
+
+    def step_end(self, run, step, outputs):
+        with self.lock:
+            assert len(outputs) == len(step.outputs)
+            self.ended[step.node.name] += 1
+            self.made[step.node.name] = [
+                x.copy() if isinstance(x, np.ndarray) else x for x in outputs
+            ]
+
+    def allocation(self, run, nbytes):
+        with self.lock:
+            self.live += nbytes
+            self.most = max(self.live, self.most)
 
 
 class ExecutorConformance:
@@ -426,6 +471,184 @@ class ExecutorConformance:
         x = np.arange(3, dtype=np.float32)
         np.testing.assert_array_equal(session.run({"v0": x})["v10000"], x)
 
+    def test_a_fan_out_a_thousand_wide(self):
+        make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+        nodes = [make("Exp", ["x"], ["e"])]
+        nodes += [make(("Neg", "Sin", "Abs")[i % 3], ["e"], [f"w{i}"]) for i in range(1000)]
+        nodes.append(make("Sum", [f"w{i}" for i in range(1000)], ["y"]))
+        graph = onnx.helper.make_graph(nodes, "g", [info("x", 1, [5])], [info("y", 1, [5])])
+        session = self.compile(onnx.helper.make_model(graph))
+        x = np.linspace(-1, 1, 5, dtype=np.float32)
+        e = np.exp(x)
+        want = -334 * e + 333 * np.sin(e) + 333 * np.abs(e)
+        for _ in range(3):
+            np.testing.assert_allclose(session(x), want, rtol=1e-4)
+
+    # Feeds and fetches.
+
+    def test_any_value_can_be_fed_and_fetched(self):
+        session = self.compile(
+            model("""g (float[2] x, bool c) => (float[2] y) {
+                a = Exp(x) b = Neg(a)
+                z = If (c) <then_branch = t () => (float[2] p) { p = Add(a, b) },
+                            else_branch = e () => (float[2] q) { q = Mul(b, b) }>
+                y = Abs(z)
+            }""")
+        )
+        x, c = np.array([1, 2], np.float32), np.array(False)
+        a = np.exp(x)
+        outputs = session.run({"x": x, "c": c}, ["b", "x", "y", "b"])
+        np.testing.assert_array_equal(outputs["b"], -a)
+        np.testing.assert_array_equal(outputs["x"], x)
+        np.testing.assert_array_equal(outputs["y"], a * a)
+        assert session.run({"a": x, "b": x, "c": c}, ["z"])["z"].tolist() == [1, 4]
+        assert session.run({"z": -x}, ["y"])["y"].tolist() == [1, 2]
+        assert session.run({"x": x}, ["a"], targets=["b"]).keys() == {"a"}
+
+    # On pools of threads.
+
+    def test_submitted_runs_get_the_answers_they_would_get_alone(self):
+        session = self.compile(
+            model("""g (float[N] x, int64 n) => (float[N] y) {
+                a = Sin(x) b = Mul(a, a)
+                y = Loop (n, , b) <body = l (int64 k, bool c, float[N] v) => (bool d, float[N] w)
+                    { d = Identity(c) e = Neg(v) w = Add(e, a) }>
+            }""")
+        )
+        feeds = [
+            {"x": np.arange(1 + i % 3, dtype=np.float32), "n": np.array(i % 4)} for i in range(60)
+        ]
+        futures = [session.submit(each) for each in feeds]
+        for each, future in zip(feeds, futures, strict=True):
+            assert_equal(future.result(), session.run(each))
+
+    def test_asynchronous_runs_leave_the_event_loop_free(self):
+        session = self.compile(model(ENDLESS))
+        feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
+
+        async def main() -> list[np.ndarray]:
+            endless = asyncio.ensure_future(session.arun(feeds))
+            short = [session.arun(feeds | {"n": np.array(n)}) for n in range(3)]
+            # The endless one may keep one of the threads, or the only one, until it is cancelled.
+            asyncio.get_running_loop().call_later(0.05, endless.cancel)
+            outputs = await asyncio.gather(*short)
+            with pytest.raises(asyncio.CancelledError):
+                await endless
+            return [each["y"] for each in outputs]
+
+        assert [y.tolist() for y in asyncio.run(main())] == [[1] * 4, [2] * 4, [4] * 4]
+
+    def test_deadlines_and_tokens_reach_runs_that_are_queued(self):
+        session = self.compile(model(ENDLESS))
+        feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
+        short = feeds | {"n": np.array(1)}
+        session.run(short)
+        token, other = ps.CancelToken(), ps.CancelToken()
+        running = [session.submit(feeds, cancel=token) for _ in range(core_budget() + 1)]
+        late = session.submit(short, timeout=0.02)
+        cancelled = session.submit(short, cancel=other)
+        dropped = session.submit(short)
+        kept = session.submit(short)
+        with pytest.raises(ps.DeadlineExceeded):
+            late.result(10)
+        other.cancel()
+        with pytest.raises(ps.Cancelled):
+            cancelled.result(10)
+        assert dropped.cancel()
+        assert not any(each.done() for each in running)
+        token.cancel()
+        for each in running:
+            with pytest.raises(ps.Cancelled):
+                each.result(10)
+        assert kept.result(10)["y"].tolist() == [2] * 4
+
+    def test_closing_lets_submitted_runs_end(self):
+        session = self.compile(model(ENDLESS))
+        futures = [
+            session.submit({"x": np.ones(4, np.float32), "n": np.array(n)}) for n in range(20)
+        ]
+        session.close()
+        for n, future in enumerate(futures):
+            assert future.result(10)["y"].tolist() == [2.0**n] * 4
+        with pytest.raises(ps.PenstockError, match="closed"):
+            session.submit({"x": np.ones(4, np.float32), "n": np.array(1)})
+        assert session.memory.arenas == 0
+
+    def test_an_error_on_the_pool_is_the_futures(self):
+        session = self.compile(
+            model("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
+        )
+        x = np.zeros(3, np.float32)
+        with pytest.raises(ps.RunError, match=r"Gather.*float32\[3\].*int64\[1\]"):
+            session.submit({"x": x, "i": np.array([3])}).result(10)
+        with pytest.raises(ps.InvalidInput, match="float64"):
+            session.submit({"x": x.astype(float), "i": np.array([3])}).result(10)
+        assert session.submit({"x": x, "i": np.array([2])}).result(10)["y"].tolist() == [0]
+
+    # Observers.
+
+    def test_observers_see_each_step_once_and_what_it_makes(self):
+        session = self.compile(
+            model("""g (float[2] x, int64 n) => (float[2] y) {
+                [first] a = Exp(x)
+                [loop] l = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+                    { d = Identity(c) [inner] w = Neg(v) }>
+                [last] y = Sin(l)
+            }""")
+        )
+        x = np.array([1, 2], np.float32)
+        seen = Recorder()
+        with np.errstate(all="raise"):
+            outputs = session.run({"x": x, "n": np.array(3)}, observers=[seen])
+        np.testing.assert_array_equal(outputs["y"], np.sin(-np.exp(x)))
+        assert seen.begun == seen.ended == {"first": 1, "loop": 1, "inner": 3, "last": 1}
+        np.testing.assert_array_equal(seen.made["first"][0], np.exp(x))
+        np.testing.assert_array_equal(seen.made["last"][0], outputs["y"])
+        assert seen.runs == [None]
+        assert seen.executor == session.latest.name
+        # The next run is not observed, and another observer sees its own runs only.
+        session.run({"x": x, "n": np.array(3)})
+        other = Recorder()
+        session.submit({"x": x, "n": np.array(0)}, trace=other).result(10)
+        assert other.ended == {"first": 1, "loop": 1, "last": 1}
+        assert sum(seen.ended.values()) == 6
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(graph=graphs(), seed=st.integers(0, 3))
+    def test_watched_runs_of_random_graphs_give_the_same(self, graph, seed):
+        given = feeds_for(seed)
+        feeds = {value.name: given[value.name] for value in graph.inputs}
+        session = self.compile(Model({"random": graph}, "random"))
+        seen = Recorder()
+        assert_equal(session.run(feeds, observers=[seen]), session.run(feeds))
+        assert seen.begun == seen.ended
+        assert 0 <= seen.live <= seen.most
+
+    def test_what_an_observer_raises_ends_the_run(self):
+        session = self.compile(model("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }"))
+        x = np.ones(2, np.float32)
+
+        class Refuses(Observer):
+            def step_end(self, run, step, outputs):
+                raise ps.RunError(f"no {step.node.op.name}")
+
+        seen = Recorder()
+        with pytest.raises(ps.RunError, match="no Neg"):
+            session.run({"x": x}, observers=[seen, Refuses()])
+        assert [str(error) for error in seen.runs] == ["no Neg"]
+        np.testing.assert_array_equal(session(x), np.exp(-x))
+
+    def test_a_failing_run_is_reported_to_observers(self):
+        session = self.compile(
+            model("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
+        )
+        seen = Recorder()
+        with pytest.raises(ps.RunError):
+            session.run({"x": np.zeros(3, np.float32), "i": np.array([3])}, observers=[seen])
+        (error,) = seen.runs
+        assert isinstance(error, ps.RunError)
+        assert seen.live == 0 or self.executor == "dataflow"
+
     def test_a_session_leaves_no_memory_behind(self):
         session = self.compile(model(ENDLESS))
         session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
@@ -442,7 +665,7 @@ class ExecutorConformance:
         with pytest.raises(ps.RunError):
             session.run(feeds)
         arenas, threads = session.memory.arenas, threading.active_count()
-        for _ in range(200):
+        for _ in range(1000):
             with pytest.raises(ps.RunError):
                 session.run(feeds, timeout=60)
         assert session.memory.arenas == arenas

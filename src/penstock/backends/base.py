@@ -9,14 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.errors import InternalError
 from penstock.ir import Node
-from penstock.ops.base import Kernel, Op, Types
-from penstock.ops.infer import same_type
+from penstock.ops.base import Kernel
+from penstock.ops.transfer import HOST
 from penstock.types import Type
-
-HOST = "host"
-"""The memory that NumPy arrays are in. What enters and leaves a graph is there."""
 
 
 class Backend(Protocol):
@@ -42,7 +38,7 @@ class Backend(Protocol):
         ...
 
     def to_host(self, value: Any) -> Any:
-        """A value of this backend's memory as a NumPy array (or a list of these)."""
+        """A value of this backend's memory as a new NumPy array (or a list of these)."""
         ...
 
     def from_host(self, value: Any) -> Any:
@@ -64,29 +60,20 @@ class Backend(Protocol):
         ...
 
 
-def _made_of_two(node: Node, types: Types) -> Kernel:
-    raise InternalError("the kernel of a transfer is made of two backends")
-
-
-TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, _made_of_two)
-"""A value brought from the memory of one backend to that of another, the attributes ``source`` and
-``target``. It is not in the table of operations: no file can ask for it."""
-
-
-def is_transfer(node: Node) -> bool:
-    """Whether ``node`` brings a value from one backend's memory to another's."""
-    return node.op is TRANSFER
-
-
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
-    """The kernel of a transfer between two of ``backends``, named in its attributes."""
-    by_name = {backend.name: backend for backend in backends}
-    source, target = by_name[node.attrs["source"]], by_name[node.attrs["target"]]
-    if source.memory == HOST:
+    """The kernel of a transfer between two of ``backends``, named in its attributes.
+
+    A name that is none of theirs stands for the host, as does that of a backend there.
+    """
+    away = {backend.name: backend for backend in backends if backend.memory != HOST}
+    source, target = away.get(node.attrs["source"]), away.get(node.attrs["target"])
+    if source is None:
+        assert target is not None
         return Kernel(target.from_host)
-    if target.memory == HOST:
+    if target is None:
         return Kernel(source.to_host)
-    return Kernel(lambda value: target.from_host(source.to_host(value)))
+    fetch, send = source.to_host, target.from_host
+    return Kernel(lambda value: send(fetch(value)))
 
 
 class SingleThreaded:

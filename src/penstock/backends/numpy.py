@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import HOST
 from penstock.ir import Node
 from penstock.ops.base import Kernel
+from penstock.ops.transfer import HOST
 from penstock.threads import core_budget
 from penstock.types import Type
 

@@ -25,6 +25,7 @@ from penstock.errors import (
 from penstock.liveness import Layout
 from penstock.observe import ObservedRun, Observer
 from penstock.plan import Plan, Step
+from penstock.tasks import Tasks
 from penstock.types import ShapeError, TensorType
 
 _NOBODY = Observer()
@@ -201,6 +202,11 @@ class Executor(Protocol):
 
     name: str
     plan: Plan
+
+    @property
+    def tasks(self) -> Tasks | None:
+        """The tasks that it runs, None if all of the plan is one."""
+        ...
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         """The outputs of one run, in memory of the caller's own."""

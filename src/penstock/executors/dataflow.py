@@ -30,7 +30,7 @@ class DataflowExecutor:
         self.plan = plan
         self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
         self._limits = limits
-        tasks = arrange(plan, OneByOne())
+        self.tasks = tasks = arrange(plan, OneByOne())
         worthwhile = [False] * len(tasks.tasks)
         self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
         self._code = Code(plan, self.layout, limits, tasks, observed)

@@ -23,6 +23,7 @@ class LinearExecutor:
     """Runs a plan as one generated function."""
 
     name = "linear"
+    tasks = None
 
     def __init__(
         self,

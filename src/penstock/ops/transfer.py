@@ -1,0 +1,28 @@
+"""Transfer: a value brought from the memory of one backend to that of another.
+
+No file can ask for it: it is not in the table of operations. ``passes/place.py`` puts it where a
+node's backend cannot read what another's has made.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import InternalError
+from penstock.ir import Node
+from penstock.ops.base import Kernel, Op, Types
+from penstock.ops.infer import same_type
+
+HOST = "host"
+"""The memory that NumPy arrays are in. What enters and leaves a graph is there."""
+
+
+def _made_of_two(node: Node, types: Types) -> Kernel:
+    raise InternalError("the kernel of a transfer is made of two backends")
+
+
+TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, _made_of_two)
+"""Attributes: ``source`` and ``target``, names of backends."""
+
+
+def is_transfer(node: Node) -> bool:
+    """Whether ``node`` brings a value from one backend's memory to another's."""
+    return node.op is TRANSFER
