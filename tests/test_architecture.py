@@ -42,12 +42,24 @@ FLOORS = (
     ),
     ("backends",),
     ("executors",),
-    ("session", "running", "compiling", "feeds", "trace", "watch", "profile", "costs"),
+    (
+        "session",
+        "running",
+        "compiling",
+        "placement",
+        "forecast",
+        "measuring",
+        "profile",
+        "costs",
+        "feeds",
+        "trace",
+        "watch",
+    ),
     ("cli", "__init__", "__main__", "onnx_backend"),
 )
 
 # Pure functions over plain integers, for everybody's use: below all floors.
-POLICY = ("dag", "order", "memory", "streams", "heft", "cluster")
+POLICY = ("dag", "order", "memory", "streams", "heft", "minsum", "cluster")
 
 # Third-party packages that only some modules may import.
 CONFINED = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock import garbage
 from penstock.backends.base import Backend
+from penstock.backends.numpy import NumpyBackend
 from penstock.errors import InvalidInput, InvalidModel, LimitExceeded
 from penstock.executors.base import Executor
 from penstock.executors.dataflow import DataflowExecutor
@@ -17,14 +18,18 @@ from penstock.executors.linear import LinearExecutor
 from penstock.executors.loop import Queue
 from penstock.executors.parallel import ParallelExecutor
 from penstock.feeds import check_dims
-from penstock.grouping import HAND_OVER_S, Clustered
-from penstock.ir import Graph, clone
+from penstock.forecast import Forecast, forecast
+from penstock.grouping import HAND_OVER_S, Clustered, Seconds
+from penstock.ir import Graph, Node, clone
 from penstock.limits import Limits
+from penstock.measuring import Costs, Known, on_backends
 from penstock.ops.cost import seconds as estimated
 from penstock.ops.transfer import HOST
 from penstock.passes.pipeline import optimize
 from penstock.passes.sizes import check_sizes
-from penstock.plan import Plan, compile_plan
+from penstock.placement import candidates, choose
+from penstock.plan import Plan, Step, compile_plan
+from penstock.profile import Profile
 from penstock.tasks import arrange
 from penstock.threads import pool
 from penstock.types import OptionalType, TensorType, Type
@@ -33,15 +38,45 @@ EXECUTORS = ("auto", "linear", "dataflow", "parallel")
 
 
 class Compiler:
-    """Compiles graphs for one session: its backends, its way of running them, its limits."""
+    """Compiles graphs for one session: its backends, its way of running them, its limits.
 
-    def __init__(self, executor: str, backends: Sequence[Backend], limits: Limits) -> None:
+    ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
+    """
+
+    def __init__(
+        self,
+        executor: str,
+        backends: Sequence[Backend],
+        limits: Limits,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = executor
         self.backends = tuple(backends)
         self.limits = limits
+        self.overrides = dict(overrides or {})
+        self.hosts = [backend for backend in backends if backend.memory == HOST] or [NumpyBackend()]
 
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
+        with self._specialised(graph, values) as special:
+            return self._executor(special, values)
+
+    def profile(self, graph: Graph, values: Sequence[Any], runs: int) -> Profile:
+        """What the nodes of ``graph`` take on each backend, measured in so many runs."""
+        with self._specialised(graph, values) as special:
+            allowed = candidates(special, self.backends, self.overrides)
+            costs = Costs(special, allowed, self.backends, values, self.limits)
+            return costs.profile(runs)
+
+    def forecast(self, plan: Plan, workers: int) -> Forecast:
+        """What ``plan`` would take with so many workers of one thread each."""
+        by_name = {backend.name: backend for backend in self.backends}
+        known = Known()
+        return forecast(plan, lambda step: known.of_step(step, by_name, True), workers)
+
+    @contextmanager
+    def _specialised(self, graph: Graph, values: Sequence[Any]) -> Iterator[Graph]:
+        """``graph`` for values of these shapes, and errors in their terms."""
         check_dims(graph.inputs, values)
         declared = [value.type for value in graph.inputs]
         types = [_concrete(kind, given) for kind, given in zip(declared, values, strict=True)]
@@ -56,7 +91,7 @@ class Compiler:
                 if special:
                     optimize(graph, self.limits)
                 check_sizes(graph, self.limits)
-                return self._executor(graph)
+                yield graph
             except InvalidModel as error:
                 if not special:
                     raise
@@ -64,23 +99,67 @@ class Compiler:
                 fed = ", ".join(map(repr, graph.inputs))
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
 
-    def _executor(self, graph: Graph) -> Executor:
-        if self.kind == "dataflow":
-            return DataflowExecutor(compile_plan(graph, self.backends, planned=False), self.limits)
-        plan = compile_plan(graph, self.backends)
-        if self.kind == "linear":
-            return LinearExecutor(plan, self.backends[0], self.limits)
-        return self._parallel(plan)
+    def _executor(self, graph: Graph, values: Sequence[Any]) -> Executor:
+        allowed = candidates(graph, self.backends, self.overrides)
+        costs = Costs(graph, allowed, self.backends, values, self.limits)
+        parallel = self.kind in ("parallel", "auto")
+        if all(len(each) == 1 for each in allowed.values()):
+            placed = {node: each[0] for node, each in allowed.items()}
+        else:
+            costs.complete(single_threaded=parallel)
 
-    def _parallel(self, plan: Plan) -> Executor:
-        hosts = [backend for backend in self.backends if backend.memory == HOST]
-        workers = min(max(backend.workers for backend in hosts), pool().size)
-        grouping = Clustered(plan, lambda step: estimated(step.node), workers)
+            def seconds(node: Node, backend: Backend) -> float:
+                return costs.seconds(node, backend, single_threaded=parallel)
+
+            placed = choose(
+                graph, allowed, self.backends, seconds, costs.transfer, parallel=parallel
+            )
+        graph, placed = on_backends(graph, placed, self.backends)
+        plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
+        if self.kind == "dataflow":
+            return DataflowExecutor(plan, self.limits)
+        if parallel:
+            found = self._parallel(plan, costs)
+            if found is not None:
+                return found
+        return LinearExecutor(plan, self.hosts[0], self.limits)
+
+    def _parallel(self, plan: Plan, costs: Costs) -> Executor | None:
+        """The parallel executor, unless one step after the other is as fast."""
+        by_name = {backend.name: backend for backend in self.backends}
+        names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
+        queues = {name: i for i, name in enumerate(names, 1)}
+        workers = min(max(backend.workers for backend in self.hosts), pool().size)
+
+        def grouped(seconds: Seconds) -> Clustered:
+            return Clustered(plan, seconds, workers, queues)
+
+        if not grouped(lambda step: estimated(step.node)).promising:
+            return None
+        costs.complete(single_threaded=True)
+        costs.complete(single_threaded=False)
+
+        def one(step: Step) -> float:
+            return costs.of_step(step, by_name, True)
+
+        def several(step: Step) -> float:
+            return costs.of_step(step, by_name, False)
+
+        grouping = grouped(one)
         tasks = arrange(plan, grouping)
-        if len(tasks.tasks) <= 1:
-            return LinearExecutor(plan, self.backends[0], self.limits)
-        queues = [Queue(workers, pool())]
-        return ParallelExecutor(plan, tasks, hosts, self.limits, queues, HAND_OVER_S)
+        serial = Clustered(plan, several, 1, queues).serial
+        margin = _MARGIN if self.kind == "auto" else 1.0
+        if len(tasks.tasks) <= 1 or grouping.makespan > margin * serial:
+            return None
+        away = [Queue(by_name[name].workers, pool(name, by_name[name].workers)) for name in names]
+        return ParallelExecutor(
+            plan, tasks, self.hosts, self.limits, [Queue(workers, pool()), *away], HAND_OVER_S
+        )
+
+
+# What "auto" takes the parallel executor for: simulated, it must take less than this part of the
+# time that one step after the other takes.
+_MARGIN = 0.9
 
 
 @contextmanager

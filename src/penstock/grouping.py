@@ -10,6 +10,7 @@ from penstock.cluster import cluster
 from penstock.dag import Dag
 from penstock.heft import simulate
 from penstock.ops.cost import seconds as estimated
+from penstock.order import critical_path
 from penstock.plan import Plan, Step, walk
 from penstock.tasks import dependencies
 
@@ -22,6 +23,10 @@ HAND_OVER_S = 30e-6
 PYTHON_S = 2e-6
 """of a step, what no other thread of Python runs beside"""
 _GRAINS = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
+# Less than this altogether is not worth a second worker; nor is what could end no earlier than in
+# this part of the time on one.
+_WORTH_S = 4 * HAND_OVER_S
+_CHAIN = 0.95
 # How often a loop turns that does not say so itself.
 _TURNS = 10
 
@@ -90,6 +95,20 @@ class Clustered:
         return self._best(steps, dag)[0]
 
     # What the session asks.
+
+    @cached_property
+    def promising(self) -> bool:
+        """Whether more than one worker may do any good; cheap to ask of what is one chain."""
+        if any(self.queue(step) for step in self.plan.walk()):
+            return True
+        if self.workers == 1 or self.serial < _WORTH_S:
+            return False
+        steps = self.plan.steps
+        cost = list(map(self.seconds, steps))
+        whole = critical_path(dependencies(self.plan.slots, steps), cost)
+        if whole > _CHAIN * self.serial and not any(step.control for step in steps):
+            return False
+        return self.makespan < _CHAIN * self.serial
 
     @cached_property
     def serial(self) -> float:

@@ -40,13 +40,13 @@ _ROUNDS = 2
 # Rounds over all nodes in search of cheaper backends.
 _SWEEPS = 4
 
-# Rounds of a search for the least sum end when one gains less than this part of it, or after so many
-# in all, fewer for large graphs.
+# Rounds of a search for the least sum end when two gain less than this part of it each, or after so
+# many; of large graphs, after so many for all nodes together.
 _GAIN = 1e-4
 _TURNS = 12
-_TURNS_OF_ALL = 400_000
+_TURNS_OF_ALL = 100_000
 
-# Backends beyond which not all sets of them are looked at that a result may be brought to.
+# Backends that a result may be brought to; with more, not all sets of them are looked at.
 _ALL_SETS = 5
 
 # Gaps in a block; one with more than twice as many is split.
@@ -204,30 +204,30 @@ def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tup
     plans = [[min(costs, key=costs.__getitem__) for costs in options]]
     if transfer is None or not dag.n or len(cost[0]) < 2:
         return tuple(plans[0])
-    deliveries: list[dict[tuple[int, int], float]] = []
+    costs: list[dict[tuple[int, int], float]] = []
     for i, after in enumerate(dag.succ):
         targets = sorted({b for j in after for b in options[j]})
         pairs = [(a, b) for a in options[i] for b in targets if a != b]
-        deliveries.append({(a, b): _delivery(transfer, i, a, b) for a, b in pairs})
+        costs.append({(a, b): _delivery(transfer, i, a, b) for a, b in pairs})
 
     def time(plan: Sequence[int]) -> float:
-        return serial(dag, cost, plan, lambda i, a, b: deliveries[i][a, b])
+        return serial(dag, cost, plan, lambda i, a, b: costs[i][a, b])
 
     common = set(range(len(cost[0]))).intersection(*options)
     plans += [[b] * dag.n for b in sorted(common)]
     best = min(plans, key=time)
     least = time(best)
     held = [0] * dag.n
-    gained = True
+    idle = 0
     for _ in range(max(2, min(_TURNS, _TURNS_OF_ALL // dag.n))):
-        plan, exact = _turn(dag, options, deliveries, best, held)
-        now, before = time(plan), least
+        plan, exact = _turn(dag, options, costs, best, held)
+        now = time(plan)
+        # One round may gain nothing because of what it happens to hold.
+        idle = idle + 1 if least - now <= least * _GAIN else 0
         if now < least:
             best, least = plan, now
-        # One round may gain nothing because of what it happens to hold.
-        if exact or not (gained or before - now > before * _GAIN):
+        if exact or idle > 1:
             break
-        gained = before - now > before * _GAIN
     return tuple(best)
 
 
@@ -348,77 +348,61 @@ def _delivery(transfer: Delivery, i: int, a: int, b: int) -> float:
     return time
 
 
+def _states(
+    after: Sequence[dict[int, float]], own: Iterable[int], costs: dict[tuple[int, int], float]
+) -> list[tuple[int, frozenset[int]]]:
+    """The backend of a node, and the set of those where its results are: at first, all there are.
+
+    ``after`` are the options of its successors, ``own`` are its own. Of a single successor the edge
+    says where it is, and no set is needed.
+    """
+    targets = sorted(set().union(*after)) if len(after) > 1 else []
+    forced = {b for options in after for b in options if len(options) == 1}
+    found = []
+    for a in own:
+        # Where they are needed in any case, or come for nothing.
+        sets = [
+            frozenset([a, *[b for b in targets if b != a and (b in forced or not costs[a, b])]])
+        ]
+        rest = [b for b in targets if b not in sets[0]]
+        for b in rest:
+            sets += [each | {b} for each in (sets if len(rest) < _ALL_SETS else sets[:1])]
+        if len(rest) >= _ALL_SETS:
+            sets.append(sets[0].union(rest))
+        found += [(a, each) for each in sets]
+    return found
+
+
 def _turn(
     dag: Dag,
     options: Sequence[dict[int, float]],
-    deliveries: Sequence[dict[tuple[int, int], float]],
+    costs: Sequence[dict[tuple[int, int], float]],
     plan: Sequence[int],
     held: list[int],
 ) -> tuple[list[int], bool]:
-    """A plan that takes no longer than ``plan``, and whether it is the best there is.
-
-    The state of a node is its backend, and the set of those to which its results are brought. To
-    have one successor only is to need no set: the edge says which it is.
-    """
-    states = [_states(i, dag, options, deliveries[i], plan) for i in range(dag.n)]
-    tables = [
-        [
-            options[i][a] + sum([deliveries[i][a, b] for b in sorted(to) if b != a])
-            for a, to in states[i]
-        ]
-        for i in range(dag.n)
-    ]
-    chosen = []
-    for i, (a, table) in enumerate(zip(plan, tables, strict=True)):
-        need = {plan[j] for j in dag.succ[i]} if len(dag.succ[i]) > 1 else set()
-        fits = [
-            (t, k)
-            for t, k in zip(table, range(len(table)))
-            if states[i][k][0] == a and need <= states[i][k][1]
-        ]
-        chosen.append(min(fits)[1])
+    """A plan that takes no longer than ``plan``, and whether it is the best there is."""
+    states, tables, chosen = [], [], []
+    for i, (after, a) in enumerate(zip(dag.succ, plan, strict=True)):
+        states.append(_states([options[j] for j in after], options[i], costs[i]))
+        table = [options[i][b] + sum([costs[i][b, c] for c in to if c != b]) for b, to in states[i]]
+        tables.append(table)
+        need = {plan[j] for j in after} if len(after) > 1 else set()
+        fits = [k for k, (b, to) in enumerate(states[i]) if b == a and need <= to]
+        chosen.append(min(fits, key=table.__getitem__))
 
     def pairs() -> Iterator[Pair]:
-        for i, after in enumerate(dag.succ):
-            costs, (here, there) = deliveries[i], states[i][chosen[i]]
-            for j in after:
-                to = [b for b, _ in states[j]]
-                if len(after) == 1:
-                    yield Pair(
-                        i, j, [costs[a, b] if a != b else 0.0 for a, _ in states[i] for b in to]
-                    )
-                else:
-                    table = [0.0 if b in known else inf for _, known in states[i] for b in to]
-                    yield Pair(i, j, table, [0.0 if b in there else costs[here, b] for b in to])
+        for i, j in dag.edges:
+            to = [b for b, _ in states[j]]
+            if len(dag.succ[i]) == 1:
+                table = [0.0 if a == b else costs[i][a, b] for a, _ in states[i] for b in to]
+                yield Pair(i, j, table)
+            else:
+                table = [0.0 if b in known else inf for _, known in states[i] for b in to]
+                a, known = states[i][chosen[i]]
+                yield Pair(i, j, table, [0.0 if b in known else costs[i][a, b] for b in to])
 
     found, exact = improve(tables, pairs(), chosen, held)
     return [states[i][k][0] for i, k in enumerate(found)], exact
-
-
-def _states(
-    i: int,
-    dag: Dag,
-    options: Sequence[dict[int, float]],
-    costs: dict[tuple[int, int], float],
-    plan: Sequence[int],
-) -> list[tuple[int, frozenset[int]]]:
-    after = dag.succ[i]
-    if len(after) < 2:
-        return [(a, frozenset()) for a in options[i]]
-    targets = sorted({b for j in after for b in options[j]})
-    forced = {b for j in after if len(options[j]) == 1 for b in options[j]}
-    found = []
-    for a in options[i]:
-        # Where it is needed in any case, or comes for nothing.
-        known = frozenset([a, *[b for b in targets if b != a and (b in forced or not costs[a, b])]])
-        rest = [b for b in targets if b not in known]
-        sets = [known]
-        for b in rest:
-            sets += [each | {b} for each in (sets if len(options) <= _ALL_SETS else [known])]
-        if a == plan[i]:
-            sets.append(known.union(plan[j] for j in after))
-        found += [(a, each) for each in dict.fromkeys(sets)]
-    return found
 
 
 def _bound(dag: Dag, least: Sequence[float], workers: int) -> float:

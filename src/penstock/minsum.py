@@ -17,9 +17,11 @@ from math import prod
 from operator import add
 from typing import NamedTuple
 
-# Entries of the largest table that is made; larger ones cost more than they gain. A table by two
-# variables may have more.
-_ENTRIES = 256
+# Entries of the largest table that is made: larger ones cost more than they gain, but where there
+# are few variables. A pair's table may be larger than either.
+_ENTRIES = 512
+_ENTRIES_OF_FEW = 4096
+_ENTRIES_OF_ALL = 400_000
 
 
 class Pair(NamedTuple):
@@ -68,7 +70,8 @@ class _Search:
         self.factors: list[_Factor] = []
         self.factors_of: list[dict[int, None]] = [{} for _ in tables]  # in order, as all sets here
         self.near: list[dict[int, None]] = [{} for _ in tables]
-        self.entries = _ENTRIES
+        few = min(_ENTRIES_OF_FEW, _ENTRIES_OF_ALL // max(len(tables), 1))
+        self.entries = max(_ENTRIES, few)
         self.done: list[tuple[int, list[float], list[_Factor]]] = []
         # Most tables are alike in size. Not kept for the process: this is much memory for little.
         self.places: Callable[[_Scope, _Scope], list[int]] = lru_cache(1 << 8)(_places)

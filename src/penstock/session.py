@@ -15,12 +15,14 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from penstock import garbage
+from penstock.backends.base import Backend
 from penstock.backends.numpy import NumpyBackend
 from penstock.compiling import EXECUTORS, Compiler, compiling
 from penstock.errors import InvalidInput, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Executor
 from penstock.explain import format_plan
 from penstock.feeds import checked, convert
+from penstock.forecast import Forecast
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
@@ -28,12 +30,14 @@ from penstock.observe import Observer
 from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
+from penstock.placement import check_overrides
 from penstock.plan import Plan
+from penstock.profile import Profile
 from penstock.running import Job, Run
 from penstock.threads import pool
 from penstock.types import ANY, AnyType, TensorType, Type
 
-BACKENDS = ("numpy",)
+BACKENDS = {"numpy": NumpyBackend}
 
 # Sets of feeds and fetches that a session remembers.
 _MOST_SIGNATURES = 256
@@ -112,7 +116,8 @@ class Session:
         model: Model | str | Path | Any,
         *,
         executor: str = "auto",
-        backends: Sequence[str] | None = None,
+        backends: Sequence[str | Backend] | None = None,
+        place: Mapping[str, str] | None = None,
         threads: int | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
         limits: Limits | None = None,
@@ -124,19 +129,19 @@ class Session:
                 "threads= needs a backend with threads of its own, and there is none yet; NumPy's "
                 "matrix products take theirs from OMP_NUM_THREADS when Python starts"
             )
-        names = tuple(backends or BACKENDS)
-        for name in names:
-            if name not in BACKENDS:
-                raise ValueError(f"backend {name!r} is not one of {', '.join(BACKENDS)}")
+        chosen = [_backend(each) for each in backends or BACKENDS]
+        if len({backend.name for backend in chosen}) < len(chosen):
+            raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
         self._options = {
             "executor": executor,
             "backends": backends,
+            "place": place,
             "threads": threads,
             "shapes": shapes,
             "limits": limits,
         }
         self.limits = limits or DEFAULT_LIMITS
-        self._compiler = Compiler(executor, [NumpyBackend() for _ in names], self.limits)
+        self._compiler = Compiler(executor, chosen, self.limits, place)
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.
@@ -145,6 +150,7 @@ class Session:
         with garbage.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
             graph = self.model.graph
+            check_overrides(place or {}, graph, chosen)
             self._values = _values_by_name(graph)
             inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
             self._main = self._compile_signature(inputs, outputs, ())
@@ -242,6 +248,23 @@ class Session:
         except asyncio.CancelledError:
             token.cancel()
             raise
+
+    def profile(self, feeds: Mapping[str, Any] | None = None, *, runs: int = 10) -> Profile:
+        """Run the model step by step, every node on every backend that supports it, and keep what
+        each took in the table of costs (in the user's cache folder), which later decides where
+        nodes run and what runs in parallel. Returns where the time went, of ``runs`` runs on each
+        backend. Raises as ``run`` does.
+        """
+        if self._closed:
+            raise PenstockError("the session is closed")
+        signature, _, values = self._resolve(feeds, None, None)
+        return self._compiler.profile(signature.graph, values, runs)
+
+    def forecast(self, workers: int) -> Forecast:
+        """What the last plan would take with so many workers of one thread each, by a simulated
+        schedule, from measured costs (``profile``), or else estimated ones.
+        """
+        return self._compiler.forecast(self.plan, workers)
 
     # Looking inside.
 
@@ -491,15 +514,21 @@ class Session:
 def compile(
     model: Model | str | Path | Any,
     executor: str = "auto",
-    backends: Sequence[str] | None = None,
+    backends: Sequence[str | Backend] | None = None,
+    place: Mapping[str, str] | None = None,
     threads: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     limits: Limits | None = None,
 ) -> Session:
     """Compile a model, or the file at a path, into a session.
 
-    ``executor``: how plans run ("auto" chooses). ``shapes``: dims of inputs, to compile the plan
-    for them now rather than at the first run. ``limits``: bounds on what the model may ask for.
+    ``executor``: how plans run. "linear": in a fixed order, as one generated function; "dataflow":
+    step by step, as they become ready; "parallel": on several threads, where a simulated schedule
+    says that this is no slower; "auto": the first, or the last where it clearly wins. ``backends``:
+    names, or backends of your own, those to be preferred first; where several can run a node,
+    measured costs decide, unless ``place`` does: it maps operations ("Conv"), or nodes
+    ("node:add_3"), to names of backends. ``shapes``: dims of inputs, to compile the plan for them
+    now rather than at the first run. ``limits``: bounds on what the model may ask for.
 
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
     operations that there are no kernels for.
@@ -508,10 +537,19 @@ def compile(
         model,
         executor=executor,
         backends=backends,
+        place=place,
         threads=threads,
         shapes=shapes,
         limits=limits,
     )
+
+
+def _backend(chosen: str | Backend) -> Backend:
+    if not isinstance(chosen, str):
+        return chosen
+    if chosen not in BACKENDS:
+        raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
+    return BACKENDS[chosen]()
 
 
 def _told(trace: Observer | None, observers: Sequence[Observer]) -> Sequence[Observer]:

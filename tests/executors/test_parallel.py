@@ -8,6 +8,7 @@ import pytest
 
 from penstock import compiling
 from penstock.grouping import OneByOne
+from penstock.measuring import Costs
 from penstock.threads import Workers
 from tests.executors.conformance import ExecutorConformance
 
@@ -15,7 +16,18 @@ from tests.executors.conformance import ExecutorConformance
 class OfAllSteps(OneByOne):
     """Every step is a task, and worth a worker."""
 
+    promising = True
+    makespan = 0.0
+    serial = 1.0
+
     def __init__(self, *arguments: object) -> None:
+        pass
+
+
+class Unmeasured(Costs):
+    """What nobody has measured is estimated."""
+
+    def complete(self, *, single_threaded: bool) -> None:
         pass
 
 
@@ -33,6 +45,7 @@ class EveryStepATask(ExecutorConformance):
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiling, "Clustered", OfAllSteps)
+            patch.setattr(compiling, "Costs", Unmeasured)
             patch.setattr(compiling, "HAND_OVER_S", 0.0)
             patch.setattr(compiling, "pool", lambda: workers)
             yield

@@ -1,0 +1,12 @@
+"""The command line: ``penstock run | info | check | plan | profile``.
+
+Exit code 0, 1 (the model or an input is at fault), 2 (usage). With ``--json`` every command prints
+one JSON object on standard output, errors included.
+"""
+
+from __future__ import annotations
+
+from penstock.cli import inspect, profile, run
+from penstock.cli.base import main
+
+__all__ = ["inspect", "main", "profile", "run"]

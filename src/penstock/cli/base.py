@@ -1,0 +1,139 @@
+"""What commands share: errors, ``--json``, progress, tables, shapes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+import penstock
+from penstock.errors import PenstockError
+from penstock.ir import Model
+from penstock.types import TensorType
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(penstock.__version__, prog_name="penstock")
+def main() -> None:
+    """Run neural networks, and look at how they run."""
+
+
+Show = Callable[[Mapping[str, Any]], None]
+
+
+def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
+    """A command that returns what ``--json`` prints and ``show`` otherwise shows; errors of
+    Penstock end it with exit code 1."""
+
+    def register(function: Callable[..., dict[str, Any]]) -> click.Command:
+        name = function.__name__.rstrip("_")
+        return main.command(name)(_wrapped(function, show, name))
+
+    return register
+
+
+def _wrapped(function: Callable[..., dict[str, Any]], show: Show, name: str) -> Callable[..., None]:
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    @wraps(function)
+    def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
+        try:
+            with progress(name, quiet=as_json):
+                result = function(*arguments, **options)
+        except PenstockError as error:
+            fail(error, as_json)
+        if as_json:
+            click.echo(json.dumps(result, indent=2))
+        else:
+            show(result)
+        if not result.get("ok", True):
+            sys.exit(1)
+
+    return wrapped
+
+
+def fail(error: PenstockError, as_json: bool) -> None:
+    kind = type(error).__name__
+    if as_json:
+        click.echo(json.dumps({"ok": False, "error": {"type": kind, "message": str(error)}}))
+    else:
+        click.secho(f"{kind}: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(str(error), err=True)
+    sys.exit(1)
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool) -> Iterator[None]:
+    """A moving bar on a terminal for what takes more than a second."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    import threading
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress.add_task(what, total=None)
+    timer = threading.Timer(1, progress.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.stop()
+
+
+MODEL = click.argument("model", type=click.Path(path_type=Path))
+SHAPES = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=DIMS",
+    help="Dims of an input, as in --shape x=1x3x224x224. Unknown dims count as 1.",
+)
+
+
+def read_dims(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(dim) for dim in text.replace(",", "x").split("x") if dim)
+    except ValueError:
+        raise click.UsageError(f"dims must look like 1x3x224x224, not {text!r}") from None
+
+
+def all_shapes(model: Model, given: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Dims of every input: as given, as declared, and 1 where neither says."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for value in model.graph.inputs:
+        if isinstance(value.type, TensorType):
+            dims = value.type.shape or ()
+            shapes[value.name] = tuple(d if isinstance(d, int) else 1 for d in dims)
+    for text in given:
+        name, equals, dims_text = text.rpartition("=")
+        if not equals:
+            raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
+        shapes[name] = read_dims(dims_text)
+    return shapes
+
+
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for header in headers:
+        table.add_column(header)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row[: len(headers)]))
+    Console().print(table)

@@ -1,0 +1,168 @@
+"""``penstock info | check | plan``: look at a model without running it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from penstock.cli.base import MODEL, SHAPES, all_shapes, command, show_table
+from penstock.compiling import EXECUTORS
+from penstock.errors import InvalidInput, InvalidModel, Unsupported
+from penstock.explain import format_bytes
+from penstock.ir import Model, Value
+from penstock.loading import load
+from penstock.ops.cost import flops
+from penstock.session import compile
+
+# info
+
+
+def _show_info(result: Mapping[str, Any]) -> None:
+    click.echo(f"model       {result['model']}")
+    plan = result["plan"]
+    for title, ports in (("inputs", result["inputs"]), ("outputs", result["outputs"])):
+        click.echo(title)
+        for name in ports:
+            declared = f": {ports[name]}" if title == "inputs" else ""
+            here = f", here {plan[title][name]}" if plan else ""
+            click.echo(f"  {name}{declared}{here}")
+    parameters = f"{result['parameters']:,} ({format_bytes(result['parameter_bytes'])})"
+    click.echo(f"parameters  {parameters}")
+    click.echo(f"nodes       {result['nodes']}")
+    show_table(("operation", "nodes"), [(k, str(v)) for k, v in result["operations"].items()])
+    if not plan:
+        click.echo(f"no plan: {result['why']}")
+        return
+    click.echo(f"steps       {plan['steps']}")
+    click.echo(f"work        {plan['flops'] / 1e6:,.1f} MFLOP a run")
+    arena, bound = format_bytes(plan["arena_bytes"]), format_bytes(plan["arena_lower_bound"])
+    click.echo(f"arena       {arena} (lower bound {bound})")
+    click.echo(f"constants   {format_bytes(plan['constant_bytes'])}")
+
+
+@command(_show_info)
+@MODEL
+@SHAPES
+def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
+    """Inputs, outputs, operations, parameters, work and memory of a model."""
+    loaded = load(model)
+    graph = loaded.graph
+    constants = _constants(loaded)
+    result: dict[str, Any] = {
+        "model": str(model),
+        "metadata": loaded.metadata,
+        "inputs": {v.name: str(v.type) for v in graph.inputs},
+        "outputs": [v.name for v in graph.outputs],
+        "nodes": sum(1 for _ in graph.walk()),
+        "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
+        "parameters": sum(c.size for c in constants),
+        "parameter_bytes": sum(c.nbytes for c in constants),
+    }
+    try:
+        session = compile(loaded, shapes=all_shapes(loaded, shapes))
+    except InvalidInput as error:
+        return {**result, "plan": None, "why": str(error)}
+    executor = session.latest
+    plan = executor.plan
+    result["plan"] = {
+        "inputs": {plan.slots[i].name: str(plan.slots[i].type) for i in plan.inputs},
+        "outputs": {
+            name: str(plan.slots[i].type)
+            for name, i in zip(result["outputs"], plan.outputs, strict=True)
+        },
+        "steps": sum(1 for _ in plan.walk()),
+        "flops": sum(flops(step.node) for step in plan.walk()),
+        "arena_bytes": executor.layout.size,
+        "arena_lower_bound": executor.layout.lower_bound,
+        "constant_bytes": plan.constant_bytes,
+    }
+    return result
+
+
+def _constants(model: Model) -> list[np.ndarray]:
+    values: dict[int, np.ndarray] = {}
+    for node in model.graph.walk():
+        for value in node.inputs:
+            if isinstance(value, Value) and value.const is not None:
+                values[id(value.const)] = value.const
+    return list(values.values())
+
+
+# check
+
+
+def _show_check(result: Mapping[str, Any]) -> None:
+    for problem in result["problems"]:
+        click.echo(f"invalid: {problem}")
+    for operation in result["unsupported"]:
+        click.echo(f"unsupported: {operation}")
+    if result["ok"]:
+        click.echo("valid, and every operation is supported")
+
+
+@command(_show_check)
+@MODEL
+def check(model: Path) -> dict[str, Any]:
+    """Verify a model and report everything that is wrong with it."""
+    problems: list[str] = []
+    unsupported: list[str] = []
+    try:
+        compile(model)
+    except InvalidModel as error:
+        problems.extend(error.problems)
+    except Unsupported as error:
+        unsupported.extend(str(operation) for operation in error.operations)
+    return {
+        "ok": not problems and not unsupported,
+        "problems": problems,
+        "unsupported": unsupported,
+    }
+
+
+# plan
+
+
+def _show_plan(result: Mapping[str, Any]) -> None:
+    if "text" in result:
+        click.echo(result["text"], nl=False)
+        return
+    workers = result["workers"]
+    click.echo(f"serial         {result['serial'] * 1e3:.3f} ms")
+    click.echo(f"makespan       {result['makespan'] * 1e3:.3f} ms on {workers} workers")
+    click.echo(f"critical path  {result['critical_path'] * 1e3:.3f} ms")
+    click.echo(f"bound          {result['bound'] * 1e3:.3f} ms: no schedule is shorter")
+    click.echo("by what penstock profile has measured on this machine; the rest is estimated")
+
+
+@command(_show_plan)
+@MODEL
+@SHAPES
+@click.option("--source", is_flag=True, help="The generated program instead of the plan.")
+@click.option(
+    "--executor",
+    type=click.Choice(EXECUTORS),
+    default="auto",
+    show_default=True,
+    help="Who runs it.",
+)
+@click.option(
+    "--simulate",
+    type=click.IntRange(min=1),
+    metavar="WORKERS",
+    help="What the plan would take on a machine with so many workers, instead of the plan.",
+)
+def plan(
+    model: Path, shapes: Sequence[str], source: bool, executor: str, simulate: int | None
+) -> dict[str, Any]:
+    """How a model will run: its steps and their memory, or the generated program, or a forecast."""
+    loaded = load(model)
+    session = compile(loaded, executor=executor, shapes=all_shapes(loaded, shapes))
+    if simulate is not None:
+        return asdict(session.forecast(simulate))
+    return {"text": session.source if source else session.explain()}

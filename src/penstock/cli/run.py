@@ -1,0 +1,219 @@
+"""``penstock run``: run a model once."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from penstock.cli.base import MODEL, command, read_dims, show_table
+from penstock.errors import InvalidInput
+from penstock.limits import DEFAULT_LIMITS
+from penstock.session import Port, Session, compile, suggest
+from penstock.types import STRING, TensorType, dtype_name
+
+INPUTS = click.option(
+    "--input",
+    "-i",
+    "inputs",
+    multiple=True,
+    metavar="NAME=WHAT",
+    help="WHAT: a .npy or .npz file, 'random' or 'zeros' (with dims as in random:1x3x8x8), or a "
+    "value in JSON. A .npz file without NAME feeds all of its arrays.",
+)
+SEED = click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
+
+
+def _show_run(result: Mapping[str, Any]) -> None:
+    rows = []
+    for name, output in result["outputs"].items():
+        kind = f"{output['dtype']}{output['shape']}" if "dtype" in output else output["type"]
+        spread = ", ".join(
+            f"{k} {output[k]:.6g}" for k in ("min", "mean", "max") if _real(output, k)
+        )
+        shown = output.get("first", output.get("value"))
+        rows.append((name, kind, spread, str(shown), output.get("file", "")))
+    headers = ("output", "type", "range", "first values", "file")
+    show_table(headers if any(row[4] for row in rows) else headers[:4], rows)
+    seconds = result["seconds"]
+    click.echo(f"loaded in {seconds['load']:.3f} s, ran in {seconds['compile_and_run']:.3f} s")
+
+
+def _real(output: Mapping[str, Any], key: str) -> bool:
+    return isinstance(output.get(key), float)
+
+
+@command(_show_run)
+@MODEL
+@INPUTS
+@click.option("--fetch", "-f", "fetches", multiple=True, metavar="NAME", help="Any value by name.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder for .npy files.")
+@click.option("--timeout", type=float, help="Seconds after which the run is stopped.")
+@SEED
+def run(
+    model: Path,
+    inputs: Sequence[str],
+    fetches: Sequence[str],
+    output: Path | None,
+    timeout: float | None,
+    seed: int,
+) -> dict[str, Any]:
+    """Run a model once, and show or save what comes out."""
+    begin = time.perf_counter()
+    session = compile(model)
+    feeds = read_feeds(session, inputs, np.random.default_rng(seed))
+    compiled = time.perf_counter()
+    outputs = session.run(feeds, list(fetches) or None, timeout=timeout)
+    ended = time.perf_counter()
+    files = {}
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, value in outputs.items():
+            files[name] = str(_save(output, name, value))
+    return {
+        "outputs": {
+            name: {**_summary(value), **({"file": files[name]} if name in files else {})}
+            for name, value in outputs.items()
+        },
+        "seconds": {"load": compiled - begin, "compile_and_run": ended - compiled},
+    }
+
+
+def read_feeds(session: Session, given: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
+    ports = {port.name: port for port in session.inputs}
+    feeds: dict[str, Any] = {}
+    for text in given:
+        # Names may have an equals sign of their own; values of known inputs come first.
+        name, equals, what = text.partition("=")
+        known = next((n for n in ports if text.startswith(f"{n}=")), None)
+        if known is not None:
+            name, equals, what = known, "=", text[len(known) + 1 :]
+        if not equals:
+            if not text.endswith(".npz"):
+                raise click.UsageError(f"--input {text!r} must be NAME=WHAT or a .npz file")
+            feeds.update(_read_npz(text))
+            continue
+        port = ports.get(name)
+        if port is None and what.partition(":")[0] in ("random", "zeros"):
+            raise InvalidInput(f"cannot make {name!r}: {suggest(name, ports)}")
+        feeds[name] = _value(name, what, port, rng)
+    missing = [str(port) for port in ports.values() if port.name not in feeds]
+    if missing and not feeds.keys() - ports.keys():
+        hints = " ".join(f"--input {n}=random" for n in ports if n not in feeds)
+        raise InvalidInput(f"no value for {', '.join(missing)}; for a first look: {hints}")
+    return feeds
+
+
+def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) -> Any:
+    word, _, dims = what.partition(":")
+    if word in ("random", "zeros"):
+        return _made(name, word, dims, port, rng)
+    if what.endswith(".npy"):
+        return _read(name, what)
+    if what.endswith(".npz"):
+        arrays = _read_npz(what)
+        if name not in arrays and len(arrays) != 1:
+            raise InvalidInput(f"{what} has no array {name!r}, it has {', '.join(arrays)}")
+        return arrays.get(name, next(iter(arrays.values()), None))
+    try:
+        return json.loads(what)
+    except json.JSONDecodeError:
+        if port is not None and isinstance(port.type, TensorType) and port.type.dtype == STRING:
+            return what
+        raise InvalidInput(
+            f"input {name!r}: {what!r} is neither a .npy or .npz file, 'random', 'zeros', nor a "
+            "value in JSON"
+        ) from None
+
+
+def _made(
+    name: str, word: str, dims: str, port: Port | None, rng: np.random.Generator
+) -> np.ndarray:
+    kind = port.type if port is not None else None
+    if not isinstance(kind, TensorType) or kind.dtype is None:
+        raise InvalidInput(f"input {name!r}: {word} needs an input that is a tensor of known dtype")
+    if kind.dtype == STRING:
+        raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
+    shape = (
+        read_dims(dims) if dims else tuple(d if isinstance(d, int) else 1 for d in kind.shape or ())
+    )
+    most = DEFAULT_LIMITS.max_bytes
+    if most is not None and math.prod(shape) * kind.dtype.itemsize > most:
+        raise InvalidInput(
+            f"input {name!r}: {shape} is larger than the memory there is; give fewer with "
+            f"--input {name}={word}:DIMS"
+        )
+    try:
+        if word == "zeros":
+            return np.zeros(shape, kind.dtype)
+        if kind.dtype.kind == "b":
+            return rng.integers(0, 2, shape).astype(kind.dtype)
+        if kind.dtype.kind in "iu":
+            return rng.integers(0, 100, shape).astype(kind.dtype)
+        return rng.standard_normal(shape).astype(kind.dtype)
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
+
+
+def _read(name: str, path: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise InvalidInput(f"input {name!r}: cannot read {path}: {error}") from error
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+def _read_npz(path: str) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise InvalidInput(f"cannot read {path}: {error}") from error
+
+
+def _save(folder: Path, name: str, value: Any) -> Path:
+    """Save a value as .npy (lists and strings as .json); names become safe file names."""
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
+    if isinstance(value, np.ndarray) and value.dtype != STRING:
+        path = folder / f"{safe}.npy"
+        # Formats that NumPy's file does not know are saved as float32.
+        known = value.dtype.kind in "biufc" and type(value.dtype).__module__.startswith("numpy")
+        np.save(path, value if known else value.astype(np.float32))
+        return path
+    path = folder / f"{safe}.json"
+    path.write_text(json.dumps(_plain(value)))
+    return path
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(x) for key, x in value.items()}
+    return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
+
+
+def _summary(value: Any) -> dict[str, Any]:
+    if not isinstance(value, np.ndarray):
+        return {"type": type(value).__name__, "value": _plain(value)}
+    found: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
+    if value.size and value.dtype.kind not in "OSU":
+        wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+        if value.dtype.kind != "c":
+            statistics = {"min": wide.min(), "mean": wide.mean(), "max": wide.max()}
+            found.update((k, float(v) if np.isfinite(v) else str(v)) for k, v in statistics.items())
+    first = value.reshape(-1)[:8]
+    found["first"] = [x if isinstance(x, str) else _number(x) for x in first.tolist()]
+    return found
+
+
+def _number(x: Any) -> Any:
+    return x if isinstance(x, int | bool) or (isinstance(x, float) and np.isfinite(x)) else str(x)

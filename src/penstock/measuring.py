@@ -1,0 +1,219 @@
+"""What the nodes of a graph take: looked up among what was measured before, or measured now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from penstock import costs
+from penstock.backends.base import Backend, SingleThreaded
+from penstock.errors import PenstockError
+from penstock.executors.base import Control
+from penstock.executors.dataflow import DataflowExecutor
+from penstock.ir import Graph, Node, clone
+from penstock.limits import Limits
+from penstock.observe import ObservedRun
+from penstock.ops.control import is_control
+from penstock.ops.cost import seconds as estimated
+from penstock.ops.transfer import HOST, is_transfer
+from penstock.passes.place import Place, insert_transfers
+from penstock.plan import Step, compile_plan
+from penstock.profile import Profile
+
+# Runs of a graph that seem enough: one, and up to so many while they take no longer than this.
+_MOST_RUNS = 5
+_MOST_SECONDS = 0.2
+
+
+def on_backends(
+    graph: Graph, placed: Mapping[Node, Backend], backends: Sequence[Backend]
+) -> tuple[Graph, dict[Node, Backend]]:
+    """A copy of ``graph`` with the transfers that the placement needs, and its placement; the graph
+    itself where no memories differ."""
+    if all(backend.memory == HOST for backend in placed.values()):
+        return graph, dict(placed)
+    copy = clone(graph)
+    moved = {
+        new: placed[old]
+        for old, new in zip(graph.walk(), copy.walk(), strict=True)
+        if not is_control(old)
+    }
+    made = insert_transfers(copy, lambda node: Place(moved[node].name, moved[node].memory))
+    by_name = {backend.name: backend for backend in backends}
+    moved.update((node, by_name[name]) for node, name in made.items())
+    return copy, moved
+
+
+def measure(
+    graph: Graph,
+    placed: Mapping[Node, Backend],
+    backends: Sequence[Backend],
+    values: Sequence[Any],
+    limits: Limits,
+    *,
+    single_threaded: bool,
+    runs: int | None = None,
+    profile: Profile | None = None,
+) -> Profile:
+    """Run ``graph`` on ``values``, each node where it is placed, and keep what its nodes and
+    transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
+    What is measured is added to ``profile``. Raises what the run raises.
+    """
+    copy, where = on_backends(graph, placed, backends)
+    plan = compile_plan(copy, backends, where, planned=False)
+    executor = DataflowExecutor(plan, limits).observed()
+    # What stands for values of a shape only takes no memory of its own, and is read at another
+    # speed.
+    fed = [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
+    hosts = [backend for backend in backends if backend.memory == HOST]
+    profile = Profile() if profile is None else profile
+    threads = {b.name: 1 if single_threaded else b.threads for b in backends}
+    with SingleThreaded(hosts) if single_threaded else nullcontext():
+        begin = perf_counter()
+        for i in range(1 + (runs or _MOST_RUNS)):
+            control = Control()
+            control.run = ObservedRun(plan, executor.name)
+            if i:
+                control.observer = profile
+                profile.run_begin(control.run)
+            executor.run(fed, control)
+            if i:
+                profile.run_end(control.run, None)
+            if runs is None and i and perf_counter() - begin > _MOST_SECONDS:
+                break
+    table = costs.table()
+    for entry in profile:
+        node, step = entry.step.node, entry.step
+        if is_transfer(node):
+            source, target = node.attrs["source"], node.attrs["target"]
+            for value in node.outputs:
+                size = costs.nbytes(value)
+                if size is not None:
+                    table.record_transfer(source, target, size, entry.best)
+            continue
+        signature = costs.signature(node)
+        if signature is not None:
+            table.record(step.backend, signature, threads[step.backend], entry.best)
+    return profile
+
+
+class Known:
+    """What nodes take, by the table of costs; what nobody has measured is estimated.
+
+    Nodes whose shapes are known only during a run are kept here alone, by their labels.
+    """
+
+    def __init__(self) -> None:
+        self._table = costs.table()
+        self._own: dict[tuple[str, str, bool], float] = {}
+
+    def known(self, node: Node, backend: Backend, single_threaded: bool) -> float | None:
+        signature = costs.signature(node)
+        if signature is not None:
+            threads = 1 if single_threaded else backend.threads
+            return self._table.lookup(backend.name, signature, threads)
+        return self._own.get((node.label, backend.name, single_threaded))
+
+    def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
+        """What ``node`` takes on ``backend``: measured, or else by those like it, or estimated."""
+        known = self.known(node, backend, single_threaded)
+        if known is not None:
+            return known
+        signature = costs.signature(node)
+        if signature is not None:
+            threads = 1 if single_threaded else backend.threads
+            near = self._table.estimate(backend.name, signature, threads)
+            if near is not None:
+                return near
+        return estimated(node)
+
+    def transfer(self, source: str, target: str, nbytes: int) -> float:
+        """What it takes to bring ``nbytes`` from one backend to another, by their names."""
+        found = self._table.transfer(source, target, nbytes)
+        return _TRANSFER_S + nbytes / _TRANSFER_BYTES_PER_S if found is None else found
+
+    def of_step(self, step: Step, by_name: Mapping[str, Backend], single_threaded: bool) -> float:
+        """What a step with a kernel takes, transfers included; ``by_name`` has its backend."""
+        node = step.node
+        if not is_transfer(node):
+            return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
+        source, target = (node.attrs[key] for key in ("source", "target"))
+        sizes = [costs.nbytes(value) for value in node.outputs]
+        return self.transfer(source, target, sum(size or 0 for size in sizes))
+
+
+class Costs(Known):
+    """As ``Known``, of one graph that can be run on ``values`` to fill the gaps."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        allowed: Mapping[Node, Sequence[Backend]],
+        backends: Sequence[Backend],
+        values: Sequence[Any],
+        limits: Limits,
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.allowed = allowed
+        self.backends = backends
+        self.values = values
+        self.limits = limits
+
+    def complete(self, *, single_threaded: bool) -> None:
+        """See that every node has been measured on every backend that supports it.
+
+        A graph that cannot run on these values keeps its gaps, which are then estimated: what is
+        wrong with it, its own run will say.
+        """
+        for backend in self.backends:
+            missing = [
+                node
+                for node, allowed in self.allowed.items()
+                if backend in allowed and self.known(node, backend, single_threaded) is None
+            ]
+            if not missing:
+                continue
+            with suppress(PenstockError):
+                self._measure(backend, single_threaded, None, None)
+        self._table.save()
+
+    def profile(self, runs: int) -> Profile:
+        """Measure every node on every backend that supports it, known or not."""
+        profile = Profile()
+        for backend in self.backends:
+            if any(b.threads > 1 for b in self.backends):
+                self._measure(backend, True, runs, None)
+            self._measure(backend, False, runs, profile)
+        self._table.save()
+        return profile
+
+    def _measure(
+        self, backend: Backend, single_threaded: bool, runs: int | None, profile: Profile | None
+    ) -> None:
+        placed = {
+            node: backend if backend in allowed else allowed[0]
+            for node, allowed in self.allowed.items()
+        }
+        measured = measure(
+            self.graph,
+            placed,
+            self.backends,
+            self.values,
+            self.limits,
+            single_threaded=single_threaded,
+            runs=runs,
+            profile=profile,
+        )
+        for entry in measured:
+            key = (entry.step.node.label, entry.step.backend, single_threaded)
+            self._own[key] = entry.best
+
+
+# Of transfers that nobody has measured.
+_TRANSFER_S = 10e-6
+_TRANSFER_BYTES_PER_S = 5e9
