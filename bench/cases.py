@@ -49,3 +49,71 @@ def loop() -> onnx.ModelProto:
         ],
     )
     return helper.make_model(graph, opset_imports=[OPSET], ir_version=9)
+
+
+def steps(n: int) -> onnx.ModelProto:
+    """``n`` steps in a chain, of 16 floats each, none of which can be folded away."""
+    ops = ("Sin", "Neg", "Exp", "Abs")
+    nodes = [helper.make_node(ops[i % 4], [f"v{i}"], [f"v{i + 1}"]) for i in range(n)]
+    ports = [info("v0", TensorProto.FLOAT, [16])], [info(f"v{n}", TensorProto.FLOAT, [16])]
+    graph = helper.make_graph(nodes, "steps", *ports)
+    return helper.make_model(graph, opset_imports=[OPSET], ir_version=9)
+
+
+def branches(count: int = 6, depth: int = 4, size: int = 384) -> onnx.ModelProto:
+    """Independent chains of matrix products, all of one input, joined at the end."""
+    rng = np.random.default_rng(0)
+    nodes, constants, ends = [], [], []
+    for b in range(count):
+        value = "x"
+        for i in range(depth):
+            weights = (rng.standard_normal((size, size)) / size**0.5).astype(np.float32)
+            constants.append(numpy_helper.from_array(weights, f"w{b}_{i}"))
+            nodes.append(helper.make_node("MatMul", [value, f"w{b}_{i}"], [f"m{b}_{i}"]))
+            value = f"m{b}_{i}"
+        ends.append(value)
+    nodes.append(helper.make_node("Concat", ends, ["y"], axis=1))
+    ports = (
+        [info("x", TensorProto.FLOAT, [size, size])],
+        [info("y", TensorProto.FLOAT, [size, count * size])],
+    )
+    graph = helper.make_graph(nodes, "branches", *ports, constants)
+    return helper.make_model(graph, opset_imports=[OPSET], ir_version=9)
+
+
+def inception(modules: int = 4, channels: int = 192, size: int = 28) -> onnx.ModelProto:
+    """Modules of four branches of convolutions, as in GoogLeNet (Szegedy et al. 2015)."""
+    rng = np.random.default_rng(0)
+    nodes, constants = [], []
+
+    def convolution(value: str, inputs: int, outputs: int, kernel: int) -> str:
+        name = f"c{len(nodes)}"
+        scale = (2 / (inputs * kernel * kernel)) ** 0.5
+        weights = (rng.standard_normal((outputs, inputs, kernel, kernel)) * scale).astype("f4")
+        constants.append(numpy_helper.from_array(weights, f"{name}_w"))
+        constants.append(numpy_helper.from_array(np.zeros(outputs, np.float32), f"{name}_b"))
+        nodes.append(
+            helper.make_node(
+                "Conv", [value, f"{name}_w", f"{name}_b"], [name], pads=[kernel // 2] * 4
+            )
+        )
+        nodes.append(helper.make_node("Relu", [name], [f"{name}_r"]))
+        return f"{name}_r"
+
+    value = "x"
+    for _ in range(modules):
+        pooled = f"p{len(nodes)}"
+        pool = {"kernel_shape": [3, 3], "pads": [1] * 4}
+        nodes.append(helper.make_node("MaxPool", [value], [pooled], **pool))
+        parts = [
+            convolution(value, channels, 48, 1),
+            convolution(convolution(value, channels, 64, 1), 64, 80, 3),
+            convolution(convolution(value, channels, 24, 1), 24, 32, 5),
+            convolution(pooled, channels, 32, 1),
+        ]
+        value = f"m{len(nodes)}"
+        nodes.append(helper.make_node("Concat", parts, [value], axis=1))
+    shape = [1, channels, size, size]
+    ports = [info("x", TensorProto.FLOAT, shape)], [info(value, TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "inception", *ports, constants)
+    return helper.make_model(graph, opset_imports=[OPSET], ir_version=9)

@@ -1,5 +1,7 @@
 """Time one case on one engine, in a process of its own: ``python -m bench.engine ENGINE CASE``.
 
+An engine may say how it runs: ``penstock:parallel``, ``onnxruntime:2`` (threads of one operator),
+``onnxruntime:parallel`` (two operators at once, of one thread each).
 Prints the median and the minimum of several repetitions, in seconds, as JSON.
 """
 
@@ -14,31 +16,39 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
-from bench.cases import chain, loop
+from bench.cases import branches, chain, inception, loop, steps
 
 X = np.linspace(-1, 1, 16, dtype=np.float32)
 
 
-def penstock(model: bytes) -> Callable[[dict[str, np.ndarray]], Any]:
+def penstock(model: bytes, how: str) -> Callable[[dict[str, np.ndarray]], Any]:
     import penstock as ps
 
-    session = ps.compile(model)
+    session = ps.compile(model, executor=how or "auto")
     return session.run
 
 
-def onnxruntime(model: bytes) -> Callable[[dict[str, np.ndarray]], Any]:
+def onnxruntime(model: bytes, how: str) -> Callable[[dict[str, np.ndarray]], Any]:
     import onnxruntime as ort
 
     ort.disable_telemetry_events()
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = int(how) if how.isdigit() else 1
+    if how == "parallel":
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+        options.inter_op_num_threads = 2
     options.log_severity_level = 4
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, feeds)
 
 
-ENGINES = {"penstock": penstock, "onnxruntime": onnxruntime}
+def load(engine: str, model: onnx.ModelProto) -> Callable[[dict[str, np.ndarray]], Any]:
+    """What runs ``model`` on feeds."""
+    name, _, how = engine.partition(":")
+    make = {"penstock": penstock, "onnxruntime": onnxruntime}[name]
+    return make(model.SerializeToString(), how)
 
 
 def repeat(job: Callable[[], Any], number: int, repetitions: int = 9) -> list[float]:
@@ -55,18 +65,18 @@ def repeat(job: Callable[[], Any], number: int, repetitions: int = 9) -> list[fl
 
 
 def time_chain(engine: str) -> list[float]:
-    run = ENGINES[engine](chain(1000).SerializeToString())
+    run = load(engine, chain(1000))
     return [t / 1000 for t in repeat(lambda: run({"v0": X}), 100)]
 
 
 def time_loop(engine: str) -> list[float]:
-    run = ENGINES[engine](loop().SerializeToString())
+    run = load(engine, loop())
     feeds = {"x0": X, "n": np.array(10_000)}
     return [t / 10_000 for t in repeat(lambda: run(feeds), 3)]
 
 
 def time_call(engine: str) -> list[float]:
-    run = ENGINES[engine](chain(1).SerializeToString())
+    run = load(engine, chain(1))
     return repeat(lambda: run({"v0": X}), 20_000)
 
 
@@ -76,10 +86,10 @@ def time_compile(engine: str, n: int) -> list[float]:
     Once in a process: a second time, the memory is there already, which counts for more the
     smaller the model is.
     """
-    ENGINES[engine](chain(2).SerializeToString())({"v0": X})
-    model = chain(n).SerializeToString()
+    load(engine, chain(2))({"v0": X})
+    model = chain(n)
     start = time.perf_counter()
-    ENGINES[engine](model)({"v0": X})
+    load(engine, model)({"v0": X})
     return [time.perf_counter() - start]
 
 
@@ -92,6 +102,30 @@ def time_import(engine: str) -> list[float]:
     ]
 
 
+def time_steps(engine: str, n: int) -> list[float]:
+    """Of one step of a chain."""
+    run = load(engine, steps(n))
+    return [t / n for t in repeat(lambda: run({"v0": X}), 100_000 // n // 10)]
+
+
+def time_while(engine: str) -> list[float]:
+    run = load(engine, loop())
+    feeds = {"x0": X, "n": np.array(10)}
+    return repeat(lambda: run(feeds), 2_000)
+
+
+def time_branches(engine: str) -> list[float]:
+    run = load(engine, branches())
+    x = np.random.default_rng(1).standard_normal((384, 384)).astype(np.float32)
+    return repeat(lambda: run({"x": x}), 10)
+
+
+def time_inception(engine: str) -> list[float]:
+    run = load(engine, inception())
+    x = np.random.default_rng(1).standard_normal((1, 192, 28, 28)).astype(np.float32)
+    return repeat(lambda: run({"x": x}), 10)
+
+
 CASES: dict[str, Callable[[str], list[float]]] = {
     "chain": time_chain,
     "loop": time_loop,
@@ -99,6 +133,11 @@ CASES: dict[str, Callable[[str], list[float]]] = {
     "compile_10000": lambda engine: time_compile(engine, 10_000),
     "compile_100000": lambda engine: time_compile(engine, 100_000),
     "import": time_import,
+    "three": lambda engine: [3 * t for t in time_steps(engine, 3)],
+    "steps": lambda engine: time_steps(engine, 1000),
+    "while": time_while,
+    "branches": time_branches,
+    "inception": time_inception,
 }
 
 

@@ -42,12 +42,62 @@ ROWS = [
     Row("compile_10000", "compile a chain of 10,000 nodes and run it once", "s", 1, 10),
     Row("import", "import", "ms", 1e3, 1.0),
 ]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One engine's time, and what it is to stay below."""
+
+    case: str
+    engine: str
+    title: str
+    unit: str
+    scale: float
+    most: float
+
+
+FIGURES = [
+    Figure("three", "penstock:parallel", "parallel: a chain of 3 steps", "us", 1e6, 15),
+    Figure("while", "penstock:parallel", "parallel: a Loop of 10 iterations", "us", 1e6, 30),
+    Figure("steps", "penstock:dataflow", "dataflow: a step of a chain of 1,000", "us", 1e6, 1.5),
+]
+
+# What several workers bring: the case, the engine, those whose best is the measure, and the most.
+# Engines with "1" at the end have one thread for each kernel.
+RACES = [
+    (
+        "branches",
+        "six branches of four products of 384 x 384",
+        "penstock:parallel",
+        ["penstock:linear 1"],
+        0.56,
+    ),
+    ("branches", "the same, for comparison", "onnxruntime:parallel", ["onnxruntime:1"], None),
+    (
+        "inception",
+        "four modules of four branches of convolutions",
+        "penstock:auto",
+        ["penstock:linear", "onnxruntime:2", "onnxruntime:parallel"],
+        1.0,
+    ),
+    (
+        "inception",
+        "the same, among ours",
+        "penstock:auto",
+        ["penstock:linear", "penstock:linear 1"],
+        1.0,
+    ),
+]
+
 GROWTH = 12  # times as long for ten times the nodes, at most
 
 
 def measure(engine: str, case: str) -> float:
+    engine, _, threads = engine.partition(" ")
     command = [sys.executable, "-m", "bench.engine", engine, case]
     environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+    if threads:
+        environment["OPENBLAS_NUM_THREADS"] = threads
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parent
     )
@@ -67,6 +117,26 @@ def compare(row: Row) -> str:
     a, b = (statistics.median(times) * row.scale for times in (ours, theirs))
     verdict = "yes" if ratio <= row.most else "**no**"
     line = f"| {row.title}, {row.unit} | {a:.3g} | {b:.3g} | {ratio:.2f} | {row.most} | {verdict} |"
+    print(line, flush=True)
+    return line
+
+
+def figure(row: Figure) -> str:
+    time = statistics.median(measure(row.engine, row.case) for _ in range(TURNS)) * row.scale
+    verdict = "yes" if time <= row.most else "**no**"
+    line = f"| {row.title}, {row.unit} | {time:.3g} | {row.most} | {verdict} |"
+    print(line, flush=True)
+    return line
+
+
+def race(case: str, title: str, engine: str, rivals: list[str], most: float | None) -> str:
+    turns = [[measure(each, case) for each in (engine, *rivals)] for _ in range(TURNS)]
+    ratio = statistics.median(own / min(others) for own, *others in turns)
+    times = [statistics.median(column) * 1e3 for column in zip(*turns, strict=True)]
+    theirs = ", ".join(f"{r} {t:.3g}" for r, t in zip(rivals, times[1:], strict=True))
+    verdict = "" if most is None else "yes" if ratio <= most else "**no**"
+    goal = "" if most is None else most
+    line = f"| {title} | {engine} {times[0]:.3g} | {theirs} | {ratio:.3f} | {goal} | {verdict} |"
     print(line, flush=True)
     return line
 
@@ -111,6 +181,14 @@ def main() -> None:
     lines += [compare(row) for row in ROWS if not wanted or row.case in wanted]
     if not wanted or "growth" in wanted:
         lines.append(growth())
+    sections = [
+        ["", "| what | Penstock | at most | reached |", "|---|---|---|---|"],
+        [figure(row) for row in FIGURES if not wanted or row.case in wanted],
+        ["", "Milliseconds, on two cores; a 1 behind an engine: one thread for each kernel.", ""],
+        ["| what | engine | against | ratio to the best | at most | reached |", "|" + "---|" * 6],
+        [race(*row) for row in RACES if not wanted or row[0] in wanted],
+    ]
+    lines += [line for section in sections for line in section]
     if not wanted or "memory" in wanted:
         rows = memory_rows()
         print("\n".join(rows))

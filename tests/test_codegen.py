@@ -352,7 +352,7 @@ def test_tracebacks_show_lines_for_as_long_as_there_is_the_program():
     except ps.RunError as error:
         text = "".join(traceback.format_exception(error))
     assert "gather_0(v0, v1)" in text
-    filename = session.latest._program.filename
+    filename = session.latest._code.program.filename
     assert filename in linecache.cache
     del session
     gc.collect()
@@ -365,7 +365,7 @@ def test_arenas_go_with_their_plan_and_do_not_wait_for_the_garbage_collector():
     gc.collect()
     gc.disable()
     try:
-        kernel = session.latest._pool[0]
+        kernel = session.latest._arenas.free[0]
         gone = weakref.ref(kernel.args[0])
         del kernel
         assert gone() is not None

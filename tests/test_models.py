@@ -51,6 +51,8 @@ def test_real_models_agree_with_onnx_runtime(model: RealModel):
         outputs = session.run(feeds)
         for got, want in zip(outputs.values(), wanted, strict=True):
             assert_agree(got, want, 1e-3 if recurrent else 1e-4)
+    session = ps.compile(path, executor="linear")
+    session.run(feeds)
     layout = session.latest.layout
     print(f"{model.name}: arena {format_bytes(layout.size)} of {format_bytes(layout.lower_bound)}")
     assert layout.size <= 1.05 * layout.lower_bound
@@ -59,7 +61,7 @@ def test_real_models_agree_with_onnx_runtime(model: RealModel):
 def test_arenas_are_within_one_percent_of_their_lower_bounds():
     ratios = []
     for model in real_models():
-        session = ps.compile(fetch(model))
+        session = ps.compile(fetch(model), executor="linear")
         session.run(model.feeds())
         layout = session.latest.layout
         if layout.lower_bound:
@@ -118,9 +120,10 @@ def test_resnet50():
     proto = resnet50()
     x = np.random.default_rng(1).standard_normal((1, 3, 224, 224)).astype(np.float32)
     (want,) = onnxruntime_session(proto.SerializeToString()).run(None, {"x": x})
-    session = ps.compile(proto)
-    got = session(x)
-    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+    for executor in ("parallel", "linear"):
+        session = ps.compile(proto, executor=executor)
+        got = session(x)
+        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
     layout = session.latest.layout
     assert layout.size <= 1.01 * layout.lower_bound
     # Without fusion, the last convolution of the first block, its shortcut and its input are alive
