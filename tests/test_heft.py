@@ -27,6 +27,8 @@ from penstock.heft import (
     cheapest,
     heft,
     place,
+    place_serial,
+    serial,
     simulate,
     timelines,
 )
@@ -777,6 +779,10 @@ def test_placements_on_unequal_backends_are_valid_and_no_worse_than_on_one(delay
         for b in (0, 1):
             alone = on_one([row[b] or 0 for row in cost])
             assert placement.makespan <= place(dag, alone, None, [(2, 1)[b]]).makespan * ROUNDING
+        # One node at a time, and each transfer once for all who wait for it.
+        plan = place_serial(dag, cost, lambda i, a, b: delay)
+        one_by_one = serial(dag, cost, plan, lambda i, a, b: delay)
+        assert placement.makespan <= one_by_one * ROUNDING
 
 
 # Large graphs

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from penstock.executors.base import CancelToken
     from penstock.limits import Limits
     from penstock.loading import load
+    from penstock.observe import Observer
+    from penstock.profile import Profile
     from penstock.session import Session, compile
+    from penstock.trace import Trace
+    from penstock.watch import NanGuard, Ranges
 
 __version__ = "0.1.0"
 
@@ -44,9 +48,14 @@ _HOMES = {
     "InvalidModel": "penstock.errors",
     "LimitExceeded": "penstock.errors",
     "Limits": "penstock.limits",
+    "NanGuard": "penstock.watch",
+    "Observer": "penstock.observe",
     "PenstockError": "penstock.errors",
+    "Profile": "penstock.profile",
+    "Ranges": "penstock.watch",
     "RunError": "penstock.errors",
     "Session": "penstock.session",
+    "Trace": "penstock.trace",
     "Unsupported": "penstock.errors",
     "compile": "penstock.session",
     "load": "penstock.loading",
@@ -62,9 +71,14 @@ __all__ = [
     "InvalidModel",
     "LimitExceeded",
     "Limits",
+    "NanGuard",
+    "Observer",
     "PenstockError",
+    "Profile",
+    "Ranges",
     "RunError",
     "Session",
+    "Trace",
     "Unsupported",
     "compile",
     "load",

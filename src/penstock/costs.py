@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,7 +288,7 @@ def _transfer(source: str, target: str) -> _Group:
 def _merge(into: _Records, new: Mapping[_Group, Mapping[str, _Record]]) -> None:
     """Add newer records; they come last, and the first are dropped where there are too many."""
     for group, records in new.items():
-        own = into.setdefault(group, {})
+        own = into[group] = into.pop(group, {})
         for exact, record in records.items():
             old = own.pop(exact, None)
             if old is not None:
@@ -444,12 +445,15 @@ def _fitting(machines: dict[str, _Records]) -> str:
         text = json.dumps({"version": 1, "machines": sections}, allow_nan=False)
         if len(text) <= _MOST_BYTES:
             return text
-        oldest = next(iter(machines))
+        name, groups = next(iter(machines.items()))
         if len(machines) > 1:
-            del machines[oldest]
+            del machines[name]
+        elif any(len(records) > 1 for records in groups.values()):
+            for group, records in groups.items():
+                groups[group] = dict(islice(records.items(), len(records) // 2, None))
         else:
-            for group, records in list(machines[oldest].items()):
-                machines[oldest][group] = dict(list(records.items())[(len(records) + 1) // 2 :])
+            for group in list(groups)[: (len(groups) + 1) // 2]:
+                del groups[group]
 
 
 def _write(path: Path, text: str) -> None:

@@ -46,7 +46,7 @@ _GAIN = 1e-4
 _TURNS = 12
 _TURNS_OF_ALL = 100_000
 
-# Backends that a result may be brought to; with more, not all sets of them are looked at.
+# Backends that a result may be brought to; of so many or more, not all sets are looked at.
 _ALL_SETS = 5
 
 # Gaps in a block; one with more than twice as many is split.
@@ -188,13 +188,13 @@ def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tup
     do (see ``serial``); without ``transfer``, nothing.
 
     Never worse than the best backend that supports all nodes, nor than the cheapest of each node.
-    The least there is for chains and trees, and where branches part and join again (with up to 4
-    backends, however often): nodes are eliminated one by one (``minsum.py``). On other graphs it
-    is repeated with some nodes held where they are: on random graphs of 300 nodes and two backends,
-    0.3 percent above the least in the mean. What a held node brings elsewhere for the first time is
-    counted for each reader: a bound from above that can be divided among them (as in Iyer, Jegelka
-    and Bilmes 2013, "Fast semidifferential-based submodular function optimization").
-    Time is nearly linear in nodes and edges.
+    Nodes are eliminated one by one (``minsum.py``), which finds the least there is for chains, for
+    trees (with up to 5 backends), and with two backends wherever branches part and join again. On
+    other graphs it is repeated with some nodes held where they are: 0.3 percent above the least in
+    the mean of random graphs of 300 nodes on two backends. What a held node has to bring to another
+    backend first is counted for each reader there: a bound from above that has no table by all of
+    them (Iyer, Jegelka and Bilmes 2013, "Fast semidifferential-based submodular function
+    optimization"). Time is nearly linear in nodes and edges.
 
     Raises:
         ValueError: as for ``place``.
@@ -236,7 +236,8 @@ def serial(
 ) -> float:
     """What running one node at a time takes: the costs of all, and each transfer that is needed.
 
-    One brings the results of a node to another backend, for all its successors there.
+    One brings the results of a node to another backend, for all its successors there. Raises
+    ``ValueError`` where a backend does not support its node.
     """
     times = []
     for i, a in enumerate(backend):

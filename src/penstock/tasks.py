@@ -215,7 +215,9 @@ class _Arranger:
         for g, draft in enumerate(drafts):
             draft.waits = len(over.pred[g])
             draft.consumers = [drafts[s] for s in over.succ[g]]
-        for g in topological_order(over, ranks(over, cost)):
+        # The urgency of a task: what the longest chain takes that begins with it.
+        urgency = [own + rest for own, rest in zip(cost, ranks(over, cost), strict=True)]
+        for g in topological_order(over, urgency):
             draft = drafts[g]
             self.blocks[number].append(draft)
             self.drafts.append(draft)

@@ -12,7 +12,10 @@ import numpy as np
 from penstock.ir import Node
 from penstock.ops.base import Kernel
 from penstock.ops.transfer import HOST
+from penstock.threads import core_budget
 from penstock.types import Type
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
 class Backend(Protocol):
@@ -23,7 +26,9 @@ class Backend(Protocol):
     """
 
     name: str
-    memory: str
+
+    @property
+    def memory(self) -> str: ...
 
     def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
         """Whether ``compile`` would succeed for this node and these input types."""
@@ -58,6 +63,35 @@ class Backend(Protocol):
     def set_threads(self, threads: int) -> None:
         """Let kernels use as many threads, at most, from now on; for the whole process."""
         ...
+
+
+class HostBackend:
+    """What backends on the host's memory have in common; they add a name, ``supports`` and
+    ``compile``, and if their kernels have threads of their own, ``threads`` and ``set_threads``."""
+
+    memory = HOST
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return memory[start : start + nbytes]
+
+    def to_host(self, value: Any) -> Any:
+        return value
+
+    def from_host(self, value: Any) -> Any:
+        return value
+
+    @property
+    def workers(self) -> int:
+        return core_budget()
+
+    @property
+    def threads(self) -> int:
+        return 1
+
+    def set_threads(self, threads: int) -> None:
+        pass
 
 
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:

@@ -6,26 +6,22 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
+from penstock.backends.base import HostBackend
 from penstock.ir import Node
 from penstock.ops.base import Kernel
-from penstock.ops.transfer import HOST
-from penstock.threads import core_budget
 from penstock.types import Type
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
-
-class NumpyBackend:
+class NumpyBackend(HostBackend):
     """Every operation of the table, on the host."""
 
     name = "numpy"
-    memory = HOST
 
-    @property
-    def workers(self) -> int:
-        return core_budget()
+    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
+        return True
+
+    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+        return node.op.compile(node, types)
 
     @property
     def threads(self) -> int:
@@ -34,23 +30,6 @@ class NumpyBackend:
     def set_threads(self, threads: int) -> None:
         for library in _blas():
             library.set_num_threads(threads)
-
-    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
-        return True
-
-    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
-        return node.op.compile(node, types)
-
-    def allocate(self, nbytes: int) -> np.ndarray:
-        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % ALIGNMENT
-        return memory[start : start + nbytes]
-
-    def to_host(self, value: Any) -> Any:
-        return value
-
-    def from_host(self, value: Any) -> Any:
-        return value
 
 
 @cache
