@@ -150,3 +150,53 @@ def test_plan_and_source(model):
 
 def test_version():
     assert "0.1.0" in call("--version").stdout
+
+
+def test_run_with_a_trace(model, tmp_path):
+    trace = tmp_path / "run.json"
+    arguments = ["-i", "x=[[1, 2, 3]]", "-i", "scale=[1, 1, 2]", "--executor", "dataflow"]
+    as_json("run", model, *arguments, "--trace", str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    assert any("Mul_0" in name for name in names)
+
+
+def test_plan_of_tasks(model):
+    text = as_json("plan", model, "--executor", "dataflow")["text"]
+    assert "task t0 (about" in text
+    assert "task t1 after t0 (about" in text
+    assert text.index("product") < text.index("task t1")
+
+
+def test_plan_simulated(model):
+    one, many = (as_json("plan", model, "--simulate", n) for n in ("1", "8"))
+    assert one["makespan"] == pytest.approx(one["serial"])
+    assert many["workers"] == 8
+    assert many["bound"] <= many["makespan"] <= many["serial"]
+    assert many["critical_path"] == pytest.approx(many["serial"])  # it is a chain
+    assert "8 workers" in call("plan", model, "--simulate", "8").output
+    assert call("plan", model, "--simulate", "0").exit_code == 2
+
+
+def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    result = as_json("profile", model, "-i", "x=random:7x3", "--runs", "3")
+    assert {row["name"] for row in result["operations"]} == {"Mul", "Add"}
+    assert [row["count"] for row in result["nodes"]] == [3, 3]
+    assert [row["name"] for row in result["backends"]] == ["numpy"]
+    assert sum(row["share"] for row in result["nodes"]) == pytest.approx(1)
+    assert result["runs"] == 3
+    assert 0 <= result["outside_ms"] <= result["ms"]
+    assert "traceEvents" in json.loads((tmp_path / "affine.trace.json").read_text())
+    kept = json.loads((tmp_path / "cache" / "costs.json").read_text())
+    (machine,) = kept["machines"].values()
+    assert machine["numpy"].keys() == {"Mul", "Add"}
+    shown = call("profile", model, "--no-trace").output
+    assert "outside" in shown
+    assert "Mul (Mul_0 in affine.onnx)" in " ".join(shown.split())
+
+
+def test_profile_names_what_cannot_run(model):
+    result = as_json("profile", model, "-i", "x=random:7x4", "--no-trace", code=1)
+    assert "must have 3 at axis 1" in result["error"]["message"]

@@ -117,12 +117,12 @@ class Compiler:
         graph, placed = on_backends(graph, placed, self.backends)
         plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
         if self.kind == "dataflow":
-            return DataflowExecutor(plan, self.limits)
+            return DataflowExecutor(plan, self.hosts, self.limits)
         if parallel:
             found = self._parallel(plan, costs)
             if found is not None:
                 return found
-        return LinearExecutor(plan, self.hosts[0], self.limits)
+        return LinearExecutor(plan, self.hosts, self.limits)
 
     def _parallel(self, plan: Plan, costs: Costs) -> Executor | None:
         """The parallel executor, unless one step after the other is as fast."""

@@ -45,11 +45,15 @@ class _Formatter:
                 yield from self.steps(block.steps, depth + 1)
 
     def tasks(self, tasks: Tasks, block: int, depth: int) -> Iterator[str]:
+        before: dict[int, list[int]] = {}
+        for number in tasks.blocks[block]:
+            for after in tasks.consumers[number]:
+                before.setdefault(after, []).append(number)
         for number in tasks.blocks[block]:
             task = tasks.tasks[number]
             queue = f", queue {task.queue}" if task.queue else ""
-            after = ", ".join(f"t{t}" for t in tasks.blocks[block] if number in tasks.consumers[t])
-            waits = f" after {after}" if after else ""
+            names = ", ".join(f"t{t}" for t in before.get(number, ()))
+            waits = f" after {names}" if names else ""
             about = f"about {task.seconds * 1e6:.1f} us"
             yield f"{'  ' * depth}task t{number}{waits} ({about}{queue})"
             if not task.blocks:

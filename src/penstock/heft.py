@@ -214,7 +214,7 @@ def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tup
         return serial(dag, cost, plan, lambda i, a, b: costs[i][a, b])
 
     common = set(range(len(cost[0]))).intersection(*options)
-    plans += [[b] * dag.n for b in sorted(common)]
+    plans += [[b if b in o else p for o, p in zip(options, plans[0])] for b in range(len(cost[0]))]
     best = min(plans, key=time)
     least = time(best)
     held = [0] * dag.n

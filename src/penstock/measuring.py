@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from penstock import costs
-from penstock.backends.base import Backend, SingleThreaded
+from penstock.backends.base import Backend, Share
 from penstock.errors import PenstockError
 from penstock.executors.base import Control
 from penstock.executors.dataflow import DataflowExecutor
@@ -27,6 +27,8 @@ from penstock.profile import Profile
 # Runs of a graph that seem enough: one, and up to so many while they take no longer than this.
 _MOST_RUNS = 5
 _MOST_SECONDS = 0.2
+# Streams among which no backend has more than one thread for each.
+_ALL = 1 << 20
 
 
 def on_backends(
@@ -65,14 +67,14 @@ def measure(
     """
     copy, where = on_backends(graph, placed, backends)
     plan = compile_plan(copy, backends, where, planned=False)
-    executor = DataflowExecutor(plan, limits).observed()
+    hosts = [backend for backend in backends if backend.memory == HOST]
+    executor = DataflowExecutor(plan, hosts, limits).observed()
     # What stands for values of a shape only takes no memory of its own, and is read at another
     # speed.
     fed = [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
-    hosts = [backend for backend in backends if backend.memory == HOST]
     profile = Profile() if profile is None else profile
     threads = {b.name: 1 if single_threaded else b.threads for b in backends}
-    with SingleThreaded(hosts) if single_threaded else nullcontext():
+    with Share(hosts, _ALL if single_threaded else 1):
         begin = perf_counter()
         for i in range(1 + (runs or _MOST_RUNS)):
             control = Control()

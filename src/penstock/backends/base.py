@@ -110,33 +110,36 @@ def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
     return Kernel(lambda value: send(fetch(value)))
 
 
-class SingleThreaded:
-    """While anybody is within one of these, each kernel of ``backends`` uses one thread.
+class Share:
+    """The threads of kernels, divided among all that compute at the same time.
 
-    How many threads a library uses is a setting of the whole process: it changes when the first run
-    enters, and back when the last one leaves.
+    While somebody is within one of these, each kernel of ``backends`` uses at most as many threads
+    as there are, by their own setting, divided by the ``streams`` of all who are within: a run that
+    does one thing after the other is one stream, one on n workers n of them. How many threads a
+    library uses is a setting of the whole process: it changes when somebody enters or leaves, and
+    is what it was when the last has left.
     """
 
-    def __init__(self, backends: Sequence[Backend]) -> None:
+    def __init__(self, backends: Sequence[Backend], streams: int = 1) -> None:
         self._backends = backends
+        self._streams = streams
 
     def enter(self) -> None:
         with _LOCK:
             for backend in self._backends:
-                users, before = _SINGLE.get(backend.name, (0, 1))
-                if not users:
-                    before = backend.threads
-                    if before > 1:
-                        backend.set_threads(1)
-                _SINGLE[backend.name] = users + 1, before
+                state = _SHARES.get(backend.name)
+                if state is None:
+                    state = _SHARES[backend.name] = _State()
+                if not state.streams:
+                    state.all = state.now = backend.threads
+                state.divide(backend, state.streams + self._streams)
 
     def leave(self) -> None:
         with _LOCK:
             for backend in self._backends:
-                users, before = _SINGLE.get(backend.name, (0, 1))
-                if users == 1 and before > 1:
-                    backend.set_threads(before)
-                _SINGLE[backend.name] = max(users - 1, 0), before
+                state = _SHARES.get(backend.name)
+                if state is not None:
+                    state.divide(backend, max(0, state.streams - self._streams))
 
     def __enter__(self) -> None:
         self.enter()
@@ -145,16 +148,31 @@ class SingleThreaded:
         self.leave()
 
 
+class _State:
+    """Of one backend: who computes at the same time, threads in all, and for each kernel now."""
+
+    __slots__ = ("all", "now", "streams")
+
+    def __init__(self) -> None:
+        self.streams, self.all, self.now = 0, 1, 1
+
+    def divide(self, backend: Backend, streams: int) -> None:
+        self.streams = streams
+        each = max(1, self.all // max(1, streams))
+        if each != self.now:
+            backend.set_threads(each)
+            self.now = each
+
+
 _LOCK = threading.Lock()
-# By name of the backend, how many runs want one thread, and how many threads there were before.
-_SINGLE: dict[str, tuple[int, int]] = {}
+_SHARES: dict[str, _State] = {}
 
 
 def _forget() -> None:
     """A forked child has none of its parent's runs."""
     global _LOCK
     _LOCK = threading.Lock()
-    _SINGLE.clear()
+    _SHARES.clear()
 
 
 if hasattr(os, "register_at_fork"):

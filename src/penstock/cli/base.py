@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import penstock
+from penstock.compiling import EXECUTORS
 from penstock.errors import PenstockError
 from penstock.ir import Model
 from penstock.types import TensorType
@@ -101,6 +102,15 @@ SHAPES = click.option(
     multiple=True,
     metavar="NAME=DIMS",
     help="Dims of an input, as in --shape x=1x3x224x224. Unknown dims count as 1.",
+)
+
+
+EXECUTOR = click.option(
+    "--executor",
+    type=click.Choice(EXECUTORS),
+    default="auto",
+    show_default=True,
+    help="Who runs the plan.",
 )
 
 

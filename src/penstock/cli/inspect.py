@@ -11,8 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import MODEL, SHAPES, all_shapes, command, show_table
-from penstock.compiling import EXECUTORS
+from penstock.cli.base import EXECUTOR, MODEL, SHAPES, all_shapes, command, show_table
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.explain import format_bytes
 from penstock.ir import Model, Value
@@ -144,13 +143,7 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 @MODEL
 @SHAPES
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
-@click.option(
-    "--executor",
-    type=click.Choice(EXECUTORS),
-    default="auto",
-    show_default=True,
-    help="Who runs it.",
-)
+@EXECUTOR
 @click.option(
     "--simulate",
     type=click.IntRange(min=1),

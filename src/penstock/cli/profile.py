@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from penstock import costs
-from penstock.cli.base import MODEL, command, show_table
+from penstock.cli.base import EXECUTOR, MODEL, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.loading import load
 from penstock.profile import Row
@@ -47,8 +47,10 @@ def _show_profile(result: Mapping[str, Any]) -> None:
 @INPUTS
 @SEED
 @click.option("--runs", default=10, show_default=True, help="Runs to measure on each backend.")
-@click.option("--executor", default="auto", show_default=True, help="What the trace is of.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Where, instead of beside here.")
+@EXECUTOR
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="File of the trace; MODEL.trace.json here."
+)
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
     model: Path,
@@ -66,9 +68,11 @@ def profile(
     """
     loaded = load(model)
     session = compile(loaded, executor="dataflow")
-    given = {text.partition("=")[0] for text in inputs}
-    missing = [f"{port.name}=random" for port in session.inputs if port.name not in given]
-    feeds = read_feeds(session, [*inputs, *missing], np.random.default_rng(seed))
+    names = [port.name for port in session.inputs]
+    left = [name for name in names if not any(text.startswith(f"{name}=") for text in inputs)]
+    # First, so that what comes in files takes the place of what is random.
+    made = [f"{name}=random" for name in left]
+    feeds = read_feeds(session, [*made, *inputs], np.random.default_rng(seed))
     found = session.profile(feeds, runs=runs)
     session = compile(loaded, executor=executor)
     session.run(feeds)

@@ -13,10 +13,11 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import MODEL, command, read_dims, show_table
+from penstock.cli.base import EXECUTOR, MODEL, command, read_dims, show_table
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
 from penstock.session import Port, Session, compile, suggest
+from penstock.trace import Trace
 from penstock.types import STRING, TensorType, dtype_name
 
 INPUTS = click.option(
@@ -56,6 +57,10 @@ def _real(output: Mapping[str, Any], key: str) -> bool:
 @click.option("--fetch", "-f", "fetches", multiple=True, metavar="NAME", help="Any value by name.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder for .npy files.")
 @click.option("--timeout", type=float, help="Seconds after which the run is stopped.")
+@EXECUTOR
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="File for a trace of the run, for Perfetto."
+)
 @SEED
 def run(
     model: Path,
@@ -63,15 +68,20 @@ def run(
     fetches: Sequence[str],
     output: Path | None,
     timeout: float | None,
+    executor: str,
+    trace: Path | None,
     seed: int,
 ) -> dict[str, Any]:
     """Run a model once, and show or save what comes out."""
     begin = time.perf_counter()
-    session = compile(model)
+    session = compile(model, executor=executor)
+    recorded = None if trace is None else Trace()
     feeds = read_feeds(session, inputs, np.random.default_rng(seed))
     compiled = time.perf_counter()
-    outputs = session.run(feeds, list(fetches) or None, timeout=timeout)
+    outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recorded)
     ended = time.perf_counter()
+    if trace is not None and recorded is not None:
+        recorded.save(trace)
     files = {}
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

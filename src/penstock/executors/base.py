@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.backends.base import Backend, Share
 from penstock.codegen import Program
 from penstock.errors import (
     Cancelled,
@@ -24,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.liveness import Layout
 from penstock.observe import ObservedRun, Observer
+from penstock.ops.cost import flops
 from penstock.plan import Plan, Step
 from penstock.tasks import Tasks
 from penstock.types import ShapeError, TensorType
@@ -248,6 +250,19 @@ class Executor(Protocol):
 
 Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
 """Takes the outputs of a run, or else the error that it ended with."""
+
+
+# Threads of kernels.
+
+# Operations of one step from which on a library of matrix products uses more than one thread.
+_MANY_THREADS = 200_000
+
+
+def share_of(plan: Plan, hosts: Sequence[Backend]) -> Share | None:
+    """What a run of ``plan``, one step after the other, enters to share the threads of kernels, if
+    any of them would take several."""
+    heavy = any(flops(step.node) > _MANY_THREADS for step in plan.walk())
+    return Share(hosts) if heavy else None
 
 
 # NumPy's floating-point warnings.

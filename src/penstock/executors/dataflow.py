@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.base import Backend
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, explained
+from penstock.executors.base import Control, Done, explained, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.grouping import OneByOne
 from penstock.limits import Limits
@@ -26,8 +27,12 @@ class DataflowExecutor:
 
     name = "dataflow"
 
-    def __init__(self, plan: Plan, limits: Limits, *, observed: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, hosts: Sequence[Backend], limits: Limits, *, observed: bool = False
+    ) -> None:
         self.plan = plan
+        self._hosts = hosts
+        self._share = share_of(plan, hosts)
         self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
         self._limits = limits
         self.tasks = tasks = arrange(plan, OneByOne())
@@ -37,7 +42,7 @@ class DataflowExecutor:
         *self._functions, self._results = self._code.bind(np.empty(0, np.uint8))
 
     def observed(self) -> DataflowExecutor:
-        return DataflowExecutor(self.plan, self._limits, observed=True)
+        return DataflowExecutor(self.plan, self._hosts, self._limits, observed=True)
 
     @property
     def source(self) -> str:
@@ -56,7 +61,10 @@ class DataflowExecutor:
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
         control = control.own()
+        share = self._share
         try:
+            if share is not None:
+                share.enter()
             FlowRun(self._flow, self._functions, V, control, observe=self._code.observed).run()
             return self._results(V)
         except Exception as error:
@@ -64,6 +72,9 @@ class DataflowExecutor:
             if told is error:
                 raise
             raise told from error
+        finally:
+            if share is not None:
+                share.leave()
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         try:

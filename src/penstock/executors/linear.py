@@ -11,7 +11,7 @@ import numpy as np
 from penstock.arenas import Arenas
 from penstock.backends.base import Backend
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, explained, silent
+from penstock.executors.base import Control, Done, explained, share_of, silent
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out
 from penstock.plan import Plan
@@ -20,7 +20,8 @@ Run = Callable[..., tuple[Any, ...]]
 
 
 class LinearExecutor:
-    """Runs a plan as one generated function."""
+    """Runs a plan as one generated function. Arenas are of the first of ``hosts``, the backends of
+    the host's memory, and runs at the same time share the threads of their kernels."""
 
     name = "linear"
     tasks = None
@@ -28,7 +29,7 @@ class LinearExecutor:
     def __init__(
         self,
         plan: Plan,
-        host: Backend,
+        hosts: Sequence[Backend],
         limits: Limits,
         *,
         layout: Layout | None = None,
@@ -36,7 +37,8 @@ class LinearExecutor:
     ) -> None:
         self.plan = plan
         self.layout = layout or lay_out(plan)
-        self._arguments = (plan, host, limits)
+        self._arguments = (plan, hosts, limits)
+        self._share = share_of(plan, hosts)
         self._code = code = Code(plan, self.layout, limits, observed=observed)
 
         def bind(memory: np.ndarray) -> Run:
@@ -44,7 +46,7 @@ class LinearExecutor:
             (function,) = code.bind(memory)
             return partial(silent().run, function)
 
-        self._arenas: Arenas[Run] = Arenas(self.layout.size, host, limits, bind)
+        self._arenas: Arenas[Run] = Arenas(self.layout.size, hosts[0], limits, bind)
         # Made at once, so that what is wrong shows when the plan is compiled.
         self._arenas.give(self._arenas.make())
 
@@ -69,7 +71,10 @@ class LinearExecutor:
             run = arenas.free.pop()
         except IndexError:
             run = arenas.take(control)
+        share = self._share
         try:
+            if share is not None:
+                share.enter()
             if self._code.observed:
                 control.observer.allocation(control.run, arenas.size)
             return run(control, *inputs)
@@ -79,6 +84,8 @@ class LinearExecutor:
                 raise
             raise told from error
         finally:
+            if share is not None:
+                share.leave()
             arenas.give(run)
             if self._code.observed:
                 control.observer.allocation(control.run, -arenas.size)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.arenas import Arenas
-from penstock.backends.base import Backend, SingleThreaded
+from penstock.backends.base import Backend, Share
 from penstock.codegen import Code
 from penstock.executors.base import Control, Done, explained
 from penstock.executors.loop import Flow, FlowRun, Queue
@@ -34,7 +34,7 @@ class ParallelExecutor:
     """Runs the tasks of a plan, those that do not wait for each other at the same time.
 
     ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
-    at the same time, each kernel of theirs has one thread. ``queues[i]`` says which workers run the
+    at the same time, these share the threads of kernels. ``queues[i]`` says which workers run the
     tasks of queue i; queue 0 is the host's, where the caller is one of the workers. A task of more
     than ``worthwhile`` seconds is worth another one.
     """
@@ -57,7 +57,7 @@ class ParallelExecutor:
         self.tasks = tasks
         self.layout = layout or lay_out_tasks(plan, tasks)
         self._make = partial(ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile)
-        self._hosts = hosts
+        self._share = Share(hosts, queues[0].workers)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(plan.slots))
         self._code = code = Code(plan, self.layout, limits, tasks, observed)
@@ -97,7 +97,7 @@ class ParallelExecutor:
         V = self._values(inputs)
         try:
             self._allocated(control, arenas.size)
-            with SingleThreaded(self._hosts):
+            with self._share:
                 FlowRun(self._flow, bound.functions, V, control, observe=self._code.observed).run()
             outputs = bound.results(V)
         except Exception as error:
@@ -116,10 +116,9 @@ class ParallelExecutor:
 
         def begin(bound: _Bound) -> None:
             V = self._values(inputs)
-            mode = SingleThreaded(self._hosts)
 
             def end() -> None:
-                mode.leave()
+                self._share.leave()
                 outputs, error = None, run.error
                 if error is None:
                     try:
@@ -135,7 +134,7 @@ class ParallelExecutor:
                 self._flow, bound.functions, V, control, observe=self._code.observed, on_end=end
             )
             self._allocated(control, self._arenas.size)
-            mode.enter()
+            self._share.enter()
             run.start()
 
         def later(bound: _Bound) -> None:
