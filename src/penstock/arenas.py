@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -42,7 +43,7 @@ class Arenas(Generic[T]):
         self._host = host
         self._bind = bind
         self._lock = threading.Lock()
-        self._waiting: deque[Callable[[T], None]] = deque()
+        self._waiting: deque[Callable[[T | None], None]] = deque()
         most = limits.max_bytes
         if most is not None and size > most:
             raise LimitExceeded(
@@ -74,9 +75,9 @@ class Arenas(Generic[T]):
         """A free arena, as soon as there is one; raises what ``control`` is stopped with."""
         got = threading.Lock()
         got.acquire()
-        box: list[T] = []
+        box: list[T | None] = []
 
-        def receive(arena: T) -> None:
+        def receive(arena: T | None) -> None:
             box.append(arena)
             got.release()
 
@@ -88,57 +89,70 @@ class Arenas(Generic[T]):
                 if control.stopped:
                     control.stop()
         except BaseException:
-            with self._lock:
-                waits = receive in self._waiting
-                if waits:
-                    self._waiting.remove(receive)
-            if not waits and got.acquire():
-                self.give(box[0])
+            if not self.forget(receive):
+                # It is on its way to us, or here.
+                while not box:
+                    got.acquire(timeout=_PATIENCE_S)
+                if box[0] is None:
+                    self.drop()
+                else:
+                    self.give(box[0])
             raise
-        return box[0]
+        return self.accept(box[0])
 
-    def ask(self, receive: Callable[[T], None]) -> T | None:
-        """An arena if there is one; else ``receive`` gets one when another run gives it."""
+    def ask(self, receive: Callable[[T | None], None]) -> T | None:
+        """An arena if there is one; else ``receive`` is called when another run gives one, with
+        what ``accept`` makes an arena of, on that run's thread."""
         with self._lock:
-            if self.free:
+            with suppress(IndexError):
                 return self.free.pop()
             if self._most is not None and self._count >= self._most:
                 self._waiting.append(receive)
-                if not self.free:
-                    return None
-                # One was given meanwhile, by somebody who did not see that we wait.
-                self._waiting.pop()
-                return self.free.pop()
+                # Perhaps one was given meanwhile, by somebody who did not see that we wait.
+                with suppress(IndexError):
+                    arena = self.free.pop()
+                    self._waiting.pop()
+                    return arena
+                return None
             self._count += 1
         return self._made()
 
+    def accept(self, received: T | None) -> T:
+        """The arena that somebody was given who waited: it, or another in the place of one that is
+        gone."""
+        return self._made() if received is None else received
+
+    def forget(self, receive: Callable[[T | None], None]) -> bool:
+        """No longer wait for an arena; False if ``receive`` has been called, or is about to be."""
+        with self._lock:
+            if receive not in self._waiting:
+                return False
+            self._waiting.remove(receive)
+            return True
+
     def give(self, arena: T) -> None:
         """End the use of an arena: the next who waits for one gets it."""
+        self.free.append(arena)
         if not self._waiting:
-            self.free.append(arena)
+            return
+        with self._lock:
             if not self._waiting:
                 return
-            # Somebody began to wait between the two lines.
             try:
                 arena = self.free.pop()
             except IndexError:
-                return
-        with self._lock:
-            if not self._waiting:
-                self.free.append(arena)
-                return
+                return  # a run that has just begun has it, and will give it
             receive = self._waiting.popleft()
         receive(arena)
 
     def drop(self) -> None:
-        """Forget an arena that was taken, instead of giving it."""
+        """Forget an arena that was taken, instead of giving it: the next who waits may make one."""
         with self._lock:
-            self._count -= 1
             if not self._waiting:
+                self._count -= 1
                 return
             receive = self._waiting.popleft()
-            self._count += 1
-        receive(self._made())
+        receive(None)
 
     def trim(self) -> None:
         """Give up the arenas that no run holds."""
@@ -147,8 +161,7 @@ class Arenas(Generic[T]):
                 self.free.pop()
             except IndexError:
                 return
-            with self._lock:
-                self._count -= 1
+            self.drop()
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,8 @@ from penstock.order import topological_order
 
 # Rounds of joining that a graph gets; each shrinks what is left of it several times over.
 _ROUNDS = 8
+# Grains of small nodes that all of a chain together may take in.
+_MOST_TAKEN = 4
 
 
 def cluster(
@@ -24,8 +26,8 @@ def cluster(
     ``cost[i]`` is what node i takes, ``grain`` in the same unit what a group should take at least:
     a chain is one group, whatever it costs; of the other nodes those below ``grain`` join the group
     that alone reads them, the one that they alone read, or others that read just the same. No group
-    grows by more than about ``grain`` through nodes that are not of its chain, so that a wide graph
-    of small nodes stays wide. Nodes of different ``kinds[i]`` never share a group.
+    grows by more than a few grains through nodes that are not of its chain, so that a wide graph of
+    small nodes stays wide. Nodes of different ``kinds[i]`` never share a group.
 
     Each group is in an order in which it can run, groups are in the order of their first nodes, and
     no two wait for each other: what reads a group can run after all of it.
@@ -104,7 +106,12 @@ class _Clusters:
                 continue
             while len(self.succ[i]) == 1:
                 (after,) = self.succ[i]
-                if len(self.pred[after]) > 1 or self.kinds[after] != self.kinds[i]:
+                taken = self.taken[i] + self.taken[after]
+                if (
+                    len(self.pred[after]) > 1
+                    or self.kinds[after] != self.kinds[i]
+                    or taken > _MOST_TAKEN * self.grain
+                ):
                     break
                 i = self.merge(i, after)
 

@@ -99,14 +99,17 @@ class Clustered:
     @cached_property
     def promising(self) -> bool:
         """Whether more than one worker may do any good; cheap to ask of what is one chain."""
+        steps = self.plan.steps
         if any(self.queue(step) for step in self.plan.walk()):
             return True
-        if self.workers == 1 or self.serial < _WORTH_S:
+        if self.workers == 1:
             return False
-        steps = self.plan.steps
-        cost = list(map(self.seconds, steps))
-        whole = critical_path(dependencies(self.plan.slots, steps), cost)
-        if whole > _CHAIN * self.serial and not any(step.control for step in steps):
+        dag = dependencies(self.plan.slots, steps)
+        graphs = any(step.control for step in steps)
+        if (not graphs and _is_chain(dag)) or self.serial < _WORTH_S:
+            return False
+        longest = critical_path(dag, list(map(self.seconds, steps)))
+        if not graphs and longest > _CHAIN * self.serial:
             return False
         return self.makespan < _CHAIN * self.serial
 
@@ -124,23 +127,29 @@ class Clustered:
         return (block.steps for block in step.blocks)
 
     def _of_blocks(self, step: Step) -> float:
-        times = [sum(map(self.seconds, steps)) for steps in self._blocks(step)]
-        if step.node.op.name == "If":
-            return max(times)
-        return self.turns(step) * times[0]
+        return self._around(step, [sum(map(self.seconds, b)) for b in self._blocks(step)])
+
+    def _of_tasks(self, step: Step) -> float:
+        """What an expanded step takes, its blocks as they are grouped."""
+        return self._around(step, [self._best(steps)[1] for steps in self._blocks(step)])
+
+    def _around(self, step: Step, times: Sequence[float]) -> float:
+        """What a step takes whose blocks take these times."""
+        return max(times) if step.node.op.name == "If" else self.turns(step) * times[0]
 
     def turns(self, step: Step) -> int:
         """How often a loop turns, as far as that is known."""
         limit = step.inputs[0] if step.node.op.name == "Loop" else -1
         const = self.plan.slots[limit].const if limit >= 0 else None
-        return int(const.reshape(-1)[0]) if const is not None and const.size == 1 else _TURNS
+        if const is None or const.size != 1:
+            return _TURNS
+        return max(0, int(const.reshape(-1)[0]))
 
     def _wins(self, steps: Sequence[Step]) -> bool:
         """Whether a block is better run as tasks of its own."""
         if any(self.queue(each) for each in walk(steps)):
             return True
-        groups, makespan = self._best(steps)
-        return len(groups) > 1 and makespan < sum(map(self.seconds, steps))
+        return self._best(steps)[1] < sum(map(self.seconds, steps))
 
     def _best(self, steps: Sequence[Step], dag: Dag | None = None) -> tuple[list[list[int]], float]:
         """The groups of the grain with the least simulated makespan, and that."""
@@ -153,18 +162,21 @@ class Clustered:
         return found
 
     def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
-        cost = list(map(self.seconds, steps))
-        serial = sum(cost)
         kinds = [
             -1 - i if step.control and self.expands(step) else self.queue(step)
             for i, step in enumerate(steps)
         ]
-        alike = len(set(kinds)) <= 1 and not (kinds and kinds[0] < 0)
-        # One after the other, in the order of the plan: what every other way must beat.
-        best: list[list[int]] = [list(range(len(steps)))] if steps else []
-        least = serial if alike else inf
+        cost = [
+            self._of_tasks(step) if kind < 0 else self.seconds(step)
+            for step, kind in zip(steps, kinds, strict=True)
+        ]
         # Python itself runs on one worker at a time.
         floor = sum(min(each, PYTHON_S) for each in cost)
+        # What every other way must beat: one after the other, in as few tasks as can be.
+        best = [list(range(len(steps)))] if len(set(kinds)) == 1 else cluster(dag, cost, inf, kinds)
+        least = sum(cost)
+        if len(best) == 1 and kinds[0] >= 0:
+            least = sum(map(self.seconds, steps))
         for grain in self._grains:
             groups = cluster(dag, cost, grain, kinds)
             if len(groups) == 1:
@@ -172,9 +184,12 @@ class Clustered:
             of = {i: g for g, group in enumerate(groups) for i in group}
             over = Dag(len(groups), [(of[a], of[b]) for a, b in dag.edges if of[a] != of[b]])
             total = [[sum(cost[i] for i in group) + DISPATCH_S] for group in groups]
-            makespan = max(simulate(over, total, self.workers), floor)
-            if self.workers > 1 and not all(k > 0 for k in kinds):
-                makespan += HAND_OVER_S
+            makespan = max(simulate(over, total, self.workers), floor) + HAND_OVER_S
             if makespan < least:
                 best, least = groups, makespan
         return best, least
+
+
+def _is_chain(dag: Dag) -> bool:
+    """Whether all nodes stand one behind the other."""
+    return all(len(after) <= 1 for after in dag.succ) and sum(not b for b in dag.pred) <= 1

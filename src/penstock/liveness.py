@@ -270,7 +270,10 @@ class _Liveness:
     def all_before(self, buffer: int, task: int) -> bool:
         """Whether all that touch a buffer run before ``task``, but for that itself."""
         assert self.tasks is not None
-        return all(t == task or self.tasks.precedes(t, task) for t in self.touched[buffer])
+        # What is read at the end (by "task" -1) is read after all others.
+        return all(
+            t == task or (t >= 0 and self.tasks.precedes(t, task)) for t in self.touched[buffer]
+        )
 
     def ordered(self, a: int, b: int) -> bool:
         """Whether buffer ``a`` is surely gone before ``b`` is written first."""
@@ -303,7 +306,8 @@ class _Liveness:
 
             def conflict(i: int, j: int) -> bool:
                 a, b = owners[i], owners[j]
-                return not (self.ordered(a, b) or self.ordered(b, a))
+                gone = self.ordered(a, b)
+                return not (gone or (planner != "reuse" and self.ordered(b, a)))
 
             arena = plan_memory_dag([b.size for b in buffers], conflict, planner=planner)
         at = dict(zip(self.owners(), arena.offsets, strict=True))

@@ -7,6 +7,7 @@ observer (``codegen.py``); one that is not pays nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,9 @@ class Observers(Observer):
             observer.run_begin(run)
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
-        for observer in self.observers:
-            observer.run_end(run, error)
+        with ExitStack() as stack:  # all are told, whatever one of them raises
+            for observer in reversed(self.observers):
+                stack.callback(observer.run_end, run, error)
 
     def step_ready(self, run: ObservedRun, step: Step) -> None:
         for observer in self.observers:

@@ -89,6 +89,7 @@ class Job:
         """Run; for the pool."""
         if not self._claim.acquire(blocking=False):
             return
+        self._run.control.on_stop = None
         if not self.future.set_running_or_notify_cancel():
             self._run.end(None)
             return
@@ -101,6 +102,7 @@ class Job:
 
     def _stopped(self, error: Exception | None) -> None:
         if self._claim.acquire(blocking=False):
+            self._run.control.on_stop = None
             if self.future.set_running_or_notify_cancel():
                 self.future.set_exception(error)
             self._run.end(error)
@@ -111,10 +113,13 @@ class Job:
             error = control.error
         try:
             self._run.end(error)
-        except Exception as raised:  # out of an observer
+        except BaseException as raised:  # out of an observer
             error = error or raised
-        if error is not None:
-            future.set_exception(error)
-        else:
-            assert outputs is not None
-            future.set_result(dict(zip(self._names, outputs, strict=False)))
+        try:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                assert outputs is not None
+                future.set_result(dict(zip(self._names, outputs, strict=False)))
+        finally:
+            del future, error  # an error holds this frame

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,21 +126,30 @@ class Share:
         self._streams = streams
 
     def enter(self) -> None:
-        with _LOCK:
-            for backend in self._backends:
-                state = _SHARES.get(backend.name)
-                if state is None:
-                    state = _SHARES[backend.name] = _State()
-                if not state.streams:
-                    state.all = state.now = backend.threads
-                state.divide(backend, state.streams + self._streams)
+        entered = 0
+        try:
+            with _LOCK:
+                for backend in self._backends:
+                    state = _SHARES.get(backend.name)
+                    if state is None:
+                        state = _SHARES[backend.name] = _State(backend)
+                    if not state.streams:
+                        state.all = state.now = backend.threads
+                    entered += 1
+                    state.divide(state.streams + self._streams)
+        except BaseException:
+            self._leave(self._backends[:entered])
+            raise
 
     def leave(self) -> None:
-        with _LOCK:
-            for backend in self._backends:
+        self._leave(self._backends)
+
+    def _leave(self, backends: Sequence[Backend]) -> None:
+        with _LOCK, ExitStack() as stack:  # all are left, whatever one of them raises
+            for backend in reversed(backends):
                 state = _SHARES.get(backend.name)
                 if state is not None:
-                    state.divide(backend, max(0, state.streams - self._streams))
+                    stack.callback(state.divide, max(0, state.streams - self._streams))
 
     def __enter__(self) -> None:
         self.enter()
@@ -151,16 +161,17 @@ class Share:
 class _State:
     """Of one backend: who computes at the same time, threads in all, and for each kernel now."""
 
-    __slots__ = ("all", "now", "streams")
+    __slots__ = ("all", "backend", "now", "streams")
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.streams, self.all, self.now = 0, 1, 1
 
-    def divide(self, backend: Backend, streams: int) -> None:
+    def divide(self, streams: int) -> None:
         self.streams = streams
         each = max(1, self.all // max(1, streams))
         if each != self.now:
-            backend.set_threads(each)
+            self.backend.set_threads(each)
             self.now = each
 
 
@@ -172,7 +183,8 @@ def _forget() -> None:
     """A forked child has none of its parent's runs."""
     global _LOCK
     _LOCK = threading.Lock()
-    _SHARES.clear()
+    for state in _SHARES.values():
+        state.divide(0)
 
 
 if hasattr(os, "register_at_fork"):

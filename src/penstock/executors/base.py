@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -294,6 +294,17 @@ def silent() -> contextvars.Context:
 
 
 # Errors.
+
+
+def fail(error: Exception, program: Program, plan: Plan) -> NoReturn:
+    """Raise what ``explained`` makes of the error of a run."""
+    told = explained(error, program, plan)
+    try:
+        if told is error:
+            raise told
+        raise told from error
+    finally:
+        del told, error  # they hold this frame
 
 
 def explained(error: Exception, program: Program, plan: Plan) -> PenstockError:

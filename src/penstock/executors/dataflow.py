@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, explained, share_of
+from penstock.executors.base import Control, Done, fail, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.grouping import OneByOne
 from penstock.limits import Limits
@@ -68,10 +68,7 @@ class DataflowExecutor:
             FlowRun(self._flow, self._functions, V, control, observe=self._code.observed).run()
             return self._results(V)
         except Exception as error:
-            told = explained(error, self._code.program, self.plan)
-            if told is error:
-                raise
-            raise told from error
+            fail(error, self._code.program, self.plan)
         finally:
             if share is not None:
                 share.leave()

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.arenas import Arenas
 from penstock.backends.base import Backend
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, explained, share_of, silent
+from penstock.executors.base import Control, Done, fail, share_of, silent
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out
 from penstock.plan import Plan
@@ -79,10 +79,7 @@ class LinearExecutor:
                 control.observer.allocation(control.run, arenas.size)
             return run(control, *inputs)
         except Exception as error:
-            told = explained(error, self._code.program, self.plan)
-            if told is error:
-                raise
-            raise told from error
+            fail(error, self._code.program, self.plan)
         finally:
             if share is not None:
                 share.leave()

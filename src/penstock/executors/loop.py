@@ -42,7 +42,10 @@ class Flow:
         self.queues = tuple(queues)
         self.worthwhile = tuple(worthwhile)
         self.slots = slots
+        # One worker at a time, who need not look whether another one would help.
+        self.alone = len(queues) == 1 and not any(worthwhile)
         self.block = tuple([task.block for task in tasks.tasks])
+        self.queue = tuple([task.queue for task in tasks.tasks])
         self.expanded = tuple([bool(task.blocks) for task in tasks.tasks])
         self.counts = tuple([len(block) for block in tasks.blocks])
         self.sources = tuple(
@@ -84,6 +87,7 @@ class FlowRun:
         "uses",
         "waits",
         "workers",
+        "worthwhile",
     )
 
     def __init__(
@@ -105,6 +109,8 @@ class FlowRun:
         self.lock = threading.Lock()
         self.ready: list[list[int]] = [[] for _ in flow.queues]
         self.workers = [0] * len(flow.queues)
+        # How many of the ready tasks of each queue are worth another worker.
+        self.worthwhile = [0] * len(flow.queues)
         self.waits = list(flow.tasks.waits)
         self.remaining = list(flow.counts)
         self.uses: dict[int, int] = {}
@@ -122,8 +128,7 @@ class FlowRun:
     def run(self) -> None:
         """Run to the end, as the first worker; raises what the run ended with."""
         try:
-            self._start()
-            quiet(self._work, 0, True)
+            self._begin(True)
             while not self.ended:
                 self.signal.acquire()
                 if not self.ended:
@@ -131,20 +136,32 @@ class FlowRun:
         except BaseException as error:
             self._fail(error)  # an interrupt; others stop when they next look
             raise
-        if self.error is not None:
-            raise self.error
+        failure, self.error = self.error, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
 
     def start(self) -> None:
         """Work as long as there is something to do, then leave; ``on_end`` tells of the end."""
-        self._start()
-        quiet(self._work, 0)
+        self._begin(False)
 
-    def _start(self) -> None:
-        with self.lock:
-            self.workers[0] += 1
-            self.running += 1
-            self._activate(0)
-            self._wake_others(0)
+    def _begin(self, caller: bool) -> None:
+        try:
+            with self.lock:
+                self.workers[0] += 1
+                self.running += 1
+                self._activate(0)
+                self._wake_others(0)
+            # From here on the run sees by itself that it is stopped, while nobody works on it, too.
+            self.control.on_stop = self._abort
+            if self.control.stopped:
+                self._stop(-1)
+        except BaseException as error:
+            self._failed(error, 0, caller)
+        else:
+            quiet(self._work, 0, caller)
 
     # Workers.
 
@@ -162,9 +179,9 @@ class FlowRun:
         flow, functions, V, control = self.flow, self.functions, self.V, self.control
         lock, ready, expanded = self.lock, self.ready[queue], flow.expanded
         consumers, counted, block = flow.tasks.consumers, flow.tasks.counted, flow.block
-        waits, remaining, worthwhile = self.waits, self.remaining, flow.worthwhile
+        waits, remaining = self.waits, self.remaining
+        alone = flow.alone and not self.observe
         others = len(flow.queues) > 1
-        told = others or self.observe
         task = -1
         try:
             while True:
@@ -175,10 +192,10 @@ class FlowRun:
                             left = waits[other] - 1
                             waits[other] = left
                             if not left:
-                                if told:
-                                    self._push(other)
-                                else:
+                                if alone:
                                     heappush(ready, other)
+                                else:
+                                    self._push(other)
                         if counted[task]:
                             self._count_down(counted[task])
                         left = remaining[block[task]] - 1
@@ -191,8 +208,10 @@ class FlowRun:
                         ended = self._leave(queue, caller)
                         break
                     task = heappop(ready)
-                    if ready and worthwhile[ready[0]]:
-                        self._wake(queue)
+                    if not alone:
+                        self.worthwhile[queue] -= flow.worthwhile[task]
+                        if self.worthwhile[queue]:
+                            self._wake(queue)
                 if control.stopped:
                     self._stop(task)
                 if not expanded[task]:
@@ -200,13 +219,27 @@ class FlowRun:
                 elif not self._advance(task):
                     task = -1
         except BaseException as error:
-            self._fail(error)
-            with lock:
-                ended = self._leave(queue, caller)
-            if not isinstance(error, Exception):
-                raise
-        if ended and self.on_end is not None:
-            self.on_end()
+            self._failed(error, queue, caller)
+        else:
+            if ended:
+                self._end()
+
+    def _failed(self, error: BaseException, queue: int, caller: bool) -> None:
+        """A worker leaves with an error, which only a caller who was interrupted raises."""
+        self._fail(error)
+        with self.lock:
+            ended = self._leave(queue, caller)
+        if ended:
+            self._end()
+        if caller and not isinstance(error, Exception):
+            raise error
+
+    def _end(self) -> None:
+        """The run has ended, and nobody works on it any more."""
+        self.control.on_stop = None
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
 
     def _advance(self, task: int) -> bool:
         """Run an expanded task up to where it needs a block; whether it is done."""
@@ -227,7 +260,9 @@ class FlowRun:
     def _push(self, task: int) -> None:
         """A task is ready."""
         flow = self.flow
-        heappush(self.ready[flow.tasks.tasks[task].queue], task)
+        queue = flow.queue[task]
+        heappush(self.ready[queue], task)
+        self.worthwhile[queue] += flow.worthwhile[task]
         if self.observe and task not in self.generators:
             self.control.observer.step_ready(self.control.run, flow.tasks.tasks[task].steps[0])
 
@@ -287,11 +322,7 @@ class FlowRun:
     def _wake_others(self, queue: int) -> None:
         """Ask for a worker of each other queue that has something to do."""
         for other, ready in enumerate(self.ready):
-            if (
-                other != queue
-                and ready
-                and (not self.workers[other] or self.flow.worthwhile[ready[0]])
-            ):
+            if other != queue and ready and (not self.workers[other] or self.worthwhile[other]):
                 self._wake(other)
 
     def _leave(self, queue: int, caller: bool) -> bool:
@@ -322,17 +353,39 @@ class FlowRun:
                 return
             self.failed = True
             self.error = error
-            for ready in self.ready:
-                ready.clear()
+            self._clear()
         # Whoever is within a loop, looks at the control.
         self.control.set(Cancelled("another task of the run has failed"))
+
+    def _abort(self, error: Exception) -> None:
+        """Somebody has stopped the run: it ends here if nobody works on it, who would see that."""
+        with self.lock:
+            if self.failed or self.ended or self.running:
+                return
+            self.failed = self.ended = True
+            self.error = error
+            self._clear()
+            if self.caller_waits:
+                self.caller_waits = False
+                self.signal.release()
+        self._end()
+
+    def _clear(self) -> None:
+        """Nothing that is ready will run."""
+        for queue, ready in enumerate(self.ready):
+            ready.clear()
+            self.worthwhile[queue] = 0
 
     def _stop(self, task: int) -> None:
         """Raise what the run was stopped with, and say where it was."""
         error = self.control.error
         assert error is not None
-        error.add_note(f"The run had come to {self._place(task)}.")
-        raise error
+        if task >= 0:
+            error.add_note(f"The run had come to {self._place(task)}.")
+        try:
+            raise error
+        finally:
+            del error  # it holds this frame
 
     def _place(self, task: int) -> str:
         """Where in the model a task is, and in which loops and branches."""

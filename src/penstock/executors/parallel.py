@@ -15,7 +15,7 @@ import numpy as np
 from penstock.arenas import Arenas
 from penstock.backends.base import Backend, Share
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, explained
+from penstock.executors.base import Control, Done, explained, fail
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out_tasks
@@ -94,62 +94,96 @@ class ParallelExecutor:
             bound = arenas.free.pop()
         except IndexError:
             bound = arenas.take(control)
-        V = self._values(inputs)
         try:
-            self._allocated(control, arenas.size)
-            with self._share:
-                FlowRun(self._flow, bound.functions, V, control, observe=self._code.observed).run()
-            outputs = bound.results(V)
-        except Exception as error:
+            try:
+                V = self._values(inputs)
+                self._allocated(control, arenas.size)
+                with self._share:
+                    FlowRun(self._flow, bound.functions, V, control, observe=self.watched).run()
+                outputs = bound.results(V)
+            except Exception as error:
+                fail(error, self._code.program, self.plan)
+            finally:
+                self._allocated(control, -arenas.size)
+        except Exception:
             arenas.give(bound)
-            raise self._told(error) from error.__cause__
+            raise
         except BaseException:
             # Interrupted: other workers may still write to the arena, so nobody else can have it.
             arenas.drop()
             raise
         arenas.give(bound)
-        self._allocated(control, -arenas.size)
         return outputs
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         control = control.own()
+        arenas = self._arenas
 
-        def begin(bound: _Bound) -> None:
-            V = self._values(inputs)
-
-            def end() -> None:
-                self._share.leave()
-                outputs, error = None, run.error
-                if error is None:
-                    try:
-                        outputs = bound.results(V)
-                    except Exception as failure:
-                        error = failure
-                self._arenas.give(bound)
-                if isinstance(error, Exception):
-                    error = self._told(error)
-                done(outputs, error)
-
-            run = FlowRun(
-                self._flow, bound.functions, V, control, observe=self._code.observed, on_end=end
-            )
-            self._allocated(control, self._arenas.size)
-            self._share.enter()
-            run.start()
-
-        def later(bound: _Bound) -> None:
+        def later(received: _Bound | None) -> None:
             # Not on the thread of the run that gave the arena.
             pool = self._flow.queues[0].pool
             assert pool is not None
-            pool.submit(partial(begin, bound))
+            pool.submit(partial(accept, received))
+
+        def accept(received: _Bound | None) -> None:
+            control.on_stop = None
+            try:
+                bound = arenas.accept(received)
+            except BaseException as error:
+                done(None, error)
+            else:
+                self._start(bound, inputs, control, done)
+
+        def stopped(error: Exception) -> None:
+            if arenas.forget(later):
+                control.on_stop = None
+                done(None, error)
 
         try:
-            bound = self._arenas.ask(later)
+            bound = arenas.ask(later)
         except Exception as error:
             done(None, error)
             return
         if bound is not None:
-            begin(bound)
+            self._start(bound, inputs, control, done)
+            return
+        control.on_stop = stopped
+        if control.stopped and control.error is not None:
+            stopped(control.error)
+
+    def _start(self, bound: _Bound, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        """Run in an arena, as long as there is something to do for the calling thread."""
+        arenas, share = self._arenas, self._share
+        V = self._values(inputs)
+
+        def end(run: FlowRun | None = None, error: BaseException | None = None) -> None:
+            outputs = None
+            try:
+                if run is not None:
+                    share.leave()
+                    error, run.error = run.error, None
+                if error is None:
+                    outputs = bound.results(V)
+                self._allocated(control, -arenas.size)
+            except BaseException as raised:
+                outputs, error = None, raised
+            if isinstance(error, Exception):
+                error = explained(error, self._code.program, self.plan)
+            arenas.give(bound)
+            try:
+                done(outputs, error)
+            finally:
+                del error  # it holds this frame
+
+        try:
+            self._allocated(control, arenas.size)
+            share.enter()
+        except BaseException as error:
+            end(error=error)
+            return
+        run = FlowRun(self._flow, bound.functions, V, control, observe=self.watched)
+        run.on_end = partial(end, run)
+        run.start()
 
     def _values(self, inputs: Sequence[Any]) -> list[Any]:
         V: list[Any] = [None] * self._flow.slots
@@ -161,8 +195,7 @@ class ParallelExecutor:
         if self._code.observed:
             control.observer.allocation(control.run, nbytes)
 
-    def _told(self, error: Exception) -> Exception:
-        told = explained(error, self._code.program, self.plan)
-        if told is not error:
-            told.__cause__ = error
-        return told
+    @property
+    def watched(self) -> bool:
+        """Whether observers are told."""
+        return self._code.observed
