@@ -252,11 +252,6 @@ def test_what_is_given_to_who_is_being_stopped_goes_to_the_next():
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.xfail(
-    strict=True,
-    reason="who is interrupted between getting the arena and going on waits for it once more, for "
-    "good: it is enough to look into the box first",
-)
 def test_who_is_interrupted_with_the_arena_in_hand_gives_it_to_the_next(monkeypatch):
     found = arenas(1)
     held = take(found)
@@ -349,11 +344,6 @@ class Contested(deque):
         return arena
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="trim() takes an arena away and counts it down later: who asks in between waits for an "
-    "arena that nobody will give. It should drop() what it takes",
-)
 def test_who_asks_while_others_trim_is_not_forgotten():
     found = arenas(1)
     found.give(take(found))
@@ -364,12 +354,6 @@ def test_who_asks_while_others_trim_is_not_forgotten():
     assert waiter.at_once is not None or waiter.got
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=IndexError,
-    reason="between the look at the free arenas and the pop, a run may take the last one: runs pop "
-    "without the lock. (No CPython with a global lock changes threads just there, others may.)",
-)
 def test_who_asks_may_find_that_another_was_faster():
     found = arenas(2)
     found.give(take(found))
@@ -381,11 +365,6 @@ def test_who_asks_may_find_that_another_was_faster():
     assert asks.at_once not in stolen
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=IndexError,
-    reason="the same, for who has begun to wait while an arena was given",
-)
 def test_and_waits_then():
     found = arenas(1)
     held = take(found)
@@ -463,15 +442,6 @@ class Outcome(threading.Thread):
             self.got.append(error)
 
 
-forgotten = pytest.mark.xfail(
-    strict=True,
-    reason="drop() takes who waits from the queue before there is an arena for it: if there is none, "
-    "it is never given another, and whoever drops gets an error that is not its own. It should be "
-    "the right to make one that is passed on",
-)
-
-
-@forgotten
 def test_who_drops_is_not_told_that_there_is_no_memory_for_others():
     found = arenas(1, Host(1))
     take(found)
@@ -479,7 +449,6 @@ def test_who_drops_is_not_told_that_there_is_no_memory_for_others():
     found.drop()
 
 
-@forgotten
 @pytest.mark.parametrize("stopped", [False, True])
 def test_who_waits_for_an_arena_that_cannot_be_made_does_not_wait_for_ever(stopped):
     found = arenas(2, Host(2))

@@ -267,10 +267,6 @@ def test_independent_small_nodes_stay_wide(cost):
     assert max(len(group) for group in found) * cost < 2
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="what each node of a chain has taken in is added up, when the chain is joined after that",
-)
 def test_a_chain_that_takes_in_small_nodes_takes_in_no_more_than_others():
     #   100   101          199
     #    v     v            v

@@ -258,14 +258,7 @@ WINS = {
     "a branch in a loop": {"L": loop({"I": branch(wide(6, "H", "v"), {"T": "v"})}), "T": "L"},
 }
 
-not_counted = pytest.mark.xfail(
-    strict=True,
-    reason="a step that is expanded counts with what it takes on one worker, and its own hand-over "
-    "on top, and where it is the only one, with infinity",
-)
 
-
-@not_counted
 @pytest.mark.parametrize("drawn", WINS.values(), ids=list(WINS))
 def test_what_blocks_gain_counts_for_the_plan(drawn):
     grouping = clustered(plan_of(drawn))
@@ -273,7 +266,6 @@ def test_what_blocks_gain_counts_for_the_plan(drawn):
     assert grouping.promising
 
 
-@not_counted
 @pytest.mark.parametrize("drawn", list(WINS.values())[-2:], ids=list(WINS)[-2:])
 def test_what_is_around_a_block_that_gains_is_expanded(drawn):
     plan = plan_of(drawn)
@@ -281,7 +273,6 @@ def test_what_is_around_a_block_that_gains_is_expanded(drawn):
     assert max(len(block) for block in tasks.blocks) >= 6
 
 
-@not_counted
 @pytest.mark.parametrize("drawn", list(WINS.values())[:4], ids=list(WINS)[:4])
 def test_a_plan_never_takes_longer_than_one_step_after_the_other(drawn):
     grouping = clustered(plan_of(drawn))
@@ -304,11 +295,6 @@ def test_nor_does_a_random_one_without_blocks_that_gain(seed, workers):
         assert grouping.makespan <= grouping.serial
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=ValueError,
-    reason="a loop of -5 iterations is taken for one that gives time back, which ranks() refuses",
-)
 def test_a_loop_that_never_begins_takes_no_time():
     plan = plan_of({"L": loop({"H": "v"}, turns=-5), "H0": "x", "H1": "x", "T": "L H0 H1"})
     grouping = clustered(plan)

@@ -205,9 +205,6 @@ def test_an_observer_that_fails_at_the_end_fails_the_run(way):
     assert fails.told == ["begin", None]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Observers.run_end stops at the first observer that raises in it"
-)
 @each_way
 def test_each_observer_is_told_of_the_end_though_another_fails(way):
     observers = [Seen(), Seen(end=ps.RunError("no")), Seen()]
@@ -216,11 +213,6 @@ def test_each_observer_is_told_of_the_end_though_another_fails(way):
     assert [each.told for each in observers] == [["begin", error]] * 3
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Job._done lets what is no Exception pass: it comes out of run_async, is caught as an "
-    "error of the run, and the run is ended a second time, which fails again; the future never is",
-)
 def test_a_run_is_done_whatever_an_observer_raises_at_its_end():
     fails = Seen(end=SystemExit("no"))
     made = job(Fake(), observers=[fails])
@@ -393,15 +385,13 @@ def fails(control: Control) -> Any:
     raise ps.RunError("no")
 
 
-def circle(what: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(
-        strict=True,
-        reason=f"a circle: {what}. The job, with what was fed, its future and the outputs in it, "
-        "stays until the next collection",
-    )
+circle = pytest.mark.xfail(
+    strict=True,
+    reason="a circle: future -> error -> traceback -> frames, and their callers up to Job.__call__ -> "
+    "Job; it should forget itself. The job, with what was fed, stays until the next collection",
+)
 
 
-@circle("Control.on_stop -> Job -> Run -> Control; end() should unset on_stop")
 def test_a_job_that_is_over_leaves_nothing_behind():
     with uncollected():
         output = Output()
@@ -415,7 +405,7 @@ def test_a_job_that_is_over_leaves_nothing_behind():
         assert gone() is None
 
 
-@circle("the same")
+@circle
 def test_nor_does_one_that_fails():
     with uncollected():
         made = job(Fake(fails))
@@ -426,7 +416,7 @@ def test_nor_does_one_that_fails():
         assert future() is None
 
 
-@circle("the same, and future -> error -> traceback -> frame of Job.__call__ -> Job")
+@circle
 def test_nor_does_one_that_cannot_begin():
     def resolve(watched: bool) -> Any:
         raise ps.InvalidInput("no")
@@ -440,7 +430,6 @@ def test_nor_does_one_that_cannot_begin():
         assert future() is None
 
 
-@circle("the same")
 def test_nor_does_one_that_is_stopped_in_the_queue():
     with uncollected():
         token = CancelToken()
@@ -615,10 +604,6 @@ class Failing(Counting):
         raise OSError("no such library")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="enter() that fails at one backend leaves those before it at fewer threads, for good",
-)
 def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
     good = Counting("good", 4)
     with pytest.raises(OSError, match="library"):
@@ -647,11 +632,6 @@ def child_of(backend: Counting) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.xfail(
-    strict=True,
-    reason="a forked child forgets how many threads there were before its parent's runs divided "
-    "them: its kernels have no more for good",
-)
 def test_a_child_forked_meanwhile_has_as_many_as_before():
     backend = Counting("counting", 4)
     with Share([backend], 4):

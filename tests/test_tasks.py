@@ -511,12 +511,6 @@ def test_tasks_that_run_at_the_same_time_share_no_memory_that_one_writes(seed, g
         assert not list(overlaps(plan, tasks, lay_out_tasks(plan, tasks, planner)))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the planner for many buffers takes 'no conflict' of two buffers to mean that the first "
-    "is gone before the second is written; of tasks that are no piece of the plan's order it may be "
-    "the other way round",
-)
 def test_nor_where_there_are_too_many_buffers_to_compare_them_all(monkeypatch):
     monkeypatch.setattr(liveness, "_MOST_BUFFERS", -1)
     found = {}
@@ -535,11 +529,6 @@ def run_alone(plan: Plan, tasks: Tasks, *inputs: np.ndarray) -> tuple[np.ndarray
     return executor.run(inputs, Control())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="liveness: that an output is read at the end counts as a read by task -1, which stands "
-    "for the last task; a branch of an If at the end takes its memory for what is made in the other",
-)
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_branch_at_the_end_leaves_the_outputs_of_the_plan_alone(n):
     #   Loop -> r (an output, in a buffer of the loop)

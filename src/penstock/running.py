@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from penstock.executors.base import CancelToken, Control, Executor, begin, end
+from penstock.executors.base import CancelToken, Control, Done, Executor, begin, end
 from penstock.observe import ObservedRun, Observer, Observers
 
 
@@ -96,9 +96,11 @@ class Job:
         try:
             executor, values, self._names = self._resolve(self._run.watched)
             self._run.begin(executor)
-            executor.run_async(values, self._run.control, self._done)
+            executor.run_async(values, self._run.control, _Once(self._done))
         except BaseException as error:
             self._done(None, error)
+        finally:
+            del self  # an error holds this frame
 
     def _stopped(self, error: Exception | None) -> None:
         if self._claim.acquire(blocking=False):
@@ -123,3 +125,21 @@ class Job:
                 future.set_result(dict(zip(self._names, outputs, strict=False)))
         finally:
             del future, error  # an error holds this frame
+
+
+class _Once:
+    """Calls ``done`` and forgets it: frames that an error holds must not lead back to the future
+    that has the error."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, done: Done) -> None:
+        self.done: Done | None = done
+
+    def __call__(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        done, self.done = self.done, None
+        assert done is not None
+        try:
+            done(outputs, error)
+        finally:
+            del error, outputs

@@ -252,6 +252,16 @@ Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
 """Takes the outputs of a run, or else the error that it ended with."""
 
 
+def here(executor: Executor, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    """``run_async`` of an executor that has all to do itself: on the calling thread, to the end."""
+    try:
+        outputs = executor.run(inputs, control)
+    except BaseException as error:
+        done(None, error)
+    else:
+        done(outputs, None)
+
+
 # Threads of kernels.
 
 # Operations of one step from which on a library of matrix products uses more than one thread.

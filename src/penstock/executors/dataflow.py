@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, fail, share_of
+from penstock.executors.base import Control, Done, fail, here, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.grouping import OneByOne
 from penstock.limits import Limits
@@ -74,12 +74,7 @@ class DataflowExecutor:
                 share.leave()
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        try:
-            outputs = self.run(inputs, control)
-        except BaseException as error:
-            done(None, error)
-        else:
-            done(outputs, None)
+        here(self, inputs, control, done)
 
     def trim(self) -> None:
         pass

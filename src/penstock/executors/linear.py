@@ -11,7 +11,7 @@ import numpy as np
 from penstock.arenas import Arenas
 from penstock.backends.base import Backend
 from penstock.codegen import Code
-from penstock.executors.base import Control, Done, fail, share_of, silent
+from penstock.executors.base import Control, Done, fail, here, share_of, silent
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out
 from penstock.plan import Plan
@@ -88,12 +88,7 @@ class LinearExecutor:
                 control.observer.allocation(control.run, -arenas.size)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        try:
-            outputs = self.run(inputs, control)
-        except BaseException as error:
-            done(None, error)
-        else:
-            done(outputs, None)
+        here(self, inputs, control, done)
 
     def trim(self) -> None:
         self._arenas.trim()

@@ -106,7 +106,8 @@ class FlowRun:
         self.control = control
         self.observe = observe
         self.on_end = on_end
-        self.lock = threading.Lock()
+        # Observers are told with the lock held, and may stop the run.
+        self.lock = threading.RLock()
         self.ready: list[list[int]] = [[] for _ in flow.queues]
         self.workers = [0] * len(flow.queues)
         # How many of the ready tasks of each queue are worth another worker.
@@ -333,13 +334,18 @@ class FlowRun:
             self.caller_waits |= caller
             return False
         if self.remaining[0] and not self.failed:
-            if any(self.workers):
+            if self.control.stopped:  # since we looked, and nobody else will
+                self.failed = True
+                self.error = self.control.error
+                self._clear()
+            elif any(self.workers):
                 self.caller_waits |= caller
                 return False
-            self.failed = True
-            self.error = InternalError(
-                "tasks wait for each other. This is a bug in Penstock: please report it"
-            )
+            else:
+                self.failed = True
+                self.error = InternalError(
+                    "tasks wait for each other. This is a bug in Penstock: please report it"
+                )
         self.ended = True
         if self.caller_waits:
             self.caller_waits = False

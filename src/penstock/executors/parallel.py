@@ -139,17 +139,18 @@ class ParallelExecutor:
                 control.on_stop = None
                 done(None, error)
 
+        control.on_stop = stopped
         try:
             bound = arenas.ask(later)
         except Exception as error:
+            control.on_stop = None
             done(None, error)
             return
         if bound is not None:
+            control.on_stop = None
             self._start(bound, inputs, control, done)
-            return
-        control.on_stop = stopped
-        if control.stopped and control.error is not None:
-            stopped(control.error)
+        elif control.stopped and control.error is not None:
+            stopped(control.error)  # perhaps before it was there to be called
 
     def _start(self, bound: _Bound, inputs: Sequence[Any], control: Control, done: Done) -> None:
         """Run in an arena, as long as there is something to do for the calling thread."""
