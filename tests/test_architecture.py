@@ -53,6 +53,7 @@ FLOORS = (
         "costs",
         "feeds",
         "trace",
+        "timeline",
         "watch",
     ),
     ("cli", "__init__", "__main__", "onnx_backend"),

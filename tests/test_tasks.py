@@ -16,9 +16,9 @@ from onnx import parser
 
 import penstock as ps
 from penstock import liveness
+from penstock.arenas import Code
 from penstock.backends.numpy import NumpyBackend
 from penstock.cluster import cluster
-from penstock.codegen import Code
 from penstock.dag import Dag
 from penstock.executors.base import Control, quiet
 from penstock.executors.loop import Queue

@@ -1,4 +1,4 @@
-"""Arenas of one plan, each with a program bound to it: every run has one to itself.
+"""Programs bound to arenas, and arenas of one plan: every run has one to itself.
 
 A run that finds none free makes another, so that there are as many as there were runs at once; or
 waits, where ``Limits.max_bytes`` allows no more. Who waits is served in the order of asking.
@@ -10,18 +10,69 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from penstock.backends.base import Backend
+from penstock.binding import Binder
+from penstock.codegen import Program, generate
 from penstock.errors import LimitExceeded, RunError
 from penstock.limits import Limits
+from penstock.liveness import Layout
+from penstock.plan import Plan
+from penstock.tasks import Tasks
 
 T = TypeVar("T")
 
 # How often a run that waits for an arena looks at its control.
 _PATIENCE_S = 0.02
+
+
+class Code:
+    """The program of a plan, generated for the first arena that it is bound to."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        limits: Limits,
+        tasks: Tasks | None = None,
+        observed: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.tasks = tasks
+        self.observed = observed
+        self._limits = limits
+        self._program: Program | None = None
+
+    @property
+    def program(self) -> Program:
+        """The program, which some arena must have asked for."""
+        assert self._program is not None
+        return self._program
+
+    def bind(self, memory: np.ndarray) -> list[Callable[..., Any]]:
+        """The functions of the program in an arena: ``run``, or each task and ``results``."""
+        shared = frozenset() if self.tasks is None else self.tasks.shared
+        binder = Binder(self.plan, self.layout, memory, shared)
+        if self._program is None:
+            self._program = generate(
+                self.plan,
+                self.layout,
+                binder,
+                self._limits.max_iterations,
+                tasks=self.tasks,
+                observed=self.observed,
+            )
+        count = 0 if self.tasks is None else len(self.tasks.tasks)
+        names = ["run"] if self.tasks is None else [*(f"t{i}" for i in range(count)), "results"]
+        binder.namespace.update(self.program.constants)
+        exec(self.program.code, binder.namespace)
+        # The functions know the namespace, which forgets them: as a circle, both would stay until
+        # Python next looks for circles, and the arena with them.
+        return [binder.namespace.pop(name) for name in names]
 
 
 class Stoppable(Protocol):

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import linecache
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import CodeType
 from typing import Any
 
-import numpy as np
-
 from penstock.binding import Binder
 from penstock.errors import LimitExceeded
-from penstock.limits import Limits
 from penstock.liveness import Layout
 from penstock.ops.control import ScanLayout, row_type
 from penstock.ops.cost import flops
@@ -93,52 +90,6 @@ def generate(
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
     return program
-
-
-class Code:
-    """The program of a plan, generated for the first arena that it is bound to."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        layout: Layout,
-        limits: Limits,
-        tasks: Tasks | None = None,
-        observed: bool = False,
-    ) -> None:
-        self.plan = plan
-        self.layout = layout
-        self.tasks = tasks
-        self.observed = observed
-        self._limits = limits
-        self._program: Program | None = None
-
-    @property
-    def program(self) -> Program:
-        """The program, which some arena must have asked for."""
-        assert self._program is not None
-        return self._program
-
-    def bind(self, memory: np.ndarray) -> list[Callable[..., Any]]:
-        """The functions of the program in an arena: ``run``, or each task and ``results``."""
-        shared = frozenset() if self.tasks is None else self.tasks.shared
-        binder = Binder(self.plan, self.layout, memory, shared)
-        if self._program is None:
-            self._program = generate(
-                self.plan,
-                self.layout,
-                binder,
-                self._limits.max_iterations,
-                tasks=self.tasks,
-                observed=self.observed,
-            )
-        count = 0 if self.tasks is None else len(self.tasks.tasks)
-        names = ["run"] if self.tasks is None else [*(f"t{i}" for i in range(count)), "results"]
-        binder.namespace.update(self.program.constants)
-        exec(self.program.code, binder.namespace)
-        # The functions know the namespace, which forgets them: as a circle, both would stay until
-        # Python next looks for circles, and the arena with them.
-        return [binder.namespace.pop(name) for name in names]
 
 
 class _Writer:

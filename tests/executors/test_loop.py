@@ -843,11 +843,41 @@ def test_nor_does_it_wait_if_it_is_stopped_a_moment_before(other, workers, gate,
         ended(caller)
 
 
+under_the_lock = (
+    "the run holds its lock meanwhile, and what control.set calls wants it, too: it should be one "
+    "that its holder may take again, as those of tokens, arenas and pools, which may follow"
+)
+
+
+@pytest.mark.xfail(strict=True, reason=under_the_lock)
+def test_a_signal_may_stop_the_run_at_any_moment():
+    #   0 -> 1, 2      the handler of a signal runs between any two lines of the main thread
+    control, over = Control(), threading.Event()
+
+    class Interrupted(list):
+        def __setitem__(self, slot, value):
+            super().__setitem__(slot, value)
+            control.set(ps.Cancelled("enough"))
+
+    tasks = drawn(4, [(0, 1), (0, 2), (1, 3), (2, 3)], reads={0: (1, 2)})
+    run = begin(tasks, {}, control=control, values=Interrupted([None] * 4))
+
+    def call() -> None:
+        with suppress(ps.Cancelled):
+            run.run()
+        over.set()
+
+    on(threading.Thread(target=call, daemon=True))
+    assert over.wait(1)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("call", ["step_ready", "step_begin", "step_end", "allocation"])
 @pytest.mark.parametrize("executor", ["dataflow", "parallel"])
-def test_an_observer_may_stop_the_run(every_step_a_task, executor, call, n):
+def test_an_observer_may_stop_the_run(every_step_a_task, executor, call, n, request):
     #   a -> b -> c -> d
+    if (call, n) == ("step_ready", 2):
+        request.applymarker(pytest.mark.xfail(strict=True, reason=under_the_lock))
     text = "g (float[N] x) => (float[N] d) { a = Exp(x) b = Sin(a) c = Neg(b) d = Cos(c) }"
     made, token = session(text, executor), ps.CancelToken()
     raised: list[BaseException] = []
@@ -868,7 +898,7 @@ def test_an_observer_may_stop_the_run(every_step_a_task, executor, call, n):
             raised.append(error)
 
     thread = on(threading.Thread(target=run, daemon=True))
-    thread.join(2)
+    thread.join(1)
     assert [type(error) for error in raised] == [ps.Cancelled]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.arenas import Code
 from penstock.backends.base import Backend
-from penstock.codegen import Code
 from penstock.executors.base import Control, Done, fail, here, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.grouping import OneByOne

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.arenas import Arenas
+from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend
-from penstock.codegen import Code
 from penstock.executors.base import Control, Done, fail, here, share_of, silent
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.arenas import Arenas
+from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend, Share
-from penstock.codegen import Code
 from penstock.executors.base import Control, Done, explained, fail
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
