@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+import penstock as ps
 from penstock import compiling
+from penstock.backends.numpy import NumpyBackend
 from penstock.grouping import OneByOne
 from penstock.measuring import Costs
-from penstock.threads import Workers
-from tests.executors.conformance import ExecutorConformance
+from penstock.observe import Observer
+from penstock.threads import Workers, core_budget
+from tests.executors.conformance import ExecutorConformance, model
 
 
 class OfAllSteps(OneByOne):
@@ -58,3 +65,97 @@ class TestParallelStepByStep(EveryStepATask):
 
 class TestParallelOnOneThread(EveryStepATask):
     threads = 1
+
+
+TWO_BRANCHES = """g (float[64, 64] x) => (float[64, 64] y) {
+    a = MatMul(x, x) b = Exp(a) c = MatMul(x, x) d = Sin(c) y = Add(b, d) }"""
+
+
+class Heavy(Costs):
+    """Everything takes a millisecond, and so is worth a worker."""
+
+    def complete(self, *, single_threaded: bool) -> None:
+        pass
+
+    def seconds(self, node: object, backend: object, *, single_threaded: bool) -> float:
+        return 1e-3
+
+
+@pytest.fixture
+def heavy(monkeypatch) -> None:
+    monkeypatch.setattr(compiling, "Costs", Heavy)
+    monkeypatch.setattr(compiling, "estimated", lambda node: 1e-3)
+
+
+def workers() -> int:
+    return sum(t.name.startswith("penstock-host") for t in threading.enumerate())
+
+
+def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_sessions(heavy):
+    sessions = [ps.compile(model(TWO_BRANCHES), executor="parallel") for _ in range(10)]
+    x = np.eye(64, dtype=np.float32)
+    want = sessions[0](x)
+    assert {session.latest.name for session in sessions} == {"parallel"}
+
+    def client(seed: int) -> bool:
+        choose = random.Random(seed)
+        good = True
+        for _ in range(20):
+            session = choose.choice(sessions)
+            futures = [session.submit({"x": x}) for _ in range(choose.randrange(3))]
+            good &= np.array_equal(session(x), want)
+            good &= all(np.array_equal(each.result(60)["y"], want) for each in futures)
+        return good
+
+    with ThreadPoolExecutor(16) as clients:
+        assert all(clients.map(client, range(16)))
+    assert workers() <= core_budget()
+
+
+def test_threads_of_kernels_are_as_many_as_before_when_runs_are_over(heavy):
+    before = NumpyBackend().threads
+    session = ps.compile(model(TWO_BRANCHES), executor="parallel")
+    inside = []
+
+    class Looks(Observer):
+        def step_begin(self, run, step, inputs):
+            inside.append(NumpyBackend().threads)
+
+    session.run({"x": np.eye(64, dtype=np.float32)}, observers=[Looks()])
+    assert set(inside) == {1}
+    assert NumpyBackend().threads == before
+
+
+def test_auto_is_linear_where_a_second_worker_has_nothing_to_do():
+    chain = "g (float[9] x) => (float[9] y) { a = Exp(x) b = Sin(a) c = Neg(b) y = Abs(c) }"
+    tiny = "g (float[9] x) => (float[9] y) { a = Exp(x) b = Sin(x) c = Neg(x) y = Sum(a, b, c) }"
+    for text in (chain, tiny):
+        for executor in ("auto", "parallel"):
+            session = ps.compile(model(text), executor=executor)
+            session.run({"x": np.ones(9, np.float32)})
+            assert session.latest.name == "linear"
+
+
+def test_auto_is_parallel_where_the_simulated_schedule_wins(heavy):
+    session = ps.compile(model(TWO_BRANCHES), executor="auto", shapes={})
+    assert session.latest.name == ("parallel" if core_budget() > 1 else "linear")
+
+
+def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other(heavy):
+    #   x -+- four of a kind -- Sum -- four of a kind -- Sum ...: one stage at a time
+    lines, value = [], "x"
+    for stage in range(6):
+        parts = (f"MatMul({value}, x)", f"Sin({value})", f"Cos({value})", f"MatMul(x, {value})")
+        lines += [f"m{stage}{i} = {part}" for i, part in enumerate(parts)]
+        lines.append(f"s{stage} = Sum({', '.join(f'm{stage}{i}' for i in range(4))})")
+        value = f"s{stage}"
+    lines.append(f"y = Neg({value})")
+    text = f"g (float[64, 64] x) => (float[64, 64] y) {{ {' '.join(lines)} }}"
+    session = ps.compile(model(text), executor="parallel", shapes={})
+    if core_budget() > 1:
+        assert session.latest.name == "parallel"
+    assert session.memory.arenas <= 6 * 64 * 64 * 4
+    x = value = np.eye(64, dtype=np.float32)
+    for _ in range(6):
+        value = value @ x + np.sin(value) + np.cos(value) + x @ value
+    np.testing.assert_array_equal(session(x), -value)
