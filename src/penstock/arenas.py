@@ -6,7 +6,9 @@ waits, where ``Limits.max_bytes`` allows no more. Who waits is served in the ord
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -93,8 +95,7 @@ class Arenas(Generic[T]):
         self.size = size
         self._host = host
         self._bind = bind
-        self._lock = threading.Lock()
-        self._waiting: deque[Callable[[T | None], None]] = deque()
+        self._reset()
         most = limits.max_bytes
         if most is not None and size > most:
             raise LimitExceeded(
@@ -105,6 +106,11 @@ class Arenas(Generic[T]):
         self.free: deque[T] = deque()
         """arenas that no run holds; to ``pop`` is the fast way to take one"""
         self._count = 0
+        _ALL.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[T | None], None]] = deque()
 
     def make(self) -> T:
         """Another arena, to be given when it is no longer used."""
@@ -218,3 +224,20 @@ class Arenas(Generic[T]):
     def nbytes(self) -> int:
         """Bytes of all arenas."""
         return self._count * self.size
+
+    def forked(self) -> None:
+        """In a forked child: the runs of its parent's other threads will give nothing back."""
+        self._reset()
+        self._count = len(self.free)
+
+
+_ALL: weakref.WeakSet[Arenas[Any]] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for arenas in list(_ALL):
+        arenas.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

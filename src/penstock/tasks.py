@@ -197,7 +197,8 @@ class _Arranger:
         self.kept.append(set(outputs))
         self.parents.append(parent)
         dag = dependencies(self.plan.slots, steps)
-        groups = self.grouping.groups(dag, steps)
+        # In the order of the plan, which memory is planned for.
+        groups = [sorted(group) for group in self.grouping.groups(dag, steps)]
         group_of = {i: g for g, group in enumerate(groups) for i in group}
         assert len(group_of) == len(steps)
         over = Dag(

@@ -179,7 +179,7 @@ class Workers:
             try:
                 job()
             except BaseException:
-                _report()
+                report()
             del job  # nor what it holds: the next one may come in an hour, or never
             if jobs is not self._jobs:
                 return  # the job forked, and this is the child, to which the queue means nothing
@@ -189,8 +189,8 @@ class Workers:
                     self._end_if_idle()
 
 
-def _report() -> None:
-    """Report the exception at hand; a hook that fails must not take the worker with it."""
+def report() -> None:
+    """Report the exception at hand, as that of a thread; a hook that fails must not take the worker with it."""
     with suppress(BaseException):
         kind, error, trace = sys.exc_info()
         assert kind is not None

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, NoReturn, Protocol
 
@@ -28,6 +29,7 @@ from penstock.observe import ObservedRun, Observer
 from penstock.ops.cost import flops
 from penstock.plan import Plan, Step
 from penstock.tasks import Tasks
+from penstock.threads import report
 from penstock.types import ShapeError, TensorType
 
 _NOBODY = Observer()
@@ -56,8 +58,9 @@ class Control:
         if not self.stopped:
             self.error = error
             self.stopped = True
-            if self.on_stop is not None:
-                self.on_stop(error)
+            on_stop = self.on_stop
+            if on_stop is not None:
+                on_stop(error)
 
     def stop(self) -> None:
         """Raise what the run was stopped with."""
@@ -81,7 +84,8 @@ class CancelToken:
 
     def __init__(self, parent: CancelToken | None = None) -> None:
         self._parent = parent
-        self._lock = threading.Lock()
+        # A handler of signals may cancel a run that has just begun, or ended, on its own thread.
+        self._lock = threading.RLock()
         self._controls: set[Control] = set()
         self._cancelled = False
 
@@ -95,8 +99,9 @@ class CancelToken:
         with self._lock:
             self._cancelled = True
             controls, self._controls = self._controls, set()
-        for control in controls:
-            control.set(Cancelled("the run was cancelled by its caller"))
+        with ExitStack() as stack:  # all are stopped, whatever comes of stopping one of them
+            for control in controls:
+                stack.callback(control.set, Cancelled("the run was cancelled by its caller"))
 
     def attach(self, control: Control) -> None:
         """Let ``cancel`` stop a run."""
@@ -163,7 +168,10 @@ class _Watchdog:
                 heapq.heappop(self.queue)
                 timeout = self.timeouts.pop(control, None)
             if timeout is not None:
-                control.set(_late(timeout))
+                try:
+                    control.set(_late(timeout))
+                except BaseException:  # out of an observer, or somebody's callback
+                    report()
 
 
 _FEW = 64

@@ -61,17 +61,16 @@ class DataflowExecutor:
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
         control = control.own()
-        share = self._share
+        run = FlowRun(self._flow, self._functions, V, control, observe=self._code.observed)
         try:
-            if share is not None:
-                share.enter()
-            FlowRun(self._flow, self._functions, V, control, observe=self._code.observed).run()
+            if self._share is None:
+                run.run()
+            else:
+                with self._share:
+                    run.run()
             return self._results(V)
         except Exception as error:
             fail(error, self._code.program, self.plan)
-        finally:
-            if share is not None:
-                share.leave()
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         here(self, inputs, control, done)

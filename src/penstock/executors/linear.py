@@ -70,18 +70,16 @@ class LinearExecutor:
             run = arenas.free.pop()
         except IndexError:
             run = arenas.take(control)
-        share = self._share
         try:
-            if share is not None:
-                share.enter()
             if self._code.observed:
                 control.observer.allocation(control.run, arenas.size)
-            return run(control, *inputs)
+            if self._share is None:
+                return run(control, *inputs)
+            with self._share:
+                return run(control, *inputs)
         except Exception as error:
             fail(error, self._code.program, self.plan)
         finally:
-            if share is not None:
-                share.leave()
             arenas.give(run)
             if self._code.observed:
                 control.observer.allocation(control.run, -arenas.size)
