@@ -190,7 +190,8 @@ class Workers:
 
 
 def report() -> None:
-    """Report the exception at hand, as that of a thread; a hook that fails must not take the worker with it."""
+    """Report the exception at hand, as that of a thread. A hook that fails is not heard of: it must
+    not take a worker with it."""
     with suppress(BaseException):
         kind, error, trace = sys.exc_info()
         assert kind is not None
