@@ -562,11 +562,6 @@ class Shuffled(OneByOne):
         return [[0, 2, 1, 3]]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="memory is planned for tasks that run their steps in the order of the plan, and a "
-    "grouping may have another: arrange() should keep the plan's",
-)
 def test_steps_of_a_task_may_run_in_any_order_in_which_they_can():
     #   x -> a -> b --\
     #    \           +-> y      c may take the memory of a, where it runs after b

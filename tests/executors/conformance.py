@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import signal
 import threading
@@ -627,6 +628,39 @@ class ExecutorConformance:
         assert_equal(session.run(feeds, observers=[seen]), session.run(feeds))
         assert seen.begun == seen.ended
         assert 0 <= seen.live <= seen.most
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(graph=graphs(), seed=st.integers(0, 3))
+    def test_traces_of_random_graphs_are_sound(self, graph, seed):
+        """Spans of a track nest, what waits is begun, arrows go forward in time, nothing is held."""
+        given = feeds_for(seed)
+        session = self.compile(Model({"random": graph}, "random"))
+        trace, seen = ps.Trace(), Recorder()
+        feeds = {value.name: given[value.name] for value in graph.inputs}
+        session.run(feeds, trace=trace, observers=[seen])
+        counts = {
+            name: n
+            for name, n in trace.counts.items()
+            if not name.endswith(("/one", "/two", "/host"))
+        }
+        assert counts == dict(seen.ended)
+        events = json.loads(json.dumps(trace.to_dict(), allow_nan=False))["traceEvents"]
+        tracks: dict[int, list[tuple[float, float]]] = {}
+        for event in events:
+            if event["ph"] == "X":
+                tracks.setdefault(event["tid"], []).append(
+                    (event["ts"], event["ts"] + event["dur"])
+                )
+        for spans in tracks.values():
+            open_until: list[float] = []
+            for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+                while open_until and open_until[-1] <= begin:
+                    open_until.pop()
+                assert not open_until or end <= open_until[-1] + 1e-3
+                open_until.append(end)
+        assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events)
+        starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+        assert all(starts[e["id"]] <= e["ts"] for e in events if e["ph"] == "f")
 
     def test_what_an_observer_raises_ends_the_run(self):
         session = self.compile(model("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }"))

@@ -1548,6 +1548,7 @@ def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
     from tests.test_threads import in_child
 
     executor = parallel(ENDLESS, workers)
+    executor.run([X, np.array(1)], Control())  # what is imported by the first run
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
     while executor._arenas.free:
@@ -1566,15 +1567,11 @@ def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
         assert isinstance(first.error, ps.Cancelled)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="in a forked child, arenas that the runs of its parent's threads held count as held: "
-    "where there may be no more, its runs wait for nobody (nor is the lock made anew)",
-)
 def test_nor_does_it_wait_for_the_arena_of_that_run(workers):
     from tests.test_threads import in_child
 
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
+    executor.run([X, np.array(1)], Control())
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
     while executor._arenas.free:
