@@ -737,11 +737,6 @@ def test_numpy_is_one_of_them():
     assert backend.threads == before
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the first run imports threadpoolctl: a child that is forked at that moment waits for the "
-    "lock of that import for good. It should be there when the session is",
-)
 def test_a_run_imports_nothing():
     program = """
 import sys

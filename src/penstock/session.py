@@ -191,10 +191,10 @@ class Session:
         if timeout is None and cancel is None and trace is None and not observers:
             outputs = executor.run(values, NEVER)
         else:
-            run = Run(timeout, cancel, _told(trace, observers))
-            if run.watched:
+            told = _told(trace, observers)
+            if told:
                 executor = self._observed(signature, key, values)
-            outputs = run.here(executor, values)
+            outputs = Run(timeout, cancel, told).here(executor, values)
         return dict(zip(signature.outputs, outputs, strict=False))
 
     def __call__(self, *inputs: Any) -> Any:
@@ -230,8 +230,13 @@ class Session:
             find = self._observed if watched else self._executor
             return find(signature, key, values), values, signature.outputs
 
-        job = Job(Run(timeout, cancel, _told(trace, observers)), resolve)
-        pool().submit(job)
+        run = Run(timeout, cancel, _told(trace, observers))
+        job = Job(run, resolve)
+        try:
+            pool().submit(job)
+        except RuntimeError as error:  # the process ends
+            run.end(error)
+            raise
         return job.future
 
     async def arun(

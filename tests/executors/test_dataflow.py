@@ -1,7 +1,92 @@
 """The dataflow executor."""
 
-from tests.executors.conformance import ExecutorConformance
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.executors.conformance import ExecutorConformance, Recorder, model
 
 
 class TestDataflow(ExecutorConformance):
     executor = "dataflow"
+
+
+N = 4000  # bytes of each value below
+
+
+def most_live(text: str, **feeds: np.ndarray) -> float:
+    """The most values that were alive at once."""
+    session = ps.compile(model(text), executor="dataflow")
+    seen = Recorder()
+    session.run(feeds, observers=[seen])
+    return seen.most / N
+
+
+X = np.ones(1000, np.float32)
+
+
+def test_values_go_with_their_last_reader():
+    chain = " ".join(f"v{i + 1} = {('Exp', 'Neg')[i % 2]}(v{i})" for i in range(50))
+    assert most_live(f"g (float[1000] v0) => (float[1000] v50) {{ {chain} }}", v0=X) <= 2
+
+
+def test_a_value_with_several_readers_stays_until_the_last_of_them():
+    #   x -- Exp -- a -+- Neg --- b -+- Add -- d -- Add -- y
+    #                  +- Sin --- c -+           |
+    #                  +-------------------------+
+    text = """g (float[1000] x) => (float[1000] y) {
+        a = Exp(x) b = Neg(a) c = Sin(a) d = Add(b, c) y = Add(d, a) }"""
+    assert most_live(text, x=X) == 4  # a, b, c and d
+
+
+def test_iterations_leave_nothing_behind():
+    text = """g (float[1000] x, int64 n) => (float[1000] y) {
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[1000] v) => (bool d, float[1000] w)
+            { d = Identity(c) s = Sin(v) t = Neg(s) w = Exp(t) }> }"""
+    few, many = (most_live(text, x=X, n=np.array(n)) for n in (2, 200))
+    assert many <= few + 0.1
+
+
+def test_the_most_urgent_step_runs_first():
+    #   x -+- Sin ------------------------------+- Add -- y     short, and first in the file
+    #      +- Exp -- Neg -- Abs -- Exp -- Neg --+
+    text = """g (float[9] x) => (float[9] y) {
+        [short] s = Sin(x)
+        [long] a = Exp(x) b = Neg(a) c = Abs(b) d = Exp(c) e = Neg(d)
+        y = Add(s, e) }"""
+    order = []
+
+    class Order(ps.Observer):
+        def step_begin(self, run, step, inputs):
+            order.append(step.node.name)
+
+    ps.compile(model(text), executor="dataflow").run({"x": X[:9]}, observers=[Order()])
+    assert order.index("long") < order.index("short")
+
+
+def test_shapes_need_not_be_known():
+    #  how many elements there are is known when NonZero has run
+    text = """g (float[N] x) => (float[M] y) {
+        i = NonZero(x) j = Squeeze(i) k = Gather(x, j) y = Exp(k) }"""
+    session = ps.compile(model(text), executor="dataflow")
+    for n in (0, 1, 5):
+        x = np.array([0, 1, 0, 2, 3, 4, 5][: n + 1] * 2, np.float32)
+        if np.count_nonzero(x) == 1:
+            continue  # Squeeze would take that dim, too
+        np.testing.assert_array_equal(session(x), np.exp(x[x != 0]))
+
+
+@pytest.mark.parametrize("depth", [19, 25])
+def test_loops_nest_deeper_than_python_nests_them(depth):
+    def nest(left: int) -> str:
+        if not left:
+            return "w0 = Neg(v0)"
+        return f"""w{left} = Loop (n, , v{left}) <body = b{left}
+            (int64 i{left}, bool c{left}, float[2] v{left - 1}) => (bool d{left}, float[2] w{left - 1})
+            {{ d{left} = Identity(c{left}) {nest(left - 1)} }}>"""
+
+    text = f"g (float[2] v{depth}) => (float[2] y) <int64 n = {{1}}> {{ {nest(depth)} y = Abs(w{depth}) }}"
+    session = ps.compile(model(text), executor="dataflow")
+    assert session(np.array([1, -2], np.float32)).tolist() == [1, 2]

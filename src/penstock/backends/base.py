@@ -124,6 +124,8 @@ class Share:
     def __init__(self, backends: Sequence[Backend], streams: int = 1) -> None:
         self._backends = backends
         self._streams = streams
+        for backend in backends:
+            backend.threads  # noqa: B018 - what it must load to say so, it loads now and in no run
 
     def enter(self) -> None:
         entered = 0
