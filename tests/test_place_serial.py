@@ -1,4 +1,4 @@
-"""Placements for one node at a time: the least there is, or close to it, and never an obvious loss."""
+"""Placements for one node at a time: the least there is or close to it, no obvious loss."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import minsum
 from penstock.dag import Dag
 from penstock.heft import Costs, Delivery, place_serial, serial
 from tests.test_heft import (
     FAMILIES,
     erdos,
-    in_tree,
-    inception,
     layered,
     local,
     on_one,
-    out_tree,
     series_parallel,
     stencil,
 )
@@ -242,8 +240,8 @@ def test_small_graphs_have_the_least_there_is_or_nearly_so():
         problem = drawn(draw, dag, width)
         ratios.append(time_of(problem) / least(problem))
     assert min(ratios) >= 1 / ROUNDING
-    assert sum(ratio <= ROUNDING for ratio in ratios) >= 390
-    assert max(ratios) <= 1.2
+    assert mean(ratios) <= 1.001
+    assert max(ratios) <= 1.1
 
 
 def shape(name: str, draw: random.Random) -> Dag:
@@ -259,11 +257,14 @@ def shape(name: str, draw: random.Random) -> Dag:
     return series_parallel(draw, n)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["chain", "tree", "series_parallel"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *product(["chain", "tree"], [1, 2, 3, 4, 5]),
+        *product(["series_parallel"], [1, 2, 3]),
+    ],
+)
 def test_chains_trees_and_branches_have_the_least_there_is(name, width):
-    if name == "series_parallel" and width > 3:
-        pytest.skip("tables of such sizes are made for small graphs with few backends only")
     draw = random.Random(f"{name} {width}")
     for _ in range(20):
         dag = shape(name, draw)
@@ -276,8 +277,9 @@ def test_chains_trees_and_branches_have_the_least_there_is(name, width):
 def least_on_two(problem: Problem) -> float:
     """By a minimum cut: on the side of the source is what runs on backend 0 (Stone 1977).
 
-    A helper stands for what node i makes on the other backend: to cut it off from i takes the
-    transfer, to cut it off from who reads it there cannot be. Maximum flow by Dinic 1970.
+    A helper stands for what node i makes, on the other backend: to cut it off from i takes the
+    transfer, and it cannot be cut off from who reads it there. Maximum flow by Dinic 1970, without
+    any of what makes that of ``minsum.py`` fast.
     """
     dag, cost, transfer = problem
     assert transfer
@@ -353,17 +355,28 @@ def test_the_cut_is_the_least():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plans_for_two_backends_are_close_to_the_least(family):
+def test_plans_for_two_backends_have_the_least_there_is(family):
     draw = random.Random(family.__name__)
     ratios = []
     for _ in range(6):
         problem = drawn(draw, family(draw, 150), 2)
         ratios.append(time_of(problem) / least_on_two(problem))
     assert min(ratios) >= 1 / ROUNDING
-    if family in (inception, series_parallel, in_tree, out_tree):
-        assert max(ratios) <= ROUNDING
-    assert mean(ratios) <= 1.01
-    assert max(ratios) <= 1.03
+    assert max(ratios) <= ROUNDING
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plans_region_by_region_are_close_to_the_least(family, monkeypatch):
+    monkeypatch.setattr(minsum, "_REGION", 40)
+    monkeypatch.setattr(minsum, "_ENTRIES_FOR_TWO", 8)  # but for these there are no tables
+    draw = random.Random(family.__name__)
+    ratios = []
+    for _ in range(6):
+        problem = drawn(draw, family(draw, 200), 2)
+        ratios.append(time_of(problem) / least_on_two(problem))
+    assert min(ratios) >= 1 / ROUNDING
+    assert mean(ratios) <= 1.05
+    assert max(ratios) <= 1.15
 
 
 @pytest.mark.parametrize("family", [layered, erdos, local, stencil])

@@ -256,3 +256,4 @@ class TestDataflowOnTwoBackends(OnTwoBackends):
 
 class TestParallelOnTwoBackends(OnTwoBackends):
     executor = "parallel"
+    leaves_threads = True

@@ -21,7 +21,7 @@ from math import dist, fsum, inf, sqrt
 from operator import attrgetter
 
 from penstock.dag import Dag
-from penstock.minsum import Pair, improve
+from penstock.minsum import Series
 from penstock.order import critical_path, ranks, topological_order
 
 # cost[i][b]: what node i takes on backend b; None where b does not support it.
@@ -39,15 +39,6 @@ _ROUNDS = 2
 
 # Rounds over all nodes in search of cheaper backends.
 _SWEEPS = 4
-
-# Rounds of a search for the least sum end when two gain less than this part of it each, or after so
-# many; of large graphs, after so many for all nodes together.
-_GAIN = 1e-4
-_TURNS = 12
-_TURNS_OF_ALL = 100_000
-
-# Backends that a result may be brought to; of so many or more, not all sets are looked at.
-_ALL_SETS = 5
 
 # Gaps in a block; one with more than twice as many is split.
 _BLOCK = 64
@@ -188,47 +179,24 @@ def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tup
     do (see ``serial``); without ``transfer``, nothing.
 
     Never worse than the best backend that supports all nodes, nor than the cheapest of each node.
-    Nodes are eliminated one by one (``minsum.py``), which finds the least there is for chains, for
-    trees (with up to 5 backends), and with two backends wherever branches part and join again. On
-    other graphs it is repeated with some nodes held where they are: 0.3 percent above the least in
-    the mean of random graphs of 300 nodes on two backends. What a held node has to bring to another
-    backend first is counted for each reader there: a bound from above that has no table by all of
-    them (Iyer, Jegelka and Bilmes 2013, "Fast semidifferential-based submodular function
-    optimization"). Time is nearly linear in nodes and edges.
+    The least there is for chains and, with up to 5 backends, for trees; with two or three, where
+    branches part and join again; with two, for all graphs of up to 4096 nodes (``minsum.py``). Else
+    the nodes on each two backends are placed anew, as well as can be, until little is gained by it
+    (swaps: Boykov, Veksler and Zabih 2001, "Fast approximate energy minimization via graph cuts"),
+    in large graphs region by region, so that time is nearly linear in nodes and edges.
 
     Raises:
         ValueError: as for ``place``.
     """
     _expect_costs(dag, cost)
     options = [{b: float(c) for b, c in enumerate(row) if c is not None} for row in cost]
-    plans = [[min(costs, key=costs.__getitem__) for costs in options]]
-    if transfer is None or not dag.n or len(cost[0]) < 2:
-        return tuple(plans[0])
-    costs: list[dict[tuple[int, int], float]] = []
-    for i, after in enumerate(dag.succ):
-        targets = sorted({b for j in after for b in options[j]})
-        pairs = [(a, b) for a in options[i] for b in targets if a != b]
-        costs.append({(a, b): _delivery(transfer, i, a, b) for a, b in pairs})
-
-    def time(plan: Sequence[int]) -> float:
-        return serial(dag, cost, plan, lambda i, a, b: costs[i][a, b])
-
-    common = set(range(len(cost[0]))).intersection(*options)
-    plans += [[b if b in o else p for o, p in zip(options, plans[0])] for b in range(len(cost[0]))]
-    best = min(plans, key=time)
-    least = time(best)
-    held = [0] * dag.n
-    idle = 0
-    for _ in range(max(2, min(_TURNS, _TURNS_OF_ALL // dag.n))):
-        plan, exact = _turn(dag, options, costs, best, held)
-        now = time(plan)
-        # One round may gain nothing because of what it happens to hold.
-        idle = idle + 1 if least - now <= least * _GAIN else 0
-        if now < least:
-            best, least = plan, now
-        if exact or idle > 1:
-            break
-    return tuple(best)
+    costs: list[dict[tuple[int, int], float]] = [{} for _ in options]
+    if transfer:
+        for i, after in enumerate(dag.succ):
+            targets = sorted({b for j in after for b in options[j]})
+            pairs = [(a, b) for a in options[i] for b in targets if a != b]
+            costs[i] = {(a, b): _delivery(transfer, i, a, b) for a, b in pairs}
+    return tuple(Series(dag, options, costs).best())
 
 
 def serial(
@@ -347,63 +315,6 @@ def _delivery(transfer: Delivery, i: int, a: int, b: int) -> float:
     if not 0 <= time < inf:
         raise ValueError(f"what node {i} makes cannot take {time} from backend {a} to {b}")
     return time
-
-
-def _states(
-    after: Sequence[dict[int, float]], own: Iterable[int], costs: dict[tuple[int, int], float]
-) -> list[tuple[int, frozenset[int]]]:
-    """The backend of a node, and the set of those where its results are: at first, all there are.
-
-    ``after`` are the options of its successors, ``own`` are its own. Of a single successor the edge
-    says where it is, and no set is needed.
-    """
-    targets = sorted(set().union(*after)) if len(after) > 1 else []
-    forced = {b for options in after for b in options if len(options) == 1}
-    found = []
-    for a in own:
-        # Where they are needed in any case, or come for nothing.
-        sets = [
-            frozenset([a, *[b for b in targets if b != a and (b in forced or not costs[a, b])]])
-        ]
-        rest = [b for b in targets if b not in sets[0]]
-        for b in rest:
-            sets += [each | {b} for each in (sets if len(rest) < _ALL_SETS else sets[:1])]
-        if len(rest) >= _ALL_SETS:
-            sets.append(sets[0].union(rest))
-        found += [(a, each) for each in sets]
-    return found
-
-
-def _turn(
-    dag: Dag,
-    options: Sequence[dict[int, float]],
-    costs: Sequence[dict[tuple[int, int], float]],
-    plan: Sequence[int],
-    held: list[int],
-) -> tuple[list[int], bool]:
-    """A plan that takes no longer than ``plan``, and whether it is the best there is."""
-    states, tables, chosen = [], [], []
-    for i, (after, a) in enumerate(zip(dag.succ, plan, strict=True)):
-        states.append(_states([options[j] for j in after], options[i], costs[i]))
-        table = [options[i][b] + sum([costs[i][b, c] for c in to if c != b]) for b, to in states[i]]
-        tables.append(table)
-        need = {plan[j] for j in after} if len(after) > 1 else set()
-        fits = [k for k, (b, to) in enumerate(states[i]) if b == a and need <= to]
-        chosen.append(min(fits, key=table.__getitem__))
-
-    def pairs() -> Iterator[Pair]:
-        for i, j in dag.edges:
-            to = [b for b, _ in states[j]]
-            if len(dag.succ[i]) == 1:
-                table = [0.0 if a == b else costs[i][a, b] for a, _ in states[i] for b in to]
-                yield Pair(i, j, table)
-            else:
-                table = [0.0 if b in known else inf for _, known in states[i] for b in to]
-                a, known = states[i][chosen[i]]
-                yield Pair(i, j, table, [0.0 if b in known else costs[i][a, b] for b in to])
-
-    found, exact = improve(tables, pairs(), chosen, held)
-    return [states[i][k][0] for i, k in enumerate(found)], exact
 
 
 def _bound(dag: Dag, least: Sequence[float], workers: int) -> float:

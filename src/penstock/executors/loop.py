@@ -335,9 +335,7 @@ class FlowRun:
             return False
         if self.remaining[0] and not self.failed:
             if self.control.stopped:  # since we looked, and nobody else will
-                self.failed = True
-                self.error = self.control.error
-                self._clear()
+                self._stopped()
             elif any(self.workers):
                 self.caller_waits |= caller
                 return False
@@ -368,13 +366,21 @@ class FlowRun:
         with self.lock:
             if self.failed or self.ended or self.running:
                 return
-            self.failed = self.ended = True
-            self.error = error
-            self._clear()
+            self._stopped()
+            self.ended = True
             if self.caller_waits:
                 self.caller_waits = False
                 self.signal.release()
         self._end()
+
+    def _stopped(self) -> None:
+        """The run was stopped while nobody worked on it."""
+        self.failed = True
+        self.error = self.control.error
+        waiting = [ready[0] for ready in self.ready if ready]
+        if waiting and self.error is not None:
+            self.error.add_note(f"The run had come to {self._place(min(waiting))}.")
+        self._clear()
 
     def _clear(self) -> None:
         """Nothing that is ready will run."""
