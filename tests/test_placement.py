@@ -46,6 +46,9 @@ class Unmeasured(Costs):
     def complete(self, *, single_threaded):
         pass
 
+    def faster(self, one, other, margin):
+        return one
+
 
 @pytest.fixture
 def unmeasured(monkeypatch) -> None:
@@ -223,6 +226,9 @@ class AtRandom(Costs):
 
     def complete(self, *, single_threaded):
         pass
+
+    def faster(self, one, other, margin):
+        return one
 
     def seconds(self, node, backend, *, single_threaded):
         return 1e-6 * (1 + zlib.crc32(f"{node.label} {backend.name}".encode()) % 100)

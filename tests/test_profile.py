@@ -10,6 +10,7 @@ from onnx import parser
 
 import penstock as ps
 from penstock import costs
+from penstock.backends.numpy import NumpyBackend
 from penstock.forecast import forecast
 from penstock.measuring import Known
 from penstock.observe import ObservedRun
@@ -142,3 +143,32 @@ def test_observers_of_a_profile_may_be_of_several_runs_at_once():
         profile.run_end(run, None)
     assert profile.runs == 2
     assert profile.entries[step.node].count == 2
+
+
+def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatch):
+    seen = []
+    backend = NumpyBackend()
+    monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: state[0]))
+    monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, n: state.__setitem__(0, n))
+    state = [4]
+    compile = backend.compile
+
+    def watched(self, node, types):
+        kernel = compile(node, types)
+
+        def function(*inputs):
+            seen.append(state[0])
+            return kernel.function(*inputs)
+
+        return type(kernel)(function)
+
+    monkeypatch.setattr(NumpyBackend, "compile", watched)
+    text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
+    compiled(text).profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
+    assert seen == [1] * 3 + [4] * 3  # each with one to warm up
+    kept = json.loads(costs.table().path.read_text())
+    (machine,) = kept["machines"].values()
+    assert sorted(key.split(",")[0] for key in machine["numpy"]["MatMul"]) == [
+        "1 threads",
+        "4 threads",
+    ]

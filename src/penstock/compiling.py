@@ -118,14 +118,11 @@ class Compiler:
         plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
         if self.kind == "dataflow":
             return DataflowExecutor(plan, self.hosts, self.limits)
-        if parallel:
-            found = self._parallel(plan, costs)
-            if found is not None:
-                return found
-        return LinearExecutor(plan, self.hosts, self.limits)
+        linear = LinearExecutor(plan, self.hosts, self.limits)
+        return self._parallel(plan, costs, linear) if parallel else linear
 
-    def _parallel(self, plan: Plan, costs: Costs) -> Executor | None:
-        """The parallel executor, unless one step after the other is as fast."""
+    def _parallel(self, plan: Plan, costs: Costs, linear: Executor) -> Executor:
+        """The parallel executor; ``linear`` if that is as fast."""
         by_name = {backend.name: backend for backend in self.backends}
         names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
         queues = {name: i for i, name in enumerate(names, 1)}
@@ -135,7 +132,7 @@ class Compiler:
             return Clustered(plan, seconds, workers, queues)
 
         if not grouped(lambda step: estimated(step.node)).promising:
-            return None
+            return linear
         costs.complete(single_threaded=True)
         costs.complete(single_threaded=False)
 
@@ -150,16 +147,17 @@ class Compiler:
         serial = Clustered(plan, several, 1, queues).serial
         margin = _MARGIN if self.kind == "auto" else 1.0
         if len(tasks.tasks) <= 1 or grouping.makespan > margin * serial:
-            return None
+            return linear
         away = [Queue(by_name[name].workers, pool(name, by_name[name].workers)) for name in names]
-        return ParallelExecutor(
-            plan, tasks, self.hosts, self.limits, [Queue(workers, pool()), *away], HAND_OVER_S
-        )
+        all_queues = [Queue(workers, pool()), *away]
+        made = ParallelExecutor(plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S)
+        return costs.faster(made, linear, _TRIED[self.kind])
 
 
-# What "auto" takes the parallel executor for: simulated, it must take less than this part of the
-# time that one step after the other takes.
+# What the parallel executor is taken for: simulated, it must take less than this part of the time
+# that one step after the other takes, if nobody asked for it; and tried, less than this part.
 _MARGIN = 0.9
+_TRIED = {"auto": 0.95, "parallel": 1.02}
 
 
 @contextmanager

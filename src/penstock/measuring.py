@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from penstock import costs
 from penstock.backends.base import Backend, Share
 from penstock.errors import PenstockError
-from penstock.executors.base import Control
+from penstock.executors.base import Control, Executor
 from penstock.executors.dataflow import DataflowExecutor
 from penstock.ir import Graph, Node, clone
 from penstock.limits import Limits
@@ -69,12 +70,11 @@ def measure(
     plan = compile_plan(copy, backends, where, planned=False)
     hosts = [backend for backend in backends if backend.memory == HOST]
     executor = DataflowExecutor(plan, hosts, limits).observed()
-    # What stands for values of a shape only takes no memory of its own, and is read at another
-    # speed.
-    fed = [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
+    fed = _solid(values)
     profile = Profile() if profile is None else profile
     threads = {b.name: 1 if single_threaded else b.threads for b in backends}
-    with Share(hosts, _ALL if single_threaded else 1):
+    # The executor itself enters as one stream: beside it there is nobody, or so many.
+    with Share(hosts, _ALL) if single_threaded else nullcontext():
         begin = perf_counter()
         for i in range(1 + (runs or _MOST_RUNS)):
             control = Control()
@@ -101,6 +101,12 @@ def measure(
         if signature is not None:
             table.record(step.backend, signature, threads[step.backend], entry.best)
     return profile
+
+
+def _solid(values: Sequence[Any]) -> list[Any]:
+    """``values`` to measure with: what stands for values of a shape only, takes no memory of its
+    own and is read at another speed."""
+    return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
 
 
 class Known:
@@ -193,6 +199,27 @@ class Costs(Known):
             self._measure(backend, False, runs, profile)
         self._table.save()
         return profile
+
+    def faster(self, one: Executor, other: Executor, margin: float) -> Executor:
+        """``one`` if a run of it takes at most ``margin`` of what one of ``other`` takes, else
+        ``other``: a simulation knows nothing of memory that cores share, nor of Python's lock.
+        """
+        fed = _solid(self.values)
+        best = [inf, inf]
+        try:
+            # The second time round, what the first has left behind (threads that spin) is gone.
+            for _ in range(2):
+                for i, executor in enumerate((one, other)):
+                    begin = perf_counter()
+                    for _ in range(_MOST_RUNS):
+                        start = perf_counter()
+                        executor.run(fed, Control())
+                        best[i] = min(best[i], perf_counter() - start)
+                        if perf_counter() - begin > _MOST_SECONDS / 2:
+                            break
+        except PenstockError:
+            return other
+        return one if best[0] <= margin * best[1] else other
 
     def _measure(
         self, backend: Backend, single_threaded: bool, runs: int | None, profile: Profile | None

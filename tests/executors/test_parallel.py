@@ -37,6 +37,9 @@ class Unmeasured(Costs):
     def complete(self, *, single_threaded: bool) -> None:
         pass
 
+    def faster(self, one, other, margin):
+        return one
+
 
 class TestParallel(ExecutorConformance):
     executor = "parallel"
@@ -76,6 +79,9 @@ class Heavy(Costs):
 
     def complete(self, *, single_threaded: bool) -> None:
         pass
+
+    def faster(self, one, other, margin):
+        return one
 
     def seconds(self, node: object, backend: object, *, single_threaded: bool) -> float:
         return 1e-3
