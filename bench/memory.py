@@ -24,7 +24,7 @@ def memory_rows() -> list[str]:
     ]
     ratios = []
     for name, path, feeds in _models():
-        session = ps.compile(path)
+        session = ps.compile(path, executor="linear")
         session.run(feeds)
         layout = session.latest.layout
         if not layout.lower_bound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -405,6 +406,25 @@ def test_a_closed_session_refuses(session):
         session(X, SCALE)
     with pytest.raises(ps.PenstockError, match="closed"):
         session.run({"x": X, "scale": SCALE}, fetches=["y"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_others_compile_can_compile(proto):
+    session = ps.compile(proto)
+    held = [session._lock, session._main.lock]
+    for lock in held:
+        lock.acquire()
+    child = os.fork()
+    if not child:
+        try:
+            good = session(np.ones((5, 3), np.float32), SCALE)[0].shape == (5, 3)
+        finally:
+            os._exit(0 if good else 1)
+    for lock in held:
+        lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    session(np.ones((5, 3), np.float32), SCALE)
 
 
 def test_closing_gives_up_plans_and_arenas(session):

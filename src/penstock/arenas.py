@@ -6,9 +6,7 @@ waits, where ``Limits.max_bytes`` allows no more. Who waits is served in the ord
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +18,7 @@ from penstock.backends.base import Backend
 from penstock.binding import Binder
 from penstock.codegen import Program, generate
 from penstock.errors import LimitExceeded, RunError
+from penstock.fork import renewed
 from penstock.limits import Limits
 from penstock.liveness import Layout
 from penstock.plan import Plan
@@ -106,7 +105,7 @@ class Arenas(Generic[T]):
         self.free: deque[T] = deque()
         """arenas that no run holds; to ``pop`` is the fast way to take one"""
         self._count = 0
-        _ALL.add(self)
+        renewed(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
@@ -229,15 +228,3 @@ class Arenas(Generic[T]):
         """In a forked child: the runs of its parent's other threads will give nothing back."""
         self._reset()
         self._count = len(self.free)
-
-
-_ALL: weakref.WeakSet[Arenas[Any]] = weakref.WeakSet()
-
-
-def _forget() -> None:
-    for arenas in list(_ALL):
-        arenas.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

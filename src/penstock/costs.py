@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.fork import in_child
 from penstock.ir import Node, Value
 from penstock.threads import core_budget
 from penstock.types import STRING, TensorType, dtype_name
@@ -329,16 +330,13 @@ def table() -> CostTable:
     return found
 
 
+@in_child
 def _unlock() -> None:
     """After a fork, whatever the parent's threads held."""
     global _LOCK
     _LOCK = threading.Lock()
     for each in _TABLES.values():
         each._unlock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock)
 
 
 def folder() -> Path:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from penstock.fork import in_child
 
 _LOCK = threading.Lock()
 _holders = 0
@@ -44,6 +45,7 @@ def _age() -> None:
         gc.unfreeze()
 
 
+@in_child
 def _forget() -> None:
     """After a fork the child has none of its parent's threads, and nobody who builds a graph."""
     global _holders, _LOCK
@@ -51,7 +53,3 @@ def _forget() -> None:
     if _holders and _was_enabled:
         gc.enable()
     _holders = 0
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

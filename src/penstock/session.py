@@ -23,6 +23,7 @@ from penstock.executors.base import NEVER, CancelToken, Executor
 from penstock.explain import format_plan
 from penstock.feeds import checked, convert
 from penstock.forecast import Forecast
+from penstock.fork import renewed
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
@@ -156,6 +157,7 @@ class Session:
             self._main = self._compile_signature(inputs, outputs, ())
             if shapes is not None:
                 self._prepare(shapes)
+        renewed(self)
 
     # Running.
 
@@ -325,6 +327,12 @@ class Session:
                 signature.last = (None, None)
             self._signatures.clear()
             self._plans.clear()
+
+    def forked(self) -> None:
+        """In a forked child: nobody compiles, and nobody holds a lock."""
+        self._lock = threading.Lock()
+        for signature in (self._main, *self._signatures.values()):
+            signature.lock = threading.Lock()
 
     def __enter__(self) -> Session:
         return self

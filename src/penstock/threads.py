@@ -16,6 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
+from penstock.fork import in_child
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -253,6 +255,7 @@ def _finish() -> None:
         workers.close()
 
 
+@in_child
 def _forget() -> None:
     """After a fork the child has none of its parent's threads."""
     global _LOCK
@@ -262,5 +265,3 @@ def _forget() -> None:
 
 
 atexit.register(_finish)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

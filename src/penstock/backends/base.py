@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.fork import in_child
 from penstock.ir import Node
 from penstock.ops.base import Kernel
 from penstock.ops.transfer import HOST
@@ -181,13 +181,10 @@ _LOCK = threading.Lock()
 _SHARES: dict[str, _State] = {}
 
 
+@in_child
 def _forget() -> None:
     """A forked child has none of its parent's runs."""
     global _LOCK
     _LOCK = threading.Lock()
     for state in _SHARES.values():
         state.divide(0)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

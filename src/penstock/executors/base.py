@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import heapq
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from penstock.errors import (
     PenstockError,
     RunError,
 )
+from penstock.fork import in_child
 from penstock.liveness import Layout
 from penstock.observe import ObservedRun, Observer
 from penstock.ops.cost import flops
@@ -177,9 +177,11 @@ class _Watchdog:
 _FEW = 64
 _WATCHDOG = _Watchdog()
 
-if hasattr(os, "register_at_fork"):
-    # The child has none of its parent's threads and runs.
-    os.register_at_fork(after_in_child=_WATCHDOG.__init__)  # type: ignore[misc]
+
+@in_child
+def _forget() -> None:
+    """Of its parent's runs a child has none."""
+    _WATCHDOG.__init__()  # type: ignore[misc]
 
 
 def _late(timeout: float) -> DeadlineExceeded:
