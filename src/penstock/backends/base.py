@@ -128,6 +128,8 @@ class Share:
             backend.threads  # noqa: B018 - what it must load to say so, it loads now and in no run
 
     def enter(self) -> None:
+        if not self._backends:
+            return
         entered = 0
         try:
             with _LOCK:
@@ -144,7 +146,8 @@ class Share:
             raise
 
     def leave(self) -> None:
-        self._leave(self._backends)
+        if self._backends:
+            self._leave(self._backends)
 
     def _leave(self, backends: Sequence[Backend]) -> None:
         with _LOCK, ExitStack() as stack:  # all are left, whatever one of them raises

@@ -278,11 +278,11 @@ def here(executor: Executor, inputs: Sequence[Any], control: Control, done: Done
 _MANY_THREADS = 200_000
 
 
-def share_of(plan: Plan, hosts: Sequence[Backend]) -> Share | None:
-    """What a run of ``plan``, one step after the other, enters to share the threads of kernels, if
-    any of them would take several."""
+def share_of(plan: Plan, hosts: Sequence[Backend], streams: int = 1) -> Share | None:
+    """What a run of ``plan`` on so many workers enters to share the threads of kernels, if any of
+    them would take several."""
     heavy = any(flops(step.node) > _MANY_THREADS for step in plan.walk())
-    return Share(hosts) if heavy else None
+    return Share(hosts, streams) if heavy else None
 
 
 # NumPy's floating-point warnings.

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend, Share
-from penstock.executors.base import Control, Done, explained, fail
+from penstock.executors.base import Control, Done, explained, fail, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out_tasks
@@ -56,7 +56,7 @@ class ParallelExecutor:
         self.tasks = tasks
         self.layout = layout or lay_out_tasks(plan, tasks)
         self._make = partial(ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile)
-        self._share = Share(hosts, queues[0].workers)
+        self._share = share_of(plan, hosts, queues[0].workers) or Share(())
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(plan.slots))
         self._code = code = Code(plan, self.layout, limits, tasks, observed)
