@@ -43,8 +43,6 @@ from tests.executors.test_parallel import OfAllSteps, Unmeasured
 
 # What only a failing test comes to.
 SOON = 30
-# What a test that is expected to fail comes to.
-BRIEFLY = 0.3
 
 
 @pytest.fixture
@@ -269,7 +267,7 @@ def test_tasks_that_are_not_worth_it_wake_nobody(workers):
 
 
 def briefly(event: threading.Event, seen: list[bool]) -> Callable[..., None]:
-    return lambda control, V: seen.append(event.wait(BRIEFLY))
+    return lambda control, V: seen.append(event.wait(SOON))
 
 
 def test_a_small_task_hides_no_large_one(workers, gate):
@@ -804,7 +802,7 @@ def test_a_run_that_waits_for_a_busy_pool_can_be_stopped(other, workers, gate, w
         time.sleep(0)
     control.set(ps.Cancelled("enough"))
     try:
-        assert over.wait(BRIEFLY)
+        assert over.wait(SOON)
     finally:
         gate.set()
         ended(caller)
@@ -832,7 +830,7 @@ def test_nor_does_it_wait_if_it_is_stopped_a_moment_before(other, workers, gate,
 
     caller = on(threading.Thread(target=call))
     try:
-        assert over.wait(BRIEFLY)
+        assert over.wait(SOON)
     finally:
         gate.set()
         ended(caller)
@@ -1425,7 +1423,7 @@ def test_one_that_waits_for_an_arena_can_be_stopped(workers):
     executor.run_async([X, np.array(1)], waits, second)
     waits.set(ps.DeadlineExceeded("late"))
     try:
-        assert second.event.wait(BRIEFLY)
+        assert second.event.wait(SOON)
     finally:
         control.set(ps.Cancelled("enough"))
         assert isinstance(first.error, ps.Cancelled)
@@ -1470,7 +1468,7 @@ def test_an_observer_that_fails_as_a_run_begins_loses_no_arena(workers, way, fai
             executor.run_async([X, np.array(1)], control, done)
             executor._arenas.give(held)
             idle(workers)
-            assert done.event.wait(BRIEFLY)
+            assert done.event.wait(SOON)
         idle(workers)
         assert len(executor._arenas.free) == 1
     finally:
