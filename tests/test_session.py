@@ -427,6 +427,15 @@ def test_a_child_forked_while_others_compile_can_compile(proto):
     session(np.ones((5, 3), np.float32), SCALE)
 
 
+def test_what_observes_must_be_an_observer(session):
+    feeds = {"x": X, "scale": SCALE}
+    for options in ({"trace": True}, {"observers": [print]}, {"trace": ps.Trace}):
+        with pytest.raises(TypeError, match="does not observe: trace= takes"):
+            session.run(feeds, **options)
+        with pytest.raises(TypeError, match="does not observe"):
+            session.submit(feeds, **options)
+
+
 def test_closing_gives_up_plans_and_arenas(session):
     session(X, SCALE)
     session.run({"x": X, "scale": SCALE}, ["product"])

@@ -566,7 +566,14 @@ def _backend(chosen: str | Backend) -> Backend:
 
 
 def _told(trace: Observer | None, observers: Sequence[Observer]) -> Sequence[Observer]:
-    return observers if trace is None else (trace, *observers)
+    found = tuple(observers) if trace is None else (trace, *observers)
+    for each in found:
+        if not isinstance(each, Observer):
+            raise TypeError(
+                f"a {type(each).__name__} does not observe: trace= takes a penstock.Trace, "
+                "observers= a list of these and of other penstock.Observers"
+            )
+    return found
 
 
 def _bytes(executor: Executor) -> int:
