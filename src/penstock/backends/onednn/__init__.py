@@ -1,0 +1,1 @@
+"""oneDNN: products, convolutions and what goes with them, at the hardware's limit."""

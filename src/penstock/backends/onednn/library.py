@@ -1,0 +1,127 @@
+"""Which ``libdnnl`` there is, and the one handle on it that the process has."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError
+
+_WHEEL = "onednn-cpu-gomp"
+_NAME = "libdnnl.so.3"
+_PATH = "PENSTOCK_DNNL"
+
+# What oneDNN calls instruction sets (dnnl_cpu_isa_t), as people do.
+_ISA = {
+    0x1: "SSE4.1",
+    0x3: "AVX",
+    0x7: "AVX2",
+    0xF: "AVX2 with VNNI",
+    0x27: "AVX-512",
+    0x67: "AVX-512 with VNNI",
+    0xE7: "AVX-512 with bfloat16",
+    0x1EF: "AVX-512 with float16",
+    0xFEF: "AVX-512 with AMX",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """A loaded libdnnl: ``ffi`` to make its structures with, ``lib`` with its functions."""
+
+    path: str
+    version: tuple[int, int, int]
+    isa: str
+    ffi: Any
+    lib: Any
+    engine: Any
+    stream: Any
+
+    def check(self, status: int) -> None:
+        """Raise ``DnnlError`` unless oneDNN reports success."""
+        if status:
+            raise DnnlError(status)
+
+
+class DnnlError(PenstockError):
+    """oneDNN refused something: ``status`` is a dnnl_status_t. 3, unimplemented, is common: there
+    is no such primitive for these types and shapes."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(f"oneDNN reports status {status}")
+
+
+@cache
+def library() -> Library | None:
+    """The library of this process, None where there is none.
+
+    The one that ``PENSTOCK_DNNL`` names (``PenstockError`` if it is no libdnnl 3), that of the
+    wheel ``onednn-cpu-gomp``, or the system's.
+    """
+    named = os.environ.get(_PATH)
+    if named:
+        found = _open(named)
+        if found is None:
+            raise PenstockError(
+                f"{_PATH}={named} cannot be loaded as oneDNN 3: unset it, or name another"
+            )
+        return found
+    return next((found for path in _places() if (found := _open(path)) is not None), None)
+
+
+def _places() -> Iterator[str]:
+    """Where the library may be, the likeliest first."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    inside = Path(sys.prefix, "lib", _NAME)
+    if inside.exists():
+        yield str(inside)
+    try:
+        for file in distribution(_WHEEL).files or ():
+            if file.name == _NAME:
+                yield str(file.locate())
+    except PackageNotFoundError:
+        pass
+    yield _NAME
+
+
+def _open(path: str) -> Library | None:
+    from penstock.backends.onednn._dnnl import ffi
+
+    try:
+        with _threads_that_block():
+            lib: Any = ffi.dlopen(path)
+        number = lib.dnnl_version()
+    except (OSError, AttributeError):
+        return None
+    version = (number.major, number.minor, number.patch)
+    if version[0] != 3:
+        return None
+    engine, stream = ffi.new("dnnl_engine_t *"), ffi.new("dnnl_stream_t *")
+    if lib.dnnl_engine_create(engine, lib.dnnl_cpu, 0):
+        return None
+    if lib.dnnl_stream_create(stream, engine[0], lib.dnnl_stream_in_order):
+        return None
+    isa = lib.dnnl_get_effective_cpu_isa()
+    return Library(path, version, _ISA.get(isa, hex(isa)), ffi, lib, engine[0], stream[0])
+
+
+@contextmanager
+def _threads_that_block() -> Iterator[None]:
+    """Have the OpenMP runtime that is about to be loaded block its idle threads: left alone, it lets
+    them spin, and takes the cores from everybody else. It reads this when it is loaded."""
+    before = os.environ.get("GOMP_SPINCOUNT")
+    if before is None:
+        os.environ["GOMP_SPINCOUNT"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GOMP_SPINCOUNT"]

@@ -1,0 +1,213 @@
+"""oneDNN's library, and the wrappers around its structures."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.onednn import declarations
+from penstock.backends.onednn.library import DnnlError, Library, library
+from penstock.backends.onednn.primitive import (
+    BIAS,
+    DST,
+    SCRATCHPAD,
+    SRC,
+    WEIGHTS,
+    Descriptor,
+    Primitive,
+    memory,
+    reordered,
+)
+
+there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+
+
+@pytest.fixture
+def dnnl() -> Library:
+    found = library()
+    assert found is not None
+    return found
+
+
+def test_what_is_generated_is_current(tmp_path):
+    assert declarations.GENERATED.read_text() == declarations.generate(tmp_path), (
+        "run python -m penstock.backends.onednn.declarations"
+    )
+
+
+@there
+def test_the_library_says_what_it_is(dnnl):
+    assert dnnl.version[0] == 3
+    assert dnnl.isa
+    assert "libdnnl" in dnnl.path
+    assert library() is dnnl
+
+
+def in_a_process(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    return done.stdout.strip()
+
+
+LOAD = """
+import penstock as ps
+from penstock.backends.onednn.library import library
+try:
+    print(library() is not None)
+except ps.PenstockError as error:
+    print(error)
+"""
+
+
+@there
+def test_a_library_may_be_named(dnnl, tmp_path):
+    assert in_a_process(LOAD, PENSTOCK_DNNL=dnnl.path) == "True"
+    text = tmp_path / "libdnnl.so.3"
+    text.write_text("not a library")
+    for path in (text, tmp_path / "nowhere.so"):
+        said = in_a_process(LOAD, PENSTOCK_DNNL=str(path))
+        assert (
+            said == f"PENSTOCK_DNNL={path} cannot be loaded as oneDNN 3: unset it, or name another"
+        )
+
+
+def test_another_library_is_none():
+    program = "from penstock.backends.onednn.library import _open; print(_open('libm.so.6'))"
+    assert in_a_process(program) == "None"
+
+
+@there
+def test_loading_leaves_the_environment_alone(dnnl):
+    program = "import os; from penstock.backends.onednn.library import library; library(); print('GOMP_SPINCOUNT' in os.environ)"
+    assert in_a_process(program) == "False"
+
+
+@there
+def test_nothing_of_it_is_loaded_until_it_is_asked_for():
+    program = """
+import sys, numpy as np, penstock as ps
+from onnx import parser
+model = parser.parse_model('<ir_version: 9, opset_import: ["" : 20]> g (float[2] x) => (float[2] y) { y = Neg(x) }')
+ps.compile(model).run({"x": np.ones(2, np.float32)})
+print(any("onednn" in name or "_cffi" in name for name in sys.modules))
+"""
+    assert in_a_process(program) == "False"
+
+
+def product(dnnl: Library, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, as_it_likes: bool):
+    """A primitive for c = a @ b, with what its weights must be."""
+    lib = dnnl.lib
+    source, target = Descriptor.of(dnnl, a), Descriptor.of(dnnl, c)
+    weights = Descriptor(dnnl, b.shape, b.dtype) if as_it_likes else Descriptor.of(dnnl, b)
+
+    def create(desc, engine, attr):
+        return lib.dnnl_matmul_primitive_desc_create(
+            desc, engine, source.handle, weights.handle, dnnl.ffi.NULL, target.handle, attr
+        )
+
+    made = Primitive(dnnl, create)
+    if as_it_likes:
+        weights_memory = reordered(dnnl, b, made.query(lib.dnnl_query_weights_md))
+    else:
+        weights_memory = memory(dnnl, weights.handle, b)
+    scratch = np.empty(made.scratchpad, np.uint8)
+    return made, {
+        SRC: memory(dnnl, source.handle, a),
+        WEIGHTS: weights_memory,
+        DST: memory(dnnl, target.handle, c),
+        SCRATCHPAD: memory(dnnl, made.query(lib.dnnl_query_scratchpad_md), scratch),
+    }
+
+
+@there
+@pytest.mark.parametrize("as_it_likes", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_product_of_strided_matrices(dnnl, as_it_likes, transposed):
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((5, 7)).astype(np.float32)
+    b = rng.standard_normal((9, 7)).astype(np.float32).T
+    if transposed:
+        a = np.asfortranarray(a)
+    c = np.full((5, 18), 7, np.float32)[:, ::2]
+    made, memories = product(dnnl, a, b, c, as_it_likes=as_it_likes)
+    assert made.implementation
+    made.run(memories)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-5)
+    np.testing.assert_array_equal(c.base[:, 1::2], 7)
+
+
+@there
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_convolution_in_either_layout(dnnl, channels_last):
+    lib, ffi = dnnl.lib, dnnl.ffi
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 3, 6, 6)).astype(np.float32)
+    w = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    bias = rng.standard_normal(4).astype(np.float32)
+    y = np.empty((1, 4, 6, 6), np.float32)
+    if channels_last:
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        y = np.empty((1, 6, 6, 4), np.float32).transpose(0, 3, 1, 2)
+    source, biases, target = (Descriptor.of(dnnl, each) for each in (x, bias, y))
+    weights = Descriptor(dnnl, w.shape, w.dtype)
+    ones, zeros = ffi.new("dnnl_dim_t[]", [1, 1]), ffi.new("dnnl_dim_t[]", [0, 0])
+
+    def create(desc, engine, attr):
+        return lib.dnnl_convolution_forward_primitive_desc_create(
+            desc, engine, lib.dnnl_forward_inference, lib.dnnl_convolution_direct, source.handle,
+            weights.handle, biases.handle, target.handle, ones, zeros, ones, ones, attr,
+        )  # fmt: skip
+
+    made = Primitive(dnnl, create)
+    scratch = np.empty(made.scratchpad, np.uint8)
+    made.run(
+        {
+            SRC: memory(dnnl, source.handle, x),
+            WEIGHTS: reordered(dnnl, w, made.query(lib.dnnl_query_weights_md)),
+            BIAS: memory(dnnl, biases.handle, bias),
+            DST: memory(dnnl, target.handle, y),
+            SCRATCHPAD: memory(dnnl, made.query(lib.dnnl_query_scratchpad_md), scratch),
+        }
+    )
+    padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    want = np.einsum("nchwij,ocij->nohw", windows, w) + bias[:, None, None]
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
+
+
+@there
+def test_a_call_holds_what_it_needs(dnnl):
+    a, b = np.eye(4, dtype=np.float32), np.arange(16, dtype=np.float32).reshape(4, 4)
+    c = np.empty((4, 4), np.float32)
+
+    def call():
+        made, memories = product(dnnl, a, b, c, as_it_likes=True)
+        return made.call(memories)
+
+    function, arguments = call()
+    gc.collect()
+    trash = [np.full(64, i, np.float32) for i in range(200)]
+    for _ in range(3):
+        c[:] = 0
+        assert function(*arguments) == 0
+        np.testing.assert_array_equal(c, b)
+    assert len(trash) == 200
+
+
+@there
+def test_what_there_is_no_primitive_for_is_refused(dnnl):
+    a, b, c = (np.ones(shape, np.float32) for shape in ((2, 3), (4, 5), (2, 5)))
+    with pytest.raises(DnnlError, match="status 2") as caught:
+        product(dnnl, a, b, c, as_it_likes=False)
+    assert isinstance(caught.value, ps.PenstockError)
