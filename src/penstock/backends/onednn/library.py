@@ -99,7 +99,7 @@ def _open(path: str) -> Library | None:
         with _threads_that_block():
             lib: Any = ffi.dlopen(path)
         number = lib.dnnl_version()
-    except (OSError, AttributeError):
+    except (OSError, ffi.error):
         return None
     version = (number.major, number.minor, number.patch)
     if version[0] != 3:
@@ -115,7 +115,7 @@ def _open(path: str) -> Library | None:
 
 @contextmanager
 def _threads_that_block() -> Iterator[None]:
-    """Have the OpenMP runtime that is about to be loaded block its idle threads: left alone, it lets
+    """Have the OpenMP runtime that is about to be loaded block idle threads: left alone, it lets
     them spin, and takes the cores from everybody else. It reads this when it is loaded."""
     before = os.environ.get("GOMP_SPINCOUNT")
     if before is None:
