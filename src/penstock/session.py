@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,7 +17,6 @@ import numpy as np
 
 from penstock import garbage
 from penstock.backends.base import Backend
-from penstock.backends.numpy import NumpyBackend
 from penstock.compiling import EXECUTORS, Compiler, compiling
 from penstock.errors import InvalidInput, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Executor
@@ -38,7 +38,12 @@ from penstock.running import Job, Run
 from penstock.threads import pool
 from penstock.types import ANY, AnyType, TensorType, Type
 
-BACKENDS = {"numpy": NumpyBackend}
+BACKENDS = {
+    "numpy": "penstock.backends.numpy.NumpyBackend",
+    "onednn": "penstock.backends.onednn.OneDnnBackend",
+}
+"""where the backends are that go by a name; imported when they are asked for"""
+_DEFAULT = ("numpy",)
 
 # Sets of feeds and fetches that a session remembers.
 _MOST_SIGNATURES = 256
@@ -130,7 +135,7 @@ class Session:
                 "threads= needs a backend with threads of its own, and there is none yet; NumPy's "
                 "matrix products take theirs from OMP_NUM_THREADS when Python starts"
             )
-        chosen = [_backend(each) for each in backends or BACKENDS]
+        chosen = [_backend(each) for each in backends or _DEFAULT]
         if len({backend.name for backend in chosen}) < len(chosen):
             raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
         self._options = {
@@ -562,7 +567,9 @@ def _backend(chosen: str | Backend) -> Backend:
         return chosen
     if chosen not in BACKENDS:
         raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
-    return BACKENDS[chosen]()
+    module, _, name = BACKENDS[chosen].rpartition(".")
+    made: Backend = getattr(import_module(module), name)()
+    return made
 
 
 def _told(trace: Observer | None, observers: Sequence[Observer]) -> Sequence[Observer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +78,11 @@ class Primitive:
     def query(self, what: int) -> Any:
         """A memory descriptor of the primitive; it goes with the primitive."""
         return self.library.lib.dnnl_primitive_desc_query_md(self._desc, what, 0)
+
+    def query_argument(self, argument: int) -> Any:
+        """The memory descriptor of one of its arguments; it goes with the primitive."""
+        what = self.library.lib.dnnl_query_exec_arg_md
+        return self.library.lib.dnnl_primitive_desc_query_md(self._desc, what, argument)
 
     @property
     def implementation(self) -> str:
@@ -160,3 +166,25 @@ def reordered(library: Library, array: np.ndarray, descriptor: Any) -> Any:
         }
     )
     return target
+
+
+class Weights:
+    """A constant in the layouts that primitives have asked for, each made once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: list[tuple[Any, Any]] = []
+
+    def memory(self, library: Library, constant: np.ndarray, descriptor: Any) -> Any:
+        """Memory with the elements of ``constant`` in the layout of ``descriptor``."""
+        ffi, lib = library.ffi, library.lib
+        with self._lock:
+            for known, found in self._made:
+                if lib.dnnl_memory_desc_equal(known, descriptor):
+                    return found
+            copy = ffi.new("dnnl_memory_desc_t *")
+            library.check(lib.dnnl_memory_desc_clone(copy, descriptor))
+            kept = ffi.gc(copy[0], lib.dnnl_memory_desc_destroy)
+            made = reordered(library, constant, kept)
+            self._made.append((kept, made))
+            return made
