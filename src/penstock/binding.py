@@ -75,7 +75,7 @@ class Binder:
         kind = slot.type
         assert isinstance(kind, TensorType)
         alias = slot.kind is Kind.ALIAS
-        strides = slot.strides if alias else None
+        strides = slot.strides if alias or slot.strides else None
         offset = self._layout.offsets[slot.base if alias else index] + slot.offset
         # Slots that share memory and look at it alike share the array and its name.
         first = seen.setdefault((offset, kind.shape, kind.dtype, strides), index)
@@ -86,6 +86,8 @@ class Binder:
             array = np.ndarray(kind.dims, kind.dtype, memory, offset, strides)
         else:
             array = np.empty(kind.dims, kind.dtype)
+            if strides:
+                array = np.ndarray(kind.dims, kind.dtype, array, 0, strides)
         return f"b{index}", array
 
     def _bind(self, number: int, step: Step) -> str:
@@ -175,6 +177,11 @@ def unshared(value: Any) -> Any:
     return value
 
 
+def solid(value: Any) -> Any:
+    """A tensor without gaps, with its dims in their own order in memory, as callers expect it."""
+    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
+
+
 def copied(target: np.ndarray, value: np.ndarray) -> np.ndarray:
     """``target``, with the elements of ``value``."""
     np.copyto(target, value)
@@ -223,6 +230,7 @@ _HELPERS: dict[str, Callable[..., Any] | Any] = {
     "rows_of": rows_of,
     "same_length": same_length,
     "scalar": scalar,
+    "solid": solid,
     "stack": stack,
     "too_many": too_many,
     "true": np.array(True),

@@ -103,6 +103,8 @@ class _Writer:
         self.max_iterations = max_iterations
         self.observed = observed
         self.shared: frozenset[int] = frozenset()
+        # Whether some values have their dims in another order in memory, and so may outputs.
+        self.ordered = any(slot.kind is Kind.ARENA and slot.strides for slot in plan.slots)
         # Of the expanded task that is being written, the numbers of its blocks.
         self.expanded: tuple[int, ...] = ()
         self.constants: dict[str, Any] = {}
@@ -154,7 +156,8 @@ class _Writer:
             slot = self.slots[i]
             holder = slot.base if slot.base >= 0 else i
             kept = slot.owned and holder not in returned
-            texts.append(self.name[i] if kept else f"unshared({self.name[i]})")
+            text = self.name[i] if kept else f"unshared({self.name[i]})"
+            texts.append(f"solid({text})" if self.ordered else text)
             returned.add(holder)
         self.line(f"return ({', '.join(texts)}{',' if texts else ''})")
 

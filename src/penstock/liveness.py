@@ -252,6 +252,8 @@ class _Liveness:
                 continue
             if not isinstance(other, TensorType) or other.without_data() != kind.without_data():
                 continue
+            if slots[candidate].strides != slots[output].strides:
+                continue
             # Another input may see the same memory differently (a transpose of it, say), or be the
             # very value, where the kernel reads it after it has written.
             rest = [

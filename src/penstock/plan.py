@@ -19,7 +19,7 @@ from penstock.errors import InternalError, LimitExceeded
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import Kernel
 from penstock.ops.control import Carried, is_control
-from penstock.ops.transfer import HOST, is_transfer
+from penstock.ops.transfer import HOST, REORDER, is_transfer
 from penstock.passes.infer import describe, fault
 from penstock.types import STRING, ShapeError, TensorType, Type
 
@@ -42,6 +42,7 @@ class Slot:
     """One value of a plan.
 
     ``base``, ``offset`` (bytes from the start of ``base``) and ``strides`` (bytes) place an alias.
+    An arena slot has ``strides`` where its dims are not in memory in their own order.
     ``roots`` are the arena slots whose memory a dynamic value may share. An ``owned`` dynamic value
     shares memory with nobody (but its own views, whose ``base`` it is), so that it can be handed to
     the caller as it is.
@@ -196,6 +197,8 @@ class _Builder:
         self.direct: set[Value] = set()
         self.views = 0
         self.chosen: dict[Node, Backend] = {}
+        # Slots whose values are there in another order too, by slot and order.
+        self.reordered: dict[tuple[int, tuple[int, ...]], int] = {}
         # Constants in other memories, by the slot that has them in the host's.
         self.elsewhere: dict[tuple[int, str], int] = {}
 
@@ -218,13 +221,15 @@ class _Builder:
                 assert source is not None
                 self.leaving.add(source)
         made: list[Step | None] = []
+        around, self.reordered = self.reordered, dict(self.reordered)
         for node in graph.nodes:
             if node in kernels:
-                made.append(self.step(node, kernels[node], certain))
+                made.append(self.step(node, kernels[node], certain, made))
             elif node.op.name == "If":
                 made.append(self.branches(node))
             else:
                 made.append(self.loop(node))
+        self.reordered = around
         return tuple([step for step in made if step is not None])
 
     # Slots.
@@ -268,7 +273,9 @@ class _Builder:
 
     # Steps with kernels.
 
-    def step(self, node: Node, kernel: Kernel, certain: bool) -> Step | None:
+    def step(
+        self, node: Node, kernel: Kernel, certain: bool, before: list[Step | None]
+    ) -> Step | None:
         inputs = self.read(node.inputs)
         backend = self.chosen[node]
         if backend.memory != HOST and not is_transfer(node):
@@ -288,7 +295,10 @@ class _Builder:
             )
         )
         if into:
-            outputs = tuple([-1 if v is None else self.planned(v) for v in node.outputs])
+            if kernel.layout:
+                inputs = (self.in_order(inputs[0], kernel.layout, before), *inputs[1:])
+            order = self.order(kernel, inputs)
+            outputs = tuple([-1 if v is None else self.planned(v, order) for v in node.outputs])
         else:
             outputs = tuple(
                 [
@@ -318,11 +328,36 @@ class _Builder:
             self.elsewhere[key] = self.add(Slot(slot.name, slot.type, Kind.CONSTANT, copy))
         return self.elsewhere[key]
 
-    def planned(self, value: Value) -> int:
-        """A slot in memory set aside before the run: a loop's free buffer, or its own."""
+    def in_order(self, index: int, order: tuple[int, ...], before: list[Step | None]) -> int:
+        """Slot ``index``, or a copy of it with its dims in ``order`` in memory, made once."""
+        slot = self.slots[index]
+        if not _planned(slot.type) or _order(slot) == order or slot.kind is Kind.CONSTANT:
+            return index
+        key = (index, order)
+        if key not in self.reordered:
+            source = Value(slot.name, slot.type)
+            copy = Value(f"{slot.name}/reordered", slot.type)
+            node = Node(REORDER, [source], [copy], {"order": order}, name=copy.name)
+            kernel = Kernel(np.copy, _copied, layout=order)
+            self.reordered[key] = made = self.planned(copy, order)
+            name = self.backends[0].name
+            before.append(Step(node, kernel, (index,), (made,), into=True, backend=name))
+        return self.reordered[key]
+
+    def order(self, kernel: Kernel, inputs: Sequence[int]) -> tuple[int, ...]:
+        """In which order what a kernel makes has its dims in memory: as it likes, or as what it
+        reads, so that a layout stays until somebody wants another."""
+        if kernel.layout or kernel.contiguous:
+            return kernel.layout
+        orders = (_order(self.slots[i]) for i in inputs if i >= 0)
+        return next((order for order in orders if order), ())
+
+    def planned(self, value: Value, order: tuple[int, ...] = ()) -> int:
+        """A slot in memory set aside before the run: a loop's free buffer, or its own, with dims in
+        the ``order`` given if there are as many."""
         buffers = self.alternating.get(value)
         if buffers is None:
-            return self.define(value, Kind.ARENA)
+            return self.define(value, Kind.ARENA, strides=_strides(value.type, order))
         self.direct.add(value)
         return self.define(value, Kind.DYNAMIC, roots=buffers)
 
@@ -415,6 +450,8 @@ class _Builder:
             assert isinstance(slot.type, TensorType)
             try:
                 model = np.empty(slot.type.dims, slot.type.dtype)
+                if slot.strides and slot.kind is Kind.ARENA:
+                    model = np.ndarray(model.shape, model.dtype, model, 0, slot.strides)
             except (MemoryError, ValueError) as error:
                 raise LimitExceeded(
                     f"value {slot.name!r} of type {slot.type} does not fit into memory"
@@ -544,6 +581,30 @@ def _same(a: Type, b: Type) -> bool:
 
 def _is_tensor(kind: Type) -> bool:
     return isinstance(kind, TensorType)
+
+
+def _copied(source: np.ndarray, target: np.ndarray) -> None:
+    np.copyto(target, source)
+
+
+def _strides(kind: Type, order: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in bytes, of a tensor whose dims are in memory in ``order``; none if that is
+    their own, or is of another rank."""
+    assert isinstance(kind, TensorType) and kind.dtype is not None
+    if len(order) != len(kind.dims) or list(order) == sorted(order):
+        return ()
+    strides, step = [0] * len(order), kind.dtype.itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= kind.dims[axis]
+    return tuple(strides)
+
+
+def _order(slot: Slot) -> tuple[int, ...]:
+    """In which order a planned value has its dims in memory; none if that is their own."""
+    if not slot.strides or slot.kind is not Kind.ARENA:
+        return ()
+    return tuple(sorted(range(len(slot.strides)), key=lambda axis: -slot.strides[axis]))
 
 
 def _within(array: Any, model: np.ndarray) -> bool:

@@ -56,6 +56,9 @@ class Kernel:
 
     ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
 
+    ``layout``: in which order output 0 has its dims in memory, the outermost first, where it is
+    planned, and input 0 too; empty, if in any. What then reads it finds strides to match.
+
     ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
     nobody reads them afterwards. A value that is several inputs may be taken over only if all of
     these are named: others are read while the output is written.
@@ -67,6 +70,7 @@ class Kernel:
     inplace: tuple[int, ...] = ()
     workspace: int = 0
     contiguous: bool = False
+    layout: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)

@@ -23,6 +23,10 @@ TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, _made_of_two)
 """Attributes: ``source`` and ``target``, names of backends."""
 
 
+REORDER = Op("Reorder", "penstock", 1, 1, same_type, _made_of_two)
+"""A copy with dims in another order in memory; plans put it where a kernel asks for one."""
+
+
 def is_transfer(node: Node) -> bool:
     """Whether ``node`` brings a value from one backend's memory to another's."""
     return node.op is TRANSFER

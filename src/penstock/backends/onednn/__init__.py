@@ -53,7 +53,9 @@ class OneDnnBackend(HostBackend):
         if family is None or inputs is None or made is None:
             return None
         recipe = family(self.library, node, inputs, made)
-        return None if recipe is None else DnnlKernel.of(recipe)
+        if recipe is None:
+            return None
+        return DnnlKernel.of(recipe, _channels_last(made[0]) if node.op.name == "Conv" else ())
 
     @property
     def threads(self) -> int:
@@ -61,6 +63,12 @@ class OneDnnBackend(HostBackend):
 
     def set_threads(self, threads: int) -> None:
         self.library.lib.omp_set_num_threads(threads)
+
+
+def _channels_last(kind: TensorType | None) -> tuple[int, ...]:
+    """What convolutions are fastest in."""
+    rank = 0 if kind is None else len(kind.dims)
+    return (0, *range(2, rank), 1) if rank > 2 else ()
 
 
 def _tensors(types: Sequence[Type | None]) -> list[TensorType | None] | None:

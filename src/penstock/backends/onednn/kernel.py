@@ -184,8 +184,9 @@ class DnnlKernel(Kernel):
     recipe: Recipe
 
     @classmethod
-    def of(cls, recipe: Recipe) -> DnnlKernel | None:
-        """The kernel of a recipe; None if oneDNN has no primitive for it."""
+    def of(cls, recipe: Recipe, layout: tuple[int, ...] = ()) -> DnnlKernel | None:
+        """The kernel of a recipe, whose output had best lie in ``layout``; None if oneDNN has no
+        primitive for it."""
         try:
             made = recipe.made(recipe.contiguous)
         except DnnlError:
@@ -203,7 +204,7 @@ class DnnlKernel(Kernel):
             run, arguments = recipe.call(tensors[: count + len(recipe.outputs)], None)
             recipe.library.check(run(*arguments))
 
-        kernel = cls(function, into, workspace=made.primitive.scratchpad)
+        kernel = cls(function, into, workspace=made.primitive.scratchpad, layout=layout)
         object.__setattr__(kernel, "recipe", recipe)
         return kernel
 
