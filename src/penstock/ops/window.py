@@ -131,6 +131,15 @@ def windows(
     )
 
 
+def behind(axes: Sequence[Window]) -> list[int]:
+    """How many elements of padding the last window of each axis sees behind the last of its own: at
+    most those asked for, unless one was kept that is not full; fewer, even less than none, if it
+    does not come to the end."""
+    return [
+        (a.count - 1) * a.stride + (a.kernel - 1) * a.dilation + 1 - a.begin - a.size for a in axes
+    ]
+
+
 def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Window:
     span = (kernel - 1) * axis.dilation + 1
     begin, end = axis.begin, axis.end

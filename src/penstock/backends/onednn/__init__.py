@@ -13,6 +13,7 @@ from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.kernel import DnnlKernel, Recipe, Tensors
 from penstock.backends.onednn.library import Library, library
 from penstock.backends.onednn.matmul import matmul
+from penstock.backends.onednn.pooling import pooling
 from penstock.errors import PenstockError
 from penstock.ir import Node
 from penstock.ops.base import Kernel
@@ -20,7 +21,13 @@ from penstock.types import FLOAT32, TensorType, Type
 
 Family = Callable[[Library, Node, Tensors, Tensors], Recipe | None]
 
-FAMILIES: dict[str, Family] = {"Conv": convolution, "MatMul": matmul}
+FAMILIES: dict[str, Family] = {
+    "AveragePool": pooling,
+    "Conv": convolution,
+    "GlobalAveragePool": pooling,
+    "MatMul": matmul,
+    "MaxPool": pooling,
+}
 """by operation, who makes recipes of its nodes"""
 
 
@@ -55,7 +62,7 @@ class OneDnnBackend(HostBackend):
         recipe = family(self.library, node, inputs, made)
         if recipe is None:
             return None
-        return DnnlKernel.of(recipe, _channels_last(made[0]) if node.op.name == "Conv" else ())
+        return DnnlKernel.of(recipe, _channels_last(made[0]) if family is not matmul else ())
 
     @property
     def threads(self) -> int:
@@ -66,7 +73,7 @@ class OneDnnBackend(HostBackend):
 
 
 def _channels_last(kind: TensorType | None) -> tuple[int, ...]:
-    """What convolutions are fastest in."""
+    """What convolutions and pooling are fastest in."""
     rank = 0 if kind is None else len(kind.dims)
     return (0, *range(2, rank), 1) if rank > 2 else ()
 

@@ -9,7 +9,7 @@ from penstock.backends.onednn.kernel import Made, Recipe, Tensors, with_weights
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS, Descriptor, Primitive
 from penstock.ir import Node
-from penstock.ops.window import windows
+from penstock.ops.window import behind, windows
 from penstock.types import FLOAT32
 
 
@@ -31,14 +31,7 @@ def convolution(library: Library, node: Node, inputs: Tensors, outputs: Tensors)
 
     strides, dilates = dims([a.stride for a in axes]), dims([a.dilation - 1 for a in axes])
     before = dims([a.begin for a in axes])
-    # As many elements behind as the last window needs: fewer than were asked for, if it does not
-    # come to the end.
-    behind = dims(
-        [
-            (a.count - 1) * a.stride + (a.kernel - 1) * a.dilation + 1 - a.begin - a.size
-            for a in axes
-        ]
-    )
+    after = dims(behind(axes))
     shape = (group, w.dims[0] // group, *w.dims[1:]) if group > 1 else w.dims
     constants = {
         argument: (value.const, shape if argument == WEIGHTS else value.const.shape)
@@ -65,7 +58,7 @@ def convolution(library: Library, node: Node, inputs: Tensors, outputs: Tensors)
                 strides,
                 dilates,
                 before,
-                behind,
+                after,
                 attr,
             )
 

@@ -116,6 +116,11 @@ dnnl_status_t dnnl_convolution_forward_primitive_desc_create(
     dnnl_memory_desc_t src, dnnl_memory_desc_t weights, dnnl_memory_desc_t bias,
     dnnl_memory_desc_t dst, const dnnl_dim_t *strides, const dnnl_dim_t *dilates,
     const dnnl_dim_t *padding_l, const dnnl_dim_t *padding_r, dnnl_primitive_attr_t attr);
+dnnl_status_t dnnl_pooling_forward_primitive_desc_create(
+    dnnl_primitive_desc_t *desc, dnnl_engine_t engine, int prop, int alg,
+    dnnl_memory_desc_t src, dnnl_memory_desc_t dst, const dnnl_dim_t *strides,
+    const dnnl_dim_t *kernel, const dnnl_dim_t *dilation, const dnnl_dim_t *padding_l,
+    const dnnl_dim_t *padding_r, dnnl_primitive_attr_t attr);
 dnnl_status_t dnnl_matmul_primitive_desc_create(
     dnnl_primitive_desc_t *desc, dnnl_engine_t engine, dnnl_memory_desc_t src,
     dnnl_memory_desc_t weights, dnnl_memory_desc_t bias, dnnl_memory_desc_t dst,
