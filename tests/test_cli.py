@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import parser
 
+from penstock.backends.onednn.library import library
 from penstock.cli import main
 
 MODEL = """<ir_version: 9, opset_import: ["" : 19]>
@@ -159,6 +160,17 @@ def test_run_with_a_trace(model, tmp_path):
     events = json.loads(trace.read_text())["traceEvents"]
     names = {event["name"] for event in events if event["ph"] == "X"}
     assert any("Mul_0" in name for name in names)
+
+
+def test_info_says_what_the_backends_run_on(model):
+    found = as_json("info", model)["backends"]
+    assert found["numpy"] == f"NumPy {np.__version__}"
+    assert ("onednn" in found) == (library() is not None)
+    if "onednn" in found:
+        assert found["onednn"].startswith("oneDNN 3.")
+        assert "libdnnl" in found["onednn"]
+    shown = " ".join(call("info", model).output.split())
+    assert all(" ".join(what.split()) in shown for what in found.values())
 
 
 def test_plan_of_tasks(model):

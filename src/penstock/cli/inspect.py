@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from penstock.backends.onednn.library import library
 from penstock.cli.base import EXECUTOR, MODEL, SHAPES, all_shapes, command, show_table
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.explain import format_bytes
@@ -33,6 +34,8 @@ def _show_info(result: Mapping[str, Any]) -> None:
             click.echo(f"  {name}{declared}{here}")
     parameters = f"{result['parameters']:,} ({format_bytes(result['parameter_bytes'])})"
     click.echo(f"parameters  {parameters}")
+    for name, what in result["backends"].items():
+        click.echo(f"{name:<11} {what}")
     click.echo(f"nodes       {result['nodes']}")
     show_table(("operation", "nodes"), [(k, str(v)) for k, v in result["operations"].items()])
     if not plan:
@@ -62,6 +65,7 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
         "parameters": sum(c.size for c in constants),
         "parameter_bytes": sum(c.nbytes for c in constants),
+        "backends": _backends(),
     }
     try:
         session = compile(loaded, shapes=all_shapes(loaded, shapes))
@@ -82,6 +86,16 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         "constant_bytes": plan.constant_bytes,
     }
     return result
+
+
+def _backends() -> dict[str, str]:
+    """Libraries of the backends there are, with versions."""
+    found = {"numpy": f"NumPy {np.__version__}"}
+    dnnl = library()
+    if dnnl is not None:
+        version = ".".join(map(str, dnnl.version))
+        found["onednn"] = f"oneDNN {version} for {dnnl.isa}, {dnnl.path}"
+    return found
 
 
 def _constants(model: Model) -> list[np.ndarray]:
