@@ -445,8 +445,12 @@ class Outcome(threading.Thread):
 def test_who_drops_is_not_told_that_there_is_no_memory_for_others():
     found = arenas(1, Host(1))
     take(found)
-    Waiter(found)
+    waiter = Waiter(found)
     found.drop()
+    # What it gets is the right to make one, and the error is its own.
+    assert waiter.got == [None]
+    with pytest.raises(ps.RunError, match="no memory"):
+        found.accept(None)
 
 
 @pytest.mark.parametrize("stopped", [False, True])

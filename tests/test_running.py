@@ -117,7 +117,7 @@ class Counted(Future):
 
 def test_outputs_and_observers_of_a_run():
     seen = Seen()
-    assert Run(None, None, [seen]).here(Fake(), []) == (1,)
+    assert Run(None, None, [seen]).run_inline(Fake(), []) == (1,)
     assert seen.told == ["begin", None]
 
 
@@ -125,7 +125,7 @@ def test_outputs_and_observers_of_a_run():
 def test_what_a_run_raises_is_raised_and_told(error):
     seen = [Seen(), Seen()]
     with pytest.raises(type(error)):
-        Run(None, None, seen).here(Fake(raising(error)), [])
+        Run(None, None, seen).run_inline(Fake(raising(error)), [])
     assert [each.told for each in seen] == [["begin", error]] * 2
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_was_stopped_before_never_begins():
     token, seen, executor = CancelToken(), Seen(), Fake()
     token.cancel()
     with pytest.raises(ps.Cancelled):
-        Run(None, token, [seen]).here(executor, [])
+        Run(None, token, [seen]).run_inline(executor, [])
     assert seen.told == []
     assert not executor.controls
 
@@ -141,13 +141,13 @@ def test_a_run_that_was_stopped_before_never_begins():
 def test_a_run_that_ends_too_late_has_failed():
     token, seen = CancelToken(), Seen()
     with pytest.raises(ps.Cancelled) as caught:
-        Run(None, token, [seen]).here(Fake(lambda control: token.cancel()), [])
+        Run(None, token, [seen]).run_inline(Fake(lambda control: token.cancel()), [])
     assert seen.told == ["begin", caught.value]
 
 
 def test_nobody_can_stop_a_run_that_is_over():
     token, executor = CancelToken(), Fake()
-    Run(60, token, []).here(executor, [])
+    Run(60, token, []).run_inline(executor, [])
     token.cancel()
     assert not executor.controls[0].stopped
 
@@ -157,8 +157,8 @@ def test_two_runs_with_one_token_are_stopped_together_but_fail_apart():
     one, other = Run(None, token, []), Run(None, token, [])
     assert one.control is not other.control
     with pytest.raises(ps.RunError):
-        other.here(second, [])
-    assert one.here(first, []) == (1,)
+        other.run_inline(second, [])
+    assert one.run_inline(first, []) == (1,)
     third, fourth = Run(None, token, []), Run(None, token, [])
     token.cancel()
     assert third.control.stopped
@@ -226,7 +226,7 @@ def test_a_signal_may_cancel_a_run_at_any_moment(call):
 
     def run() -> None:
         with suppress(ps.Cancelled):
-            Run(None, token, []).here(Fake(), [])
+            Run(None, token, []).run_inline(Fake(), [])
         done.set()
 
     threading.Thread(target=run, daemon=True).start()
@@ -239,14 +239,14 @@ def test_a_signal_may_cancel_a_run_at_any_moment(call):
 def test_an_observer_that_refuses_a_run_ends_it():
     refuses, executor = Seen(begin=ps.RunError("no")), Fake()
     with pytest.raises(ps.RunError, match="no"):
-        Run(None, None, [refuses]).here(executor, [])
+        Run(None, None, [refuses]).run_inline(executor, [])
     assert not executor.controls
 
 
 def test_who_was_told_of_the_begin_is_told_of_the_end_though_another_refuses():
     first, refuses = Seen(), Seen(begin=ps.RunError("no"))
     with pytest.raises(ps.RunError):
-        Run(None, None, [first, refuses]).here(Fake(), [])
+        Run(None, None, [first, refuses]).run_inline(Fake(), [])
     assert first.told == ["begin", refuses.begin]
 
 
@@ -257,7 +257,7 @@ def ends_with(way: str, executor: Fake, observers: Sequence[Observer]) -> BaseEx
     """What a run of ``executor`` ends with."""
     if way == "here":
         try:
-            Run(None, None, observers).here(executor, [])
+            Run(None, None, observers).run_inline(executor, [])
         except Exception as error:
             return error
         return None
@@ -504,7 +504,7 @@ def test_nor_does_a_run_on_the_calling_thread():
         output = Output()
         gone = weakref.ref(output)
         run = Run(60, CancelToken(), [Seen()])
-        assert run.here(Fake(lambda control, output=output: (output,)), []) == (output,)
+        assert run.run_inline(Fake(lambda control, output=output: (output,)), []) == (output,)
         del run, output
         assert gone() is None
 
@@ -514,7 +514,7 @@ def test_nor_does_one_that_fails_there():
         executor = Fake(fails)
         gone = weakref.ref(executor)
         with pytest.raises(ps.RunError):
-            Run(60, CancelToken(), [Observer()]).here(executor, [])
+            Run(60, CancelToken(), [Observer()]).run_inline(executor, [])
         del executor
         assert gone() is None
 

@@ -177,8 +177,8 @@ def unshared(value: Any) -> Any:
     return value
 
 
-def solid(value: Any) -> Any:
-    """A tensor without gaps, with its dims in their own order in memory, as callers expect it."""
+def contiguous(value: Any) -> Any:
+    """A tensor with its dims in their own order in memory, as callers expect it."""
     return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
 
 
@@ -230,7 +230,7 @@ _HELPERS: dict[str, Callable[..., Any] | Any] = {
     "rows_of": rows_of,
     "same_length": same_length,
     "scalar": scalar,
-    "solid": solid,
+    "contiguous": contiguous,
     "stack": stack,
     "too_many": too_many,
     "true": np.array(True),

@@ -157,7 +157,7 @@ class _Writer:
             holder = slot.base if slot.base >= 0 else i
             kept = slot.owned and holder not in returned
             text = self.name[i] if kept else f"unshared({self.name[i]})"
-            texts.append(f"solid({text})" if self.ordered else text)
+            texts.append(f"contiguous({text})" if self.ordered else text)
             returned.add(holder)
         self.line(f"return ({', '.join(texts)}{',' if texts else ''})")
 

@@ -70,7 +70,7 @@ def measure(
     plan = compile_plan(copy, backends, where, planned=False)
     hosts = [backend for backend in backends if backend.memory == HOST]
     executor = DataflowExecutor(plan, hosts, limits).observed()
-    fed = _solid(values)
+    fed = _contiguous(values)
     profile = Profile() if profile is None else profile
     threads = {b.name: 1 if single_threaded else b.threads for b in backends}
     # The executor itself enters as one stream: beside it there is nobody, or so many.
@@ -103,7 +103,7 @@ def measure(
     return profile
 
 
-def _solid(values: Sequence[Any]) -> list[Any]:
+def _contiguous(values: Sequence[Any]) -> list[Any]:
     """``values`` to measure with: what stands for values of a shape only, takes no memory of its
     own and is read at another speed."""
     return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
@@ -204,7 +204,7 @@ class Costs(Known):
         """``one`` if a run of it takes at most ``margin`` of what one of ``other`` takes, else
         ``other``: a simulation knows nothing of memory that cores share, nor of Python's lock.
         """
-        fed = _solid(self.values)
+        fed = _contiguous(self.values)
         best = [inf, inf]
         try:
             # The second time round, what the first has left behind (threads that spin) is gone.

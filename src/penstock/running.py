@@ -46,7 +46,7 @@ class Run:
         if self._began:
             self.control.observer.run_end(self.control.run, error)
 
-    def here(self, executor: Executor, values: Sequence[Any]) -> tuple[Any, ...]:
+    def run_inline(self, executor: Executor, values: Sequence[Any]) -> tuple[Any, ...]:
         """Run on the calling thread, to the end."""
         error: BaseException | None = None
         try:

@@ -201,7 +201,7 @@ class Session:
             told = _told(trace, observers)
             if told:
                 executor = self._observed(signature, key, values)
-            outputs = Run(timeout, cancel, told).here(executor, values)
+            outputs = Run(timeout, cancel, told).run_inline(executor, values)
         return dict(zip(signature.outputs, outputs, strict=False))
 
     def __call__(self, *inputs: Any) -> Any:

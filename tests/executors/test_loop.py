@@ -226,6 +226,7 @@ def test_as_many_as_the_queue_allows_are_inside():
     workers = Workers("test", 8)
     meet = Meeting(4)
     begin(drawn(12), dict.fromkeys(range(12), meet), [Queue(4, workers)]).run()
+    assert len(meet.threads) == 4
     workers.close()
 
 
@@ -461,6 +462,7 @@ def test_two_loops_turn_at_the_same_time(workers):
     tasks = drawn(4, blocks={0: [(1,)], 2: [(3,)]})
     functions = {0: turning(50), 2: turning(50, 2), 1: meet, 3: meet}
     begin(tasks, functions, [Queue(2, workers)]).run()
+    assert len(meet.threads) == 2
 
 
 def test_what_follows_a_loop_waits_for_its_last_iteration(workers):

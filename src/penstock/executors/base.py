@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend, Share
 from penstock.codegen import Program
 from penstock.errors import (
@@ -262,7 +263,7 @@ Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
 """Takes the outputs of a run, or else the error that it ended with."""
 
 
-def here(executor: Executor, inputs: Sequence[Any], control: Control, done: Done) -> None:
+def run_inline(executor: Executor, inputs: Sequence[Any], control: Control, done: Done) -> None:
     """``run_async`` of an executor that has all to do itself: on the calling thread, to the end."""
     try:
         outputs = executor.run(inputs, control)
@@ -270,6 +271,31 @@ def here(executor: Executor, inputs: Sequence[Any], control: Control, done: Done
         done(None, error)
     else:
         done(outputs, None)
+
+
+class Generated:
+    """What executors of generated code have in common: ``watched``, whether observers are told, and
+    ``_arenas``, None where nothing is planned."""
+
+    watched: bool
+    _code: Code
+    _arenas: Arenas[Any] | None = None
+
+    @property
+    def source(self) -> str:
+        return self._code.program.source
+
+    @property
+    def plan_bytes(self) -> int:
+        return self._code.program.nbytes
+
+    @property
+    def arena_bytes(self) -> int:
+        return 0 if self._arenas is None else self._arenas.nbytes
+
+    def trim(self) -> None:
+        if self._arenas is not None:
+            self._arenas.trim()
 
 
 # Threads of kernels.

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.arenas import Code
 from penstock.backends.base import Backend
-from penstock.executors.base import Control, Done, fail, here, share_of
+from penstock.executors.base import Control, Done, Generated, fail, run_inline, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.grouping import OneByOne
 from penstock.limits import Limits
@@ -22,7 +22,7 @@ from penstock.plan import Plan
 from penstock.tasks import arrange
 
 
-class DataflowExecutor:
+class DataflowExecutor(Generated):
     """Runs a plan of dynamic values step by step, the most urgent of those that are ready."""
 
     name = "dataflow"
@@ -31,6 +31,7 @@ class DataflowExecutor:
         self, plan: Plan, hosts: Sequence[Backend], limits: Limits, *, observed: bool = False
     ) -> None:
         self.plan = plan
+        self.watched = observed
         self._hosts = hosts
         self._share = share_of(plan, hosts)
         self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
@@ -44,24 +45,12 @@ class DataflowExecutor:
     def observed(self) -> DataflowExecutor:
         return DataflowExecutor(self.plan, self._hosts, self._limits, observed=True)
 
-    @property
-    def source(self) -> str:
-        return self._code.program.source
-
-    @property
-    def arena_bytes(self) -> int:
-        return 0
-
-    @property
-    def plan_bytes(self) -> int:
-        return self._code.program.nbytes
-
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         V = [None] * self._flow.slots
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
         control = control.own()
-        run = FlowRun(self._flow, self._functions, V, control, observe=self._code.observed)
+        run = FlowRun(self._flow, self._functions, V, control, observe=self.watched)
         try:
             if self._share is None:
                 run.run()
@@ -73,7 +62,4 @@ class DataflowExecutor:
             fail(error, self._code.program, self.plan)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        here(self, inputs, control, done)
-
-    def trim(self) -> None:
-        pass
+        run_inline(self, inputs, control, done)

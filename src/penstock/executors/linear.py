@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend
-from penstock.executors.base import Control, Done, fail, here, share_of, silent
+from penstock.executors.base import Control, Done, Generated, fail, run_inline, share_of, silent
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out
 from penstock.plan import Plan
@@ -18,7 +18,7 @@ from penstock.plan import Plan
 Run = Callable[..., tuple[Any, ...]]
 
 
-class LinearExecutor:
+class LinearExecutor(Generated):
     """Runs a plan as one generated function. Arenas are of the first of ``hosts``, the backends of
     the host's memory, and runs at the same time share the threads of their kernels."""
 
@@ -35,6 +35,7 @@ class LinearExecutor:
         observed: bool = False,
     ) -> None:
         self.plan = plan
+        self.watched = observed
         self.layout = layout or lay_out(plan)
         self._arguments = (plan, hosts, limits)
         self._share = share_of(plan, hosts)
@@ -52,18 +53,6 @@ class LinearExecutor:
     def observed(self) -> LinearExecutor:
         return LinearExecutor(*self._arguments, layout=self.layout, observed=True)
 
-    @property
-    def source(self) -> str:
-        return self._code.program.source
-
-    @property
-    def arena_bytes(self) -> int:
-        return self._arenas.nbytes
-
-    @property
-    def plan_bytes(self) -> int:
-        return self._code.program.nbytes
-
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         arenas = self._arenas
         try:
@@ -71,7 +60,7 @@ class LinearExecutor:
         except IndexError:
             run = arenas.take(control)
         try:
-            if self._code.observed:
+            if self.watched:
                 control.observer.allocation(control.run, arenas.size)
             if self._share is None:
                 return run(control, *inputs)
@@ -81,11 +70,8 @@ class LinearExecutor:
             fail(error, self._code.program, self.plan)
         finally:
             arenas.give(run)
-            if self._code.observed:
+            if self.watched:
                 control.observer.allocation(control.run, -arenas.size)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        here(self, inputs, control, done)
-
-    def trim(self) -> None:
-        self._arenas.trim()
+        run_inline(self, inputs, control, done)

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend, Share
-from penstock.executors.base import Control, Done, explained, fail, share_of
+from penstock.executors.base import Control, Done, Generated, explained, fail, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out_tasks
@@ -29,7 +29,7 @@ class _Bound(NamedTuple):
     results: Callable[[list[Any]], tuple[Any, ...]]
 
 
-class ParallelExecutor:
+class ParallelExecutor(Generated):
     """Runs the tasks of a plan, those that do not wait for each other at the same time.
 
     ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
@@ -53,6 +53,7 @@ class ParallelExecutor:
         observed: bool = False,
     ) -> None:
         self.plan = plan
+        self.watched = observed
         self.tasks = tasks
         self.layout = layout or lay_out_tasks(plan, tasks)
         self._make = partial(ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile)
@@ -70,21 +71,6 @@ class ParallelExecutor:
 
     def observed(self) -> ParallelExecutor:
         return self._make(layout=self.layout, observed=True)
-
-    @property
-    def source(self) -> str:
-        return self._code.program.source
-
-    @property
-    def arena_bytes(self) -> int:
-        return self._arenas.nbytes
-
-    @property
-    def plan_bytes(self) -> int:
-        return self._code.program.nbytes
-
-    def trim(self) -> None:
-        self._arenas.trim()
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()
@@ -192,10 +178,5 @@ class ParallelExecutor:
         return V
 
     def _allocated(self, control: Control, nbytes: int) -> None:
-        if self._code.observed:
+        if self.watched:
             control.observer.allocation(control.run, nbytes)
-
-    @property
-    def watched(self) -> bool:
-        """Whether observers are told."""
-        return self._code.observed

@@ -69,7 +69,9 @@ class OneDnnBackend(HostBackend):
         return int(self.library.lib.omp_get_max_threads())
 
     def set_threads(self, threads: int) -> None:
-        self.library.lib.omp_set_num_threads(threads)
+        # With OpenMP this is a setting of each calling thread: nobody can change it for the others,
+        # and one changed on a pool's thread would stay so.
+        pass
 
 
 def _channels_last(kind: TensorType | None) -> tuple[int, ...]:

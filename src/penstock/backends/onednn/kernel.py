@@ -164,12 +164,12 @@ def _with_handles(
     handle, cast = library.lib.dnnl_memory_set_data_handle, library.ffi.cast
 
     def run(*arrays: np.ndarray) -> None:
-        solid = []
+        used = []
         for (each, read), x in zip(memories, arrays, strict=True):
             if not x.flags.c_contiguous:
-                assert read, "memory set aside for a result has gaps"
+                assert read, "memory set aside for a result is not contiguous"
                 x = np.ascontiguousarray(x)
-            solid.append(x)  # copies stay until the call is over
+            used.append(x)  # copies stay until the call is over
             handle(each, cast("void *", address(x)))
         library.check(function(*arguments))
 
