@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +17,7 @@ from penstock.arenas import Arenas
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import Control
 from penstock.limits import Limits
+from tests.timing import switching
 
 SIZE = 1024
 
@@ -69,17 +69,6 @@ class Waiter:
     def __init__(self, of: Arenas[Arena]) -> None:
         self.got: list[Arena] = []
         self.at_once = of.ask(self.got.append)
-
-
-@contextmanager
-def switching() -> Iterator[None]:
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def all_end(*threads: threading.Thread) -> None:

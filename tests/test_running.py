@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from penstock.observe import ObservedRun, Observer
 from penstock.plan import Plan
 from penstock.running import Job, Run
 from tests.test_threads import end_of, in_child
+from tests.timing import uncollected
 
 PLAN = Plan("g", (), (), (), ())
 
@@ -431,17 +431,6 @@ def test_whoever_is_first_ends_a_job_and_nobody_else(seed):
 
 
 # What is left of a run.
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Nothing goes but what nobody refers to."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class Output:

@@ -1,0 +1,450 @@
+"""How runs of every executor end, and what is left of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock import compiling
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors.base import Control
+from penstock.executors.loop import Queue
+from penstock.executors.parallel import ParallelExecutor
+from penstock.grouping import OneByOne
+from penstock.ir import clone
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.observe import ObservedRun, Observer
+from penstock.passes.pipeline import optimize
+from penstock.plan import Plan, Step, compile_plan
+from penstock.tasks import arrange
+from penstock.threads import Workers
+from tests.executors.flows import (
+    BrokenError,
+    ended,
+    idle,
+    on,
+)
+from tests.executors.test_parallel import OfAllSteps, Unmeasured
+from tests.timing import SOON, uncollected
+
+# Through executors.
+
+
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+
+#   x -> t -> y (picks one)
+#   x -> u -> z
+TWO = """g (float[3] x, int64[N] i) => (float[N] y, float[3] z) {
+    t = Neg(x) y = Gather(t, i) u = Exp(x) z = Sin(u) }"""
+
+ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
+    y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w)
+        { d = Identity(c) a = Neg(v) w = Add(v, a) }>
+    z = Exp(x) }"""
+
+
+@pytest.fixture
+def every_step_a_task(monkeypatch, workers) -> Workers:
+    """The parallel executor takes each step for a task, and has a pool of two threads."""
+    monkeypatch.setattr(compiling, "Clustered", OfAllSteps)
+    monkeypatch.setattr(compiling, "Costs", Unmeasured)
+    monkeypatch.setattr(compiling, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(compiling, "pool", lambda *arguments: workers)
+    return workers
+
+
+EXECUTORS = ["linear", "dataflow", "parallel"]
+each_executor = pytest.mark.parametrize("executor", EXECUTORS)
+
+
+def session(text: str, executor: str, **options: Any) -> ps.Session:
+    return ps.compile(parser.parse_model(HEADER + text), executor=executor, **options)
+
+
+def feeds(i: int) -> dict[str, np.ndarray]:
+    return {"x": np.zeros(3, np.float32), "i": np.array([i])}
+
+
+@each_executor
+def test_a_failed_run_holds_nothing_of_what_was_fed(every_step_a_task, executor):
+    made = session(TWO, executor)
+    made.run(feeds(1))
+    with uncollected():
+        given = feeds(7)
+        gone = weakref.ref(given["x"])
+        with pytest.raises(ps.RunError):
+            made.run(given)
+        idle(every_step_a_task)
+        del given
+        assert gone() is None
+
+
+@each_executor
+def test_a_run_holds_nothing_of_what_was_fed(every_step_a_task, executor):
+    made = session(TWO, executor)
+    made.run(feeds(1))
+    with uncollected():
+        given = feeds(1)
+        gone = [weakref.ref(given["x"])]
+        outputs = made.run(given)
+        gone.append(weakref.ref(outputs["y"]))
+        idle(every_step_a_task)
+        del given, outputs
+        assert [each() for each in gone] == [None] * len(gone)
+
+
+@each_executor
+@pytest.mark.parametrize("i", [1, 7])
+def test_a_submitted_run_holds_nothing_when_it_is_over(every_step_a_task, executor, monkeypatch, i):
+    from penstock import session as module
+
+    monkeypatch.setattr(module, "pool", lambda: every_step_a_task)
+    made = session(TWO, executor)
+    made.run(feeds(1))
+    with uncollected():
+        given = feeds(i)
+        gone = [weakref.ref(given["x"])]
+        future = made.submit(given)
+        assert (future.exception(SOON) is None) == (i == 1)
+        if i == 1:
+            gone.append(weakref.ref(future.result(0)["y"]))
+        idle(every_step_a_task)
+        del given, future
+        assert [each() for each in gone] == [None] * len(gone)
+
+
+@each_executor
+def test_a_failed_run_says_what_it_failed_with(every_step_a_task, executor):
+    with pytest.raises(ps.RunError, match="Gather") as caught:
+        session(TWO, executor).run(feeds(7))
+    assert caught.value.__cause__ is not None
+
+
+class Live(Observer):
+    """Adds up what runs allocate, and raises where it shall."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.lock = threading.Lock()
+        self.bytes = 0
+        self.fails = fails
+
+    def allocation(self, run: ObservedRun, nbytes: int) -> None:
+        with self.lock:
+            self.bytes += nbytes
+        if self.fails == "allocation":
+            raise BrokenError
+
+    def step_ready(self, run: ObservedRun, step: Step) -> None:
+        if self.fails == "step_ready":
+            raise BrokenError
+
+
+@each_executor
+@pytest.mark.parametrize("way", ["run", "submit"])
+def test_what_a_run_allocates_is_given_back_but_for_its_outputs(every_step_a_task, executor, way):
+    made, live = session(TWO, executor), Live()
+    if way == "run":
+        outputs = made.run(feeds(1), observers=[live])
+    else:
+        outputs = made.submit(feeds(1), observers=[live]).result(SOON)
+    idle(every_step_a_task)
+    assert live.bytes == sum(each.nbytes for each in outputs.values())
+
+
+@pytest.mark.parametrize("executor", ["linear", "parallel"])
+def test_and_where_it_fails_its_arena_is(every_step_a_task, executor):
+    made, live = session(TWO, executor), Live()
+    with pytest.raises(ps.RunError):
+        made.run(feeds(7), observers=[live])
+    assert live.bytes <= 0 + sum(each.nbytes for each in feeds(0).values())
+
+
+def parallel(
+    text: str, pool: Workers, limits: Limits = DEFAULT_LIMITS, *, observed: bool = False
+) -> ParallelExecutor:
+    """Every step a task, on the caller and a pool."""
+    graph = clone(ps.load(parser.parse_model(HEADER + text)).graph)
+    optimize(graph, limits)
+    plan: Plan = compile_plan(graph, [NumpyBackend()])
+    queues = [Queue(2, pool)]
+    tasks = arrange(plan, OneByOne())
+    return ParallelExecutor(plan, tasks, [NumpyBackend()], limits, queues, 0.0, observed=observed)
+
+
+class Outcome:
+    """What ``run_async`` hands out."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.calls: list[tuple[Any, BaseException | None]] = []
+
+    def __call__(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        self.calls.append((outputs, error))
+        self.event.set()
+
+    @property
+    def error(self) -> BaseException | None:
+        assert self.event.wait(SOON)
+        ((_, error),) = self.calls
+        return error
+
+
+def one_arena(text: str) -> Limits:
+    """Limits that allow a plan of ``text`` one arena."""
+    pool = Workers("test", 1)
+    size = parallel(text, pool).arena_bytes
+    assert size > 0
+    return Limits(max_bytes=size + size // 2)
+
+
+BIG = np.array(2**62)
+X = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("n", [1, 7])
+@pytest.mark.parametrize("way", ["run", "run_async"])
+def test_a_run_gives_its_arena_back(workers, way, n):
+    executor = parallel(TWO, workers)
+    held = executor.arena_bytes
+    given = [np.zeros(3, np.float32), np.array([n])]
+    for _ in range(3):
+        done = Outcome()
+        if way == "run_async":
+            executor.run_async(given, Control(), done)
+            assert (done.error is None) == (n == 1)
+        else:
+            with suppress(ps.RunError):
+                executor.run(given, Control())
+        idle(workers)
+        assert len(executor._arenas.free) == 1
+    assert executor.arena_bytes == held
+
+
+def test_runs_that_wait_for_the_one_arena_follow_each_other(workers):
+    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
+    control, first = Control(), Outcome()
+    workers.submit(partial(executor.run_async, [X, BIG], control, first))
+    while executor._arenas.free:
+        time.sleep(0)
+    others = [Outcome() for _ in range(10)]
+    for each in others:
+        executor.run_async([X, np.array(1)], Control(), each)
+    assert not any(each.calls for each in others)
+    control.set(ps.Cancelled("enough"))
+    assert isinstance(first.error, ps.Cancelled)
+    assert [each.error for each in others] == [None] * 10
+    idle(workers)
+    assert len(executor._arenas.free) == 1
+
+
+def test_one_that_waits_for_an_arena_can_be_stopped(workers):
+    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
+    control, first = Control(), Outcome()
+    workers.submit(partial(executor.run_async, [X, BIG], control, first))
+    while executor._arenas.free:
+        time.sleep(0)
+    waits, second = Control(), Outcome()
+    executor.run_async([X, np.array(1)], waits, second)
+    waits.set(ps.DeadlineExceeded("late"))
+    try:
+        assert second.event.wait(SOON)
+    finally:
+        control.set(ps.Cancelled("enough"))
+        assert isinstance(first.error, ps.Cancelled)
+        idle(workers)
+
+
+def test_one_that_gets_an_arena_at_once_is_stopped_by_nobody_else(workers):
+    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
+    held = executor._arenas.free.pop()
+    ask, control, done = executor._arenas.ask, Control(), Outcome()
+
+    def slowly(receive: Callable[[Any], None]) -> Any:
+        asked = ask(receive)
+        executor._arenas.give(held)
+        assert done.error is None
+        return asked
+
+    executor._arenas.ask = slowly  # type: ignore[method-assign]
+    executor.run_async([X, np.array(1)], control, done)
+    idle(workers)
+    assert control.on_stop is None
+
+
+@pytest.mark.parametrize("fails", ["allocation", "step_ready"])
+@pytest.mark.parametrize("way", ["run", "run_async", "later"])
+def test_an_observer_that_fails_as_a_run_begins_loses_no_arena(workers, way, fails):
+    executor = parallel(ENDLESS, workers, one_arena(ENDLESS), observed=True)
+    control, done = Control(), Outcome()
+    control.observer = Live(fails)
+    hook, threading.excepthook = threading.excepthook, lambda args: None
+    try:
+        if way == "run":
+            with pytest.raises((BrokenError, ps.PenstockError)):
+                executor.run([X, np.array(1)], control)
+        elif way == "run_async":
+            try:
+                executor.run_async([X, np.array(1)], control, done)
+            except BrokenError as error:  # as good as an error that done is told
+                done(None, error)
+        else:
+            (held,) = [executor._arenas.free.pop()]
+            executor.run_async([X, np.array(1)], control, done)
+            executor._arenas.give(held)
+            idle(workers)
+            assert done.event.wait(SOON)
+        idle(workers)
+        assert len(executor._arenas.free) == 1
+    finally:
+        threading.excepthook = hook
+
+
+def test_an_arena_is_given_back_when_nobody_writes_to_it_any_more(workers, gate):
+    """A run that fails while another of its tasks is inside a kernel."""
+    executor = parallel(TWO, workers)
+    inside, given = threading.Event(), []
+    (bound,) = executor._arenas.free
+    names = [task.steps[0].node.op.name for task in executor.tasks.tasks]
+
+    def slow(control: Control, V: list[Any], run: Callable[..., Any]) -> None:
+        inside.set()
+        assert gate.wait(SOON)
+        given.append(len(executor._arenas.free))
+        run(control, V)
+
+    def late(control: Control, V: list[Any], run: Callable[..., Any]) -> None:
+        assert inside.wait(SOON)
+        run(control, V)
+
+    for t, name in enumerate(names):
+        if name == "Exp":
+            bound.functions[t] = partial(slow, run=bound.functions[t])
+        elif name == "Gather":
+            bound.functions[t] = partial(late, run=bound.functions[t])
+    control, raised = Control(), []
+
+    def call() -> None:
+        try:
+            executor.run([np.zeros(3, np.float32), np.array([7])], control)
+        except ps.RunError as error:
+            raised.append(error)
+
+    caller = on(threading.Thread(target=call))
+    while not control.stopped:
+        time.sleep(0)
+    gate.set()
+    ended(caller)
+    assert given == [0]
+    assert len(raised) == 1
+    assert list(executor._arenas.free) == [bound]
+
+
+def test_an_interrupted_run_gives_its_arena_up(workers, gate):
+    """Other workers may still write to it."""
+    executor = parallel(TWO, workers)
+    inside = threading.Event()
+    (bound,) = executor._arenas.free
+    names = [task.steps[0].node.op.name for task in executor.tasks.tasks]
+
+    def slow(control: Control, V: list[Any]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert inside.wait(SOON)
+            raise KeyboardInterrupt
+        inside.set()
+        assert gate.wait(SOON)
+
+    for t, name in enumerate(names):
+        if name in ("Exp", "Neg"):
+            bound.functions[t] = slow
+    with pytest.raises(KeyboardInterrupt):
+        executor.run([np.zeros(3, np.float32), np.array([1])], Control())
+    assert not executor._arenas.free
+    assert executor.arena_bytes == 0
+    y, z = executor.run([np.zeros(3, np.float32), np.array([1])], Control())
+    assert (y.tolist(), z[0]) == ([0], np.sin(np.float32(1)))
+    gate.set()
+    idle(workers)
+
+
+def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
+    from tests.test_threads import in_child
+
+    executor = parallel(ENDLESS, workers)
+    executor.run([X, np.array(1)], Control())  # what is imported by the first run
+    control, first = Control(), Outcome()
+    workers.submit(partial(executor.run_async, [X, BIG], control, first))
+    while executor._arenas.free:
+        time.sleep(0)
+
+    def child() -> None:
+        done = Outcome()
+        executor.run_async([X, np.array(1)], Control(), done)
+        assert done.error is None
+        assert executor.run([X, np.array(2)], Control())[0].tolist() == [0] * 4
+
+    try:
+        assert in_child(child)
+    finally:
+        control.set(ps.Cancelled("enough"))
+        assert isinstance(first.error, ps.Cancelled)
+
+
+def test_nor_does_it_wait_for_the_arena_of_that_run(workers):
+    from tests.test_threads import in_child
+
+    executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
+    executor.run([X, np.array(1)], Control())
+    control, first = Control(), Outcome()
+    workers.submit(partial(executor.run_async, [X, BIG], control, first))
+    while executor._arenas.free:
+        time.sleep(0)
+
+    def child() -> None:
+        late = Control()
+        threading.Timer(0.5, late.set, [ps.Cancelled("the arena did not come")]).start()
+        executor.run([X, np.array(2)], late)
+
+    try:
+        assert in_child(child)
+    finally:
+        control.set(ps.Cancelled("enough"))
+        assert isinstance(first.error, ps.Cancelled)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("call", ["step_ready", "step_begin", "step_end", "allocation"])
+@pytest.mark.parametrize("executor", ["dataflow", "parallel"])
+def test_an_observer_may_stop_the_run(every_step_a_task, executor, call, n):
+    #   a -> b -> c -> d
+    text = "g (float[N] x) => (float[N] d) { a = Exp(x) b = Sin(a) c = Neg(b) d = Cos(c) }"
+    made, token = session(text, executor), ps.CancelToken()
+    raised: list[BaseException] = []
+    calls: list[object] = []
+
+    def count(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == n:
+            token.cancel()
+
+    observer = Observer()
+    setattr(observer, call, count)
+
+    def run() -> None:
+        try:
+            made.run({"x": np.ones(4, np.float32)}, cancel=token, observers=[observer])
+        except ps.PenstockError as error:
+            raised.append(error)
+
+    thread = on(threading.Thread(target=run, daemon=True))
+    thread.join(1)
+    assert [type(error) for error in raised] == [ps.Cancelled]
