@@ -172,3 +172,12 @@ def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatc
         "1 threads",
         "4 threads",
     ]
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "auto"])
+def test_costs_are_not_read_where_they_decide_nothing(executor, monkeypatch):
+    def refuse():
+        raise AssertionError("nobody needs the table")
+
+    monkeypatch.setattr(costs, "table", refuse)
+    compiled(executor=executor).run({"x": X})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import cached_property
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -116,10 +117,15 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self._table = costs.table()
         self._own: dict[tuple[str, str, bool], float] = {}
 
+    @cached_property
+    def _table(self) -> costs.CostTable:
+        # Read from its file only where something is decided by costs.
+        return costs.table()
+
     def known(self, node: Node, backend: Backend, single_threaded: bool) -> float | None:
+        """What ``node`` took on ``backend`` when it was measured; None if it never was."""
         signature = costs.signature(node)
         if signature is not None:
             threads = 1 if single_threaded else backend.threads
