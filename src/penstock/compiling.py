@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from penstock.limits import Limits
 from penstock.measuring import Costs, Known, on_backends
 from penstock.ops.cost import seconds as estimated
 from penstock.ops.transfer import HOST
+from penstock.passes.fuse import fuse
 from penstock.passes.pipeline import optimize
 from penstock.passes.sizes import check_sizes
 from penstock.placement import candidates, choose
@@ -100,11 +102,19 @@ class Compiler:
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
 
     def _executor(self, graph: Graph, values: Sequence[Any]) -> Executor:
+        fusing = [backend for backend in self.backends if backend.fuses]
+        if fusing:
+            graph = clone(graph)
+            fuse(graph, partial(_accepted, fusing))
         allowed = candidates(graph, self.backends, self.overrides)
         costs = Costs(graph, allowed, self.backends, values, self.limits)
         parallel = self.kind in ("parallel", "auto")
-        if all(len(each) == 1 for each in allowed.values()):
-            placed = {node: each[0] for node, each in allowed.items()}
+        if all(backend.memory == HOST for backend in self.backends):
+            # Values stay where they are, so that each node may go where it is fastest.
+            placed = {
+                node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
+                for node, each in allowed.items()
+            }
         else:
             costs.complete(single_threaded=parallel)
 
@@ -152,6 +162,11 @@ class Compiler:
         all_queues = [Queue(workers, pool()), *away]
         made = ParallelExecutor(plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S)
         return costs.faster(made, linear, _TRIED[self.kind])
+
+
+def _accepted(backends: Sequence[Backend], node: Node) -> bool:
+    types = [None if value is None else value.type for value in node.inputs]
+    return any(backend.supports(node, types) for backend in backends)
 
 
 # What the parallel executor is taken for: simulated, it must take less than this part of the time

@@ -51,7 +51,17 @@ class Node:
     ``origin`` says where the node came from and stands in every message about it.
     """
 
-    __slots__ = ("attrs", "control_inputs", "device", "inputs", "name", "op", "origin", "outputs")
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "control_inputs",
+        "device",
+        "inputs",
+        "name",
+        "op",
+        "origin",
+        "outputs",
+    )
 
     def __init__(
         self,

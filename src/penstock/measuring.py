@@ -145,6 +145,13 @@ class Known:
                 return near
         return estimated(node)
 
+    def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
+        """What ``node`` is expected to take on ``backend``, compared with others: measured, if it
+        has been measured on all of them, else as they estimate it themselves."""
+        found = {each.name: self.known(node, each, False) for each in among}
+        known = found[backend.name]
+        return backend.seconds(node) if known is None or None in found.values() else known
+
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """What it takes to bring ``nbytes`` from one backend to another, by their names."""
         found = self._table.transfer(source, target, nbytes)

@@ -197,6 +197,8 @@ class _Builder:
         self.direct: set[Value] = set()
         self.views = 0
         self.chosen: dict[Node, Backend] = {}
+        # Values that all readers want with their dims in another order, and in which.
+        self.transposed: dict[Value | None, tuple[int, ...]] = {}
         # Slots whose values are there in another order too, by slot and order.
         self.reordered: dict[tuple[int, tuple[int, ...]], int] = {}
         # Constants in other memories, by the slot that has them in the host's.
@@ -204,6 +206,7 @@ class _Builder:
 
     def plan(self, graph: Graph) -> Plan:
         self.leaving.update(graph.outputs)
+        self.transposed.update(_transposed(graph))
         inputs = [self.define(value, Kind.DYNAMIC) for value in graph.inputs]
         steps = self.steps(graph, certain=True)
         outputs = [self.slot(value) for value in graph.outputs]
@@ -292,12 +295,18 @@ class _Builder:
             and (
                 all(value in self.alternating for value in values)
                 or self.leaving.isdisjoint(values)
+                or kernel.bound
             )
         )
         if into:
-            if kernel.layout:
-                inputs = (self.in_order(inputs[0], kernel.layout, before), *inputs[1:])
-            order = self.order(kernel, inputs)
+            order = self.order(node, kernel, inputs)
+            if kernel.dense:
+                inputs = tuple(
+                    [
+                        self.in_order(index, order, before) if i in kernel.dense else index
+                        for i, index in enumerate(inputs)
+                    ]
+                )
             outputs = tuple([-1 if v is None else self.planned(v, order) for v in node.outputs])
         else:
             outputs = tuple(
@@ -329,24 +338,27 @@ class _Builder:
         return self.elsewhere[key]
 
     def in_order(self, index: int, order: tuple[int, ...], before: list[Step | None]) -> int:
-        """Slot ``index``, or a copy of it with its dims in ``order`` in memory, made once."""
+        """Slot ``index``, or a copy of it without gaps and with its dims in ``order`` in memory,
+        made once."""
         slot = self.slots[index]
-        if not _planned(slot.type) or _order(slot) == order or slot.kind is Kind.CONSTANT:
+        if not _planned(slot.type) or slot.kind is Kind.CONSTANT or _lies(slot, order):
             return index
         key = (index, order)
         if key not in self.reordered:
             source = Value(slot.name, slot.type)
             copy = Value(f"{slot.name}/reordered", slot.type)
             node = Node(REORDER, [source], [copy], {"order": order}, name=copy.name)
-            kernel = Kernel(np.copy, _copied, layout=order)
+            kernel = self.kernel(node, True)
             self.reordered[key] = made = self.planned(copy, order)
-            name = self.backends[0].name
+            name = self.chosen[node].name
             before.append(Step(node, kernel, (index,), (made,), into=True, backend=name))
         return self.reordered[key]
 
-    def order(self, kernel: Kernel, inputs: Sequence[int]) -> tuple[int, ...]:
+    def order(self, node: Node, kernel: Kernel, inputs: Sequence[int]) -> tuple[int, ...]:
         """In which order what a kernel makes has its dims in memory: as it likes, or as what it
         reads, so that a layout stays until somebody wants another."""
+        if kernel.free:
+            return self.transposed.get(node.outputs[0]) or kernel.layout
         if kernel.layout or kernel.contiguous:
             return kernel.layout
         orders = (_order(self.slots[i]) for i in inputs if i >= 0)
@@ -583,15 +595,11 @@ def _is_tensor(kind: Type) -> bool:
     return isinstance(kind, TensorType)
 
 
-def _copied(source: np.ndarray, target: np.ndarray) -> None:
-    np.copyto(target, source)
-
-
-def _strides(kind: Type, order: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in bytes, of a tensor whose dims are in memory in ``order``; none if that is
-    their own, or is of another rank."""
+def _strides(kind: Type, order: Sequence[int], *, always: bool = False) -> tuple[int, ...]:
+    """The strides, in bytes, of a tensor whose dims are in memory in ``order``; none, unless they
+    are asked for ``always``, if that is their own, or is of another rank."""
     assert isinstance(kind, TensorType) and kind.dtype is not None
-    if len(order) != len(kind.dims) or list(order) == sorted(order):
+    if not always and (len(order) != len(kind.dims) or list(order) == sorted(order)):
         return ()
     strides, step = [0] * len(order), kind.dtype.itemsize
     for axis in reversed(order):
@@ -602,9 +610,36 @@ def _strides(kind: Type, order: Sequence[int]) -> tuple[int, ...]:
 
 def _order(slot: Slot) -> tuple[int, ...]:
     """In which order a planned value has its dims in memory; none if that is their own."""
-    if not slot.strides or slot.kind is not Kind.ARENA:
+    if not slot.strides or slot.kind not in (Kind.ARENA, Kind.ALIAS):
         return ()
-    return tuple(sorted(range(len(slot.strides)), key=lambda axis: -slot.strides[axis]))
+    assert isinstance(slot.type, TensorType)
+    dims = slot.type.dims
+    # Where a dim of 1 lies means nothing: it stays behind the one before it.
+    order = sorted(range(len(dims)), key=lambda axis: -slot.strides[axis] if dims[axis] > 1 else 0)
+    return () if order == sorted(order) or not _lies(slot, order) else tuple(order)
+
+
+def _lies(slot: Slot, order: Sequence[int]) -> bool:
+    """Whether a value is sure to lie without gaps, with its dims in ``order`` in memory."""
+    if slot.kind is Kind.DYNAMIC:
+        # Of what is known only during the run, kernels see for themselves.
+        return list(order) == sorted(order)
+    kind = slot.type
+    assert isinstance(kind, TensorType)
+    own = _strides(kind, range(len(kind.dims)), always=True)
+    wanted = _strides(kind, order, always=True) if len(order) == len(kind.dims) else own
+    dims = zip(kind.dims, slot.strides or own, wanted, strict=True)
+    return all(a == b for n, a, b in dims if n > 1)
+
+
+def _transposed(graph: Graph) -> Iterator[tuple[Value, tuple[int, ...]]]:
+    """The values that nothing reads but one Transpose, and in which order of their dims its result
+    has its own in their order."""
+    for value, readers in graph.consumers().items():
+        node = readers[0]
+        if len(readers) == 1 and node.op.name == "Transpose" and isinstance(value.type, TensorType):
+            perm = node.attrs.get("perm") or reversed(range(value.type.rank or 0))
+            yield value, tuple(perm)
 
 
 def _within(array: Any, model: np.ndarray) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.fork import in_child
 from penstock.ir import Node
 from penstock.ops.base import Kernel
+from penstock.ops.cost import seconds
 from penstock.ops.transfer import HOST
 from penstock.threads import core_budget
 from penstock.types import Type
@@ -31,12 +32,21 @@ class Backend(Protocol):
     @property
     def memory(self) -> str: ...
 
+    @property
+    def fuses(self) -> bool:
+        """Whether it has kernels for fused nodes (``ops/fused.py``)."""
+        ...
+
     def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
         """Whether ``compile`` would succeed for this node and these input types."""
         ...
 
     def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
         """The kernel of a node; raises ``ShapeError`` for types the operation never takes."""
+        ...
+
+    def seconds(self, node: Node) -> float:
+        """Roughly what a node that it supports takes, for where nothing has been measured."""
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -71,6 +81,10 @@ class HostBackend:
     ``compile``, and if their kernels have threads of their own, ``threads`` and ``set_threads``."""
 
     memory = HOST
+    fuses = False
+
+    def seconds(self, node: Node) -> float:
+        return seconds(node)
 
     def allocate(self, nbytes: int) -> np.ndarray:
         memory = np.empty(nbytes + ALIGNMENT, np.uint8)

@@ -57,7 +57,12 @@ class Kernel:
     ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
 
     ``layout``: in which order output 0 has its dims in memory, the outermost first, where it is
-    planned, and input 0 too; empty, if in any. What then reads it finds strides to match.
+    planned; empty, if in any. What then reads it finds strides to match. ``dense``: the inputs that
+    must lie without gaps, with their dims in the order of the output's. ``free``: the output may as
+    well have any other order that its reader likes better.
+
+    ``bound``: calls of ``function`` are slow, and those that ``bind`` makes are not. Even an output
+    that leaves the run is written to planned memory then, and copied out.
 
     ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
     nobody reads them afterwards. A value that is several inputs may be taken over only if all of
@@ -71,6 +76,9 @@ class Kernel:
     workspace: int = 0
     contiguous: bool = False
     layout: tuple[int, ...] = ()
+    dense: tuple[int, ...] = ()
+    free: bool = False
+    bound: bool = False
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)

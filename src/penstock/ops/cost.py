@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from penstock.ir import Node
+from penstock.ops.fused import is_fused, parts
 from penstock.types import TensorType, Type
 
 _PRODUCTS = {
@@ -55,6 +56,8 @@ def _flops(node: Node) -> int:
     elements = math.prod(outputs[0])
     inputs = [None if v is None else _dims(v.type) for v in node.inputs]
     name = node.op.name
+    if is_fused(node):
+        return sum(_flops(part) for part in parts(node))
     if name in {"Conv", "ConvInteger", "QLinearConv", "FusedConv"}:
         weights = inputs[1 if name != "QLinearConv" else 3]
         return 2 * elements * math.prod(weights[1:]) if weights else 0

@@ -6,6 +6,8 @@ node's backend cannot read what another's has made.
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.errors import InternalError
 from penstock.ir import Node
 from penstock.ops.base import Kernel, Op, Types
@@ -23,8 +25,16 @@ TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, _made_of_two)
 """Attributes: ``source`` and ``target``, names of backends."""
 
 
-REORDER = Op("Reorder", "penstock", 1, 1, same_type, _made_of_two)
-"""A copy with dims in another order in memory; plans put it where a kernel asks for one."""
+def _reorder(node: Node, types: Types) -> Kernel:
+    def into(source: np.ndarray, target: np.ndarray) -> None:
+        np.copyto(target, source)
+
+    return Kernel(np.copy, into, layout=node.attrs["order"])
+
+
+REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder)
+"""A copy with dims in another ``order`` in memory, the outermost first; without one, in their own.
+Plans put it where a kernel asks for it."""
 
 
 def is_transfer(node: Node) -> bool:

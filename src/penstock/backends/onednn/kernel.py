@@ -4,106 +4,218 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.onednn.library import DnnlError, Library
+from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import (
+    DST,
     SCRATCHPAD,
+    SRC,
     Descriptor,
     Primitive,
     Weights,
     address,
     memory,
 )
+from penstock.backends.onednn.strides import longer_steps, padded, regrouped, steps_of
+from penstock.backends.onednn.work import Work
 from penstock.ops.base import Kernel
 from penstock.ops.shared import shared
-from penstock.types import TensorType
+from penstock.types import FLOAT32, TensorType
 
-# Primitives of one kernel that are kept, for so many sets of strides.
+# Primitives of one kernel that are kept, for so many sets of strides and numbers of threads.
 _MOST_PRIMITIVES = 16
 
-Tensors = Sequence[TensorType | None]
-Strides = tuple[tuple[int, ...] | None, ...]
+Strides = Sequence[tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A primitive, and what it is called with: for each of its arguments the number of the node's
-    tensor (inputs, then outputs), or memory that is always the same, such as weights, with what
-    must be ``held`` for it to stay."""
+    """A primitive, and what it is called with: for each of its arguments the tensor of the work, by
+    index, or memory that is always the same, such as weights, with what must be ``held`` for it to
+    stay."""
 
     primitive: Primitive
     tensors: dict[int, int]
-    fixed: dict[int, Any]
+    fixed: dict[int, Any] = field(default_factory=dict)
     held: tuple[Any, ...] = ()
 
 
-def with_weights(
-    library: Library,
-    primitive: Primitive,
-    tensors: dict[int, int],
-    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]],
-) -> Made:
-    """A primitive some of whose arguments are constants, each seen with a shape of its own, in the
-    layouts that it asks for."""
-    fixed, held = {}, []
-    for argument, (constant, shape) in constants.items():
-        weights = shared(("onednn", shape), Weights, constant)
-        held.append(weights)
-        descriptor = primitive.query_argument(argument)
-        fixed[argument] = weights.value.memory(library, constant.reshape(shape), descriptor)
-    return Made(primitive, tensors, fixed, tuple(held))
+class Maker:
+    """What a family has at hand to make a primitive for tensors of these ``strides`` (in bytes)."""
+
+    def __init__(self, library: Library, work: Work, strides: Strides, summed: bool) -> None:
+        self.library = library
+        self.ffi, self.lib = library.ffi, library.lib
+        self.work = work
+        self.strides = strides
+        self.summed = summed
+
+    def descriptor(self, tensor: int, dims: Sequence[int] | None = None) -> Any:
+        """The descriptor of a tensor of the work, seen with other ``dims`` if these are given."""
+        kind, steps = self.work.tensors[tensor], self.strides[tensor]
+        assert kind is not None and steps is not None
+        if dims is not None:
+            longer = longer_steps(steps, len(dims))
+            steps = regrouped(padded(kind.dims, len(longer)), longer, dims)
+        return Descriptor(self.library, kind.dims if dims is None else dims, FLOAT32, steps).handle
+
+    @property
+    def source(self) -> Any:
+        """The descriptor of the first input."""
+        return self.descriptor(self.work.inputs[0])
+
+    @property
+    def target(self) -> Any:
+        """The descriptor of the first output."""
+        return self.descriptor(self.work.outputs[0])
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """The arguments of a primitive with one source and one result."""
+        return {SRC: self.work.inputs[0], DST: self.work.outputs[0]}
+
+    def any(self, dims: Sequence[int]) -> Any:
+        """A descriptor that leaves the layout to the primitive."""
+        return Descriptor(self.library, dims, FLOAT32).handle
+
+    def of(self, array: np.ndarray | None) -> Any:
+        """The descriptor of an array as it lies in memory; NULL if there is none."""
+        return self.ffi.NULL if array is None else Descriptor.of(self.library, array).handle
+
+    def dims(self, numbers: Sequence[int]) -> Any:
+        """``numbers`` as oneDNN takes them."""
+        return self.ffi.new("dnnl_dim_t[]", list(numbers))
+
+    def primitive(
+        self,
+        create: Callable[..., int],
+        arguments: Sequence[Any],
+        tensors: dict[int, int],
+        constants: Mapping[int, tuple[np.ndarray, tuple[int, ...]]] | None = None,
+        *,
+        view: Callable[[Sequence[int]], Sequence[int]] = tuple,
+    ) -> Made:
+        """The primitive of ``create(desc, engine, *arguments, attr)`` with the work's post-ops.
+
+        ``tensors`` maps its arguments to tensors of the work; ``constants`` maps others to arrays,
+        each seen with a shape of its own, which are brought into the layout that it asks for.
+        ``view`` says with what dims the primitive sees tensors of the shape of its result.
+        """
+        work, library = self.work, self.library
+        added = work.posts.attributes(library, view, work.tensors, self.strides, self.summed)
+        primitive = Primitive(library, create, *arguments, attr=added.attributes)
+        fixed, held = dict(added.fixed), []
+        for argument, (constant, shape) in (constants or {}).items():
+            weights = shared(("onednn", shape), Weights, constant)
+            held.append(weights)
+            descriptor = primitive.query_argument(argument)
+            fixed[argument] = weights.value.memory(library, constant.reshape(shape), descriptor)
+        return Made(primitive, tensors | added.tensors, fixed, tuple(held))
 
 
+@dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a node becomes a primitive: ``make(descriptors)`` for descriptors of its tensors, inputs
-    and then outputs, None for those left out. Raises ``DnnlError`` where there is none.
+    """How a work becomes a primitive: ``make(maker)``, which raises ``DnnlError`` where there is
+    none.
 
-    Tensors are static. What is made is kept for each set of strides.
+    ``layout``: in which order the result has its dims in memory; empty, if in any. ``dense``:
+    tensors of the work that must lie without gaps, in the order of the result. ``free``: the result
+    may be written in any order, at no cost. ``inplace``: tensors that the result may take the
+    place of; so it may of ``summed``, to which it is then added.
     """
 
-    def __init__(
-        self,
-        library: Library,
-        inputs: Tensors,
-        outputs: Tensors,
-        make: Callable[[Sequence[Descriptor | None]], Made],
-    ) -> None:
-        self.library = library
-        self.tensors = (*inputs, *outputs)
-        self.outputs = tuple(outputs)
-        self._make = make
-        self._made: OrderedDict[Strides, Made] = OrderedDict()
-        self._lock = threading.Lock()
+    work: Work
+    make: Callable[[Maker], Made]
+    layout: tuple[int, ...] = ()
+    dense: tuple[int, ...] = ()
+    free: bool = False
+    inplace: tuple[int, ...] = ()
+    summed: int = -1
 
-    def made(self, strides: Strides) -> Made:
-        """The primitive for tensors of these strides (in bytes)."""
+
+class DnnlKernel(Kernel):
+    """A node on oneDNN. ``workspace`` is what its primitive needs for tensors without gaps."""
+
+    __slots__ = ("_lock", "_made", "library", "recipe")
+
+    library: Library
+    recipe: Recipe
+    _made: OrderedDict[Any, Made]
+    _lock: threading.Lock
+
+    @classmethod
+    def of(cls, library: Library, recipe: Recipe) -> DnnlKernel:
+        """The kernel of a recipe; raises ``DnnlError`` if oneDNN has no primitive for it."""
+        work = recipe.work
+        count = len(work.tensors) - len(work.outputs)
+        made: OrderedDict[Any, Made] = OrderedDict()
+        usual = tuple(
+            [
+                None if kind is None else steps_of(kind.dims, _order(recipe, kind))
+                for kind in work.tensors
+            ]
+        )
+        first = recipe.make(Maker(library, work, usual, False))
+        made[usual, False, library.threads] = first
+
+        def function(*inputs: Any) -> Any:
+            outputs = [
+                None if kind is None else np.empty(kind.dims, FLOAT32)
+                for kind in work.tensors[count:]
+            ]
+            into(*inputs, *outputs)
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+        def into(*tensors: Any) -> None:
+            run, arguments = kernel.call(tensors[: len(work.tensors)], None)
+            library.check(run(*arguments))
+
+        inplace = (*recipe.inplace, *([recipe.summed] if recipe.summed >= 0 else ()))
+        kernel = cls(
+            function,
+            into,
+            workspace=first.primitive.scratchpad,
+            layout=recipe.layout,
+            dense=recipe.dense,
+            inplace=tuple([i for i in inplace if work.tensors[i] == work.output]),
+            free=recipe.free,
+            bound=True,
+        )
+        object.__setattr__(kernel, "library", library)
+        object.__setattr__(kernel, "recipe", recipe)
+        object.__setattr__(kernel, "_made", made)
+        object.__setattr__(kernel, "_lock", threading.Lock())
+        return kernel
+
+    @property
+    def implementation(self) -> str:
+        """What oneDNN calls the code that it chose for tensors without gaps."""
+        return next(iter(self._made.values())).primitive.implementation
+
+    def bind(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call((*inputs, *outputs), workspace)
+
+    def made(self, strides: Strides, summed: bool) -> Made:
+        """The primitive for tensors of these strides (in bytes), and as many threads as kernels now
+        have."""
+        key = (strides, summed, self.library.threads)
         with self._lock:
-            found = self._made.get(strides)
+            found = self._made.get(key)
             if found is None:
-                descriptors = [
-                    None if kind is None or steps is None else self._descriptor(kind, steps)
-                    for kind, steps in zip(self.tensors, strides, strict=True)
-                ]
-                found = self._made[strides] = self._make(descriptors)
+                maker = Maker(self.library, self.recipe.work, strides, summed)
+                found = self._made[key] = self.recipe.make(maker)
                 while len(self._made) > _MOST_PRIMITIVES:
                     self._made.popitem(last=False)
             else:
-                self._made.move_to_end(strides)
+                self._made.move_to_end(key)
         return found
-
-    def _descriptor(self, kind: TensorType, strides: Sequence[int]) -> Descriptor:
-        assert kind.dtype is not None
-        return Descriptor(self.library, kind.dims, kind.dtype, strides)
-
-    @property
-    def contiguous(self) -> Strides:
-        """The strides of tensors without gaps, the last dim first."""
-        return tuple([None if kind is None else steps_of(kind) for kind in self.tensors])
 
     def call(
         self, tensors: Sequence[Any], scratch: np.ndarray | None
@@ -112,26 +224,29 @@ class Recipe:
 
         What is no array stands for one that is known only during the run.
         """
-        library = self.library
+        library, work = self.library, self.recipe.work
         strides = tuple(
             [
-                None if kind is None else x.strides if isinstance(x, np.ndarray) else steps_of(kind)
-                for kind, x in zip(self.tensors, tensors, strict=True)
+                None
+                if kind is None
+                else x.strides
+                if isinstance(x, np.ndarray)
+                else steps_of(kind.dims)
+                for kind, x in zip(work.tensors, tensors, strict=True)
             ]
         )
-        made = self.made(strides)
+        made = self.made(strides, self._is_sum(tensors))
         primitive, lib = made.primitive, library.lib
         memories = dict(made.fixed)
         late: list[tuple[Any, Any, bool]] = []
-        count = len(self.tensors) - len(self.outputs)
         for argument, i in made.tensors.items():
-            x, kind = tensors[i], self.tensors[i]
-            assert kind is not None and kind.dtype is not None
-            descriptor = primitive.query_argument(argument)
+            x = tensors[i]
             known = isinstance(x, np.ndarray)
-            memories[argument] = memory(library, descriptor, x if known else None)
+            memories[argument] = memory(
+                library, primitive.query_argument(argument), x if known else None
+            )
             if not known:
-                late.append((memories[argument], x, i < count))
+                late.append((memories[argument], x, i not in work.outputs))
         if primitive.scratchpad:
             if scratch is None or scratch.nbytes < primitive.scratchpad:
                 scratch = np.empty(primitive.scratchpad, np.uint8)
@@ -143,15 +258,18 @@ class Recipe:
         run = _with_handles(library, function, arguments, [(m, read) for m, _, read in late])
         return run, tuple([x for _, x, _ in late])
 
+    def _is_sum(self, tensors: Sequence[Any]) -> bool:
+        """Whether what is added to the result lies where that is to be written."""
+        summed = self.recipe.summed
+        if summed < 0:
+            return False
+        one, other = tensors[summed], tensors[self.recipe.work.outputs[0]]
+        known = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+        return known and address(one) == address(other) and one.shape == other.shape
 
-def steps_of(kind: TensorType) -> tuple[int, ...]:
-    """The strides of a tensor without gaps, in bytes."""
-    assert kind.dtype is not None
-    steps, step = [], kind.dtype.itemsize
-    for dim in reversed(kind.dims):
-        steps.append(step)
-        step *= dim
-    return tuple(reversed(steps))
+
+def _order(recipe: Recipe, kind: TensorType) -> tuple[int, ...]:
+    return recipe.layout if len(kind.dims) == len(recipe.layout) else ()
 
 
 def _with_handles(
@@ -174,41 +292,3 @@ def _with_handles(
         library.check(function(*arguments))
 
     return run
-
-
-class DnnlKernel(Kernel):
-    """A node on oneDNN. ``workspace`` is what the primitive for contiguous tensors needs."""
-
-    __slots__ = ("recipe",)
-
-    recipe: Recipe
-
-    @classmethod
-    def of(cls, recipe: Recipe, layout: tuple[int, ...] = ()) -> DnnlKernel | None:
-        """The kernel of a recipe, whose output had best lie in ``layout``; None if oneDNN has no
-        primitive for it."""
-        try:
-            made = recipe.made(recipe.contiguous)
-        except DnnlError:
-            return None
-        count = len(recipe.tensors) - len(recipe.outputs)
-
-        def function(*inputs: Any) -> Any:
-            outputs = [
-                None if kind is None else np.empty(kind.dims, kind.dtype) for kind in recipe.outputs
-            ]
-            into(*inputs, *outputs)
-            return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-        def into(*tensors: Any) -> None:
-            run, arguments = recipe.call(tensors[: count + len(recipe.outputs)], None)
-            recipe.library.check(run(*arguments))
-
-        kernel = cls(function, into, workspace=made.primitive.scratchpad, layout=layout)
-        object.__setattr__(kernel, "recipe", recipe)
-        return kernel
-
-    def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.recipe.call((*inputs, *outputs), workspace)

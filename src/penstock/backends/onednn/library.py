@@ -43,6 +43,11 @@ class Library:
     engine: Any
     stream: Any
 
+    @property
+    def threads(self) -> int:
+        """How many threads kernels use that the calling thread makes or runs."""
+        return int(self.lib.omp_get_max_threads())
+
     def check(self, status: int) -> None:
         """Raise ``DnnlError`` unless oneDNN reports success."""
         if status:

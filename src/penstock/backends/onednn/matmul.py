@@ -1,40 +1,86 @@
-"""MatMul in float32."""
+"""MatMul and Gemm."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from penstock.backends.onednn.kernel import Made, Recipe, Tensors, with_weights
-from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS, Descriptor, Primitive
-from penstock.ir import Node
-from penstock.types import FLOAT32
+import numpy as np
+
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
+from penstock.backends.onednn.strides import padded
+from penstock.backends.onednn.work import Work
 
 
-def matmul(library: Library, node: Node, inputs: Tensors, outputs: Tensors) -> Recipe | None:
-    """MatMul of two tensors of the same rank, 2 or more; dims of 1 are repeated."""
-    a, b = inputs
-    (y,) = outputs
-    if a is None or b is None or y is None or not 2 <= len(a.dims) == len(b.dims) <= 6:
+def matmul(work: Work) -> Recipe | None:
+    """MatMul of tensors of rank 2 or more; dims of 1 are repeated."""
+    a, b = work.input(0), work.input(1)
+    if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
         return None
-    lib, ffi = library.lib, library.ffi
-    value = node.inputs[1]
-    constant = None if value is None else value.const
-    constants = {} if constant is None else {WEIGHTS: (constant, constant.shape)}
-    tensors = {SRC: 0, DST: 2} if constants else {SRC: 0, WEIGHTS: 1, DST: 2}
+    weights = work.constant(1)
+    if len(b.dims) == 2:
+        return product(work, weights, math.prod(a.dims[:-1]))
+    return _batched(work, max(len(a.dims), len(b.dims)))
 
-    def make(descriptors: Sequence[Descriptor | None]) -> Made:
-        source, weights, target = descriptors
-        assert source is not None and weights is not None and target is not None
-        if constants:
-            weights = Descriptor(library, b.dims, FLOAT32)
 
-        def create(desc: Any, engine: Any, attr: Any) -> Any:
-            return lib.dnnl_matmul_primitive_desc_create(
-                desc, engine, source.handle, weights.handle, ffi.NULL, target.handle, attr
-            )
+def product(work: Work, weights: np.ndarray | None, rows: int) -> Recipe:
+    """A product of two matrices, of which the first, and the result, may be seen as having more
+    dims than two. ``weights`` is the second, where it is known."""
+    y = work.output
+    width = y.dims[-1]
+    bias, posts = work.posts.without_bias(-1)
+    work = replace(work, posts=posts)
+    first, second = work.inputs[:2]
+    a = work.tensors[first]
+    assert a is not None
+    inner = a.dims[-1]
 
-        return with_weights(library, Primitive(library, create), tensors, constants)
+    def flat(dims: Sequence[int]) -> Sequence[int]:
+        return math.prod(dims[:-1]), dims[-1]
 
-    return Recipe(library, inputs, outputs, make)
+    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
+    tensors = {SRC: first, DST: work.outputs[0]}
+    if weights is not None:
+        constants[WEIGHTS] = (weights, weights.shape)
+    else:
+        tensors[WEIGHTS] = second
+    if bias is not None:
+        constants[BIAS] = (bias, (1, width))
+
+    def make(maker: Maker) -> Made:
+        return maker.primitive(
+            maker.lib.dnnl_matmul_primitive_desc_create,
+            [
+                maker.descriptor(first, (rows, inner)),
+                maker.descriptor(second) if weights is None else maker.any(weights.shape),
+                maker.of(None if bias is None else bias.reshape(1, -1)),
+                maker.descriptor(work.outputs[0], (rows, width)),
+            ],
+            tensors,
+            constants,
+            view=flat,
+        )
+
+    order = tuple(range(len(y.dims)))
+    return Recipe(work, make, order, (first, *posts.tensors), summed=posts.summed)
+
+
+def _batched(work: Work, rank: int) -> Recipe:
+    first, second = work.inputs[:2]
+
+    def make(maker: Maker) -> Made:
+        found = []
+        for index in (first, second, work.outputs[0]):
+            kind = work.tensors[index]
+            assert kind is not None
+            found.append(maker.descriptor(index, padded(kind.dims, rank)))
+        source, other, target = found
+        return maker.primitive(
+            maker.lib.dnnl_matmul_primitive_desc_create,
+            [source, other, maker.ffi.NULL, target],
+            {SRC: first, WEIGHTS: second, DST: work.outputs[0]},
+        )
+
+    return Recipe(work, make, tuple(range(rank)), work.posts.tensors, free=True)

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.backends.onednn.library import Library
 
 # Arguments of primitives (DNNL_ARG_*).
-SRC, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 17, 33, 41, 80
+SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 
 _TYPES = {"float32": "dnnl_f32", "int32": "dnnl_s32", "int8": "dnnl_s8", "uint8": "dnnl_u8"}
 _TYPES["bfloat16"], _TYPES["float16"] = "dnnl_bf16", "dnnl_f16"

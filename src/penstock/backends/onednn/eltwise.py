@@ -1,0 +1,116 @@
+"""Operations element by element, of one tensor or of two, and whole chains of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.backends.onednn.algorithms import BINARY, ELTWISE
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.primitive import DST, SRC, SRC_1
+from penstock.backends.onednn.strides import broadcasts, padded
+from penstock.backends.onednn.work import Work
+
+
+def eltwise(work: Work) -> Recipe | None:
+    """An operation that has an input of the very shape of its result."""
+    y = work.output
+    chain = ELTWISE[work.node.op.name](work.node) if work.node.op.name in ELTWISE else None
+    if chain is None:
+        return _binary(work) if len(work.inputs) == 2 else None
+    first = next((i for i in work.inputs if i >= 0 and work.constants[i] is None), -1)
+    x = work.tensors[first] if first >= 0 else None
+    if x is None or x.dims != y.dims:
+        return None
+    one, *rest = chain
+    posts = replace(work.posts, posts=(*map(Post, rest), *work.posts.posts))
+    if not posts.dims:
+        posts = replace(posts, dims=y.dims, constants=work.constants)
+    work = replace(work, posts=posts)
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_eltwise_forward_primitive_desc_create,
+            [
+                lib.dnnl_forward_inference,
+                getattr(lib, f"dnnl_eltwise_{one.name}"),
+                maker.descriptor(first),
+                maker.target,
+                one.alpha,
+                one.beta,
+            ],
+            {SRC: first, DST: work.outputs[0]},
+        )
+
+    return Recipe(work, make, (), _whole(work, first), inplace=(first,))
+
+
+def _binary(work: Work) -> Recipe | None:
+    """An operation of two tensors, the first of the shape of the result."""
+    name, y = BINARY.get(work.node.op.name), work.output
+    first, second = work.inputs
+    if name is None or min(first, second) < 0:
+        return None
+    if name in ("add", "max", "min", "mul"):
+        # The one that is as large, and is not known, comes first.
+        first, second = sorted((first, second), key=lambda i: not _fits(work, i))
+    if not _fits(work, first):
+        return None
+    other = work.tensors[second]
+    rank = len(y.dims)
+    if other is None or not broadcasts(other.dims, y.dims):
+        return None
+    known = work.constants[second]
+    if known is not None:
+        post = Post(binary=name, tensor=second)
+        posts = replace(work.posts, dims=y.dims, constants=work.constants)
+        posts = replace(posts, posts=(post, *work.posts.posts))
+        return _posted(replace(work, posts=posts), first)
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_binary_primitive_desc_create,
+            [
+                getattr(lib, f"dnnl_binary_{name}"),
+                maker.descriptor(first),
+                maker.descriptor(second, padded(other.dims, rank)),
+                maker.target,
+            ],
+            {SRC: first, SRC_1: second, DST: work.outputs[0]},
+        )
+
+    return Recipe(work, make, (), _whole(work, first, second), inplace=(first,))
+
+
+def _posted(work: Work, first: int) -> Recipe:
+    """All that is done, done as post-ops of a function that changes nothing."""
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_eltwise_forward_primitive_desc_create,
+            [
+                lib.dnnl_forward_inference,
+                lib.dnnl_eltwise_linear,
+                maker.descriptor(first),
+                maker.target,
+                1.0,
+                0.0,
+            ],
+            {SRC: first, DST: work.outputs[0]},
+        )
+
+    return Recipe(work, make, (), _whole(work, first), inplace=(first,))
+
+
+def _fits(work: Work, i: int) -> bool:
+    kind = work.tensors[i]
+    return work.constants[i] is None and kind is not None and kind.dims == work.output.dims
+
+
+def _whole(work: Work, *tensors: int) -> tuple[int, ...]:
+    """Those of ``tensors``, and of what post-ops read, that are of the shape of the result."""
+    every = (*tensors, *work.posts.tensors)
+    return tuple([i for i in every if work.tensors[i] == work.output])

@@ -1,0 +1,71 @@
+"""Shapes and strides, in plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.backends.onednn.library import DnnlError
+
+ITEM = 4  # bytes of a float32
+_UNIMPLEMENTED = 3
+
+
+def steps_of(dims: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
+    """The strides, in bytes, of float32 without gaps, its dims in ``order`` or in their own."""
+    steps, step = [0] * len(dims), ITEM
+    for axis in reversed(order or range(len(dims))):
+        steps[axis] = step
+        step *= dims[axis]
+    return tuple(steps)
+
+
+def padded(dims: Sequence[int], rank: int) -> tuple[int, ...]:
+    """``dims`` behind as many of 1 as make up ``rank``."""
+    return (1,) * (rank - len(dims)) + tuple(dims)
+
+
+def broadcasts(dims: Sequence[int], result: Sequence[int]) -> bool:
+    """Whether ``dims`` are those of ``result``, or 1, or left out."""
+    if len(dims) > len(result):
+        return False
+    return all(a in (1, b) for a, b in zip(padded(dims, len(result)), result, strict=True))
+
+
+def longer_steps(strides: Sequence[int], rank: int) -> tuple[int, ...]:
+    """``strides``, with those of as many dims of 1 before them as make up ``rank``."""
+    return (max(strides, default=ITEM),) * (rank - len(strides)) + tuple(strides)
+
+
+def regrouped(
+    dims: Sequence[int], strides: Sequence[int], target: Sequence[int]
+) -> tuple[int, ...]:
+    """The strides of the same memory seen with the dims ``target``: some joined, or of 1 added.
+
+    Raises ``DnnlError`` (unimplemented) where no strides say that.
+    """
+    if tuple(dims) == tuple(target):
+        return tuple(strides)
+    # Dims that are more than 1, with their strides, joined as far as they follow one another.
+    rest = [(n, step) for n, step in zip(dims, strides, strict=True) if n != 1]
+    found: list[int] = []
+    for n in target:
+        if n == 1:
+            found.append(-1)
+            continue
+        size = 1
+        step = 0
+        while size < n and rest:
+            m, step = rest.pop(0)
+            size *= m
+            if size < n and (not rest or step != rest[0][0] * rest[0][1]):
+                raise DnnlError(_UNIMPLEMENTED)
+        if size != n:
+            raise DnnlError(_UNIMPLEMENTED)
+        found.append(step)
+    # A dim of 1 gets the stride that it would have if there were no gaps.
+    step = ITEM
+    for i in reversed(range(len(found))):
+        if found[i] < 0:
+            found[i] = step
+        step = found[i] * target[i]
+    return tuple(found)

@@ -1,0 +1,95 @@
+"""What a primitive is asked to do: a node, or the first of a fused one with what follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.backends.onednn.posts import Posts, posts_of
+from penstock.ir import Node
+from penstock.ops.fused import is_fused
+from penstock.types import FLOAT32, TensorType, Type
+
+Tensors = Sequence[TensorType | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A ``node`` as the families of primitives see it.
+
+    ``tensors``: the types of all that the whole takes and makes, inputs first, then outputs;
+    ``constants`` those of them that are known. ``inputs`` and ``outputs`` of the node itself are
+    indices into these, -1 where one is left out; of a fused one, outputs are those of the whole.
+    ``posts`` is what is done with the result before it is written.
+    """
+
+    node: Node
+    tensors: tuple[TensorType | None, ...]
+    constants: tuple[np.ndarray | None, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    posts: Posts
+
+    def input(self, i: int) -> TensorType | None:
+        """The type of an input of the node, None where it is left out."""
+        index = self.inputs[i] if i < len(self.inputs) else -1
+        return self.tensors[index] if index >= 0 else None
+
+    def constant(self, i: int) -> np.ndarray | None:
+        """An input of the node, if it is known."""
+        index = self.inputs[i] if i < len(self.inputs) else -1
+        return self.constants[index] if index >= 0 else None
+
+    def same(self, other: Work) -> bool:
+        """Whether this is the ``other`` work, made again."""
+        return (
+            self.node is other.node
+            and self.tensors == other.tensors
+            and all(a is b for a, b in zip(self.constants, other.constants, strict=True))
+        )
+
+    @property
+    def output(self) -> TensorType:
+        """The type of the first output."""
+        kind = self.tensors[self.outputs[0]]
+        assert kind is not None
+        return kind
+
+
+def work_of(node: Node, types: Sequence[Type | None]) -> Work | None:
+    """The work of a node with these types of inputs; None for what no primitive does: tensors other
+    than of float32 and of known shapes that are not empty, and chains that cannot be said."""
+    outputs = [None if value is None else value.type for value in node.outputs]
+    constants = [None if value is None else value.const for value in node.inputs]
+    constants += [None] * len(outputs)
+    tensors: list[TensorType | None] = []
+    for kind, known in zip((*types, *outputs), constants, strict=True):
+        if kind is None or (known is not None and known.dtype != FLOAT32):
+            tensors.append(None)
+        elif (
+            isinstance(kind, TensorType)
+            and kind.static
+            and kind.dtype == FLOAT32
+            and all(kind.dims)
+        ):
+            tensors.append(kind)
+        else:
+            return None
+    count = len(node.inputs)
+    if not outputs or tensors[count] is None:
+        return None
+    first, posts, place = node, Posts(), {}
+    inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
+    if is_fused(node):
+        region = node.attrs["region"]
+        first = region.nodes[0]
+        place = {value: i for i, value in enumerate(region.inputs)}
+        inputs = tuple([-1 if v is None else place[v] for v in first.inputs])
+        found = posts_of(region.nodes, place, tensors, constants)
+        if found is None:
+            return None
+        posts = found
+    made = tuple(range(count, len(tensors)))
+    return Work(first, tuple(tensors), tuple(constants), inputs, made, posts)

@@ -1,0 +1,117 @@
+"""Nodes that a backend runs as one: products and convolutions with what follows them, element by
+element; and chains of elementwise operations.
+
+This pass finds the chains, and the backends say which of them they have a kernel for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from penstock.ir import Graph, Node, Value
+from penstock.ops.base import MICROSOFT
+from penstock.ops.fused import fused
+from penstock.passes.rewrite import Substitution
+
+UNARY = frozenset(
+    """
+    Abs Clip Elu Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg QuickGelu Reciprocal Relu
+    Round Selu Sigmoid Softplus Sqrt Swish Tanh
+    """.split()  # noqa: SIM905 - names are easier to read without quotes
+)
+BINARY = frozenset({"Add", "Div", "Max", "Min", "Mul", "PRelu", "Pow", "Sub"})
+FOLLOWERS = UNARY | BINARY
+"""what may follow in a chain"""
+
+HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+OTHERS = frozenset({"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool"})
+BEGINNINGS = (HEAVY, OTHERS | FOLLOWERS)
+"""What chains begin with. Of two that could take in the same node, those that stand first do."""
+
+_MOST_NODES = 16
+_DOMAINS = ("", MICROSOFT)
+
+
+def fuse(graph: Graph, accepts: Callable[[Node], bool]) -> bool:
+    """Replace chains of nodes, in ``graph`` and every nested one, by fused nodes, of each the
+    longest that ``accepts`` says a backend takes; returns whether there were any."""
+    changed = False
+    for beginnings in BEGINNINGS:
+        readers = _readers(graph)
+        # Who waits for a node waits for what it does, not for what would be fused with it.
+        apart = {before for node in graph.walk() for before in node.control_inputs}
+        for each in list(graph.graphs()):
+            instead = _chains(each, beginnings, readers, apart, accepts)
+            if instead:
+                _replace(each, instead)
+                changed = True
+    return changed
+
+
+def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
+    """Who reads each value, once for each use; None stands for whom a graph hands it out to."""
+    readers: dict[Value, list[Node | None]] = {}
+    for node in graph.walk():
+        for value in node.inputs:
+            if value is not None:
+                readers.setdefault(value, []).append(node)
+    for each in graph.graphs():
+        for value in each.outputs:
+            readers.setdefault(value, []).append(None)
+    return readers
+
+
+def _chains(
+    graph: Graph,
+    beginnings: Collection[str],
+    readers: Mapping[Value, Sequence[Node | None]],
+    apart: Collection[Node],
+    accepts: Callable[[Node], bool],
+) -> dict[Node, Node]:
+    """Fused nodes by the nodes that they take the place of: those of a chain, of which each but the
+    last is mapped to itself."""
+    inside = set(graph.nodes)
+    instead: dict[Node, Node] = {}
+
+    def can(node: Node, names: Collection[str]) -> bool:
+        free = node not in instead and node not in apart and len(node.outputs) == 1
+        return free and node.op.name in names and node.op.domain in _DOMAINS
+
+    for node in graph.nodes:
+        if not can(node, beginnings):
+            continue
+        chain = [node]
+        while len(chain) < _MOST_NODES:
+            (output,) = chain[-1].outputs
+            assert output is not None
+            after = readers.get(output, ())
+            last = after[0] if len(after) == 1 else None
+            if last is None or last not in inside or not can(last, FOLLOWERS):
+                break
+            chain.append(last)
+        while len(chain) > 1:
+            candidate = fused(chain)
+            if accepts(candidate):
+                instead.update((each, each) for each in chain)
+                instead[chain[-1]] = candidate
+                break
+            chain.pop()
+    return instead
+
+
+def _replace(graph: Graph, instead: Mapping[Node, Node]) -> None:
+    substitution = Substitution()
+    nodes = []
+    for node in graph.nodes:
+        made = instead.get(node, node)
+        if made is not node:
+            (old,), (new,) = node.outputs, made.outputs
+            assert old is not None and new is not None
+            substitution[old] = new
+        if made is not node or node not in instead:
+            nodes.append(made)
+    graph.nodes = nodes
+    for each in graph.graphs():
+        for node in each.nodes:
+            substitution.apply(node)
+        substitution.apply_outputs(each)
