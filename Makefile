@@ -11,13 +11,14 @@ PYTEST_ARGS ?=
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench bench-full clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/test_session.py -x' runs some"
 	@echo "make lint    check format, style and types"
-	@echo "make bench   measure against other runtimes, write bench/results.md"
+	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
+	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
 	@echo "make clean   remove all that these made"
 
@@ -36,6 +37,10 @@ lint: $(VENV)/.installed-lint
 
 bench: $(VENV)/.installed-bench
 	$(RUN) -m bench.run
+	$(RUN) -m bench.versus --quick
+
+bench-full: $(VENV)/.installed-bench-full
+	$(RUN) -m bench.versus
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

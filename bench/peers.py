@@ -1,0 +1,163 @@
+"""Engines: how each loads a model and runs it, with a given number of threads.
+
+An engine is made once in a process, which imports its library; ``load`` then gives the function
+that runs one model, from inputs by name to outputs in the model's order. Nothing else is imported
+here, so that what a process holds besides numpy is the engine's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+Run = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
+
+
+class Engine(Protocol):
+    """``module`` must be importable. ``reads_files``: false where a model is made in the process,
+    so that the time and the memory of loading it say nothing."""
+
+    module: ClassVar[str]
+    reads_files: ClassVar[bool]
+
+    def __init__(self, threads: int) -> None: ...
+
+    def load(self, path: Path) -> Run: ...
+
+
+class Penstock:
+    module = "penstock"
+    reads_files = True
+    backends: ClassVar = ["onednn", "numpy"]
+
+    def __init__(self, threads: int) -> None:
+        # Penstock imports what it needs when that is first used, its peers all of it at once: what
+        # loading a model imports is imported here, so that all loads are timed without imports.
+        import penstock.frontends.onnx
+        import penstock.session
+
+        for backend in self.backends:
+            importlib.import_module(f"penstock.backends.{backend}")
+        self.compile = penstock.session.compile
+
+    def load(self, path: Path) -> Run:
+        session = self.compile(path, backends=self.backends)
+        return lambda feeds: list(session.run(feeds).values())
+
+
+class PenstockNumpy(Penstock):
+    """The backend that defines what operations mean: all outputs are compared with its."""
+
+    backends: ClassVar = ["numpy"]
+
+
+class OnnxRuntime:
+    module = "onnxruntime"
+    reads_files = True
+
+    def __init__(self, threads: int) -> None:
+        import onnxruntime
+
+        onnxruntime.disable_telemetry_events()
+        self.ort = onnxruntime
+        self.threads = threads
+
+    def load(self, path: Path) -> Run:
+        options = self.ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.log_severity_level = 4
+        session = self.ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return lambda feeds: session.run(None, feeds)
+
+
+class OpenVino:
+    module = "openvino"
+    reads_files = True
+
+    def __init__(self, threads: int) -> None:
+        # Its reports are sent by this package alone; without it, there are none.
+        sys.modules["openvino_telemetry"] = None
+        import openvino
+
+        self.core = openvino.Core()
+        self.config = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+        }
+
+    def load(self, path: Path) -> Run:
+        compiled = self.core.compile_model(path, "CPU", self.config)
+        return lambda feeds: list(compiled(feeds).values())
+
+
+class Torch:
+    """The module that the ONNX file was exported from, made again, with the same weights."""
+
+    module = "transformers"
+    reads_files = False
+
+    def __init__(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+
+    def load(self, path: Path) -> Run:
+        from bench.exports import make
+
+        module = self.prepare(make(path.stem))
+
+        def run(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+            with self.torch.inference_mode():
+                return [module(*map(self.torch.from_numpy, feeds.values())).numpy()]
+
+        return run
+
+    def prepare(self, module):
+        return module
+
+
+class TorchCompiled(Torch):
+    def prepare(self, module):
+        return self.torch.compile(module)
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "penstock": Penstock,
+    "penstock-numpy": PenstockNumpy,
+    "onnxruntime": OnnxRuntime,
+    "openvino": OpenVino,
+    "torch": Torch,
+    "torch-compiled": TorchCompiled,
+}
+REFERENCE = "penstock-numpy"
+PEERS = ["onnxruntime", "openvino", "torch", "torch-compiled"]
+
+
+def installed(engine: str) -> bool:
+    return importlib.util.find_spec(ENGINES[engine].module) is not None
+
+
+def environment(engine: str, threads: int, cache: Path) -> dict[str, str]:
+    """The environment variables of a process for ``engine``, which may keep files in ``cache``."""
+    found = {
+        **os.environ,
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "ORT_DISABLE_TELEMETRY": "1",
+        # What the user has profiled is no part of what is measured.
+        "PENSTOCK_CACHE": str(cache / "costs"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+    }
+    if issubclass(ENGINES[engine], Penstock):
+        # Its libraries take their number of threads from here.
+        found |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
+    return found

@@ -1,0 +1,175 @@
+"""One engine and one model in a process of its own: ``python -m bench.trial JOB``.
+
+JOB is a ``Job`` as JSON; the last line printed is its ``Trial`` as JSON. ``measure`` starts such a
+process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.clients import throughput
+from bench.peers import ENGINES, environment
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT = 600  # seconds that a process may take
+SECONDS = 1.0  # of timing
+WARM_UP_SECONDS = 0.3
+MOST_SAMPLES, LEAST_SAMPLES = 100, 5
+LEAST_SAMPLE = 1e-3  # seconds: shorter runs are timed several at a time
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do.
+
+    ``path`` is the model's. ``inputs`` are names in the order of the arrays of the .npz file
+    ``feeds``; outputs are written to the .npz file ``outputs``, if there is one. With ``clients``,
+    that many threads run the session at once; else runs are timed one by one. A job with ``once``
+    ends after the first run.
+    """
+
+    engine: str
+    threads: int
+    path: str
+    inputs: list[str]
+    feeds: str
+    outputs: str | None = None
+    clients: int = 0
+    once: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a process measured: seconds, bytes, and runs a second; None where it did not.
+
+    ``imported`` is the time to import the engine, ``loaded`` from the path of the model to its
+    session, ``first`` of its first run. ``median`` and ``minimum`` are of ``samples`` samples after
+    a warm-up, per run. ``peak`` is the most resident memory after the import, over that before
+    loading. ``error`` says why there is no more.
+    """
+
+    imported: float | None = None
+    loaded: float | None = None
+    first: float | None = None
+    median: float | None = None
+    minimum: float | None = None
+    samples: int = 0
+    peak: int | None = None
+    rate: float | None = None
+    error: str | None = None
+
+
+def measure(job: Job, cache: Path) -> Trial:
+    """Do ``job`` in a new process; failures are trials too."""
+    command = [sys.executable, "-m", "bench.trial", json.dumps(asdict(job))]
+    variables = environment(job.engine, job.threads, cache)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return Trial(error=f"took more than {TIMEOUT} s")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        return Trial(error=f"exit status {done.returncode}: {lines[-1]}")
+    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def work(job: Job) -> Trial:
+    """Do ``job`` in this process."""
+    with np.load(job.feeds) as arrays:
+        feeds = dict(zip(job.inputs, arrays.values(), strict=True))
+    engine, imported = _timed(lambda: ENGINES[job.engine](job.threads))
+    reset_peak()
+    before = resident("VmRSS")
+    try:
+        run, loaded = _timed(lambda: engine.load(Path(job.path)))
+        outputs, first = _timed(lambda: run(feeds))
+    except Exception as error:
+        return Trial(imported, error=_shortened(error))
+    if job.outputs:
+        np.savez(job.outputs, *outputs)
+    found = Trial(imported, loaded, first)
+    if job.once:
+        return found
+    warm_up(lambda: run(feeds))
+    if job.clients:
+        return replace(found, rate=throughput(lambda: run(feeds), job.clients, SECONDS))
+    times = sample(lambda: run(feeds))
+    after = resident("VmHWM")
+    return replace(
+        found,
+        median=statistics.median(times),
+        minimum=min(times),
+        samples=len(times),
+        peak=None if before is None or after is None else after - before,
+    )
+
+
+def warm_up(run: Callable[[], Any]) -> None:
+    begin = time.perf_counter()
+    runs = 0
+    while runs < 3 or time.perf_counter() - begin < WARM_UP_SECONDS:
+        run()
+        runs += 1
+
+
+def sample(run: Callable[[], Any]) -> list[float]:
+    """Seconds of a run, several times; where runs are short, each the mean of some in a row."""
+    _, once = _timed(run)
+    number = max(1, math.ceil(LEAST_SAMPLE / once))
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(times) < LEAST_SAMPLES or (len(times) < MOST_SAMPLES and time.perf_counter() < end):
+        start = time.perf_counter()
+        for _ in range(number):
+            run()
+        times.append((time.perf_counter() - start) / number)
+    return times
+
+
+def reset_peak() -> None:
+    """Forget the peak of resident memory so far, where the system can.
+
+    Elsewhere what importing needed for a moment counts. (``getrusage`` would not do: its peak
+    outlives ``exec``, and is that of the parent at first.)
+    """
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident(field: str) -> int | None:
+    """Bytes of this process in memory, now (VmRSS) or at most (VmHWM); None but on Linux."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def _timed(job: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = job()
+    return result, time.perf_counter() - start
+
+
+def _shortened(error: Exception) -> str:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) < 200 else f"{text[:200]}..."
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(work(Job(**json.loads(sys.argv[1]))))))

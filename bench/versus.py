@@ -1,0 +1,295 @@
+"""Time Penstock and its peers over whole models: ``python -m bench.versus``.
+
+Each engine and number of threads runs in a process of its own, and engines take turns; ratios are
+medians of the turns' ratios. Without options that choose, everything is measured, and, if no engine
+and no model had to be left out, written to ``bench/models.md`` and ``bench/models.json``; a part of
+it is only printed, for instance:
+
+    python -m bench.versus --only resnet50 silero --engines penstock onnxruntime --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from bench.exports import CACHE
+from bench.models import Model, models
+from bench.peers import ENGINES, PEERS, REFERENCE, installed
+from bench.run import machine
+from bench.tables import (
+    LOADING_PEER,
+    OURS,
+    ClientsRow,
+    Row,
+    disagreement,
+    geometric_mean,
+    report,
+)
+from bench.trial import Job, Trial, measure
+
+HERE = Path(__file__).parent
+FEW_TURNS, TURNS = 3, 5
+CLIENTS = (1, 2, 4)
+# Besides those that ``machine`` names.
+PACKAGES = ("onednn-cpu-gomp", "openvino", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is to be measured; ``complete``: all there is, so that the results are kept.
+
+    ``file`` is for what was measured, as JSON.
+    """
+
+    models: Sequence[Model]
+    engines: Sequence[str]
+    threads: Sequence[int]
+    clients: Sequence[int]
+    turns: int
+    file: Path | None
+    complete: bool
+
+
+class Bench:
+    """The rows measured so far, in the order of the models."""
+
+    def __init__(self, options: Options, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.throughputs: list[ClientsRow] = []
+        self.left_out: dict[str, str] = {}
+        # Cores that others keep busy slow engines of several threads down most: they wait spinning.
+        self.busy = os.getloadavg()[0]
+
+    def measure(self, model: Model) -> None:
+        """Add the rows of ``model``, or say why it is left out."""
+        try:
+            path, feeds = model.path(), model.feeds()
+        except (ImportError, OSError, RuntimeError) as error:
+            self.left_out[model.name] = str(error).splitlines()[0]
+            print(f"{model.name} is left out: {self.left_out[model.name]}", flush=True)
+            return
+        inputs = self.folder / "feeds.npz"
+        np.savez(inputs, *feeds.values())
+        job = Job(OURS, 1, str(path), list(feeds), str(inputs))
+        wanted = self._reference(model, job)
+        for threads in self.options.threads:
+            self._compare(model, replace(job, threads=threads), wanted)
+        if model.clients:
+            for clients in self.options.clients:
+                self._throughput(model, replace(job, clients=clients))
+
+    def _reference(self, model: Model, job: Job) -> list[np.ndarray] | None:
+        outputs = self.folder / "reference.npz"
+        trial = measure(replace(job, engine=REFERENCE, outputs=str(outputs), once=True), CACHE)
+        if trial.error:
+            print(f"{model.name}: no reference: {trial.error}", flush=True)
+            return None
+        return _arrays(outputs)
+
+    def _compare(self, model: Model, job: Job, wanted: list[np.ndarray] | None) -> None:
+        engines = [e for e in self.options.engines if ENGINES[e].reads_files or model.exported]
+        row = Row(model.name, job.threads, {engine: [] for engine in engines})
+        self.rows.append(row)
+        for turn in range(self.options.turns):
+            print(f"{model.name}, threads {job.threads}, turn {turn + 1}, ms:", end="", flush=True)
+            for engine in engines:
+                outputs = self.folder / "outputs.npz"
+                first = job if turn else replace(job, outputs=str(outputs))
+                trial = _next(row.trials[engine], replace(first, engine=engine))
+                print(f" {engine} {_shown(trial.median, 1e3)}", end="", flush=True)
+                if not turn and not trial.error and wanted is not None:
+                    row.differences[engine] = disagreement(_arrays(outputs), wanted)
+            latest = replace(row, trials={e: each[-1:] for e, each in row.trials.items()})
+            print(f"; ratio {_shown(latest.run_ratio)}", flush=True)
+        _complain(row.trials)
+
+    def _throughput(self, model: Model, job: Job) -> None:
+        engines = [e for e in (OURS, LOADING_PEER) if e in self.options.engines]
+        kinds = list(product(engines, self.options.threads))
+        row = ClientsRow(model.name, job.clients, {kind: [] for kind in kinds})
+        self.throughputs.append(row)
+        for turn in range(self.options.turns):
+            print(f"{model.name}, clients {job.clients}, turn {turn + 1}, runs/s:", end="")
+            for engine, threads in kinds:
+                job = replace(job, engine=engine, threads=threads)
+                trial = _next(row.trials[engine, threads], job)
+                print(f" {engine}:{threads} {_shown(trial.rate)}", end="", flush=True)
+            print(flush=True)
+        _complain({f"{engine}:{threads}": t for (engine, threads), t in row.trials.items()})
+
+    def markdown(self) -> list[str]:
+        lines = [
+            "# Models",
+            "",
+            f"Measured on {date.today().isoformat()}: {described()}.",
+            "Engines in turn, each in its own process; a ratio is the median of the turns' ratios. "
+            f"Turns: {self.options.turns}. Load average at the start: {self.busy:.1f}.",
+        ]
+        lines += [f"{name} is left out: {why}." for name, why in self.left_out.items()]
+        return lines + report(self.rows, self.throughputs)
+
+    def json(self) -> dict:
+        """All that was measured: times in seconds, memory in bytes, rates in runs a second.
+
+        Times of loading and memory are not to be compared where an engine does not read the file.
+        """
+        return {
+            "date": date.today().isoformat(),
+            "machine": described(),
+            "turns": self.options.turns,
+            "load_average": self.busy,
+            "models": [
+                {
+                    "model": row.model,
+                    "threads": row.threads,
+                    "ratio": row.run_ratio,
+                    "loading_ratio": row.loading_ratio,
+                    "memory_ratio": row.memory_ratio,
+                    "differences": {e: _finite(each) for e, each in row.differences.items()},
+                    "trials": {e: [asdict(t) for t in each] for e, each in row.trials.items()},
+                }
+                for row in self.rows
+            ],
+            "geometric_means": {
+                threads: geometric_mean(r.run_ratio for r in self.rows if r.threads == threads)
+                for threads in self.options.threads
+            },
+            "clients": [
+                {
+                    "model": row.model,
+                    "clients": row.clients,
+                    "ratio": row.ratio,
+                    "trials": {
+                        f"{engine}:{threads}": [asdict(t) for t in each]
+                        for (engine, threads), each in row.trials.items()
+                    },
+                }
+                for row in self.throughputs
+            ],
+            "left_out": self.left_out,
+        }
+
+
+def _next(trials: list[Trial], job: Job) -> Trial:
+    """Another trial; an engine that failed in one turn fails in the others, and is not run."""
+    trials.append(trials[-1] if trials and trials[-1].error else measure(job, CACHE))
+    return trials[-1]
+
+
+def _arrays(path: Path) -> list[np.ndarray]:
+    with np.load(path) as arrays:
+        return list(arrays.values())
+
+
+def _finite(numbers: Sequence[float]) -> list[float | str]:
+    """For JSON, which has no infinity."""
+    return [each if math.isfinite(each) else "infinite" for each in numbers]
+
+
+def _complain(trials: dict[str, list[Trial]]) -> None:
+    for engine, each in trials.items():
+        for error in {trial.error for trial in each if trial.error}:
+            print(f"  {engine} fails: {error}", flush=True)
+
+
+def _shown(figure: float | None, scale: float = 1.0) -> str:
+    return "-" if figure is None else f"{figure * scale:.3g}"
+
+
+def described() -> str:
+    """The machine, and the versions of all that was measured."""
+    return ", ".join([machine(), *_versions()])
+
+
+def _versions() -> Iterator[str]:
+    for package in PACKAGES:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            continue
+
+
+def parse() -> Options:
+    parser = argparse.ArgumentParser(prog="python -m bench.versus", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--quick", action="store_true", help="few models, few turns, nothing written")
+    add("--only", nargs="+", metavar="NAME", help="models whose names have one of these in them")
+    add("--engines", nargs="+", choices=[OURS, *PEERS], help="all that are installed, by default")
+    add("--threads", type=_numbers, metavar="N,N", help="of each engine; 1,2 by default")
+    add("--clients", type=_numbers, metavar="N,N", help="also time throughput; all: 1,2,4")
+    add("--turns", type=int, help=f"{TURNS} by default, {FEW_TURNS} for a part")
+    add("--json", type=Path, metavar="FILE", help="write what was measured here, too")
+    given = parser.parse_args()
+
+    partial = given.quick or given.only or given.engines or given.threads or given.clients
+    engines = given.engines or [engine for engine in (OURS, *PEERS) if _there(engine)]
+    chosen = [
+        model
+        for model in models()
+        if (model.quick or not given.quick)
+        and (not given.only or any(part in model.name for part in given.only))
+    ]
+    if not chosen:
+        parser.error("no such model; there are: " + ", ".join(m.name for m in models()))
+    return Options(
+        models=chosen,
+        engines=engines,
+        threads=given.threads or [1, 2],
+        clients=given.clients or ([] if partial else CLIENTS),
+        turns=given.turns or (FEW_TURNS if partial else TURNS),
+        file=given.json,
+        complete=not partial and len(engines) == len(PEERS) + 1,
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _there(engine: str) -> bool:
+    found = installed(engine)
+    if not found:
+        print(f"{engine} is left out: it is not installed", flush=True)
+    return found
+
+
+def main() -> None:
+    options = parse()
+    stopped = False
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(options, Path(folder))
+        try:
+            for model in options.models:
+                bench.measure(model)
+        except KeyboardInterrupt:
+            print("\nstopped", flush=True)
+            stopped = True
+    lines = bench.markdown()
+    print("\n".join(["", *lines]))
+    files = [options.file] if options.file else []
+    if options.complete and not stopped and not bench.left_out:
+        (HERE / "models.md").write_text("\n".join(lines) + "\n")
+        files.append(HERE / "models.json")
+    for file in files:
+        file.write_text(json.dumps(bench.json(), indent=1) + "\n")
+    sys.exit(130 if stopped else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The model benchmark: its arithmetic, its tables, its list of models; no peer is run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from bench.cases import chain
+from bench.clients import throughput
+from bench.exports import RECIPES
+from bench.models import CLIENTS, QUICK, Model, models
+from bench.peers import ENGINES, PEERS, REFERENCE, environment, installed
+from bench.tables import (
+    MEMORY_MODELS,
+    OURS,
+    ClientsRow,
+    Row,
+    disagreement,
+    geometric_mean,
+    judged,
+    loading,
+    ratio,
+    report,
+)
+from bench.trial import LEAST_SAMPLES, MOST_SAMPLES, Job, Trial, measure, sample, work
+from onnx.helper import tensor_dtype_to_np_dtype
+
+NAN, INF = math.nan, math.inf
+
+
+def trials(*seconds: float, loaded: float = 0.5, peak: int = 2**20) -> list[Trial]:
+    """A trial of each turn."""
+    return [Trial(0.1, loaded, 0.5, median=s, minimum=s / 2, samples=9, peak=peak) for s in seconds]
+
+
+@pytest.mark.parametrize(
+    ("ours", "peers", "want"),
+    [
+        ([2.0], [[1.0]], 2.0),
+        ([2.0], [[4.0], [1.0]], 2.0),
+        # Of each turn's ratio, 2, 1 and 0.5, the median: not 3 / 2, the ratio of the medians.
+        ([2.0, 3.0, 4.0], [[1.0, 3.0, 8.0], [2.0, 4.0, 9.0]], 1.0),
+        ([2.0, 3.0], [[None, 3.0], [4.0, None]], 0.75),
+        ([2.0, None], [[4.0, 1.0]], 0.5),
+        ([None], [[1.0]], None),
+        ([2.0], [[None]], None),
+        ([2.0], [], None),
+        ([], [[]], None),
+    ],
+)
+def test_a_ratio_is_the_median_of_the_ratios_of_turns(ours, peers, want):
+    assert ratio(ours, peers) == want
+
+
+def test_geometric_mean():
+    assert geometric_mean([0.5, None, 2.0]) == pytest.approx(1.0)
+    assert geometric_mean([4.0]) == pytest.approx(4.0)
+    assert geometric_mean([None]) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "by_norm", "by_element"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.0]], 0, 0),
+        ([[1.1, 10.0]], [[1.0, 10.0]], 0.01, 0.1),
+        ([[0.01, -10.0]], [[0.0, -10.0]], 0.001, 1.0),  # zero counts as 10 / 1000
+        ([[1.0], [3.0]], [[1.0], [2.0]], 0.5, 0.5),
+        ([[NAN, INF, 1.0]], [[NAN, INF, 1.0]], 0, 0),
+        ([[NAN, 1.0]], [[1.0, 1.0]], INF, INF),
+        ([[1.0, 1.0]], [[NAN, 1.0]], INF, INF),
+        ([[-INF]], [[INF]], INF, INF),
+        ([[1e-9]], [[0.0]], INF, INF),
+        ([[1.0, 2.0]], [[1.0]], INF, INF),
+        ([], [[1.0]], INF, INF),
+        ([[]], [[]], 0, 0),
+        ([[True, False]], [[True, True]], 1.0, 1.0),
+    ],
+)
+def test_disagreement(got, want, by_norm, by_element):
+    found = disagreement([np.array(a) for a in got], [np.array(a) for a in want])
+    assert found == (pytest.approx(by_norm), pytest.approx(by_element))
+
+
+@pytest.mark.parametrize(
+    ("figure", "bound", "more", "want"),
+    [
+        (1.0, 1.0, False, "yes"),
+        (1.01, 1.0, False, "**no**"),
+        (1.01, 1.0, True, "yes"),
+        (0.99, 1.0, True, "**no**"),
+        (None, 1.0, False, "-"),
+        (1.0, None, False, ""),
+    ],
+)
+def test_verdicts(figure, bound, more, want):
+    assert judged(figure, bound, more)[2] == want
+
+
+def test_rows_compare_with_the_best_peer_in_time_and_memory_and_onnx_runtime_in_loading():
+    row = Row(
+        "net",
+        1,
+        {
+            OURS: trials(2.0, loaded=0.5, peak=30),
+            "onnxruntime": trials(4.0, loaded=1.5, peak=20),
+            "openvino": trials(1.0, loaded=0.1, peak=60),
+            # What torch makes in the process is no load: its memory is not compared.
+            "torch": trials(8.0, loaded=0.0, peak=1),
+        },
+    )
+    assert row.run_ratio == 2.0
+    assert row.loading_ratio == 0.5
+    assert row.memory_ratio == 1.5
+
+
+def test_rows_without_ours_or_without_peers_have_no_ratios():
+    for row in (Row("net", 1, {"onnxruntime": trials(1.0)}), Row("net", 1, {OURS: trials(1.0)})):
+        assert row.run_ratio is row.loading_ratio is row.memory_ratio is None
+    assert loading(Trial(error="no such file")) is None
+
+
+def test_clients_compare_the_best_numbers_of_threads():
+    rates = {
+        (OURS, 1): [Trial(rate=10.0), Trial(rate=1.0)],
+        (OURS, 2): [Trial(rate=4.0), Trial(rate=8.0)],
+        ("onnxruntime", 1): [Trial(rate=5.0), Trial(rate=4.0)],
+        ("onnxruntime", 2): [Trial(rate=2.0), Trial(error="failed")],
+    }
+    assert ClientsRow("net", 4, rates).ratio == 2.0
+    assert ClientsRow("net", 4, {(OURS, 1): [Trial(rate=1.0)]}).ratio is None
+
+
+def test_report():
+    rows = [
+        Row(
+            "net",
+            1,
+            {OURS: trials(0.001), "onnxruntime": trials(0.002), "openvino": [Trial(error="no")]},
+            {OURS: (1e-6, 1e-3)},
+        ),
+        Row("resnet50", 1, {OURS: trials(0.004), "onnxruntime": trials(0.002)}),
+    ]
+    throughputs = [
+        ClientsRow("net", 2, {(OURS, 1): [Trial(rate=3.0)], ("onnxruntime", 1): [Trial(rate=2.0)]})
+    ]
+    lines = report(rows, throughputs)
+    for line in (
+        "| model | threads | penstock | onnxruntime | openvino | ratio | at most | reached |",
+        "| net | 1 | 1 (0.5) | 2 (1) | fails | 0.500 | 1.03 | yes |",
+        "| resnet50 | 1 | 4 (2) | 2 (1) | - | 2.000 | 1.03 | **no** |",
+        "| geometric mean of 2 of 2 | 1 |  |  |  | 1.000 | 0.9 | **no** |",
+        "| net | 1 | 500 + 500 | 500 + 500 | fails | 1.000 | 1 | yes |",
+        "| net | 1 | 1.0 | 1.0 | fails | 1.000 |  |  |",
+        "| resnet50 | 1 | 1.0 | 1.0 | - | 1.000 | 1 | yes |",
+        "| net | 1 | 1.0e-06 / 1.0e-03 | fails | fails | 0.0001 | yes |",
+        "| net | 2 | 3 | 2 | 1.500 | 1 | yes |",
+    ):
+        assert line in lines
+
+
+def test_names_of_models_are_unique_and_known():
+    names = [model.name for model in models()]
+    assert len(set(names)) == len(names)
+    assert {*QUICK, *CLIENTS, *MEMORY_MODELS, *RECIPES} <= set(names)
+    assert {model.name for model in models() if model.exported} == set(RECIPES)
+    assert not any(model.exported for model in models() if model.quick)  # these need torch
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.name)
+def test_models_have_feeds_that_are_the_same_each_time(model: Model):
+    first, second = model.feeds(), model.feeds()
+    assert first
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.dtype in (np.float32, np.int64, np.int32, np.bool_)
+        np.testing.assert_array_equal(array, second[name])
+
+
+def test_the_made_model_takes_its_feeds():
+    (model,) = [model for model in models() if model.name == "inception"]
+    inputs = onnx.load(model.path()).graph.input
+    assert {
+        i.name: (
+            tuple(d.dim_value for d in i.type.tensor_type.shape.dim),
+            tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type),
+        )
+        for i in inputs
+    } == {name: (array.shape, array.dtype) for name, array in model.feeds().items()}
+
+
+def test_engines():
+    assert {OURS, REFERENCE, *PEERS} == set(ENGINES)
+    assert installed(OURS)
+    assert environment(OURS, 2, Path("cache"))["OMP_NUM_THREADS"] == "2"
+    assert environment("onnxruntime", 2, Path("cache"))["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+def test_short_runs_are_sampled_several_at_a_time():
+    runs: list[None] = []
+    times = sample(lambda: runs.append(None))
+    assert LEAST_SAMPLES <= len(times) <= MOST_SAMPLES
+    assert len(runs) > len(times)
+
+
+def test_throughput_counts_the_runs_of_all_clients():
+    runs: list[None] = []
+    assert throughput(lambda: runs.append(None), clients=3, seconds=0.01) > 0
+    assert len(runs) >= 3
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """One run of a small model on the reference."""
+    onnx.save(chain(4), tmp_path / "chain.onnx")
+    np.savez(tmp_path / "feeds.npz", np.ones(16, np.float32))
+    files = (str(tmp_path / name) for name in ("chain.onnx", "feeds.npz", "outputs.npz"))
+    path, feeds, outputs = files
+    return Job(REFERENCE, 1, path, ["v0"], feeds, outputs, once=True)
+
+
+def test_a_trial_in_its_own_process(job: Job, tmp_path: Path):
+    trial = measure(job, tmp_path)
+    assert trial.error is None
+    assert trial.loaded is not None
+    with np.load(job.outputs) as outputs:
+        assert [array.shape for array in outputs.values()] == [(16,)]
+
+
+def test_failures_are_trials(job: Job, tmp_path: Path):
+    Path(job.path).write_bytes(b"no model")
+    assert work(job).error
+    Path(job.feeds).unlink()
+    assert "FileNotFoundError" in measure(job, tmp_path).error
