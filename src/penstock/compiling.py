@@ -43,6 +43,7 @@ class Compiler:
     """Compiles graphs for one session: its backends, its way of running them, its limits.
 
     ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
+    A run may keep ``threads`` cores busy, all of the budget if it is None.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Compiler:
         backends: Sequence[Backend],
         limits: Limits,
         overrides: Mapping[str, str] | None = None,
+        threads: int | None = None,
     ) -> None:
+        self.threads = threads
         self.kind = executor
         self.backends = tuple(backends)
         self.limits = limits
@@ -127,8 +130,8 @@ class Compiler:
         graph, placed = on_backends(graph, placed, self.backends)
         plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
         if self.kind == "dataflow":
-            return DataflowExecutor(plan, self.hosts, self.limits)
-        linear = LinearExecutor(plan, self.hosts, self.limits)
+            return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
         return self._parallel(plan, costs, linear) if parallel else linear
 
     def _parallel(self, plan: Plan, costs: Costs, linear: Executor) -> Executor:
@@ -137,6 +140,7 @@ class Compiler:
         names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
         queues = {name: i for i, name in enumerate(names, 1)}
         workers = min(max(backend.workers for backend in self.hosts), pool().size)
+        workers = min(workers, self.threads or workers)
 
         def grouped(seconds: Seconds) -> Clustered:
             return Clustered(plan, seconds, workers, queues)
@@ -160,7 +164,9 @@ class Compiler:
             return linear
         away = [Queue(by_name[name].workers, pool(name, by_name[name].workers)) for name in names]
         all_queues = [Queue(workers, pool()), *away]
-        made = ParallelExecutor(plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S)
+        made = ParallelExecutor(
+            plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
+        )
         return costs.faster(made, linear, _TRIED[self.kind])
 
 

@@ -130,11 +130,8 @@ class Session:
     ) -> None:
         if executor not in EXECUTORS:
             raise ValueError(f"executor {executor!r} is not one of {', '.join(EXECUTORS)}")
-        if threads is not None:
-            raise ValueError(
-                "threads= needs a backend with threads of its own, and there is none yet; NumPy's "
-                "matrix products take theirs from OMP_NUM_THREADS when Python starts"
-            )
+        if threads is not None and not threads >= 1:
+            raise ValueError(f"threads={threads}: a run needs at least one thread")
         chosen = [_backend(each) for each in backends or _DEFAULT]
         if len({backend.name for backend in chosen}) < len(chosen):
             raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
@@ -147,7 +144,7 @@ class Session:
             "limits": limits,
         }
         self.limits = limits or DEFAULT_LIMITS
-        self._compiler = Compiler(executor, chosen, self.limits, place)
+        self._compiler = Compiler(executor, chosen, self.limits, place, threads)
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.

@@ -71,8 +71,14 @@ class Backend(Protocol):
         """How many threads one kernel uses now, at most."""
         ...
 
+    @property
+    def threads_of_caller(self) -> bool:
+        """Whether the number of threads is a setting of each thread that compiles, binds and runs
+        kernels, and not of the whole process."""
+        ...
+
     def set_threads(self, threads: int) -> None:
-        """Let kernels use as many threads, at most, from now on; for the whole process."""
+        """Let kernels use as many threads, at most, from now on."""
         ...
 
 
@@ -105,6 +111,10 @@ class HostBackend:
     def threads(self) -> int:
         return 1
 
+    @property
+    def threads_of_caller(self) -> bool:
+        return False
+
     def set_threads(self, threads: int) -> None:
         pass
 
@@ -128,66 +138,88 @@ def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
 class Share:
     """The threads of kernels, divided among all that compute at the same time.
 
-    While somebody is within one of these, each kernel of ``backends`` uses at most as many threads
-    as there are, by their own setting, divided by the ``streams`` of all who are within: a run that
-    does one thing after the other is one stream, one on n workers n of them. How many threads a
-    library uses is a setting of the whole process: it changes when somebody enters or leaves, and
-    is what it was when the last has left.
+    Who enters is told how many threads each kernel may use: ``most`` (the core budget, unless said
+    otherwise) divided by the ``streams`` of all who are within. A run that does one thing after the
+    other is one stream, one on n workers n of them; one whose kernels are not worth several threads
+    is none, and gets one. Numbers are halved, so that there are few of them: kernels are compiled
+    for each.
+
+    Of a library whose threads are a setting of the whole process, that changes when somebody enters
+    or leaves, and is what it was when the last has left.
     """
 
-    def __init__(self, backends: Sequence[Backend], streams: int = 1) -> None:
-        self._backends = backends
+    def __init__(
+        self, backends: Sequence[Backend], streams: int = 1, most: int | None = None
+    ) -> None:
         self._streams = streams
-        for backend in backends:
+        self._most = most or core_budget()
+        self._own = [backend for backend in backends if backend.threads_of_caller]
+        self._shared = [backend for backend in backends if not backend.threads_of_caller]
+        for backend in self._shared:
             backend.threads  # noqa: B018 - what it must load to say so, it loads now and in no run
 
-    def enter(self) -> None:
-        if not self._backends:
-            return
-        entered = 0
-        try:
+    def enter(self) -> int:
+        """How many threads each kernel may use from now on; those that this thread runs, do."""
+        global _STREAMS
+        if self._streams:
             with _LOCK:
-                for backend in self._backends:
-                    state = _SHARES.get(backend.name)
-                    if state is None:
-                        state = _SHARES[backend.name] = _State(backend)
-                    if not state.streams:
-                        state.all = state.now = backend.threads
-                    entered += 1
-                    state.divide(state.streams + self._streams)
+                _STREAMS += self._streams
+        threads = self._most if self._streams else 1
+        while threads > 1 and threads * _STREAMS > self._most:
+            threads //= 2
+        try:
+            if self._shared:
+                self._divide()
+            self.adopt(threads)
         except BaseException:
-            self._leave(self._backends[:entered])
+            self.leave()
             raise
+        return threads
+
+    def adopt(self, threads: int) -> None:
+        """Let kernels that the calling thread runs use so many threads."""
+        for backend in self._own:
+            backend.set_threads(threads)
 
     def leave(self) -> None:
-        if self._backends:
-            self._leave(self._backends)
+        """The end of what began with ``enter``."""
+        global _STREAMS
+        if self._streams:
+            with _LOCK:
+                _STREAMS -= self._streams
+            if self._shared:
+                self._divide()
 
-    def _leave(self, backends: Sequence[Backend]) -> None:
-        with _LOCK, ExitStack() as stack:  # all are left, whatever one of them raises
-            for backend in reversed(backends):
+    def _divide(self) -> None:
+        """Set the threads of libraries that all threads share."""
+        with _LOCK, ExitStack() as stack:  # all are set, whatever one of them raises
+            for backend in self._shared:
                 state = _SHARES.get(backend.name)
-                if state is not None:
-                    stack.callback(state.divide, max(0, state.streams - self._streams))
+                if state is None:
+                    state = _SHARES[backend.name] = _State(backend)
+                stack.callback(state.divide, _STREAMS)
 
-    def __enter__(self) -> None:
-        self.enter()
+    def __enter__(self) -> int:
+        return self.enter()
 
     def __exit__(self, *exception: object) -> None:
         self.leave()
 
 
 class _State:
-    """Of one backend: who computes at the same time, threads in all, and for each kernel now."""
+    """Of one backend: its threads in all while nobody is within, and for each kernel now."""
 
-    __slots__ = ("all", "backend", "now", "streams")
+    __slots__ = ("all", "backend", "busy", "now")
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.streams, self.all, self.now = 0, 1, 1
+        self.busy = False
+        self.all = self.now = 1
 
     def divide(self, streams: int) -> None:
-        self.streams = streams
+        if streams and not self.busy:
+            self.all = self.now = self.backend.threads
+        self.busy = streams > 0
         each = max(1, self.all // max(1, streams))
         if each != self.now:
             self.backend.set_threads(each)
@@ -196,12 +228,14 @@ class _State:
 
 _LOCK = threading.Lock()
 _SHARES: dict[str, _State] = {}
+_STREAMS = 0
 
 
 @in_child
 def _forget() -> None:
     """A forked child has none of its parent's runs."""
-    global _LOCK
+    global _LOCK, _STREAMS
     _LOCK = threading.Lock()
+    _STREAMS = 0
     for state in _SHARES.values():
         state.divide(0)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from penstock.plan import Plan, Step
 from penstock.tasks import Tasks
 from penstock.threads import report
 from penstock.types import ShapeError, TensorType
+
+T = TypeVar("T")
 
 _NOBODY = Observer()
 _NO_RUN = ObservedRun(Plan("", (), (), (), ()), "")
@@ -304,11 +306,28 @@ class Generated:
 _MANY_THREADS = 200_000
 
 
-def share_of(plan: Plan, hosts: Sequence[Backend], streams: int = 1) -> Share | None:
-    """What a run of ``plan`` on so many workers enters to share the threads of kernels, if any of
-    them would take several."""
-    heavy = any(flops(step.node) > _MANY_THREADS for step in plan.walk())
-    return Share(hosts, streams) if heavy else None
+def share_of(
+    plan: Plan, hosts: Sequence[Backend], streams: int = 1, threads: int | None = None
+) -> Share:
+    """What a run of ``plan`` on so many workers enters to share the threads of kernels, of which
+    the session may use ``threads``."""
+    steps = list(plan.walk())
+    used = {step.backend for step in steps}
+    heavy = {step.backend for step in steps if flops(step.node) > _MANY_THREADS}
+    concerned = [b for b in hosts if b.name in (used if b.threads_of_caller else heavy)]
+    return Share(concerned, streams if heavy else 0, threads)
+
+
+class ByThreads(dict[int, T]):
+    """What ``bind`` makes of an arena, once for each number of threads that kernels may have."""
+
+    def __init__(self, bind: Callable[[], T]) -> None:
+        super().__init__()
+        self._bind = bind
+
+    def __missing__(self, threads: int) -> T:
+        made = self[threads] = self._bind()
+        return made
 
 
 # NumPy's floating-point warnings.

@@ -7,13 +7,14 @@ graphs of which nothing is known before, and each step by itself can be watched 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.arenas import Code
 from penstock.backends.base import Backend
-from penstock.executors.base import Control, Done, Generated, fail, run_inline, share_of
+from penstock.executors.base import ByThreads, Control, Done, Generated, fail, run_inline, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.grouping import OneByOne
 from penstock.limits import Limits
@@ -28,36 +29,41 @@ class DataflowExecutor(Generated):
     name = "dataflow"
 
     def __init__(
-        self, plan: Plan, hosts: Sequence[Backend], limits: Limits, *, observed: bool = False
+        self,
+        plan: Plan,
+        hosts: Sequence[Backend],
+        limits: Limits,
+        *,
+        threads: int | None = None,
+        observed: bool = False,
     ) -> None:
         self.plan = plan
         self.watched = observed
-        self._hosts = hosts
-        self._share = share_of(plan, hosts)
+        self._make = partial(DataflowExecutor, plan, hosts, limits, threads=threads)
+        self._share = share_of(plan, hosts, threads=threads)
         self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
-        self._limits = limits
         self.tasks = tasks = arrange(plan, OneByOne())
         worthwhile = [False] * len(tasks.tasks)
         self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
-        self._code = Code(plan, self.layout, limits, tasks, observed)
-        *self._functions, self._results = self._code.bind(np.empty(0, np.uint8))
+        self._code = code = Code(plan, self.layout, limits, tasks, observed)
+        # Nobody writes to what is bound here, so that all runs share it.
+        self._bound = ByThreads(lambda: code.bind(np.empty(0, np.uint8)))
+        with self._share as now:
+            self._bound[now]
 
     def observed(self) -> DataflowExecutor:
-        return DataflowExecutor(self.plan, self._hosts, self._limits, observed=True)
+        return self._make(observed=True)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         V = [None] * self._flow.slots
         for slot, value in zip(self.plan.inputs, inputs, strict=True):
             V[slot] = value
         control = control.own()
-        run = FlowRun(self._flow, self._functions, V, control, observe=self.watched)
         try:
-            if self._share is None:
-                run.run()
-            else:
-                with self._share:
-                    run.run()
-            return self._results(V)
+            with self._share as threads:
+                *functions, results = self._bound[threads]
+                FlowRun(self._flow, functions, V, control, observe=self.watched).run()
+            return results(V)
         except Exception as error:
             fail(error, self._code.program, self.plan)
 

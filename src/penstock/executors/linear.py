@@ -10,7 +10,16 @@ import numpy as np
 
 from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend
-from penstock.executors.base import Control, Done, Generated, fail, run_inline, share_of, silent
+from penstock.executors.base import (
+    ByThreads,
+    Control,
+    Done,
+    Generated,
+    fail,
+    run_inline,
+    share_of,
+    silent,
+)
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out
 from penstock.plan import Plan
@@ -31,14 +40,15 @@ class LinearExecutor(Generated):
         hosts: Sequence[Backend],
         limits: Limits,
         *,
+        threads: int | None = None,
         layout: Layout | None = None,
         observed: bool = False,
     ) -> None:
         self.plan = plan
         self.watched = observed
         self.layout = layout or lay_out(plan)
-        self._arguments = (plan, hosts, limits)
-        self._share = share_of(plan, hosts)
+        self._make = partial(LinearExecutor, plan, hosts, limits, threads=threads)
+        self._share = share_of(plan, hosts, threads=threads)
         self._code = code = Code(plan, self.layout, limits, observed=observed)
 
         def bind(memory: np.ndarray) -> Run:
@@ -46,30 +56,34 @@ class LinearExecutor(Generated):
             (function,) = code.bind(memory)
             return partial(silent().run, function)
 
-        self._arenas: Arenas[Run] = Arenas(self.layout.size, hosts[0], limits, bind)
+        def bound(memory: np.ndarray) -> ByThreads[Run]:
+            return ByThreads(partial(bind, memory))
+
+        self._arenas: Arenas[ByThreads[Run]] = Arenas(self.layout.size, hosts[0], limits, bound)
         # Made at once, so that what is wrong shows when the plan is compiled.
-        self._arenas.give(self._arenas.make())
+        arena = self._arenas.make()
+        with self._share as now:
+            arena[now]
+        self._arenas.give(arena)
 
     def observed(self) -> LinearExecutor:
-        return LinearExecutor(*self._arguments, layout=self.layout, observed=True)
+        return self._make(layout=self.layout, observed=True)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         arenas = self._arenas
         try:
-            run = arenas.free.pop()
+            arena = arenas.free.pop()
         except IndexError:
-            run = arenas.take(control)
+            arena = arenas.take(control)
         try:
             if self.watched:
                 control.observer.allocation(control.run, arenas.size)
-            if self._share is None:
-                return run(control, *inputs)
-            with self._share:
-                return run(control, *inputs)
+            with self._share as threads:
+                return arena[threads](control, *inputs)
         except Exception as error:
             fail(error, self._code.program, self.plan)
         finally:
-            arenas.give(run)
+            arenas.give(arena)
             if self.watched:
                 control.observer.allocation(control.run, -arenas.size)
 

@@ -65,10 +65,12 @@ class FlowRun:
 
     ``running`` counts workers between a look at the queues and the next; when it falls to 0 and the
     plan's block is done, or the run has failed, the run has ended and ``on_end`` is called.
+    Workers of a pool call ``adopt`` before they begin.
     """
 
     __slots__ = (
         "V",
+        "adopt",
         "caller_waits",
         "control",
         "ended",
@@ -98,6 +100,7 @@ class FlowRun:
         control: Control,
         *,
         observe: bool = False,
+        adopt: Callable[[], None] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self.flow = flow
@@ -105,6 +108,7 @@ class FlowRun:
         self.V = V
         self.control = control
         self.observe = observe
+        self.adopt = adopt
         self.on_end = on_end
         # Observers are told with the lock held, and may stop the run.
         self.lock = threading.RLock()
@@ -173,6 +177,8 @@ class FlowRun:
                 self.workers[queue] -= 1
                 return
             self.running += 1
+        if self.adopt is not None:
+            self.adopt()
         quiet(self._work, queue)
 
     def _work(self, queue: int, caller: bool = False) -> None:

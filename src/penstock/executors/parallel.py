@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.arenas import Arenas, Code
-from penstock.backends.base import Backend, Share
-from penstock.executors.base import Control, Done, Generated, explained, fail, share_of
+from penstock.backends.base import Backend
+from penstock.executors.base import ByThreads, Control, Done, Generated, explained, fail, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
 from penstock.liveness import Layout, lay_out_tasks
@@ -49,6 +49,7 @@ class ParallelExecutor(Generated):
         queues: Sequence[Queue],
         worthwhile: float,
         *,
+        threads: int | None = None,
         layout: Layout | None = None,
         observed: bool = False,
     ) -> None:
@@ -56,8 +57,10 @@ class ParallelExecutor(Generated):
         self.watched = observed
         self.tasks = tasks
         self.layout = layout or lay_out_tasks(plan, tasks)
-        self._make = partial(ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile)
-        self._share = share_of(plan, hosts, queues[0].workers) or Share(())
+        self._make = partial(
+            ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile, threads=threads
+        )
+        self._share = share_of(plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(plan.slots))
         self._code = code = Code(plan, self.layout, limits, tasks, observed)
@@ -66,8 +69,14 @@ class ParallelExecutor(Generated):
             *functions, results = code.bind(memory)
             return _Bound(functions, results)
 
-        self._arenas: Arenas[_Bound] = Arenas(self.layout.size, hosts[0], limits, bind)
-        self._arenas.give(self._arenas.make())
+        def bound(memory: np.ndarray) -> ByThreads[_Bound]:
+            return ByThreads(partial(bind, memory))
+
+        self._arenas: Arenas[ByThreads[_Bound]] = Arenas(self.layout.size, hosts[0], limits, bound)
+        arena = self._arenas.make()
+        with self._share as now:
+            arena[now]
+        self._arenas.give(arena)
 
     def observed(self) -> ParallelExecutor:
         return self._make(layout=self.layout, observed=True)
@@ -76,48 +85,53 @@ class ParallelExecutor(Generated):
         control = control.own()
         arenas = self._arenas
         try:
-            bound = arenas.free.pop()
+            arena = arenas.free.pop()
         except IndexError:
-            bound = arenas.take(control)
+            arena = arenas.take(control)
         try:
             try:
                 V = self._values(inputs)
                 self._allocated(control, arenas.size)
-                with self._share:
-                    FlowRun(self._flow, bound.functions, V, control, observe=self.watched).run()
+                with self._share as threads:
+                    bound = arena[threads]
+                    self._flow_run(bound, V, control, threads).run()
                 outputs = bound.results(V)
             except Exception as error:
                 fail(error, self._code.program, self.plan)
             finally:
                 self._allocated(control, -arenas.size)
         except Exception:
-            arenas.give(bound)
+            arenas.give(arena)
             raise
         except BaseException:
             # Interrupted: other workers may still write to the arena, so nobody else can have it.
             arenas.drop()
             raise
-        arenas.give(bound)
+        arenas.give(arena)
         return outputs
+
+    def _flow_run(self, bound: _Bound, V: list[Any], control: Control, threads: int) -> FlowRun:
+        adopt = partial(self._share.adopt, threads)
+        return FlowRun(self._flow, bound.functions, V, control, observe=self.watched, adopt=adopt)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         control = control.own()
         arenas = self._arenas
 
-        def later(received: _Bound | None) -> None:
+        def later(received: ByThreads[_Bound] | None) -> None:
             # Not on the thread of the run that gave the arena.
             pool = self._flow.queues[0].pool
             assert pool is not None
             pool.submit(partial(accept, received))
 
-        def accept(received: _Bound | None) -> None:
+        def accept(received: ByThreads[_Bound] | None) -> None:
             control.on_stop = None
             try:
-                bound = arenas.accept(received)
+                arena = arenas.accept(received)
             except BaseException as error:
                 done(None, error)
             else:
-                self._start(bound, inputs, control, done)
+                self._start(arena, inputs, control, done)
 
         def stopped(error: Exception) -> None:
             if arenas.forget(later):
@@ -126,18 +140,20 @@ class ParallelExecutor(Generated):
 
         control.on_stop = stopped
         try:
-            bound = arenas.ask(later)
+            arena = arenas.ask(later)
         except Exception as error:
             control.on_stop = None
             done(None, error)
             return
-        if bound is not None:
+        if arena is not None:
             control.on_stop = None
-            self._start(bound, inputs, control, done)
+            self._start(arena, inputs, control, done)
         elif control.stopped and control.error is not None:
             stopped(control.error)  # perhaps before it was there to be called
 
-    def _start(self, bound: _Bound, inputs: Sequence[Any], control: Control, done: Done) -> None:
+    def _start(
+        self, arena: ByThreads[_Bound], inputs: Sequence[Any], control: Control, done: Done
+    ) -> None:
         """Run in an arena, as long as there is something to do for the calling thread."""
         arenas, share = self._arenas, self._share
         V = self._values(inputs)
@@ -149,13 +165,13 @@ class ParallelExecutor(Generated):
                     share.leave()
                     error, run.error = run.error, None
                 if error is None:
-                    outputs = bound.results(V)
+                    outputs = results(V)
                 self._allocated(control, -arenas.size)
             except BaseException as raised:
                 outputs, error = None, raised
             if isinstance(error, Exception):
                 error = explained(error, self._code.program, self.plan)
-            arenas.give(bound)
+            arenas.give(arena)
             try:
                 done(outputs, error)
             finally:
@@ -163,11 +179,17 @@ class ParallelExecutor(Generated):
 
         try:
             self._allocated(control, arenas.size)
-            share.enter()
+            threads = share.enter()
+            try:
+                bound = arena[threads]
+            except BaseException:
+                share.leave()
+                raise
         except BaseException as error:
             end(error=error)
             return
-        run = FlowRun(self._flow, bound.functions, V, control, observe=self.watched)
+        results = bound.results
+        run = self._flow_run(bound, V, control, threads)
         run.on_end = partial(end, run)
         run.start()
 

@@ -23,6 +23,7 @@ from penstock.ir import Node
 from penstock.ops.base import Kernel
 from penstock.ops.cost import flops
 from penstock.ops.fused import parts
+from penstock.threads import core_budget
 from penstock.types import TensorType, Type
 
 Family = Callable[[Work], Recipe | None]
@@ -97,9 +98,11 @@ class OneDnnBackend(HostBackend):
 
     @property
     def threads(self) -> int:
-        return self.library.threads
+        return core_budget()
+
+    @property
+    def threads_of_caller(self) -> bool:
+        return True  # with OpenMP, it is
 
     def set_threads(self, threads: int) -> None:
-        # With OpenMP this is a setting of each calling thread: nobody can change it for the others,
-        # and one changed on a pool's thread would stay so.
-        pass
+        self.library.set_threads(threads)

@@ -247,11 +247,11 @@ class DnnlKernel(Kernel):
             )
             if not known:
                 late.append((memories[argument], x, i not in work.outputs))
-        if primitive.scratchpad:
-            if scratch is None or scratch.nbytes < primitive.scratchpad:
-                scratch = np.empty(primitive.scratchpad, np.uint8)
-            md = primitive.query(lib.dnnl_query_scratchpad_md)
-            memories[SCRATCHPAD] = memory(library, md, scratch)
+        # Given even where there is none, so that calls with other threads have as many arguments.
+        if scratch is None or scratch.nbytes < primitive.scratchpad:
+            scratch = np.empty(primitive.scratchpad, np.uint8)
+        md = primitive.query(lib.dnnl_query_scratchpad_md)
+        memories[SCRATCHPAD] = memory(library, md, scratch if primitive.scratchpad else None)
         function, arguments = primitive.call(memories)
         if not late:
             return function, arguments
