@@ -46,9 +46,10 @@ class Penstock:
         for backend in self.backends:
             importlib.import_module(f"penstock.backends.{backend}")
         self.compile = penstock.session.compile
+        self.threads = threads
 
     def load(self, path: Path) -> Run:
-        session = self.compile(path, backends=self.backends)
+        session = self.compile(path, backends=self.backends, threads=self.threads)
         return lambda feeds: list(session.run(feeds).values())
 
 
@@ -146,9 +147,9 @@ def installed(engine: str) -> bool:
     return importlib.util.find_spec(ENGINES[engine].module) is not None
 
 
-def environment(engine: str, threads: int, cache: Path) -> dict[str, str]:
-    """The environment variables of a process for ``engine``, which may keep files in ``cache``."""
-    found = {
+def environment(cache: Path) -> dict[str, str]:
+    """The environment variables of an engine's process, which may keep files in ``cache``."""
+    return {
         **os.environ,
         "DO_NOT_TRACK": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -157,7 +158,3 @@ def environment(engine: str, threads: int, cache: Path) -> dict[str, str]:
         "PENSTOCK_CACHE": str(cache / "costs"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
     }
-    if issubclass(ENGINES[engine], Penstock):
-        # Its libraries take their number of threads from here.
-        found |= {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
-    return found

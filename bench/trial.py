@@ -75,7 +75,7 @@ class Trial:
 def measure(job: Job, cache: Path) -> Trial:
     """Do ``job`` in a new process; failures are trials too."""
     command = [sys.executable, "-m", "bench.trial", json.dumps(asdict(job))]
-    variables = environment(job.engine, job.threads, cache)
+    variables = environment(cache)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=TIMEOUT

@@ -118,6 +118,7 @@ class Compiler:
                 node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
                 for node, each in allowed.items()
             }
+            costs.allowed = {node: [backend] for node, backend in placed.items()}
         else:
             costs.complete(single_threaded=parallel)
 

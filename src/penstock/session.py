@@ -43,7 +43,6 @@ BACKENDS = {
     "onednn": "penstock.backends.onednn.OneDnnBackend",
 }
 """where the backends are that go by a name; imported when they are asked for"""
-_DEFAULT = ("numpy",)
 
 # Sets of feeds and fetches that a session remembers.
 _MOST_SIGNATURES = 256
@@ -132,7 +131,7 @@ class Session:
             raise ValueError(f"executor {executor!r} is not one of {', '.join(EXECUTORS)}")
         if threads is not None and not threads >= 1:
             raise ValueError(f"threads={threads}: a run needs at least one thread")
-        chosen = [_backend(each) for each in backends or _DEFAULT]
+        chosen = [_backend(each) for each in backends or _default()]
         if len({backend.name for backend in chosen}) < len(chosen):
             raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
         self._options = {
@@ -557,6 +556,13 @@ def compile(
         shapes=shapes,
         limits=limits,
     )
+
+
+def _default() -> Sequence[str]:
+    """oneDNN where there is one, and NumPy for all that it has no kernels for."""
+    from penstock.backends.onednn.library import library
+
+    return ("numpy",) if library() is None else ("onednn", "numpy")
 
 
 def _backend(chosen: str | Backend) -> Backend:

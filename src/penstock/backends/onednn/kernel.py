@@ -37,12 +37,13 @@ Strides = Sequence[tuple[int, ...] | None]
 class Made:
     """A primitive, and what it is called with: for each of its arguments the tensor of the work, by
     index, or memory that is always the same, such as weights, with what must be ``held`` for it to
-    stay."""
+    stay. ``dropped`` are arguments that it writes and nobody reads."""
 
     primitive: Primitive
     tensors: dict[int, int]
     fixed: dict[int, Any] = field(default_factory=dict)
     held: tuple[Any, ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 class Maker:
@@ -55,14 +56,20 @@ class Maker:
         self.strides = strides
         self.summed = summed
 
-    def descriptor(self, tensor: int, dims: Sequence[int] | None = None) -> Any:
-        """The descriptor of a tensor of the work, seen with other ``dims`` if these are given."""
+    def descriptor(
+        self, tensor: int, dims: Sequence[int] | None = None, axes: Sequence[int] = ()
+    ) -> Any:
+        """The descriptor of a tensor of the work: its dims in the order ``axes``, and then seen as
+        other ``dims``, if these are given."""
         kind, steps = self.work.tensors[tensor], self.strides[tensor]
         assert kind is not None and steps is not None
+        own = kind.dims
+        if axes:
+            own, steps = tuple([own[i] for i in axes]), tuple([steps[i] for i in axes])
         if dims is not None:
             longer = longer_steps(steps, len(dims))
-            steps = regrouped(padded(kind.dims, len(longer)), longer, dims)
-        return Descriptor(self.library, kind.dims if dims is None else dims, FLOAT32, steps).handle
+            steps = regrouped(padded(own, len(longer)), longer, dims)
+        return Descriptor(self.library, own if dims is None else dims, FLOAT32, steps).handle
 
     @property
     def source(self) -> Any:
@@ -99,6 +106,7 @@ class Maker:
         constants: Mapping[int, tuple[np.ndarray, tuple[int, ...]]] | None = None,
         *,
         view: Callable[[Sequence[int]], Sequence[int]] = tuple,
+        dropped: tuple[int, ...] = (),
     ) -> Made:
         """The primitive of ``create(desc, engine, *arguments, attr)`` with the work's post-ops.
 
@@ -115,7 +123,7 @@ class Maker:
             held.append(weights)
             descriptor = primitive.query_argument(argument)
             fixed[argument] = weights.value.memory(library, constant.reshape(shape), descriptor)
-        return Made(primitive, tensors | added.tensors, fixed, tuple(held))
+        return Made(primitive, tensors | added.tensors, fixed, tuple(held), dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,8 @@ class Recipe:
     ``layout``: in which order the result has its dims in memory; empty, if in any. ``dense``:
     tensors of the work that must lie without gaps, in the order of the result. ``free``: the result
     may be written in any order, at no cost. ``inplace``: tensors that the result may take the
-    place of; so it may of ``summed``, to which it is then added.
+    place of; so it may of ``summed``, to which it is then added. ``reference``: that oneDNN calls
+    the code "ref" means nothing here.
     """
 
     work: Work
@@ -136,6 +145,7 @@ class Recipe:
     free: bool = False
     inplace: tuple[int, ...] = ()
     summed: int = -1
+    reference: bool = False
 
 
 class DnnlKernel(Kernel):
@@ -235,13 +245,22 @@ class DnnlKernel(Kernel):
                 for kind, x in zip(work.tensors, tensors, strict=True)
             ]
         )
-        made = self.made(strides, self._is_sum(tensors))
+        copied: set[int] = set()
+        try:
+            made = self.made(strides, self._is_sum(tensors))
+        except DnnlError:
+            # Inputs with strides that there is no primitive for are copied in every call.
+            copied = {i for i, kind in enumerate(work.tensors) if kind is not None}
+            copied -= set(work.outputs)
+            own = [steps_of(k.dims) if k is not None else None for k in work.tensors]
+            strides = tuple([own[i] if i in copied else s for i, s in enumerate(strides)])
+            made = self.made(strides, False)
         primitive, lib = made.primitive, library.lib
         memories = dict(made.fixed)
         late: list[tuple[Any, Any, bool]] = []
         for argument, i in made.tensors.items():
             x = tensors[i]
-            known = isinstance(x, np.ndarray)
+            known = isinstance(x, np.ndarray) and i not in copied
             memories[argument] = memory(
                 library, primitive.query_argument(argument), x if known else None
             )
