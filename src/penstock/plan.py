@@ -613,10 +613,13 @@ def _order(slot: Slot) -> tuple[int, ...]:
     if not slot.strides or slot.kind not in (Kind.ARENA, Kind.ALIAS):
         return ()
     assert isinstance(slot.type, TensorType)
-    dims = slot.type.dims
-    # Where a dim of 1 lies means nothing: it stays behind the one before it.
-    order = sorted(range(len(dims)), key=lambda axis: -slot.strides[axis] if dims[axis] > 1 else 0)
-    return () if order == sorted(order) or not _lies(slot, order) else tuple(order)
+    rank = len(slot.type.dims)
+    # Where a dim of 1 lies means nothing, so that several orders may say the same.
+    by_stride = sorted(range(rank), key=lambda axis: -slot.strides[axis])
+    for order in (tuple(range(rank)), (0, *range(2, rank), 1), tuple(by_stride)):
+        if len(order) == rank and _lies(slot, order):
+            return () if order == tuple(range(rank)) else order
+    return ()
 
 
 def _lies(slot: Slot, order: Sequence[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,15 @@ def convolution(work: Work) -> Recipe | None:
     work = replace(work, posts=posts)
     group = node.attrs.get("group", 1)
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
-    shape = (group, w.shape[0] // group, *w.shape[1:]) if group > 1 else w.shape
+    # Axes of one element only cost: over one that is 1 wide, kernels take a hundred times as long.
+    kept = [i for i, axis in enumerate(axes) if not axis.trivial or axis.size > 1] or [0]
+    axes = [axes[i] for i in kept]
+
+    def seen(dims: Sequence[int]) -> tuple[int, ...]:
+        return (*dims[:2], *[dims[2 + i] for i in kept])
+
+    channels = (group, w.shape[0] // group) if group > 1 else w.shape[:1]
+    shape = (*channels, w.shape[1], *[w.shape[2 + i] for i in kept])
     constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {WEIGHTS: (w, shape)}
     if bias is not None:
         constants[BIAS] = (bias, bias.shape)
@@ -38,10 +47,10 @@ def convolution(work: Work) -> Recipe | None:
             [
                 lib.dnnl_forward_inference,
                 lib.dnnl_convolution_direct,
-                maker.source,
+                maker.descriptor(work.inputs[0], seen(x.dims)),
                 maker.any(shape),
                 maker.of(bias),
-                maker.target,
+                maker.descriptor(work.outputs[0], seen(y.dims)),
                 maker.dims([a.stride for a in axes]),
                 maker.dims([a.dilation - 1 for a in axes]),
                 maker.dims([a.begin for a in axes]),
@@ -49,6 +58,7 @@ def convolution(work: Work) -> Recipe | None:
             ],
             maker.ends,
             constants,
+            view=seen,
         )
 
     read = tuple([i for i in posts.tensors if work.tensors[i] == y])

@@ -66,7 +66,7 @@ def _binary(work: Work) -> Recipe | None:
         post = Post(binary=name, tensor=second)
         posts = replace(work.posts, dims=y.dims, constants=work.constants)
         posts = replace(posts, posts=(post, *work.posts.posts))
-        return _posted(replace(work, posts=posts), first)
+        return posted(replace(work, posts=posts), first)
 
     def make(maker: Maker) -> Made:
         lib = maker.lib
@@ -84,7 +84,7 @@ def _binary(work: Work) -> Recipe | None:
     return Recipe(work, make, (), _whole(work, first, second), inplace=(first,))
 
 
-def _posted(work: Work, first: int) -> Recipe:
+def posted(work: Work, first: int) -> Recipe:
     """All that is done, done as post-ops of a function that changes nothing."""
 
     def make(maker: Maker) -> Made:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.onednn.library import Library
+from penstock.backends.onednn.library import DnnlError, Library
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -21,7 +21,7 @@ from penstock.backends.onednn.primitive import (
     address,
     memory,
 )
-from penstock.backends.onednn.strides import longer_steps, padded, regrouped, steps_of
+from penstock.backends.onednn.strides import longer_steps, padded, regrouped, steps_of, usual
 from penstock.backends.onednn.work import Work
 from penstock.ops.base import Kernel
 from penstock.ops.shared import shared
@@ -266,6 +266,10 @@ class DnnlKernel(Kernel):
             )
             if not known:
                 late.append((memories[argument], x, i not in work.outputs))
+        for argument in made.dropped:
+            md = primitive.query_argument(argument)
+            size = lib.dnnl_memory_desc_get_size(md)
+            memories[argument] = memory(library, md, np.empty(size, np.uint8))
         # Given even where there is none, so that calls with other threads have as many arguments.
         if scratch is None or scratch.nbytes < primitive.scratchpad:
             scratch = np.empty(primitive.scratchpad, np.uint8)

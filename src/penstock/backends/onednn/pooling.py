@@ -13,9 +13,10 @@ from penstock.ops.window import Window, behind
 
 def pooling(work: Work) -> Recipe | None:
     """Pooling without the indices of maxima."""
-    node, x, y = work.node, work.input(0), work.output
+    node, x = work.node, work.input(0)
     if x is None or len(work.outputs) != 1 or not 3 <= len(x.dims) <= 5:
         return None
+    y = work.output
     name = node.op.name
     if name.startswith("Global"):
         axes: Sequence[Window] = [Window(size, 1, size) for size in x.dims[2:]]

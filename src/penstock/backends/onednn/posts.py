@@ -31,7 +31,8 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Posts:
-    """Post-ops in their order, for a result of ``dims``."""
+    """Post-ops in their order, for a result of ``dims``. ``constants`` are those of the work, and
+    behind them any that a family has computed."""
 
     dims: tuple[int, ...] = ()
     posts: tuple[Post, ...] = ()
@@ -45,6 +46,12 @@ class Posts:
         """The tensors of the work that they read and that are not known, by their indices."""
         known = self.constants
         return tuple([p.tensor for p in self.posts if p.tensor >= 0 and known[p.tensor] is None])
+
+    def behind(
+        self, first: Sequence[Post], dims: Sequence[int], constants: Sequence[np.ndarray | None]
+    ) -> Posts:
+        """These behind ``first``, for a result of ``dims`` and ``constants``."""
+        return Posts(tuple(dims), (*first, *self.posts), tuple(constants))
 
     def without_bias(self, axis: int) -> tuple[np.ndarray | None, Posts]:
         """If the first adds a constant for each index of ``axis``: that, and the rest."""
@@ -96,15 +103,18 @@ class Posts:
                 kind = lib.dnnl_data_type_undef
                 library.check(lib.dnnl_post_ops_append_sum(posts, 1.0, 0, kind))
                 continue
-            kind, known = tensors[post.tensor], self.constants[post.tensor]
-            assert kind is not None
-            lies = strides[post.tensor]
+            known = self.constants[post.tensor]
             if known is not None:
                 known = _laid(known, self.dims, strides[-1])
-                lies = known.strides
-            dims = padded(kind.dims, len(self.dims))
+                own: tuple[int, ...] = known.shape
+                lies: Sequence[int] | None = known.strides
+            else:
+                kind = tensors[post.tensor]
+                assert kind is not None
+                own, lies = kind.dims, strides[post.tensor]
+            dims = padded(own, len(self.dims))
             seen = view(dims)
-            steps = regrouped(dims, longer_steps(lies or steps_of(kind.dims), len(dims)), seen)
+            steps = regrouped(dims, longer_steps(lies or steps_of(own), len(dims)), seen)
             descriptor = Descriptor(library, seen, FLOAT32, steps)
             if post.binary == _PRELU:
                 mask = sum(1 << axis for axis, n in enumerate(seen) if n > 1)
@@ -178,7 +188,7 @@ def _binary(node: Node, value: Value, place: Mapping[Value, int]) -> list[Post] 
     other = node.inputs[1 if first else 0]
     assert other is not None
     name = BINARY.get(node.op.name)
-    if node.op.name == "PRelu" and first and node.op.since >= _BROADCASTING_PRELU:
+    if node.op.name == "PRelu" and first and node.op.since >= BROADCASTING_PRELU:
         name = _PRELU
     if name is None or other not in place:
         return None
@@ -190,7 +200,7 @@ def _binary(node: Node, value: Value, place: Mapping[Value, int]) -> list[Post] 
     return None  # a quotient by the result would be rounded twice
 
 
-_BROADCASTING_PRELU = 7
+BROADCASTING_PRELU = 7
 
 
 def _laid(known: np.ndarray, dims: Sequence[int], strides: Sequence[int] | None) -> np.ndarray:

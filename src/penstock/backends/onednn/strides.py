@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.backends.onednn.library import DnnlError
 
 ITEM = 4  # bytes of a float32
-_UNIMPLEMENTED = 3
+UNIMPLEMENTED = 3
 
 
 def steps_of(dims: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
@@ -17,6 +17,22 @@ def steps_of(dims: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
         steps[axis] = step
         step *= dims[axis]
     return tuple(steps)
+
+
+def usual(
+    dims: Sequence[int], strides: Sequence[int], order: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """``strides``, where those of dims of 1, which mean nothing, are as in a layout that primitives
+    know: that of ``order``, or of dims in their own, or channels last; else as they are."""
+    rank = len(dims)
+    last = (0, *range(2, rank), 1) if rank > 2 else ()
+    for each in (order, (), last):
+        if each and len(each) != rank:
+            continue
+        known = steps_of(dims, each)
+        if all(a == b for n, a, b in zip(dims, strides, known, strict=True) if n > 1):
+            return known
+    return tuple(strides)
 
 
 def padded(dims: Sequence[int], rank: int) -> tuple[int, ...]:
@@ -58,9 +74,9 @@ def regrouped(
             m, step = rest.pop(0)
             size *= m
             if size < n and (not rest or step != rest[0][0] * rest[0][1]):
-                raise DnnlError(_UNIMPLEMENTED)
+                raise DnnlError(UNIMPLEMENTED)
         if size != n:
-            raise DnnlError(_UNIMPLEMENTED)
+            raise DnnlError(UNIMPLEMENTED)
         found.append(step)
     # A dim of 1 gets the stride that it would have if there were no gaps.
     step = ITEM

@@ -78,7 +78,7 @@ def work_of(node: Node, types: Sequence[Type | None]) -> Work | None:
         else:
             return None
     count = len(node.inputs)
-    if not outputs or tensors[count] is None:
+    if not any(tensors[count:]):
         return None
     first, posts, place = node, Posts(), {}
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])

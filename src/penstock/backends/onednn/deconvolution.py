@@ -1,0 +1,69 @@
+"""ConvTranspose: one to three spatial axes, groups, strides, dilations, a bias."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.backends.onednn.convolution import channels_last
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.primitive import BIAS, WEIGHTS
+from penstock.backends.onednn.work import Work
+from penstock.ops.deconvolution import transposed_windows
+from penstock.ops.shared import shared
+from penstock.ops.window import Window, behind
+
+
+def deconvolution(work: Work) -> Recipe | None:
+    """ConvTranspose with constant weights, and a constant bias if any."""
+    node, x, w, y = work.node, work.input(0), work.constant(1), work.output
+    if x is None or w is None or not 3 <= len(x.dims) <= 5:
+        return None
+    bias, posts = work.constant(2), work.posts
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        if bias is None:
+            return None
+    else:
+        bias, posts = posts.without_bias(1)
+    work = replace(work, posts=posts)
+    group = node.attrs.get("group", 1)
+    axes = [
+        axis
+        for axis in transposed_windows(node.attrs, w.shape[2:], x.dims[2:])
+        if isinstance(axis, Window)
+    ]
+    weights = shared(("onednn deconvolution", group), lambda: _by_result(w, group), w)
+    constants = {WEIGHTS: (weights.value, weights.value.shape)}
+    if bias is not None:
+        constants[BIAS] = (bias, bias.shape)
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_deconvolution_forward_primitive_desc_create,
+            [
+                lib.dnnl_forward_inference,
+                lib.dnnl_deconvolution_direct,
+                maker.source,
+                maker.any(weights.value.shape),
+                maker.of(bias),
+                maker.target,
+                maker.dims([a.stride for a in axes]),
+                maker.dims([a.dilation - 1 for a in axes]),
+                maker.dims([a.begin for a in axes]),
+                maker.dims(behind(axes)),
+            ],
+            maker.ends,
+            constants,
+        )
+
+    read = tuple([i for i in posts.tensors if work.tensors[i] == y])
+    return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0], *read))
+
+
+def _by_result(w: np.ndarray, group: int) -> np.ndarray:
+    """Weights [channels, filters of a group, ...] with the filters first, behind the group."""
+    if group == 1:
+        return np.swapaxes(w, 0, 1)
+    return np.swapaxes(w.reshape(group, len(w) // group, *w.shape[1:]), 1, 2)

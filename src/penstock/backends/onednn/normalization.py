@@ -1,0 +1,100 @@
+"""LayerNormalization, and BatchNormalization with statistics that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
+from penstock.backends.onednn.strides import broadcasts
+from penstock.backends.onednn.work import Work
+from penstock.ops.infer import normalize_axis
+from penstock.types import FLOAT32
+
+
+def layer_normalization(work: Work) -> Recipe | None:
+    """Over trailing axes, without the statistics as results."""
+    x, node = work.input(0), work.node
+    if x is None or not x.dims or len(work.posts) or _has_more_results(work):
+        return None
+    axis = normalize_axis(node.attrs.get("axis", -1), len(x.dims))
+    tail = x.dims[axis:]
+    width = math.prod(tail)
+    shape = math.prod(x.dims[:axis]), width
+    source, target = work.inputs[0], work.outputs[0]
+    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
+    tensors = {SRC: source, DST: target}
+    flags = 0
+    for argument, i, name in ((SCALE, 1, "scale"), (SHIFT, 2, "shift")):
+        kind, known = work.input(i), work.constant(i)
+        if kind is None:
+            continue
+        dims = _without(kind.dims, len(tail))
+        if dims is None or not broadcasts(dims, tail):
+            return None
+        if known is not None:
+            each = np.broadcast_to(known.reshape(dims), tail)
+            constants[argument] = np.ascontiguousarray(each).reshape(width), (width,)
+        elif math.prod(dims) == width:
+            tensors[argument] = work.inputs[i]
+        else:
+            return None
+        flags |= _FLAGS[name]
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_layer_normalization_forward_primitive_desc_create,
+            [
+                lib.dnnl_forward_inference,
+                maker.descriptor(source, shape),
+                maker.descriptor(target, shape),
+                maker.ffi.NULL,
+                node.attrs.get("epsilon", 1e-5),
+                flags,
+            ],
+            tensors,
+            constants,
+        )
+
+    dense = tuple([i for argument, i in tensors.items() if argument != DST])
+    return Recipe(work, make, tuple(range(len(x.dims))), dense, inplace=(source,))
+
+
+_FLAGS = {"scale": 2, "shift": 4}  # dnnl_use_scale, dnnl_use_shift
+
+
+def _without(dims: Sequence[int], rank: int) -> tuple[int, ...] | None:
+    """``dims`` without what is before the last ``rank`` of them, if that is 1."""
+    before = len(dims) - rank
+    return None if any(n != 1 for n in dims[: max(before, 0)]) else tuple(dims[max(before, 0) :])
+
+
+def batch_normalization(work: Work) -> Recipe | None:
+    """As what it is then: a factor and a term for each channel."""
+    x, attrs = work.input(0), work.node.attrs
+    if x is None or len(x.dims) < 2 or attrs.get("training_mode", 0) or _has_more_results(work):
+        return None
+    known = [work.constant(i) for i in range(1, 5)]
+    if any(each is None for each in known):
+        return None
+    scale, shift, mean, variance = known
+    assert scale is not None and shift is not None and mean is not None and variance is not None
+    shape = (-1, *(1,) * (len(x.dims) - 2))
+    factor = scale / np.sqrt(variance + attrs.get("epsilon", 1e-5))
+    term = shift - mean * factor
+    parameters = [each.astype(FLOAT32).reshape(shape) for each in (factor, term)]
+    count = len(work.constants)
+    first = Post(binary="mul", tensor=count), Post(binary="add", tensor=count + 1)
+    posts = work.posts.behind(first, work.output.dims, (*work.constants, *parameters))
+    return posted(replace(work, posts=posts), work.inputs[0])
+
+
+def _has_more_results(work: Work) -> bool:
+    return any(work.tensors[i] is not None for i in work.outputs[1:])

@@ -1,0 +1,43 @@
+"""PRelu by itself; behind a product or a convolution it is a post-op."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.posts import BROADCASTING_PRELU
+from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
+from penstock.backends.onednn.strides import broadcasts, padded
+from penstock.backends.onednn.work import Work
+
+
+def prelu(work: Work) -> Recipe | None:
+    """With slopes that are repeated where they have dims of 1."""
+    x, slope = work.input(0), work.input(1)
+    if x is None or not x.dims or slope is None or len(work.posts):
+        return None
+    if work.node.op.since < BROADCASTING_PRELU or not broadcasts(slope.dims, x.dims):
+        return None
+    dims = padded(slope.dims, len(x.dims))
+    known = work.constant(1)
+    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
+    tensors = {SRC: work.inputs[0], DST: work.outputs[0]}
+    dense = [work.inputs[0]]
+    if known is not None:
+        constants[WEIGHTS] = (known, dims)
+    else:
+        tensors[WEIGHTS] = work.inputs[1]
+        if slope == x:
+            dense.append(work.inputs[1])
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        weights = maker.any(dims) if known is not None else maker.descriptor(tensors[WEIGHTS], dims)
+        return maker.primitive(
+            lib.dnnl_prelu_forward_primitive_desc_create,
+            [lib.dnnl_forward_inference, maker.source, weights, maker.target],
+            tensors,
+            constants,
+        )
+
+    return Recipe(work, make, (), tuple(dense), inplace=(work.inputs[0],))

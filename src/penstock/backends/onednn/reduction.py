@@ -1,0 +1,142 @@
+"""Reductions along axes that lie together in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.library import DnnlError
+from penstock.backends.onednn.primitive import Descriptor
+from penstock.backends.onednn.strides import ITEM, UNIMPLEMENTED, steps_of
+from penstock.backends.onednn.work import Work
+from penstock.ops.reduce import form_of
+from penstock.types import FLOAT32
+
+
+class _Algorithms(NamedTuple):
+    """What oneDNN calls a reduction, and the pooling that is the same, if there is one."""
+
+    reduction: str
+    pooling: str = ""
+
+
+REDUCTIONS = {
+    "ReduceMax": _Algorithms("max", "max"),
+    "ReduceMean": _Algorithms("mean", "avg_exclude_padding"),
+    "ReduceMin": _Algorithms("min"),
+    "ReduceProd": _Algorithms("mul"),
+    "ReduceSum": _Algorithms("sum"),
+}
+
+
+def reduction(work: Work) -> Recipe | None:
+    """Over axes that are known.
+
+    oneDNN has fast code for the innermost ones in memory. Others are pooling with a window of all
+    their elements, where what lies behind them are the channels. Sums are no pooling: a mean times
+    a number is not always the whole number that a sum would be.
+    """
+    node, x = work.node, work.input(0)
+    if x is None or not x.dims or len(work.posts):
+        return None
+    axes: Sequence[int] = ()
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        const = node.inputs[1].const
+        if const is None:
+            return None
+        axes = const.reshape(-1).tolist()
+    if not axes and node.attrs.get("noop_with_empty_axes"):
+        return None
+    form = form_of(x.dims, FLOAT32, axes or None, True)
+    taken = {axis for axis in form.axes if x.dims[axis] > 1}
+    if not taken:
+        return None
+    algorithms = REDUCTIONS[node.op.name]
+    rank = len(x.dims)
+    innermost = max(axis for axis in range(rank) if x.dims[axis] > 1)
+    if not algorithms.pooling and innermost not in taken:
+        return None
+    # Axes of the input by those of the result.
+    kept = range(rank)
+    if len(work.output.dims) < rank:
+        kept = [axis for axis in kept if axis not in form.axes]  # type: ignore[assignment]
+
+    def make(maker: Maker) -> Made:
+        steps, made = maker.strides[work.inputs[0]], maker.strides[work.outputs[0]]
+        assert steps is not None and made is not None
+        before, count, after = _grouped(x.dims, steps, taken)
+        rest = [axis for axis in _order(x.dims, steps) if axis not in taken]
+        if rest != [kept[axis] for axis in _order(work.output.dims, made)]:
+            raise DnnlError(UNIMPLEMENTED)
+        return _primitive(maker, algorithms, before, count, after)
+
+    # What has two ways takes its input in any order; the sum over rows only as it is.
+    layout = () if algorithms.pooling else tuple(range(rank))
+    return Recipe(work, make, layout, (work.inputs[0],))
+
+
+def _primitive(maker: Maker, algorithms: _Algorithms, before: int, count: int, after: int) -> Made:
+    lib = maker.lib
+
+    def packed(dims: Sequence[int], order: Sequence[int]) -> Any:
+        return Descriptor(maker.library, dims, FLOAT32, steps_of(dims, order)).handle
+
+    if after == 1:
+        return maker.primitive(
+            lib.dnnl_reduction_primitive_desc_create,
+            [
+                getattr(lib, f"dnnl_reduction_{algorithms.reduction}"),
+                packed((before, count), (0, 1)),
+                packed((before, 1), (0, 1)),
+                0.0,
+                0.0,
+            ],
+            maker.ends,
+        )
+    if not algorithms.pooling:
+        raise DnnlError(UNIMPLEMENTED)
+    return maker.primitive(
+        lib.dnnl_pooling_forward_primitive_desc_create,
+        [
+            lib.dnnl_forward_inference,
+            getattr(lib, f"dnnl_pooling_{algorithms.pooling}"),
+            packed((before, after, count, 1), (0, 2, 3, 1)),
+            packed((before, after, 1, 1), (0, 2, 3, 1)),
+            maker.dims((1, 1)),
+            maker.dims((count, 1)),
+            *(maker.dims((0, 0)) for _ in range(3)),
+        ],
+        maker.ends,
+    )
+
+
+def _order(dims: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """The axes of more than one element, the outermost in memory first.
+
+    Raises ``DnnlError`` (unimplemented) if there are gaps between the elements.
+    """
+    order = sorted((axis for axis, n in enumerate(dims) if n > 1), key=lambda axis: -steps[axis])
+    step = ITEM
+    for axis in reversed(order):
+        if steps[axis] != step:
+            raise DnnlError(UNIMPLEMENTED)
+        step *= dims[axis]
+    return order
+
+
+def _grouped(
+    dims: Sequence[int], steps: Sequence[int], taken: Collection[int]
+) -> tuple[int, int, int]:
+    """How many elements lie before the axes ``taken``, in them, and behind them; raises
+    ``DnnlError`` (unimplemented) where they do not lie together."""
+    order = _order(dims, steps)
+    places = [i for i, axis in enumerate(order) if axis in taken]
+    if places[-1] - places[0] >= len(places):
+        raise DnnlError(UNIMPLEMENTED)
+
+    def size(axes: Iterable[int]) -> int:
+        return math.prod(dims[axis] for axis in axes)
+
+    return size(order[: places[0]]), size(taken), size(order[places[-1] + 1 :])

@@ -1,0 +1,23 @@
+"""Copies with dims in another order in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.work import Work
+
+
+def reorder(work: Work) -> Recipe | None:
+    """What plans put between kernels that want different layouts."""
+    if not work.output.dims:
+        return None
+
+    def make(maker: Maker) -> Made:
+        def create(desc: Any, engine: Any, source: Any, target: Any, attr: Any) -> int:
+            reordering = maker.lib.dnnl_reorder_primitive_desc_create
+            return int(reordering(desc, source, engine, target, engine, attr))
+
+        return maker.primitive(create, [maker.source, maker.target], maker.ends)
+
+    return Recipe(work, make, tuple(work.node.attrs["order"]))

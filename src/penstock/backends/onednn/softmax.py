@@ -1,0 +1,56 @@
+"""Softmax and LogSoftmax along the axis that is innermost in memory."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.backends.onednn.convolution import channels_last
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.work import Work
+from penstock.ops.infer import normalize_axis
+
+_SINGLE_AXIS = 13  # the version from which on it is one axis, and not all from that one on
+
+
+def softmax(work: Work) -> Recipe | None:
+    """Along the last axis, or along the channels of images, which come last in memory then.
+
+    Other axes have only oneDNN's reference code.
+    """
+    x = work.input(0)
+    if x is None or not x.dims or len(work.posts):
+        return None
+    node, dims = work.node, x.dims
+    order = tuple(range(len(dims)))
+    if node.op.since < _SINGLE_AXIS:
+        first = node.attrs.get("axis", 1)
+        if first == len(dims):
+            return None
+        first = normalize_axis(first, len(dims))
+        width = math.prod(dims[first:])
+    else:
+        axis = normalize_axis(node.attrs.get("axis", -1), len(dims))
+        width = dims[axis]
+        if math.prod(dims[axis + 1 :]) > 1:
+            if axis != 1 or len(dims) < 4:
+                return None
+            order = channels_last(len(dims))
+    shape = math.prod(dims) // width, width
+    algorithm = "accurate" if node.op.name == "Softmax" else "log"
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_softmax_forward_primitive_desc_create,
+            [
+                lib.dnnl_forward_inference,
+                getattr(lib, f"dnnl_softmax_{algorithm}"),
+                maker.descriptor(work.inputs[0], shape, order),
+                maker.descriptor(work.outputs[0], shape, order),
+                1,
+            ],
+            maker.ends,
+        )
+
+    whole = (work.inputs[0],)
+    return Recipe(work, make, order, whole, inplace=whole)
