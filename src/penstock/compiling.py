@@ -33,7 +33,7 @@ from penstock.placement import candidates, choose
 from penstock.plan import Plan, Step, compile_plan
 from penstock.profile import Profile
 from penstock.tasks import arrange
-from penstock.threads import pool
+from penstock.threads import core_budget, pool
 from penstock.types import OptionalType, TensorType, Type
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel")
@@ -105,6 +105,9 @@ class Compiler:
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
 
     def _executor(self, graph: Graph, values: Sequence[Any]) -> Executor:
+        for backend in self.hosts:
+            if backend.threads_of_caller:
+                backend.set_threads(self.threads or core_budget())
         fusing = [backend for backend in self.backends if backend.fuses]
         if fusing:
             graph = clone(graph)

@@ -197,7 +197,7 @@ class Share:
                 state = _SHARES.get(backend.name)
                 if state is None:
                     state = _SHARES[backend.name] = _State(backend)
-                stack.callback(state.divide, _STREAMS)
+                stack.callback(state.divide, _STREAMS, self._most)
 
     def __enter__(self) -> int:
         return self.enter()
@@ -216,11 +216,11 @@ class _State:
         self.busy = False
         self.all = self.now = 1
 
-    def divide(self, streams: int) -> None:
+    def divide(self, streams: int, most: int) -> None:
         if streams and not self.busy:
             self.all = self.now = self.backend.threads
         self.busy = streams > 0
-        each = max(1, self.all // max(1, streams))
+        each = max(1, min(self.all, most) // streams) if streams else self.all
         if each != self.now:
             self.backend.set_threads(each)
             self.now = each
@@ -238,4 +238,4 @@ def _forget() -> None:
     _LOCK = threading.Lock()
     _STREAMS = 0
     for state in _SHARES.values():
-        state.divide(0)
+        state.divide(0, 1)

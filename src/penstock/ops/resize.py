@@ -258,6 +258,11 @@ def _table(axis: Axis, attrs: Attrs) -> Table:
     )
 
 
+def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
+    """What each axis reads that is not left as it is; all shapes and parameters are known."""
+    return [_table(each, attrs) for each in _every_axis(types, attrs, consts) if not each.identity]
+
+
 # Running: a resampler takes an array, where to write, and its workspace
 
 Resampler = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
@@ -457,8 +462,7 @@ def resize(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        axes = _every_axis(inputs, attrs, consts)
-        tables = [_table(axis, attrs) for axis in axes if not axis.identity]
+        tables = resize_tables(inputs, attrs, consts)
         position, prepared = len(inputs), (1, 2, 3)
         if 0 in y.dims:
             return Routine(lambda *_: None, prepared=prepared)

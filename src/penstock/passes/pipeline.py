@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.ir import Graph
 from penstock.limits import Limits
+from penstock.passes.absorb import absorb
 from penstock.passes.compose import compose
 from penstock.passes.cse import eliminate_common
 from penstock.passes.fold import fold
@@ -25,6 +26,7 @@ def optimize(graph: Graph, limits: Limits) -> None:
         changed = fold(graph, limits)
         changed |= simplify(graph)
         changed |= compose(graph)
+        changed |= absorb(graph)
         changed |= eliminate_common(graph)
         changed |= prune(graph)
         if not changed:

@@ -29,7 +29,7 @@ def convolution(work: Work) -> Recipe | None:
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
     # Axes of one element only cost: over one that is 1 wide, kernels take a hundred times as long.
     kept = [i for i, axis in enumerate(axes) if not axis.trivial or axis.size > 1] or [0]
-    axes = [axes[i] for i in kept]
+    axes = tuple([axes[i] for i in kept])
 
     def seen(dims: Sequence[int]) -> tuple[int, ...]:
         return (*dims[:2], *[dims[2 + i] for i in kept])

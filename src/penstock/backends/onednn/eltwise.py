@@ -61,48 +61,48 @@ def _binary(work: Work) -> Recipe | None:
     rank = len(y.dims)
     if other is None or not broadcasts(other.dims, y.dims):
         return None
-    known = work.constants[second]
-    if known is not None:
-        post = Post(binary=name, tensor=second)
-        posts = replace(work.posts, dims=y.dims, constants=work.constants)
-        posts = replace(posts, posts=(post, *work.posts.posts))
-        return posted(replace(work, posts=posts), first)
-
-    def make(maker: Maker) -> Made:
-        lib = maker.lib
-        return maker.primitive(
-            lib.dnnl_binary_primitive_desc_create,
-            [
-                getattr(lib, f"dnnl_binary_{name}"),
-                maker.descriptor(first),
-                maker.descriptor(second, padded(other.dims, rank)),
-                maker.target,
-            ],
-            {SRC: first, SRC_1: second, DST: work.outputs[0]},
-        )
-
-    return Recipe(work, make, (), _whole(work, first, second), inplace=(first,))
+    post = Post(binary=name, tensor=second)
+    return posted(replace(work, posts=work.posts.behind([post], y.dims, work.constants)), first)
 
 
 def posted(work: Work, first: int) -> Recipe:
-    """All that is done, done as post-ops of a function that changes nothing."""
+    """All that is done, done as post-ops: those of the work, of which the first is an operation of
+    tensor ``first`` and another one.
+
+    Only that one oneDNN takes as it is: functions of one element have no fast code for post-ops of
+    two tensors.
+    """
+    post, *rest = work.posts.posts
+    assert post.binary
+    dims = work.output.dims
+    known = work.posts.constants[post.tensor]
+    kind = None if known is not None else work.tensors[post.tensor]
+    other = padded(known.shape if kind is None else kind.dims, len(dims))  # type: ignore[union-attr]
+    work = replace(work, posts=replace(work.posts, posts=tuple(rest)))
 
     def make(maker: Maker) -> Made:
-        lib = maker.lib
+        lib, target = maker.lib, work.outputs[0]
+        tensors, constants = {SRC: first, DST: target}, {}
+        if known is None:
+            tensors[SRC_1] = post.tensor
+            second = maker.descriptor(post.tensor, other)
+        else:
+            constants[SRC_1] = known, other
+            second = maker.packed(other, maker.order(target))
         return maker.primitive(
-            lib.dnnl_eltwise_forward_primitive_desc_create,
+            lib.dnnl_binary_primitive_desc_create,
             [
-                lib.dnnl_forward_inference,
-                lib.dnnl_eltwise_linear,
+                getattr(lib, f"dnnl_binary_{post.binary}"),
                 maker.descriptor(first),
+                second,
                 maker.target,
-                1.0,
-                0.0,
             ],
-            {SRC: first, DST: work.outputs[0]},
+            tensors,
+            constants,
         )
 
-    return Recipe(work, make, (), _whole(work, first), inplace=(first,))
+    read = () if known is not None else (post.tensor,)
+    return Recipe(work, make, (), _whole(work, first, *read), inplace=(first,))
 
 
 def _fits(work: Work, i: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.onednn.library import DnnlError, Library
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -68,8 +68,14 @@ class Maker:
             own, steps = tuple([own[i] for i in axes]), tuple([steps[i] for i in axes])
         if dims is not None:
             longer = longer_steps(steps, len(dims))
-            steps = regrouped(padded(own, len(longer)), longer, dims)
+            steps = usual(dims, regrouped(padded(own, len(longer)), longer, dims))
         return Descriptor(self.library, own if dims is None else dims, FLOAT32, steps).handle
+
+    def order(self, tensor: int) -> list[int]:
+        """The axes of a tensor, the outermost in memory first."""
+        steps = self.strides[tensor]
+        assert steps is not None
+        return sorted(range(len(steps)), key=lambda axis: -steps[axis])
 
     @property
     def source(self) -> Any:
@@ -89,6 +95,10 @@ class Maker:
     def any(self, dims: Sequence[int]) -> Any:
         """A descriptor that leaves the layout to the primitive."""
         return Descriptor(self.library, dims, FLOAT32).handle
+
+    def packed(self, dims: Sequence[int], order: Sequence[int] = ()) -> Any:
+        """The descriptor of a tensor without gaps, its dims in ``order`` in memory."""
+        return Descriptor(self.library, dims, FLOAT32, steps_of(dims, order)).handle
 
     def of(self, array: np.ndarray | None) -> Any:
         """The descriptor of an array as it lies in memory; NULL if there is none."""
@@ -164,14 +174,14 @@ class DnnlKernel(Kernel):
         work = recipe.work
         count = len(work.tensors) - len(work.outputs)
         made: OrderedDict[Any, Made] = OrderedDict()
-        usual = tuple(
+        strides = tuple(
             [
                 None if kind is None else steps_of(kind.dims, _order(recipe, kind))
                 for kind in work.tensors
             ]
         )
-        first = recipe.make(Maker(library, work, usual, False))
-        made[usual, False, library.threads] = first
+        first = _created(recipe, Maker(library, work, strides, False))
+        made[strides, False, library.threads] = first
 
         def function(*inputs: Any) -> Any:
             outputs = [
@@ -220,7 +230,7 @@ class DnnlKernel(Kernel):
             found = self._made.get(key)
             if found is None:
                 maker = Maker(self.library, self.recipe.work, strides, summed)
-                found = self._made[key] = self.recipe.make(maker)
+                found = self._made[key] = _created(self.recipe, maker)
                 while len(self._made) > _MOST_PRIMITIVES:
                     self._made.popitem(last=False)
             else:
@@ -234,33 +244,25 @@ class DnnlKernel(Kernel):
 
         What is no array stands for one that is known only during the run.
         """
-        library, work = self.library, self.recipe.work
-        strides = tuple(
-            [
-                None
-                if kind is None
-                else x.strides
-                if isinstance(x, np.ndarray)
-                else steps_of(kind.dims)
-                for kind, x in zip(work.tensors, tensors, strict=True)
-            ]
-        )
-        copied: set[int] = set()
+        library, work, layout = self.library, self.recipe.work, self.recipe.layout
+        strides: list[tuple[int, ...] | None] = []
+        for kind, x in zip(work.tensors, tensors, strict=True):
+            if kind is None:
+                strides.append(None)
+            elif isinstance(x, np.ndarray):
+                strides.append(usual(kind.dims, x.strides, layout))
+            else:
+                strides.append(steps_of(kind.dims))
         try:
-            made = self.made(strides, self._is_sum(tensors))
+            made = self.made(tuple(strides), self._is_sum(tensors))
         except DnnlError:
-            # Inputs with strides that there is no primitive for are copied in every call.
-            copied = {i for i, kind in enumerate(work.tensors) if kind is not None}
-            copied -= set(work.outputs)
-            own = [steps_of(k.dims) if k is not None else None for k in work.tensors]
-            strides = tuple([own[i] if i in copied else s for i, s in enumerate(strides)])
-            made = self.made(strides, False)
+            return self._repacked(tensors, scratch)
         primitive, lib = made.primitive, library.lib
         memories = dict(made.fixed)
         late: list[tuple[Any, Any, bool]] = []
         for argument, i in made.tensors.items():
             x = tensors[i]
-            known = isinstance(x, np.ndarray) and i not in copied
+            known = isinstance(x, np.ndarray)
             memories[argument] = memory(
                 library, primitive.query_argument(argument), x if known else None
             )
@@ -281,6 +283,32 @@ class DnnlKernel(Kernel):
         run = _with_handles(library, function, arguments, [(m, read) for m, _, read in late])
         return run, tuple([x for _, x, _ in late])
 
+    def _repacked(
+        self, tensors: Sequence[Any], scratch: np.ndarray | None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """As ``call``, with copies of the tensors that lie as the primitive wants them: there is
+        none for them as they are."""
+        work, strides = self.recipe.work, next(iter(self._made))[0]
+        packed = list(tensors)
+        before: list[tuple[np.ndarray, np.ndarray]] = []
+        after: list[tuple[np.ndarray, np.ndarray]] = []
+        for i, (kind, steps, x) in enumerate(zip(work.tensors, strides, tensors, strict=True)):
+            if kind is None or not isinstance(x, np.ndarray) or x.strides == steps:
+                continue
+            packed[i] = copy = np.ndarray(kind.dims, FLOAT32, np.empty(x.size, FLOAT32), 0, steps)
+            (after if i in work.outputs else before).append((copy, x))
+        function, arguments = self.call(packed, scratch)
+        check = self.library.check
+
+        def run(*arguments: Any) -> None:
+            for copy, x in before:
+                np.copyto(copy, x)
+            check(function(*arguments) or 0)
+            for copy, x in after:
+                np.copyto(x, copy)
+
+        return run, arguments
+
     def _is_sum(self, tensors: Sequence[Any]) -> bool:
         """Whether what is added to the result lies where that is to be written."""
         summed = self.recipe.summed
@@ -289,6 +317,14 @@ class DnnlKernel(Kernel):
         one, other = tensors[summed], tensors[self.recipe.work.outputs[0]]
         known = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
         return known and address(one) == address(other) and one.shape == other.shape
+
+
+def _created(recipe: Recipe, maker: Maker) -> Made:
+    """What the recipe makes, unless that is code that only shows what is meant."""
+    made = recipe.make(maker)
+    if made.primitive.reference and not recipe.reference:
+        raise DnnlError(UNIMPLEMENTED)
+    return made
 
 
 def _order(recipe: Recipe, kind: TensorType) -> tuple[int, ...]:

@@ -61,9 +61,11 @@ class Library:
             raise DnnlError(status)
 
 
+UNIMPLEMENTED = 3  # the status where there is no such primitive for these types and shapes
+
+
 class DnnlError(PenstockError):
-    """oneDNN refused something: ``status`` is a dnnl_status_t. 3, unimplemented, is common: there
-    is no such primitive for these types and shapes."""
+    """oneDNN refused something: ``status`` is a dnnl_status_t."""
 
     def __init__(self, status: int) -> None:
         self.status = status

@@ -8,10 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.backends.onednn.algorithms import Eltwise
 from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.posts import Post
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
 from penstock.backends.onednn.strides import padded
 from penstock.backends.onednn.work import Work
+from penstock.ops.shared import shared
+from penstock.types import FLOAT32
 
 
 def matmul(work: Work) -> Recipe | None:
@@ -21,21 +25,62 @@ def matmul(work: Work) -> Recipe | None:
         return None
     weights = work.constant(1)
     if len(b.dims) == 2:
-        return product(work, weights, math.prod(a.dims[:-1]))
+        return product(work, weights, math.prod(a.dims[:-1]), a.dims[-1])
     return _batched(work, max(len(a.dims), len(b.dims)))
 
 
-def product(work: Work, weights: np.ndarray | None, rows: int) -> Recipe:
+def gemm(work: Work) -> Recipe | None:
+    """A product of two matrices times alpha, and a third times beta that is added to it."""
+    a, b, c = work.input(0), work.input(1), work.input(2)
+    if a is None or b is None:
+        return None
+    attrs, y = work.node.attrs, work.output
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    flipped = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
+    rows, inner = a.dims[::-1] if flipped[0] else a.dims
+    first: list[Post] = []
+    constants = work.constants
+    weights = work.constant(1)
+    if weights is not None:
+        # Shared by all plans: what oneDNN makes of it is, too.
+        name = "onednn gemm", flipped[1], alpha
+        weights = shared(name, lambda: _factor(work.constant(1), flipped[1], alpha), weights).value
+    elif alpha != 1:
+        first.append(Post(Eltwise("linear", alpha)))
+    if c is not None and beta != 0:
+        known = work.constant(2)
+        if known is not None and beta != 1:
+            constants = (*constants, np.multiply(known, beta, dtype=FLOAT32))
+            first.append(Post(binary="add", tensor=len(constants) - 1))
+        elif beta == 1:
+            first.append(Post(binary="add", tensor=work.inputs[2]))
+        else:
+            return None
+    work = replace(work, posts=work.posts.behind(first, y.dims, constants))
+    return product(work, weights, rows, inner, flipped)
+
+
+def _factor(matrix: np.ndarray, flipped: bool, alpha: float) -> np.ndarray:
+    matrix = matrix.T if flipped else matrix
+    return matrix if alpha == 1 else np.multiply(matrix, alpha, dtype=FLOAT32)
+
+
+def product(
+    work: Work,
+    weights: np.ndarray | None,
+    rows: int,
+    inner: int,
+    flipped: tuple[bool, bool] = (False, False),
+) -> Recipe:
     """A product of two matrices, of which the first, and the result, may be seen as having more
-    dims than two. ``weights`` is the second, where it is known."""
+    dims than two. ``weights`` is the second, where it is known. Those ``flipped`` are transposed,
+    as far as they are not known."""
     y = work.output
     width = y.dims[-1]
     bias, posts = work.posts.without_bias(-1)
     work = replace(work, posts=posts)
     first, second = work.inputs[:2]
-    a = work.tensors[first]
-    assert a is not None
-    inner = a.dims[-1]
+    axes = [(1, 0) if each else () for each in flipped]
 
     def flat(dims: Sequence[int]) -> Sequence[int]:
         return math.prod(dims[:-1]), dims[-1]
@@ -53,8 +98,10 @@ def product(work: Work, weights: np.ndarray | None, rows: int) -> Recipe:
         return maker.primitive(
             maker.lib.dnnl_matmul_primitive_desc_create,
             [
-                maker.descriptor(first, (rows, inner)),
-                maker.descriptor(second) if weights is None else maker.any(weights.shape),
+                maker.descriptor(first, (rows, inner), axes[0]),
+                maker.descriptor(second, axes=axes[1])
+                if weights is None
+                else maker.any(weights.shape),
                 maker.of(None if bias is None else bias.reshape(1, -1)),
                 maker.descriptor(work.outputs[0], (rows, width)),
             ],

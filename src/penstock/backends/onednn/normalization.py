@@ -86,9 +86,9 @@ def batch_normalization(work: Work) -> Recipe | None:
         return None
     scale, shift, mean, variance = known
     assert scale is not None and shift is not None and mean is not None and variance is not None
-    shape = (-1, *(1,) * (len(x.dims) - 2))
     factor = scale / np.sqrt(variance + attrs.get("epsilon", 1e-5))
     term = shift - mean * factor
+    shape = (-1, *(1,) * (len(x.dims) - 2))
     parameters = [each.astype(FLOAT32).reshape(shape) for each in (factor, term)]
     count = len(work.constants)
     first = Post(binary="mul", tensor=count), Post(binary="add", tensor=count + 1)

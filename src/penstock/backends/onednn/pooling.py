@@ -24,7 +24,7 @@ def pooling(work: Work) -> Recipe | None:
         axes = pool_windows(node.attrs, x.dims)
     after = behind(axes)
     algorithm = "max"
-    if name != "MaxPool":
+    if "Max" not in name:
         algorithm = "avg_exclude_padding"
         if node.attrs.get("count_include_pad", 0):
             # Elements that only ceil_mode has added do not count, which oneDNN cannot tell.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -93,6 +94,12 @@ class Primitive:
         what = self.library.lib.dnnl_query_impl_info_str
         self.library.check(self.library.lib.dnnl_primitive_desc_query(self._desc, what, 0, text))
         return str(ffi.string(text[0]).decode())
+
+    @property
+    def reference(self) -> bool:
+        """Whether that is, as a whole or in a part, code that shows what is meant, which takes a
+        hundred times as long as other."""
+        return any(part.startswith("ref") for part in re.split(r"[+ ]", self.implementation))
 
     def call(self, memories: Mapping[int, Any]) -> tuple[Any, tuple[Any, ...]]:
         """The C function and its arguments that run the primitive on ``memories`` (by argument)."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.backends.onednn.kernel import Made, Maker, Recipe
-from penstock.backends.onednn.library import DnnlError
-from penstock.backends.onednn.primitive import Descriptor
-from penstock.backends.onednn.strides import ITEM, UNIMPLEMENTED, steps_of
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
+from penstock.backends.onednn.strides import ITEM
 from penstock.backends.onednn.work import Work
 from penstock.ops.reduce import form_of
 from penstock.types import FLOAT32
@@ -79,17 +78,13 @@ def reduction(work: Work) -> Recipe | None:
 
 def _primitive(maker: Maker, algorithms: _Algorithms, before: int, count: int, after: int) -> Made:
     lib = maker.lib
-
-    def packed(dims: Sequence[int], order: Sequence[int]) -> Any:
-        return Descriptor(maker.library, dims, FLOAT32, steps_of(dims, order)).handle
-
     if after == 1:
         return maker.primitive(
             lib.dnnl_reduction_primitive_desc_create,
             [
                 getattr(lib, f"dnnl_reduction_{algorithms.reduction}"),
-                packed((before, count), (0, 1)),
-                packed((before, 1), (0, 1)),
+                maker.packed((before, count)),
+                maker.packed((before, 1)),
                 0.0,
                 0.0,
             ],
@@ -102,8 +97,8 @@ def _primitive(maker: Maker, algorithms: _Algorithms, before: int, count: int, a
         [
             lib.dnnl_forward_inference,
             getattr(lib, f"dnnl_pooling_{algorithms.pooling}"),
-            packed((before, after, count, 1), (0, 2, 3, 1)),
-            packed((before, after, 1, 1), (0, 2, 3, 1)),
+            maker.packed((before, after, count, 1), (0, 2, 3, 1)),
+            maker.packed((before, after, 1, 1), (0, 2, 3, 1)),
             maker.dims((1, 1)),
             maker.dims((count, 1)),
             *(maker.dims((0, 0)) for _ in range(3)),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.backends.onednn.library import DnnlError
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 
 ITEM = 4  # bytes of a float32
-UNIMPLEMENTED = 3
 
 
 def steps_of(dims: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:

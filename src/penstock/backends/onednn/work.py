@@ -66,7 +66,7 @@ def work_of(node: Node, types: Sequence[Type | None]) -> Work | None:
     constants += [None] * len(outputs)
     tensors: list[TensorType | None] = []
     for kind, known in zip((*types, *outputs), constants, strict=True):
-        if kind is None or (known is not None and known.dtype != FLOAT32):
+        if kind is None or (known is not None and (known.dtype != FLOAT32 or not known.size)):
             tensors.append(None)
         elif (
             isinstance(kind, TensorType)

@@ -1,0 +1,38 @@
+"""Sum, Mean, Max and Min of any number of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.backends.onednn.algorithms import Eltwise
+from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.kernel import Recipe
+from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.strides import broadcasts
+from penstock.backends.onednn.work import Work
+
+NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
+"""``dnnl_binary_<name>`` of operations of any number of tensors"""
+
+_MOST_POSTS = 16
+
+
+def nary(work: Work) -> Recipe | None:
+    """One of the tensors is of the shape of the result; the others follow as post-ops."""
+    y = work.output
+    kinds = [work.input(i) for i in range(len(work.inputs))]
+    if not 2 <= len(kinds) <= _MOST_POSTS or not y.dims:
+        return None
+    if any(kind is None or not broadcasts(kind.dims, y.dims) for kind in kinds):
+        return None
+    fits = [i for i in work.inputs if work.tensors[i] == y and work.constants[i] is None]
+    if not fits:
+        return None
+    first = fits[0]
+    rest = list(work.inputs)
+    rest.remove(first)
+    name = work.node.op.name
+    posts = [Post(binary=NARY[name], tensor=i) for i in rest]
+    if name == "Mean":
+        posts.append(Post(Eltwise("linear", 1 / len(kinds))))
+    return posted(replace(work, posts=work.posts.behind(posts, y.dims, work.constants)), first)

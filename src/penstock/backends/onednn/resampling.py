@@ -1,0 +1,81 @@
+"""Resize to the nearest or by lines, where oneDNN takes just what ONNX says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.backends.onednn.convolution import channels_last
+from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.work import Work
+from penstock.ops.resize import Table, resize_tables
+
+# How near to halfway between two elements is too near to be sure which one oneDNN takes.
+_TIE = 1e-3
+_MOST = 1 << 22
+
+
+def resampling(work: Work) -> Recipe | None:
+    """Along spatial axes. oneDNN knows of half pixels only."""
+    node, x = work.node, work.input(0)
+    if x is None or not 3 <= len(x.dims) <= 5 or len(work.posts):
+        return None
+    mode = node.attrs.get("mode", "nearest")
+    if mode not in ("nearest", "linear"):
+        return None
+    values = node.inputs[1:]
+    if any(value is not None and value.const is None for value in values):
+        return None
+    types = [x, *(None if value is None else value.type for value in values)]
+    consts = [None, *(None if value is None else value.const for value in values)]
+    tables = resize_tables(types, node.attrs, consts)
+    same = _same_nearest if mode == "nearest" else _same_linear
+    if not tables or not all(table.axis >= 2 and same(table) for table in tables):
+        return None
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_resampling_forward_primitive_desc_create,
+            [
+                lib.dnnl_forward_inference,
+                getattr(lib, f"dnnl_resampling_{mode}"),
+                maker.ffi.NULL,
+                maker.source,
+                maker.target,
+            ],
+            maker.ends,
+        )
+
+    return Recipe(work, make, channels_last(len(x.dims)), (work.inputs[0],))
+
+
+def _positions(table: Table) -> np.ndarray:
+    """Where, among the elements of an axis, oneDNN sees each one of the result."""
+    return (np.arange(table.out) + 0.5) * table.size / table.out - 0.5
+
+
+def _same_nearest(table: Table) -> bool:
+    if table.outside is not None:
+        return False
+    x = _positions(table)
+    nearest = np.floor(x + 0.5)
+    sure = np.abs(x + 0.5 - np.round(x + 0.5)) > _TIE
+    return bool(sure.all()) and np.array_equal(nearest, table.indices[0])
+
+
+def _same_linear(table: Table) -> bool:
+    if table.outside is not None or table.size * table.out > _MOST:
+        return False
+    rows = np.arange(table.out)
+    wanted = np.zeros((table.out, table.size))
+    for indices, weights in zip(table.indices, table.weights, strict=True):
+        np.add.at(wanted, (rows, indices), weights)
+    x = _positions(table)
+    left = np.floor(x)
+    own = np.zeros_like(wanted)
+    for index, weight in ((left, left + 1 - x), (left + 1, x - left)):
+        np.add.at(own, (rows, np.clip(index, 0, table.size - 1).astype(np.intp)), weight)
+    return bool(np.abs(own - wanted).max() < _CLOSE)
+
+
+_CLOSE = 1e-6
