@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
+from penstock.backends.onednn.strides import channels_last
 from penstock.backends.onednn.work import Work
 from penstock.ops.window import behind, windows
 
@@ -65,8 +66,3 @@ def convolution(work: Work) -> Recipe | None:
     return Recipe(
         work, make, channels_last(len(y.dims)), (work.inputs[0], *read), summed=posts.summed
     )
-
-
-def channels_last(rank: int) -> tuple[int, ...]:
-    """What convolutions and pooling are fastest in."""
-    return (0, *range(2, rank), 1)

@@ -49,8 +49,16 @@ class Made:
 class Maker:
     """What a family has at hand to make a primitive for tensors of these ``strides`` (in bytes)."""
 
-    def __init__(self, library: Library, work: Work, strides: Strides, summed: bool) -> None:
+    def __init__(
+        self,
+        library: Library,
+        work: Work,
+        strides: Strides,
+        layout: Sequence[int] = (),
+        summed: bool = False,
+    ) -> None:
         self.library = library
+        self.layout = tuple(layout)
         self.ffi, self.lib = library.ffi, library.lib
         self.work = work
         self.strides = strides
@@ -68,7 +76,7 @@ class Maker:
             own, steps = tuple([own[i] for i in axes]), tuple([steps[i] for i in axes])
         if dims is not None:
             longer = longer_steps(steps, len(dims))
-            steps = usual(dims, regrouped(padded(own, len(longer)), longer, dims))
+            steps = usual(dims, regrouped(padded(own, len(longer)), longer, dims), self.layout)
         return Descriptor(self.library, own if dims is None else dims, FLOAT32, steps).handle
 
     def order(self, tensor: int) -> list[int]:
@@ -180,7 +188,7 @@ class DnnlKernel(Kernel):
                 for kind in work.tensors
             ]
         )
-        first = _created(recipe, Maker(library, work, strides, False))
+        first = _created(recipe, Maker(library, work, strides, recipe.layout))
         made[strides, False, library.threads] = first
 
         def function(*inputs: Any) -> Any:
@@ -229,7 +237,7 @@ class DnnlKernel(Kernel):
         with self._lock:
             found = self._made.get(key)
             if found is None:
-                maker = Maker(self.library, self.recipe.work, strides, summed)
+                maker = Maker(self.library, self.recipe.work, strides, self.recipe.layout, summed)
                 found = self._made[key] = _created(self.recipe, maker)
                 while len(self._made) > _MOST_PRIMITIVES:
                     self._made.popitem(last=False)

@@ -18,16 +18,22 @@ def steps_of(dims: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
     return tuple(steps)
 
 
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The order in memory that convolutions and pooling are fastest in; none below 3 dims."""
+    return (0, *range(2, rank), 1) if rank > 2 else ()
+
+
 def usual(
     dims: Sequence[int], strides: Sequence[int], order: Sequence[int] = ()
 ) -> tuple[int, ...]:
     """``strides``, where those of dims of 1, which mean nothing, are as in a layout that primitives
-    know: that of ``order``, or of dims in their own, or channels last; else as they are."""
+    know: that of ``order``, or of dims in their own, or channels last; else as they are. Dims may
+    be more or fewer than those of an order of channels last."""
     rank = len(dims)
-    last = (0, *range(2, rank), 1) if rank > 2 else ()
+    last = channels_last(rank)
+    if len(order) != rank:
+        order = last if order == channels_last(len(order)) else ()
     for each in (order, (), last):
-        if each and len(each) != rank:
-            continue
         known = steps_of(dims, each)
         if all(a == b for n, a, b in zip(dims, strides, known, strict=True) if n > 1):
             return known
