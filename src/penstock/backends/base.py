@@ -14,6 +14,7 @@ from penstock.ir import Node
 from penstock.ops.base import Kernel
 from penstock.ops.cost import seconds
 from penstock.ops.transfer import HOST
+from penstock.pace import Pace
 from penstock.threads import core_budget
 from penstock.types import Type
 
@@ -145,7 +146,8 @@ class Share:
     for each.
 
     Of a library whose threads are a setting of the whole process, that changes when somebody enters
-    or leaves, and is what it was when the last has left.
+    or leaves, and is what it was when the last has left. Beside one whose threads are the caller's
+    it gets one: of two sets of threads each would wait, spinning, on the cores of the other.
     """
 
     def __init__(
@@ -155,6 +157,9 @@ class Share:
         self._most = most or core_budget()
         self._own = [backend for backend in backends if backend.threads_of_caller]
         self._shared = [backend for backend in backends if not backend.threads_of_caller]
+        # How a stream that is alone fares with fewer threads.
+        paced = self._own and streams == 1 and self._most > 1
+        self.pace = Pace(self._most) if paced else None
         for backend in self._shared:
             backend.threads  # noqa: B018 - what it must load to say so, it loads now and in no run
 
@@ -165,6 +170,8 @@ class Share:
             with _LOCK:
                 _STREAMS += self._streams
         threads = self._most if self._streams else 1
+        if self.pace is not None and _STREAMS == 1:
+            threads = self.pace.threads()
         while threads > 1 and threads * _STREAMS > self._most:
             threads //= 2
         try:
@@ -197,7 +204,7 @@ class Share:
                 state = _SHARES.get(backend.name)
                 if state is None:
                     state = _SHARES[backend.name] = _State(backend)
-                stack.callback(state.divide, _STREAMS, self._most)
+                stack.callback(state.divide, _STREAMS, 1 if self._own else self._most)
 
     def __enter__(self) -> int:
         return self.enter()

@@ -302,8 +302,10 @@ class Generated:
 
 # Threads of kernels.
 
-# Operations of one step from which on a library of matrix products uses more than one thread.
-_MANY_THREADS = 200_000
+# Operations of a product with a vector from which on NumPy's library uses more than one thread.
+_MANY_FOR_BLAS = 18_000
+# Operations of a step that are worth more than one thread: 5 us.
+_MANY = 500_000
 
 
 def share_of(
@@ -311,11 +313,14 @@ def share_of(
 ) -> Share:
     """What a run of ``plan`` on so many workers enters to share the threads of kernels, of which
     the session may use ``threads``."""
-    steps = list(plan.walk())
-    used = {step.backend for step in steps}
-    heavy = {step.backend for step in steps if flops(step.node) > _MANY_THREADS}
-    concerned = [b for b in hosts if b.name in (used if b.threads_of_caller else heavy)]
-    return Share(concerned, streams if heavy else 0, threads)
+    most: dict[str, int] = {}
+    for step in plan.walk():
+        most[step.backend] = max(flops(step.node), most.get(step.backend, 0))
+    own = [b for b in hosts if b.threads_of_caller and b.name in most]
+    shared = [b for b in hosts if not b.threads_of_caller]
+    shared = [b for b in shared if most.get(b.name, 0) >= _MANY_FOR_BLAS]
+    worth = bool(shared) or any(most[b.name] >= _MANY for b in own)
+    return Share([*own, *shared], streams if worth else 0, threads)
 
 
 class ByThreads(dict[int, T]):

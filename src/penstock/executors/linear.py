@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,13 @@ class LinearExecutor(Generated):
             if self.watched:
                 control.observer.allocation(control.run, arenas.size)
             with self._share as threads:
-                return arena[threads](control, *inputs)
+                run, pace = arena[threads], self._share.pace
+                if pace is None:
+                    return run(control, *inputs)
+                start = perf_counter()
+                outputs = run(control, *inputs)
+                pace.took(threads, perf_counter() - start)
+                return outputs
         except Exception as error:
             fail(error, self._code.program, self.plan)
         finally:

@@ -11,30 +11,59 @@ from weakref import WeakKeyDictionary
 
 from penstock.backends.base import HostBackend
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
+from penstock.backends.onednn.concat import concat
 from penstock.backends.onednn.convolution import convolution
+from penstock.backends.onednn.deconvolution import deconvolution
 from penstock.backends.onednn.eltwise import eltwise
 from penstock.backends.onednn.kernel import DnnlKernel, Recipe
 from penstock.backends.onednn.library import DnnlError, Library, library
-from penstock.backends.onednn.matmul import matmul
+from penstock.backends.onednn.lrn import lrn
+from penstock.backends.onednn.matmul import gemm, matmul
+from penstock.backends.onednn.nary import NARY, nary
+from penstock.backends.onednn.normalization import batch_normalization, layer_normalization
 from penstock.backends.onednn.pooling import pooling
+from penstock.backends.onednn.prelu import prelu
+from penstock.backends.onednn.recurrent import recurrent
+from penstock.backends.onednn.reduction import REDUCTIONS, reduction
+from penstock.backends.onednn.reorder import reorder
+from penstock.backends.onednn.resampling import resampling
+from penstock.backends.onednn.softmax import softmax
 from penstock.backends.onednn.work import Work, work_of
 from penstock.errors import PenstockError
 from penstock.ir import Node
 from penstock.ops.base import Kernel
 from penstock.ops.cost import flops
 from penstock.ops.fused import parts
+from penstock.ops.transfer import REORDER
 from penstock.threads import core_budget
 from penstock.types import TensorType, Type
 
 Family = Callable[[Work], Recipe | None]
 
 FAMILIES: dict[str, Family] = {
+    **dict.fromkeys([*ELTWISE, *BINARY], eltwise),
+    **dict.fromkeys(NARY, nary),
+    **dict.fromkeys(REDUCTIONS, reduction),
     "AveragePool": pooling,
+    "BatchNormalization": batch_normalization,
+    "Concat": concat,
     "Conv": convolution,
+    "ConvTranspose": deconvolution,
+    "GRU": recurrent,
+    "Gemm": gemm,
     "GlobalAveragePool": pooling,
+    "GlobalMaxPool": pooling,
+    "LRN": lrn,
+    "LSTM": recurrent,
+    "LayerNormalization": layer_normalization,
+    "LogSoftmax": softmax,
     "MatMul": matmul,
     "MaxPool": pooling,
-    **dict.fromkeys([*ELTWISE, *BINARY], eltwise),
+    "PRelu": prelu,
+    "RNN": recurrent,
+    "Resize": resampling,
+    "Softmax": softmax,
+    REORDER.full_name: reorder,
 }
 """by operation, who makes recipes of its nodes, and of chains that begin with one"""
 

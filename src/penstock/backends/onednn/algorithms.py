@@ -99,6 +99,12 @@ def _div(node: Node) -> Chain:
     return (Eltwise("linear", 1 / divisor),) if divisor else None
 
 
+def _prelu(node: Node) -> Chain:
+    """Of one slope for all."""
+    slope = _scalar(node, 1)
+    return None if slope is None else (Eltwise("relu", slope),)
+
+
 def _at_least(node: Node) -> Chain:
     return _bounded(node, lambda x: (x, _HIGHEST))
 
@@ -134,6 +140,7 @@ ELTWISE: dict[str, Callable[[Node], Chain]] = {
     "Mish": _of("mish"),
     "Mul": _mul,
     "Neg": _of("linear", -1.0),
+    "PRelu": _prelu,
     "Pow": _pow,
     "QuickGelu": lambda node: (Eltwise("swish", node.attrs.get("alpha", 1.702)),),
     "Reciprocal": _of("pow", 1.0, -1.0),

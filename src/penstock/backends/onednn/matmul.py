@@ -40,17 +40,17 @@ def gemm(work: Work) -> Recipe | None:
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
     first: list[Post] = []
     constants = work.constants
-    weights = work.constant(1)
-    if weights is not None:
+    weights, known = None, work.constant(1)
+    if known is not None:
         # Shared by all plans: what oneDNN makes of it is, too.
         name = "onednn gemm", flipped[1], alpha
-        weights = shared(name, lambda: _factor(work.constant(1), flipped[1], alpha), weights).value
+        weights = shared(name, lambda: _factor(known, flipped[1], alpha), known).value
     elif alpha != 1:
         first.append(Post(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
-        known = work.constant(2)
-        if known is not None and beta != 1:
-            constants = (*constants, np.multiply(known, beta, dtype=FLOAT32))
+        term = work.constant(2)
+        if term is not None and beta != 1:
+            constants = (*constants, np.multiply(term, beta, dtype=FLOAT32))
             first.append(Post(binary="add", tensor=len(constants) - 1))
         elif beta == 1:
             first.append(Post(binary="add", tensor=work.inputs[2]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.backends.onednn.algorithms import Eltwise
-from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.algorithms import BINARY, Eltwise
+from penstock.backends.onednn.eltwise import eltwise, posted
 from penstock.backends.onednn.kernel import Recipe
 from penstock.backends.onednn.posts import Post
 from penstock.backends.onednn.strides import broadcasts
@@ -19,7 +19,9 @@ _MOST_POSTS = 16
 
 def nary(work: Work) -> Recipe | None:
     """One of the tensors is of the shape of the result; the others follow as post-ops."""
-    y = work.output
+    name, y = work.node.op.name, work.output
+    if name in BINARY and len(work.inputs) <= 2:
+        return eltwise(work)
     kinds = [work.input(i) for i in range(len(work.inputs))]
     if not 2 <= len(kinds) <= _MOST_POSTS or not y.dims:
         return None
@@ -31,7 +33,6 @@ def nary(work: Work) -> Recipe | None:
     first = fits[0]
     rest = list(work.inputs)
     rest.remove(first)
-    name = work.node.op.name
     posts = [Post(binary=NARY[name], tensor=i) for i in rest]
     if name == "Mean":
         posts.append(Post(Eltwise("linear", 1 / len(kinds))))

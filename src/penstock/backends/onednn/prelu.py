@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.backends.onednn.algorithms import ELTWISE
+from penstock.backends.onednn.eltwise import eltwise
 from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.posts import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
-from penstock.backends.onednn.strides import broadcasts, padded
+from penstock.backends.onednn.strides import broadcasts, channels_last, padded
 from penstock.backends.onednn.work import Work
 
 
 def prelu(work: Work) -> Recipe | None:
     """With slopes that are repeated where they have dims of 1."""
+    if ELTWISE["PRelu"](work.node) is not None:
+        return eltwise(work)
     x, slope = work.input(0), work.input(1)
     if x is None or not x.dims or slope is None or len(work.posts):
         return None
@@ -32,7 +37,15 @@ def prelu(work: Work) -> Recipe | None:
 
     def make(maker: Maker) -> Made:
         lib = maker.lib
-        weights = maker.any(dims) if known is not None else maker.descriptor(tensors[WEIGHTS], dims)
+        order = [axis for axis in maker.order(work.inputs[0]) if x.dims[axis] > 1]
+        usual = range(len(x.dims)), channels_last(len(x.dims))
+        if all(order != [axis for axis in each if x.dims[axis] > 1] for each in usual):
+            # Slopes for each channel, oneDNN 3.2 reads wrongly then.
+            raise DnnlError(UNIMPLEMENTED)
+        if known is None:
+            weights = maker.descriptor(tensors[WEIGHTS], dims)
+        else:
+            weights = maker.packed(dims, maker.order(work.inputs[0]))
         return maker.primitive(
             lib.dnnl_prelu_forward_primitive_desc_create,
             [lib.dnnl_forward_inference, maker.source, weights, maker.target],

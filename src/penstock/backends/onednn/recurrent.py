@@ -167,7 +167,7 @@ def _all_full(work: Work, steps: int) -> bool:
 
 def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None) -> _Weights:
     gates = list(_GATES[layer.kind])
-    directions, rows, hidden = r.shape
+    directions, _, hidden = r.shape
 
     def by_gate(matrix: np.ndarray) -> np.ndarray:
         split = matrix.reshape(directions, len(gates), hidden, -1)[:, gates]
