@@ -108,6 +108,7 @@ class _Writer:
         # Of the expanded task that is being written, the numbers of its blocks.
         self.expanded: tuple[int, ...] = ()
         self.constants: dict[str, Any] = {}
+        self.checks: dict[Any, str] = {}
         self.lines: list[str] = []
         self.steps: list[Step | None] = []
         self.indent = 0
@@ -232,6 +233,11 @@ class _Writer:
         call = self.calls[id(step)]
         self.begin_step(step)
         if step.into:
+            check = step.kernel.check if step.kernel is not None else None
+            if check is not None:
+                name = self.checks.setdefault(check, f"check{len(self.checks)}")
+                self.constants[name] = check
+                call = f"if status := {call}: {name}(status)"
             self.line(call, step, _comment(step))
             self.end_step(step)
             return

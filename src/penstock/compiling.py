@@ -28,6 +28,8 @@ from penstock.ops.cost import seconds as estimated
 from penstock.ops.transfer import HOST
 from penstock.passes.fuse import fuse
 from penstock.passes.pipeline import optimize
+from penstock.passes.prune import prune
+from penstock.passes.scale import pull_scales
 from penstock.passes.sizes import check_sizes
 from penstock.placement import candidates, choose
 from penstock.plan import Plan, Step, compile_plan
@@ -111,6 +113,8 @@ class Compiler:
         fusing = [backend for backend in self.backends if backend.fuses]
         if fusing:
             graph = clone(graph)
+            if pull_scales(graph):
+                prune(graph)
             fuse(graph, partial(_accepted, fusing))
         allowed = candidates(graph, self.backends, self.overrides)
         costs = Costs(graph, allowed, self.backends, values, self.limits)

@@ -169,6 +169,7 @@ class CostTable:
         self._known = self._read().get(machine, {})
         self._fresh: _Records = {}
         self._points: dict[_Group, list[tuple[int, float]]] = {}
+        self._operations: set[str] | None = None
 
     def _unlock(self) -> None:
         self._lock = threading.Lock()
@@ -183,6 +184,13 @@ class CostTable:
         are negative or not finite.
         """
         self._record(_group(backend, where, threads), where.exact, where.bytes, seconds)
+
+    def knows(self, operation: str) -> bool:
+        """Whether any node of an operation was measured on any backend."""
+        with self._lock:
+            if self._operations is None:
+                self._operations = {group[1] for group in self._known}
+            return operation in self._operations
 
     def lookup(self, backend: str, where: Signature, threads: int) -> float | None:
         """What just such a node took, in the mean; None if there was none."""
@@ -238,6 +246,7 @@ class CostTable:
                 _merge(mine, self._fresh)
                 self._known = mine
                 self._points.clear()
+                self._operations = None
 
     def _record(self, group: _Group, exact: str, nbytes: int, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
@@ -247,6 +256,7 @@ class CostTable:
             _merge(self._known, new)
             _merge(self._fresh, new)
             self._points.pop(group, None)
+            self._operations = None
 
     def _estimate(self, group: _Group, nbytes: int) -> float | None:
         with self._lock:

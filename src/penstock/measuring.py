@@ -148,9 +148,12 @@ class Known:
     def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
         """What ``node`` is expected to take on ``backend``, compared with others: measured, if it
         has been measured on all of them, else as they estimate it themselves."""
-        found = {each.name: self.known(node, each, False) for each in among}
-        known = found[backend.name]
-        return backend.seconds(node) if known is None or None in found.values() else known
+        if self._table.knows(node.op.full_name):
+            found = {each.name: self.known(node, each, False) for each in among}
+            known = found[backend.name]
+            if known is not None and None not in found.values():
+                return known
+        return backend.seconds(node)
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """What it takes to bring ``nbytes`` from one backend to another, by their names."""

@@ -61,6 +61,9 @@ class Kernel:
     must lie without gaps, with their dims in the order of the output's. ``free``: the output may as
     well have any other order that its reader likes better.
 
+    ``check``: is called with what a bound call returns, if that is true, and raises: the status of
+    a library that does not raise itself.
+
     ``bound``: calls of ``function`` are slow, and those that ``bind`` makes are not. Even an output
     that leaves the run is written to planned memory then, and copied out.
 
@@ -79,6 +82,7 @@ class Kernel:
     dense: tuple[int, ...] = ()
     free: bool = False
     bound: bool = False
+    check: Callable[[Any], object] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import MICROSOFT
 from penstock.ops.fused import fused
+from penstock.ops.zero_nan import ZERO_NAN
 from penstock.passes.rewrite import Substitution
 
 UNARY = frozenset(
@@ -20,16 +21,16 @@ UNARY = frozenset(
     """.split()  # noqa: SIM905 - names are easier to read without quotes
 )
 BINARY = frozenset({"Add", "Div", "Max", "Min", "Mul", "PRelu", "Pow", "Sub"})
-FOLLOWERS = UNARY | BINARY
+FOLLOWERS = UNARY | BINARY | {"ZeroNaN"}
 """what may follow in a chain"""
 
 HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-OTHERS = frozenset({"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool"})
+OTHERS = frozenset({"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Softmax"})
 BEGINNINGS = (HEAVY, OTHERS | FOLLOWERS)
 """What chains begin with. Of two that could take in the same node, those that stand first do."""
 
 _MOST_NODES = 16
-_DOMAINS = ("", MICROSOFT)
+_DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
 
 
 def fuse(graph: Graph, accepts: Callable[[Node], bool]) -> bool:

@@ -58,7 +58,6 @@ def _binary(work: Work) -> Recipe | None:
     if not _fits(work, first):
         return None
     other = work.tensors[second]
-    rank = len(y.dims)
     if other is None or not broadcasts(other.dims, y.dims):
         return None
     post = Post(binary=name, tensor=second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -169,10 +170,11 @@ class Recipe:
 class DnnlKernel(Kernel):
     """A node on oneDNN. ``workspace`` is what its primitive needs for tensors without gaps."""
 
-    __slots__ = ("_lock", "_made", "library", "recipe")
+    __slots__ = ("_lock", "_made", "library", "recipe", "usual")
 
     library: Library
     recipe: Recipe
+    usual: Strides  # those that there is a primitive for
     _made: OrderedDict[Any, Made]
     _lock: threading.Lock
 
@@ -213,9 +215,11 @@ class DnnlKernel(Kernel):
             inplace=tuple([i for i in inplace if work.tensors[i] == work.output]),
             free=recipe.free,
             bound=True,
+            check=library.check,
         )
         object.__setattr__(kernel, "library", library)
         object.__setattr__(kernel, "recipe", recipe)
+        object.__setattr__(kernel, "usual", strides)
         object.__setattr__(kernel, "_made", made)
         object.__setattr__(kernel, "_lock", threading.Lock())
         return kernel
@@ -296,26 +300,34 @@ class DnnlKernel(Kernel):
     ) -> tuple[Any, tuple[Any, ...]]:
         """As ``call``, with copies of the tensors that lie as the primitive wants them: there is
         none for them as they are."""
-        work, strides = self.recipe.work, next(iter(self._made))[0]
+        work, strides = self.recipe.work, self.usual
         packed = list(tensors)
-        before: list[tuple[np.ndarray, np.ndarray]] = []
-        after: list[tuple[np.ndarray, np.ndarray]] = []
+        late: list[Any] = []
+        before: list[tuple[np.ndarray, Any]] = []
+        after: list[tuple[np.ndarray, Any]] = []
         for i, (kind, steps, x) in enumerate(zip(work.tensors, strides, tensors, strict=True)):
-            if kind is None or not isinstance(x, np.ndarray) or x.strides == steps:
+            known = isinstance(x, np.ndarray)
+            if kind is None or (known and x.strides == steps and i not in work.outputs):
                 continue
-            packed[i] = copy = np.ndarray(kind.dims, FLOAT32, np.empty(x.size, FLOAT32), 0, steps)
-            (after if i in work.outputs else before).append((copy, x))
+            packed[i] = copy = np.ndarray(
+                kind.dims, FLOAT32, np.empty(math.prod(kind.dims), FLOAT32), 0, steps
+            )
+            where = x
+            if not known:
+                where = len(late)
+                late.append(x)
+            (after if i in work.outputs else before).append((copy, where))
         function, arguments = self.call(packed, scratch)
         check = self.library.check
 
-        def run(*arguments: Any) -> None:
+        def run(*given: Any) -> None:
             for copy, x in before:
-                np.copyto(copy, x)
+                np.copyto(copy, given[x] if isinstance(x, int) else x)
             check(function(*arguments) or 0)
             for copy, x in after:
-                np.copyto(x, copy)
+                np.copyto(given[x] if isinstance(x, int) else x, copy)
 
-        return run, arguments
+        return run, tuple(late)
 
     def _is_sum(self, tensors: Sequence[Any]) -> bool:
         """Whether what is added to the result lies where that is to be written."""

@@ -13,6 +13,7 @@ from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import SRC_1, WEIGHTS, Descriptor, attributes, memory
 from penstock.backends.onednn.strides import broadcasts, longer_steps, padded, regrouped, steps_of
 from penstock.ir import Node, Value
+from penstock.ops.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType
 
 _ARGUMENT = 32768  # DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE
@@ -166,6 +167,9 @@ def posts_of(
             return None
         one = ELTWISE.get(node.op.name)
         chain = None if one is None else one(node)
+        if node.op is ZERO_NAN and nodes[0].op.name == "Softmax":
+            # oneDNN's relu makes 0 of NaN, and leaves all else that a Softmax gives as it is.
+            chain = (Eltwise("relu"),)
         if chain is not None and node.inputs[0 if node.inputs[0] is value else -1] is value:
             posts += [Post(each) for each in chain]
         else:

@@ -76,9 +76,8 @@ def recurrent(work: Work) -> Recipe | None:
         if work.input(i) is not None:
             tensors[argument] = work.inputs[i]
     dense = tuple(tensors.values())
-    for argument, i in zip((DST, *after), work.outputs, strict=False):
-        if work.tensors[i] is not None:
-            tensors[argument] = i
+    results = zip((DST, *after), work.outputs, strict=False)
+    tensors |= {argument: i for argument, i in results if work.tensors[i] is not None}
     state = 1, size.directions, batch, size.hidden
     constants = {
         WEIGHTS: (weights.value.w, weights.value.w.shape),
