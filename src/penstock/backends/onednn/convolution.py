@@ -64,5 +64,5 @@ def convolution(work: Work) -> Recipe | None:
 
     read = tuple([i for i in posts.tensors if work.tensors[i] == y])
     return Recipe(
-        work, make, channels_last(len(y.dims)), (work.inputs[0], *read), summed=posts.summed
+        work, make, channels_last(len(y.dims)), (work.inputs[0], *read), summed=work.summed
     )

@@ -111,7 +111,7 @@ def product(
         )
 
     order = tuple(range(len(y.dims)))
-    return Recipe(work, make, order, (first, *posts.tensors), summed=posts.summed)
+    return Recipe(work, make, order, (first, *posts.tensors), summed=work.summed)
 
 
 def _batched(work: Work, rank: int) -> Recipe:
@@ -130,4 +130,5 @@ def _batched(work: Work, rank: int) -> Recipe:
             {SRC: first, WEIGHTS: second, DST: work.outputs[0]},
         )
 
-    return Recipe(work, make, tuple(range(rank)), work.posts.tensors, free=True)
+    free = not work.posts.repeats(work.tensors)
+    return Recipe(work, make, tuple(range(rank)), work.posts.tensors, free=free)

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE, Eltwise
-from penstock.backends.onednn.library import Library
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import SRC_1, WEIGHTS, Descriptor, attributes, memory
-from penstock.backends.onednn.strides import broadcasts, longer_steps, padded, regrouped, steps_of
+from penstock.backends.onednn.strides import (
+    broadcasts,
+    channels_last,
+    longer_steps,
+    padded,
+    regrouped,
+    steps_of,
+    usual,
+)
 from penstock.ir import Node, Value
 from penstock.ops.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType
@@ -67,12 +75,19 @@ class Posts:
         bias = np.ascontiguousarray(np.broadcast_to(known.reshape(-1), self.dims[axis]))
         return bias, replace(self, posts=self.posts[1:])
 
-    @property
-    def summed(self) -> int:
-        """The tensor that may lie where the result is to be written; -1 if none may."""
-        first = self.posts[0] if self.posts else Post()
-        known = first.tensor < 0 or self.constants[first.tensor] is not None
-        return -1 if known or first.binary != "add" else first.tensor
+    def repeats(self, tensors: Sequence[TensorType | None]) -> bool:
+        """Whether an operand has elements for some axes of the result, and not for all."""
+        for post in self.posts:
+            if post.eltwise is None:
+                known = self.constants[post.tensor]
+                kind = tensors[post.tensor] if known is None else None
+                dims = () if kind is None else kind.dims
+                if self._repeats(dims if known is None else known.shape):
+                    return True
+        return False
+
+    def _repeats(self, dims: Sequence[int]) -> bool:
+        return any(n > 1 for n in dims) and padded(dims, len(self.dims)) != self.dims
 
     def attributes(
         self,
@@ -114,6 +129,9 @@ class Posts:
                 assert kind is not None
                 own, lies = kind.dims, strides[post.tensor]
             dims = padded(own, len(self.dims))
+            if self._repeats(own) and not _is_usual(self.dims, strides[-1]):
+                # In other layouts, oneDNN 3.2 takes the wrong elements, or some beyond the last.
+                raise DnnlError(UNIMPLEMENTED)
             seen = view(dims)
             steps = regrouped(dims, longer_steps(lies or steps_of(own), len(dims)), seen)
             descriptor = Descriptor(library, seen, FLOAT32, steps)
@@ -205,6 +223,12 @@ def _binary(node: Node, value: Value, place: Mapping[Value, int]) -> list[Post] 
 
 
 BROADCASTING_PRELU = 7
+
+
+def _is_usual(dims: Sequence[int], strides: Sequence[int] | None) -> bool:
+    """Whether a tensor lies with its dims in their own order, or with its channels last."""
+    layouts = [steps_of(dims), steps_of(dims, channels_last(len(dims)))]
+    return strides is None or usual(dims, strides) in layouts
 
 
 def _laid(known: np.ndarray, dims: Sequence[int], strides: Sequence[int] | None) -> np.ndarray:

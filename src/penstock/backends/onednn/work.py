@@ -51,6 +51,17 @@ class Work:
         )
 
     @property
+    def summed(self) -> int:
+        """The tensor that may lie where the result is to be written, to which it is then added: what
+        the first post-op adds, if nothing else reads it; -1 if there is none."""
+        posts = self.posts.posts
+        if not posts or posts[0].binary != "add" or self.constants[posts[0].tensor] is not None:
+            return -1
+        tensor = posts[0].tensor
+        read = [*self.inputs, *[post.tensor for post in posts]]
+        return tensor if read.count(tensor) == 1 else -1
+
+    @property
     def output(self) -> TensorType:
         """The type of the first output."""
         kind = self.tensors[self.outputs[0]]
