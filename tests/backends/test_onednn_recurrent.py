@@ -43,7 +43,9 @@ def layer(
     steps, width, hidden = sizes
     n, gates = 1 + (direction == "bidirectional"), GATES[kind]
     feeds = {"x": draw(batch, steps, width) if layout else draw(steps, batch, width)}
-    constants = {"w": draw(n, gates * hidden, width), "r": draw(n, gates * hidden, hidden)}
+    # Small enough for rounding errors to fade.
+    small = np.float32(1 / np.sqrt(hidden))
+    constants = {"w": draw(n, gates * hidden, width), "r": small * draw(n, gates * hidden, hidden)}
     names = ["x", "w", "r", "", "", ""]
     if bias:
         constants["b"] = draw(n, 2 * gates * hidden)

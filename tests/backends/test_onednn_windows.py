@@ -128,7 +128,7 @@ def test_whole_factors(coordinates, rounding, shape):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5)])
-@pytest.mark.parametrize("sizes", [(10, 16, 10), (3, 4, 2), (7, 5, 11)])
+@pytest.mark.parametrize("sizes", [(10, 16, 10), (3, 4, 2), (9, 5, 11)])
 def test_by_lines(shape, sizes):
     x = draw(*shape)
     wanted = np.array([*shape[:2], *sizes[: len(shape) - 2]])

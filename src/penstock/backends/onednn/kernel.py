@@ -170,11 +170,14 @@ class Recipe:
 class DnnlKernel(Kernel):
     """A node on oneDNN. ``workspace`` is what its primitive needs for tensors without gaps."""
 
-    __slots__ = ("_lock", "_made", "library", "recipe", "usual")
+    __slots__ = ("_lock", "_made", "implementation", "library", "recipe", "usual")
 
     library: Library
     recipe: Recipe
-    usual: Strides  # those that there is a primitive for
+    implementation: str
+    """what oneDNN calls the code that it chose for tensors without gaps"""
+    usual: Strides
+    """theirs, in bytes"""
     _made: OrderedDict[Any, Made]
     _lock: threading.Lock
 
@@ -220,14 +223,10 @@ class DnnlKernel(Kernel):
         object.__setattr__(kernel, "library", library)
         object.__setattr__(kernel, "recipe", recipe)
         object.__setattr__(kernel, "usual", strides)
+        object.__setattr__(kernel, "implementation", first.primitive.implementation)
         object.__setattr__(kernel, "_made", made)
         object.__setattr__(kernel, "_lock", threading.Lock())
         return kernel
-
-    @property
-    def implementation(self) -> str:
-        """What oneDNN calls the code that it chose for tensors without gaps."""
-        return next(iter(self._made.values())).primitive.implementation
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
@@ -317,6 +316,8 @@ class DnnlKernel(Kernel):
                 where = len(late)
                 late.append(x)
             (after if i in work.outputs else before).append((copy, where))
+        if not before and not after:
+            raise DnnlError(UNIMPLEMENTED)
         function, arguments = self.call(packed, scratch)
         check = self.library.check
 
