@@ -120,7 +120,7 @@ def test_what_nobody_reads_is_left_out(kind, wanted):
         check(*layer(kind, batch=2, state=state, outputs=outputs), kind)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 16, 16), (30, 7, 33), (3, 130, 65)])
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 16, 16), (30, 7, 33), (3, 130, 65)])
 @pytest.mark.parametrize("kind", GATES)
 def test_sizes(kind, sizes):
     for batch in (1, 4):

@@ -40,6 +40,8 @@ class FarBackend:
     """Runs ``operations`` (all, if not given) with NumPy, on values of its own memory."""
 
     threads = 1
+    threads_of_caller = False
+    fuses = False
 
     def __init__(
         self,
@@ -56,6 +58,9 @@ class FarBackend:
         self.moved: Counter[str] = Counter()
         self.on_threads: set[str] = set()
         self._numpy = NumpyBackend()
+
+    def seconds(self, node: Node) -> float:
+        return self._numpy.seconds(node)
 
     def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
         kinds = [*types, *(v.type for v in node.outputs if v is not None)]

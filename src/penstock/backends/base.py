@@ -155,6 +155,7 @@ class Share:
     ) -> None:
         self._streams = streams
         self._most = most or core_budget()
+        self._limit = most
         self._own = [backend for backend in backends if backend.threads_of_caller]
         self._shared = [backend for backend in backends if not backend.threads_of_caller]
         # How a stream that is alone fares with fewer threads.
@@ -204,7 +205,7 @@ class Share:
                 state = _SHARES.get(backend.name)
                 if state is None:
                     state = _SHARES[backend.name] = _State(backend)
-                stack.callback(state.divide, _STREAMS, 1 if self._own else self._most)
+                stack.callback(state.divide, _STREAMS, 1 if self._own else self._limit)
 
     def __enter__(self) -> int:
         return self.enter()
@@ -223,11 +224,11 @@ class _State:
         self.busy = False
         self.all = self.now = 1
 
-    def divide(self, streams: int, most: int) -> None:
+    def divide(self, streams: int, most: int | None) -> None:
         if streams and not self.busy:
             self.all = self.now = self.backend.threads
         self.busy = streams > 0
-        each = max(1, min(self.all, most) // streams) if streams else self.all
+        each = max(1, min(self.all, most or self.all) // streams) if streams else self.all
         if each != self.now:
             self.backend.set_threads(each)
             self.now = each
@@ -245,4 +246,4 @@ def _forget() -> None:
     _LOCK = threading.Lock()
     _STREAMS = 0
     for state in _SHARES.values():
-        state.divide(0, 1)
+        state.divide(0, None)

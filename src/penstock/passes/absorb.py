@@ -54,6 +54,9 @@ def absorb(graph: Graph) -> bool:
             made = None if affine is None else _taken(before, affine)
             if made is not None:
                 before.inputs = list(made)
+                # Who read the node reads the convolution now.
+                output = node.outputs[0]
+                readers[value] = 0 if output is None else readers.get(output, 0)
                 return (value,)
         return None
 

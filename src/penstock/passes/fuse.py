@@ -87,7 +87,7 @@ def _chains(
             assert output is not None
             after = readers.get(output, ())
             last = after[0] if len(after) == 1 else None
-            if last is None or last not in inside or not can(last, FOLLOWERS):
+            if last is None or last not in inside or not can(last, _next(chain)):
                 break
             chain.append(last)
         while len(chain) > 1:
@@ -98,6 +98,16 @@ def _chains(
                 break
             chain.pop()
     return instead
+
+
+def _next(chain: Sequence[Node]) -> Collection[str]:
+    """What may follow a chain: a product may go on with its softmax, and that with a product."""
+    names = [node.op.name for node in chain]
+    if names[0] != "MatMul":
+        return FOLLOWERS
+    if "Softmax" not in names:
+        return FOLLOWERS | {"Softmax"}
+    return {"MatMul", "ZeroNaN"} if names[-1] in ("Softmax", "ZeroNaN") else ()
 
 
 def _replace(graph: Graph, instead: Mapping[Node, Node]) -> None:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from penstock.backends.base import HostBackend
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
-from penstock.backends.onednn.concat import concat
+from penstock.backends.onednn.attention import AttentionKernel, attention_of
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
 from penstock.backends.onednn.eltwise import eltwise
@@ -20,7 +20,11 @@ from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.backends.onednn.lrn import lrn
 from penstock.backends.onednn.matmul import gemm, matmul
 from penstock.backends.onednn.nary import NARY, nary
-from penstock.backends.onednn.normalization import batch_normalization, layer_normalization
+from penstock.backends.onednn.normalization import (
+    batch_normalization,
+    instance_normalization,
+    layer_normalization,
+)
 from penstock.backends.onednn.pooling import pooling
 from penstock.backends.onednn.prelu import prelu
 from penstock.backends.onednn.recurrent import recurrent
@@ -46,13 +50,13 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(REDUCTIONS, reduction),
     "AveragePool": pooling,
     "BatchNormalization": batch_normalization,
-    "Concat": concat,
     "Conv": convolution,
     "ConvTranspose": deconvolution,
     "GRU": recurrent,
     "Gemm": gemm,
     "GlobalAveragePool": pooling,
     "GlobalMaxPool": pooling,
+    "InstanceNormalization": instance_normalization,
     "LRN": lrn,
     "LSTM": recurrent,
     "LayerNormalization": layer_normalization,
@@ -100,11 +104,14 @@ class OneDnnBackend(HostBackend):
         return kernel
 
     def seconds(self, node: Node) -> float:
-        kinds = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
+        values = (*node.inputs, *node.outputs)
+        kinds = [v.type for v in values if v is not None and v.const is None]
         moved = sum(k.nbytes for k in kinds if isinstance(k, TensorType) and k.static)
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 
-    def _kernel(self, node: Node, types: Sequence[Type | None]) -> DnnlKernel | None:
+    def _kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        if any(part.op.name == "Softmax" for part in parts(node)[1:]):
+            return self._attention(node, types)
         family = FAMILIES.get(parts(node)[0].op.full_name)
         work = None if family is None else work_of(node, types)
         if family is None or work is None:
@@ -121,6 +128,16 @@ class OneDnnBackend(HostBackend):
             return None
         self._kernels[node] = kernel
         return kernel
+
+    def _attention(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        attention = attention_of(node, types)
+        (output,) = node.outputs
+        if attention is None or output is None or not isinstance(output.type, TensorType):
+            return None
+        try:
+            return AttentionKernel.of(self.library, attention, output.type)
+        except DnnlError:
+            return None
 
     @property
     def threads(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -16,7 +17,10 @@ from penstock.ops.window import Window, behind
 
 
 def deconvolution(work: Work) -> Recipe | None:
-    """ConvTranspose with constant weights, and a constant bias if any."""
+    """ConvTranspose with constant weights, and a constant bias if any.
+
+    Of few filters NumPy is faster: for oneDNN, these are as many as fill a register.
+    """
     node, x, w, y = work.node, work.input(0), work.constant(1), work.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
@@ -28,6 +32,8 @@ def deconvolution(work: Work) -> Recipe | None:
         bias, posts = posts.without_bias(1)
     work = replace(work, posts=posts)
     group = node.attrs.get("group", 1)
+    if w.shape[1] < _FEWEST and (group == 1 or prod(w.shape[2:]) < _SMALLEST):
+        return None
     axes = [
         axis
         for axis in transposed_windows(node.attrs, w.shape[2:], x.dims[2:])
@@ -60,6 +66,9 @@ def deconvolution(work: Work) -> Recipe | None:
 
     read = tuple([i for i in posts.tensors if work.tensors[i] == y])
     return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0], *read))
+
+
+_FEWEST, _SMALLEST = 4, 9
 
 
 def _by_result(w: np.ndarray, group: int) -> np.ndarray:

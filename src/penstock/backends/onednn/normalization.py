@@ -1,4 +1,4 @@
-"""LayerNormalization, and BatchNormalization with statistics that are known."""
+"""LayerNormalization, InstanceNormalization, and BatchNormalization with known statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.backends.onednn.eltwise import posted
 from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.posts import Post
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
-from penstock.backends.onednn.strides import broadcasts
+from penstock.backends.onednn.strides import broadcasts, channels_last
 from penstock.backends.onednn.work import Work
 from penstock.ops.infer import normalize_axis
 from penstock.types import FLOAT32
@@ -116,8 +116,36 @@ def batch_normalization(work: Work) -> Recipe | None:
 
 
 _MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
-_GIVEN = 7  # dnnl_use_global_stats, dnnl_use_scale and dnnl_use_shift
+# Flags: dnnl_use_scale and dnnl_use_shift, and with them dnnl_use_global_stats.
+_SCALED, _GIVEN = 6, 7
+_WIDTH = 8
 _RELU = Post(Eltwise("relu"))
+
+
+def instance_normalization(work: Work) -> Recipe | None:
+    """Of one image, whose channels have the statistics of a batch of one. Where they do not fill
+    registers, oneDNN is many times slower."""
+    x, y = work.input(0), work.output
+    scale, shift = work.constant(1), work.constant(2)
+    if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or len(work.posts):
+        return None
+    if x.dims[1] % _WIDTH:
+        return None
+    if scale is None or shift is None or scale.dtype != FLOAT32 or shift.dtype != FLOAT32:
+        return None
+    constants = {SCALE: (scale, scale.shape), SHIFT: (shift, shift.shape)}
+    epsilon = work.node.attrs.get("epsilon", 1e-5)
+
+    def make(maker: Maker) -> Made:
+        lib = maker.lib
+        return maker.primitive(
+            lib.dnnl_batch_normalization_forward_primitive_desc_create,
+            [lib.dnnl_forward_inference, maker.source, maker.target, epsilon, _SCALED],
+            maker.ends,
+            constants,
+        )
+
+    return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0],))
 
 
 def _has_more_results(work: Work) -> bool:

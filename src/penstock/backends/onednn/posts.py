@@ -10,7 +10,14 @@ import numpy as np
 
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE, Eltwise
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
-from penstock.backends.onednn.primitive import SRC_1, WEIGHTS, Descriptor, attributes, memory
+from penstock.backends.onednn.primitive import (
+    SRC_1,
+    WEIGHTS,
+    Descriptor,
+    attributes,
+    memory,
+    post_argument,
+)
 from penstock.backends.onednn.strides import (
     broadcasts,
     channels_last,
@@ -24,7 +31,6 @@ from penstock.ir import Node, Value
 from penstock.ops.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType
 
-_ARGUMENT = 32768  # DNNL_ARG_ATTR_MULTIPLE_POST_OP_BASE
 _SUM = "sum"
 _PRELU = "prelu"
 
@@ -138,11 +144,11 @@ class Posts:
             if post.binary == _PRELU:
                 mask = sum(1 << axis for axis, n in enumerate(seen) if n > 1)
                 library.check(lib.dnnl_post_ops_append_prelu(posts, mask))
-                argument = _ARGUMENT * (i + 1) | WEIGHTS
+                argument = post_argument(i, WEIGHTS)
             else:
                 code = getattr(lib, f"dnnl_binary_{post.binary}")
                 library.check(lib.dnnl_post_ops_append_binary(posts, code, descriptor.handle))
-                argument = _ARGUMENT * (i + 1) | SRC_1
+                argument = post_argument(i, SRC_1)
             if known is None:
                 late[argument] = post.tensor
             else:

@@ -53,4 +53,5 @@ def prelu(work: Work) -> Recipe | None:
             constants,
         )
 
-    return Recipe(work, make, (), tuple(dense), inplace=(work.inputs[0],))
+    # Never in place: several threads of oneDNN 3.2 write some elements twice.
+    return Recipe(work, make, (), tuple(dense))

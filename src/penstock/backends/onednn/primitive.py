@@ -24,6 +24,11 @@ def known(dtype: np.dtype | None) -> bool:
     return dtype is not None and dtype.name in _TYPES
 
 
+def post_argument(i: int, argument: int) -> int:
+    """The argument of a primitive that is an ``argument`` of its post-op i."""
+    return 32768 * (i + 1) | argument  # DNNL_ARG_ATTR_MULTIPLE_POST_OP
+
+
 class Descriptor:
     """Shape, dtype and strides (in bytes) of a tensor; without strides, as the primitive likes."""
 

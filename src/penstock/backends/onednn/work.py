@@ -52,10 +52,12 @@ class Work:
 
     @property
     def summed(self) -> int:
-        """The tensor that may lie where the result is to be written, to which it is then added: what
+        """The tensor that may lie where the result is written, to which it is then added: what
         the first post-op adds, if nothing else reads it; -1 if there is none."""
         posts = self.posts.posts
-        if not posts or posts[0].binary != "add" or self.constants[posts[0].tensor] is not None:
+        if not posts or posts[0].binary != "add":
+            return -1
+        if self.posts.constants[posts[0].tensor] is not None:
             return -1
         tensor = posts[0].tensor
         read = [*self.inputs, *[post.tensor for post in posts]]
