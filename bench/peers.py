@@ -45,6 +45,10 @@ class Penstock:
 
         for backend in self.backends:
             importlib.import_module(f"penstock.backends.{backend}")
+        # Peers' libraries are there when they are imported; so are these, then.
+        if "onednn" in self.backends:
+            importlib.import_module("penstock.backends.onednn.library").library()
+        importlib.import_module("onnx.defs").has("Add")
         self.compile = penstock.session.compile
         self.threads = threads
 

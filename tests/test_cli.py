@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import parser
 
+from penstock import session
 from penstock.backends.onednn.library import library
 from penstock.cli import main
 
@@ -19,6 +20,12 @@ affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3
     product = Mul(x, scale)
     y = Add(product, b)
 }"""
+
+
+@pytest.fixture
+def numpy_alone(monkeypatch) -> None:
+    """Commands compile for NumPy, which fuses nothing and is there on every machine."""
+    monkeypatch.setattr(session, "_default", lambda: ("numpy",))
 
 
 @pytest.fixture
@@ -107,7 +114,7 @@ def test_a_missing_file_ends_with_1(command, tmp_path):
     assert call(command, str(tmp_path / "no.onnx")).exit_code == 1
 
 
-def test_info(model):
+def test_info(model, numpy_alone):
     result = as_json("info", model, "--shape", "x=5x3")
     assert result["inputs"] == {"x": "float32[N, 3]", "scale": "float32[3]"}
     assert result["operations"] == {"Mul": 1, "Add": 1}
@@ -141,7 +148,7 @@ def test_check_of_garbage(tmp_path):
     assert "garbage.onnx" in result["problems"][0]
 
 
-def test_plan_and_source(model):
+def test_plan_and_source(model, numpy_alone):
     text = call("plan", model, "--shape", "x=2x3").stdout
     assert "arena 24 B" in text
     assert "Mul(" in text
@@ -190,20 +197,26 @@ def test_plan_simulated(model):
     assert call("plan", model, "--simulate", "0").exit_code == 2
 
 
-def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("backends", [["numpy"], ["onednn", "numpy"]])
+def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backends):
+    if "onednn" in backends and library() is None:
+        pytest.skip("needs libdnnl.so.3")
+    monkeypatch.setattr(session, "_default", lambda: backends)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     result = as_json("profile", model, "-i", "x=random:7x3", "--runs", "3")
     assert {row["name"] for row in result["operations"]} == {"Mul", "Add"}
-    assert [row["count"] for row in result["nodes"]] == [3, 3]
-    assert [row["name"] for row in result["backends"]] == ["numpy"]
+    assert [row["count"] for row in result["nodes"]] == [3 * len(backends)] * 2
+    assert {row["name"] for row in result["backends"]} == set(backends)
     assert sum(row["share"] for row in result["nodes"]) == pytest.approx(1)
-    assert result["runs"] == 3
+    assert result["runs"] == 3 * len(backends)
     assert 0 <= result["outside_ms"] <= result["ms"]
     assert "traceEvents" in json.loads((tmp_path / "affine.trace.json").read_text())
     kept = json.loads((tmp_path / "cache" / "costs.json").read_text())
     (machine,) = kept["machines"].values()
-    assert machine["numpy"].keys() == {"Mul", "Add"}
+    assert {name: costs.keys() for name, costs in machine.items()} == {
+        name: {"Mul", "Add"} for name in backends
+    }
     shown = call("profile", model, "--no-trace").output
     assert "outside" in shown
     assert "Mul (Mul_0 in affine.onnx)" in " ".join(shown.split())

@@ -590,3 +590,19 @@ def test_a_partly_known_split_settles():
     optimize(graph, DEFAULT_LIMITS)
     assert not fold(graph, DEFAULT_LIMITS)
     assert graph.outputs[1].const.tolist() == [3]
+
+
+def test_what_others_read_too_is_not_absorbed():
+    #  Conv -- Add -+- Mul -- y    the sum goes into the convolution, which both then read
+    #               +- Neg -- z
+    text = """g (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y, float[1, 2, 3, 3] z)
+        <float[2, 2, 1, 1] w = {1, 2, 3, 4}, float three = {3}, float two = {2}> {
+        c = Conv(x, w) a = Add(c, three) y = Mul(a, two) z = Neg(a) }"""
+    graph = optimized(text)
+    assert ops(graph) == {"Conv": 1, "Mul": 1, "Neg": 1}
+    x = np.random.default_rng(0).standard_normal((1, 2, 3, 3)).astype(np.float32)
+    header = '<ir_version: 9, opset_import: ["" : 19]>\n'
+    y, z = ps.compile(parser.parse_model(header + text), backends=["numpy"])(x)
+    a = np.einsum("oi,nihw->nohw", np.array([[1, 2], [3, 4]]), x) + 3
+    np.testing.assert_allclose(y, 2 * a, rtol=1e-5)
+    np.testing.assert_allclose(z, -a, rtol=1e-5)

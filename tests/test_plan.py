@@ -230,7 +230,9 @@ def test_arenas_are_close_to_their_lower_bounds(graph):
 
 def test_explain_says_where_everything_lives():
     session = ps.compile(
-        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + LOOP), shapes={}
+        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + LOOP),
+        backends=["numpy"],
+        shapes={},
     )
     text = session.explain()
     assert "arena 256 B (lower bound 256 B)" in text

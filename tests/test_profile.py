@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import sleep
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.forecast import forecast
 from penstock.measuring import Known
 from penstock.observe import ObservedRun
+from penstock.ops.base import Kernel
 from penstock.profile import Profile
 from tests.executors.far import FarBackend
 
@@ -83,6 +85,29 @@ def test_profiling_a_session_fills_the_table_for_every_backend():
     assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
 
 
+def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
+    #   both are of the host's memory, so that both run the very same nodes
+    class Slow(NumpyBackend):
+        name = "slow"
+
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+
+            def function(*inputs):
+                sleep(1e-3)
+                return kernel.function(*inputs)
+
+            return Kernel(function)
+
+    profile = compiled(backends=["numpy", Slow()]).profile({"x": X}, runs=2)
+    assert {row.name: row.count for row in profile.by_backend()} == {"numpy": 8, "slow": 8}
+    for entry in profile:
+        assert (entry.best >= 1e-3) == (entry.step.backend == "slow")
+        signature = costs.signature(entry.step.node)
+        threads = NumpyBackend().threads
+        assert costs.table().lookup(entry.step.backend, signature, threads) == entry.best
+
+
 def test_what_is_known_is_not_measured_again():
     far = FarBackend("far", ["Exp", "Sin"])
     compiled(backends=["numpy", far]).run({"x": X})
@@ -142,7 +167,7 @@ def test_observers_of_a_profile_may_be_of_several_runs_at_once():
         profile.step_end(run, step, (X,))
         profile.run_end(run, None)
     assert profile.runs == 2
-    assert profile.entries[step.node].count == 2
+    assert profile.entries[step.node, step.backend].count == 2
 
 
 def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatch):
@@ -164,7 +189,8 @@ def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatc
 
     monkeypatch.setattr(NumpyBackend, "compile", watched)
     text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
-    compiled(text).profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
+    session = compiled(text, backends=["numpy"])
+    session.profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
     assert seen == [1] * 3 + [4] * 3  # each with one to warm up
     kept = json.loads(costs.table().path.read_text())
     (machine,) = kept["machines"].values()
@@ -180,4 +206,4 @@ def test_costs_are_not_read_where_they_decide_nothing(executor, monkeypatch):
         raise AssertionError("nobody needs the table")
 
     monkeypatch.setattr(costs, "table", refuse)
-    compiled(executor=executor).run({"x": X})
+    compiled(executor=executor, backends=["numpy"]).run({"x": X})

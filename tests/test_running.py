@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
@@ -20,6 +20,7 @@ from penstock.backends.base import Share
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import CancelToken, Control, Done
 from penstock.observe import ObservedRun, Observer
+from penstock.ops.base import Kernel
 from penstock.plan import Plan
 from penstock.running import Job, Run
 from tests.test_threads import end_of, in_child
@@ -529,9 +530,26 @@ class Counting(NumpyBackend):
         self.sets.append(threads)
 
 
+class OfCaller(Counting):
+    """One whose number of threads is a setting of each thread."""
+
+    threads_of_caller = True
+
+    def __init__(self, name: str = "own") -> None:
+        super().__init__(name, 8)
+        self.here = threading.local()
+
+    def set_threads(self, threads):
+        self.here.threads = threads
+        self.sets.append(threads)
+
+
 @pytest.fixture(autouse=True)
-def nobody_else(monkeypatch) -> None:
+def nobody_else(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(backends, "_SHARES", {})
+    assert not backends._STREAMS
+    yield
+    assert not backends._STREAMS
 
 
 def test_one_who_does_one_thing_after_the_other_has_all_threads():
@@ -656,22 +674,21 @@ class Failing(Counting):
 def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch):
     text = """<ir_version: 9, opset_import: ["" : 20]>
         g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"""
-    session = ps.compile(parser.parse_model(text), executor=executor)
+    session = ps.compile(parser.parse_model(text), executor=executor, backends=["numpy"])
     x = np.eye(64, dtype=np.float32)
     session.run({"x": x})
     backend = Counting("numpy", 4)
     with Share([backend], 3), monkeypatch.context() as patch:
-        assert backends._SHARES["numpy"].streams == 3
+        assert backends._STREAMS == 3
 
-        def divide(state: Any, streams: int) -> None:
-            state.streams = streams
+        def divide(state: Any, streams: int, most: int | None) -> None:
             if streams > 3:
                 raise OSError("no such library")
 
         patch.setattr(backends._State, "divide", divide)
         with pytest.raises(ps.PenstockError):
             session.run({"x": x})
-        assert backends._SHARES["numpy"].streams == 3
+        assert backends._STREAMS == 3
 
 
 def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
@@ -688,6 +705,169 @@ def test_who_leaves_without_having_entered_changes_nothing():
     with Share([backend], 2):
         assert backend.threads == 2
     assert backend.threads == 4
+
+
+# How many threads each kernel may use.
+
+
+def test_numbers_of_threads_are_halves_of_halves():
+    #  4 for each of 2 streams, 2 for 3 or 4, one for more
+    with Share([], 2, 8) as two:
+        with Share([], 1, 8) as three, Share([], 1, 8) as four:
+            with Share([], 1, 8) as five:
+                pass
+        with Share([], 2, 8) as again:
+            pass
+    assert (two, three, four, five, again) == (4, 2, 2, 1, 2)
+    assert [Share([], n, 6).__enter__() for n in (1, 1)] == [6, 3]
+    backends._STREAMS = 0
+
+
+def test_never_are_there_more_threads_than_cores():
+    for most in range(1, 20):
+        for streams in range(1, 20):
+            with Share([], streams, most) as threads:
+                assert threads == 1 or threads * streams <= most
+
+
+def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
+    with Share([OfCaller()], 0, 8) as small, Share([OfCaller()], 2, 8) as large:
+        assert backends._STREAMS == 2
+    assert (small, large) == (1, 4)
+
+
+def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
+    backend = OfCaller()
+    share = Share([backend], 2, 8)
+    seen: list[object] = []
+
+    def worker(adopts: bool) -> None:
+        if adopts:
+            share.adopt(4)
+        seen.append(getattr(backend.here, "threads", None))
+
+    with share as threads:
+        assert threads == backend.here.threads == 4
+        for adopts in (False, True):
+            thread = threading.Thread(target=worker, args=(adopts,))
+            thread.start()
+            thread.join()
+    assert seen == [None, 4]
+    assert backend.sets == [4, 4]  # who leaves sets nothing
+
+
+def test_of_two_sets_of_threads_that_of_the_process_has_one():
+    #  each would wait, spinning, on the cores of the other
+    own, shared = OfCaller(), Counting("shared", 4)
+    with Share([own, shared], 1, 8) as threads:
+        assert threads == own.here.threads == 8
+        assert shared.threads == 1
+    assert shared.threads == 4
+    with Share([shared], 1):
+        assert shared.threads == 4
+
+
+def test_a_session_may_allow_a_library_fewer_threads_than_it_is_set_to():
+    backend = Counting("counting", 8)
+    with Share([backend], 1, 2) as threads:
+        assert threads == backend.threads == 2
+    assert backend.threads == 8
+
+
+def test_who_is_alone_has_as_many_as_have_proved_fastest():
+    share = Share([OfCaller()], 1, 8)
+    assert share.pace is not None
+    assert share.enter() == 8
+    share.leave()
+    for _ in range(20):
+        threads = share.pace.threads()
+        share.pace.took(threads, threads * 1e-3)
+    with share as alone:
+        assert alone == 1
+        with share as beside:
+            assert beside == 4
+    # Several streams are not compared with one.
+    assert Share([OfCaller()], 2, 8).pace is None
+    assert Share([OfCaller()], 1, 1).pace is None
+
+
+def test_an_interrupt_as_a_run_enters_leaves_nobodys_place(monkeypatch):
+    share = Share([OfCaller()], 1, 8)
+
+    def interrupt(threads: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(share, "adopt", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        share.enter()
+    assert not backends._STREAMS
+
+
+class Seeing(OfCaller):
+    """Its kernels remember how many threads they were bound and called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+        self.meet: Callable[[], object] = lambda: None
+
+    def compile(self, node, types):
+        made = super().compile(node, types)
+
+        class Bound(Kernel):
+            def bind(kernel, inputs, outputs, workspace):
+                function, arguments = super().bind(inputs, outputs, workspace)
+                threads = self.here.threads
+
+                def call(*arguments):
+                    self.meet()
+                    self.seen.append((threads, self.here.threads))
+                    function(*arguments)
+
+                return call, arguments
+
+        return Bound(made.function, made.into)
+
+
+HEAVY = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"""
+EYE = np.eye(64, dtype=np.float32)
+
+
+def test_runs_at_once_are_bound_for_fewer_threads():
+    backend = Seeing()
+    session = ps.compile(
+        parser.parse_model(HEAVY),
+        executor="linear",
+        backends=[backend],
+        threads=2,
+        shapes={},
+    )
+    (arena,) = session.latest._arenas.free
+    assert arena.keys() == {2}
+    session(EYE)
+    assert backend.seen == [(2, 2)]
+    backend.meet = threading.Barrier(2).wait
+    threads = [threading.Thread(target=session, args=(EYE,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(backend.seen[1:]) == [(1, 1), (2, 2)]  # the first did not know of the second
+    assert set().union(*session.latest._arenas.free) == {1, 2}
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
+def test_a_session_of_one_thread_binds_for_one_thread(executor):
+    backend = Seeing()
+    session = ps.compile(
+        parser.parse_model(HEAVY), executor=executor, backends=[backend], threads=1
+    )
+    for _ in range(3):
+        np.testing.assert_array_equal(session(EYE), -EYE)
+    if executor != "dataflow":  # which binds nothing to memory
+        assert set(backend.seen) == {(1, 1)}
+    assert set(backend.sets) == {1}
 
 
 def child_of(backend: Counting) -> bool:

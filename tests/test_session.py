@@ -136,6 +136,7 @@ def test_small_plans_count_too():
     #  one node, and no arena: what a plan takes is its program
     session = ps.compile(
         parser.parse_model(HEADER + "g (float[N] x) => (float[N] y) { y = Neg(x) }"),
+        backends=["numpy"],
         limits=ps.Limits(max_plans_bytes=100_000),
     )
     for n in range(200):
@@ -362,8 +363,9 @@ def test_unknown_options_are_refused(proto):
         ps.compile(proto, executor="lineal")
     with pytest.raises(ValueError, match="numpy"):
         ps.compile(proto, backends=["cuda"])
-    with pytest.raises(ValueError, match="OMP_NUM_THREADS"):
-        ps.compile(proto, threads=2)
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match=f"threads={threads}: .* at least one"):
+            ps.compile(proto, threads=threads)
     with pytest.raises(ps.InvalidInput, match="cannot feed 'w'"):
         ps.compile(proto, shapes={"w": (1,)})
 
@@ -547,7 +549,8 @@ def test_cancelling_a_task_cancels_its_run_and_no_other(given):
     asyncio.run(main())
 
 
-def test_source_shows_the_origin_of_each_line(session):
+def test_source_shows_the_origin_of_each_line(proto):
+    session = ps.compile(proto, backends=["numpy"])
     session(X, SCALE)
     assert "multiply(" in session.source
     assert "# Add_1 in the model" in session.source or "Add" in session.source

@@ -61,18 +61,17 @@ def measure(
     *,
     single_threaded: bool,
     runs: int | None = None,
-    profile: Profile | None = None,
 ) -> Profile:
     """Run ``graph`` on ``values``, each node where it is placed, and keep what its nodes and
     transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
-    What is measured is added to ``profile``. Raises what the run raises.
+    Raises what the run raises.
     """
     copy, where = on_backends(graph, placed, backends)
     plan = compile_plan(copy, backends, where, planned=False)
     hosts = [backend for backend in backends if backend.memory == HOST]
     executor = DataflowExecutor(plan, hosts, limits).observed()
     fed = _contiguous(values)
-    profile = Profile() if profile is None else profile
+    profile = Profile()
     threads = {b.name: 1 if single_threaded else b.threads for b in backends}
     # The executor itself enters as one stream: beside it there is nobody, or so many.
     with Share(hosts, _ALL) if single_threaded else nullcontext():
@@ -203,7 +202,7 @@ class Costs(Known):
             if not missing:
                 continue
             with suppress(PenstockError):
-                self._measure(backend, single_threaded, None, None)
+                self._measure(backend, single_threaded, None)
         self._table.save()
 
     def profile(self, runs: int) -> Profile:
@@ -211,8 +210,8 @@ class Costs(Known):
         profile = Profile()
         for backend in self.backends:
             if any(b.threads > 1 for b in self.backends):
-                self._measure(backend, True, runs, None)
-            self._measure(backend, False, runs, profile)
+                self._measure(backend, True, runs)
+            profile.add(self._measure(backend, False, runs))
         self._table.save()
         return profile
 
@@ -237,9 +236,7 @@ class Costs(Known):
             return other
         return one if best[0] <= margin * best[1] else other
 
-    def _measure(
-        self, backend: Backend, single_threaded: bool, runs: int | None, profile: Profile | None
-    ) -> None:
+    def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> Profile:
         placed = {
             node: backend if backend in allowed else allowed[0]
             for node, allowed in self.allowed.items()
@@ -252,11 +249,11 @@ class Costs(Known):
             self.limits,
             single_threaded=single_threaded,
             runs=runs,
-            profile=profile,
         )
         for entry in measured:
             key = (entry.step.node.label, entry.step.backend, single_threaded)
             self._own[key] = entry.best
+        return measured
 
 
 # Of transfers that nobody has measured.

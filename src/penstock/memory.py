@@ -21,7 +21,7 @@ from itertools import accumulate, combinations
 # machine: pairs of buffers that it lists, and visits of its search to buffers and their neighbours:
 # so many rounds past all of them, but no more visits than take about a second.
 _PAIRS = 2_000_000
-_ROUNDS = 1_000
+_ROUNDS = 50
 _VISITS = 5_000_000
 # Places of about its size that planner "reuse" looks at for a buffer.
 _PLACES = 32

@@ -59,8 +59,8 @@ class Pace:
                 self._judge()
         elif self._left <= 0:
             self._begin()
-        elif self._usual and self._left < self._interval - _PATIENCE:
-            if len(times) == _JUDGED and min(times) > _SLOW * self._usual:
+        elif self._left < self._interval - _PATIENCE and len(times) == _JUDGED:
+            if 0 < _SLOW * self._usual < min(times):
                 self._begin()
 
     def _begin(self) -> None:

@@ -45,8 +45,8 @@ class Profile(Observer):
     """
 
     def __init__(self) -> None:
-        self.entries: dict[Node, Entry] = {}
-        """by node, each step that has a kernel"""
+        self.entries: dict[tuple[Node, str], Entry] = {}
+        """by node and backend, each step that has a kernel"""
         self.runs = 0
         self.wall = 0.0
         """seconds of all runs that ended well, from begin to end"""
@@ -77,12 +77,24 @@ class Profile(Observer):
             return
         with self._lock:
             seconds = (now - self._begun.pop((run, step))) * 1e-9
-            entry = self.entries.get(step.node)
-            if entry is None:
-                entry = self.entries[step.node] = Entry(step)
-            entry.count += 1
-            entry.total += seconds
-            entry.best = min(entry.best, seconds)
+            self._count(step, 1, seconds, seconds)
+
+    def add(self, other: Profile) -> None:
+        """Count what ``other`` has seen as well."""
+        with self._lock:
+            self.runs += other.runs
+            self.wall += other.wall
+            for entry in other:
+                self._count(entry.step, entry.count, entry.total, entry.best)
+
+    def _count(self, step: Step, count: int, total: float, best: float) -> None:
+        key = step.node, step.backend
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(step)
+        entry.count += count
+        entry.total += total
+        entry.best = min(entry.best, best)
 
     # Tables, the longest first.
 

@@ -10,7 +10,7 @@ import signal
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from onnx import parser
 
 import penstock as ps
+from penstock.backends.base import Backend
 from penstock.interpret import interpret
 from penstock.ir import Graph, Model, clone
 from penstock.observe import Observer
@@ -117,13 +118,19 @@ class Recorder(Observer):
 
 
 class ExecutorConformance:
-    """``executor``: its name; each test compiles with it."""
+    """``executor``: its name; each test compiles with it, and with ``backends``."""
 
     executor = "auto"
+    backends: Sequence[str | Backend] = ("numpy",)
     leaves_threads = False
 
     def compile(self, source, **options) -> ps.Session:
+        options.setdefault("backends", self.backends)
         return ps.compile(source, executor=self.executor, **options)
+
+    def assert_same(self, got, want) -> None:
+        """What a run gives is what it must be: by default, to the last bit."""
+        assert_equal(got, want)
 
     def same_as_interpreter(self, graph: Graph, seed: int) -> None:
         given = feeds_for(seed)
@@ -135,12 +142,12 @@ class ExecutorConformance:
         session = self.compile(Model({"random": graph}, "random"))
         for _ in range(2):  # what a first run leaves in memory must not show in a second
             outputs = list(session.run(feeds).values())
-            assert_equal(outputs, wanted)
+            self.assert_same(outputs, wanted)
             arrays = list(leaves(outputs))
             for i, array in enumerate(arrays):
                 others = [*arrays[:i], *feeds.values()]
                 assert not any(np.shares_memory(array, other) for other in others)
-        assert_equal(list(feeds.values()), [feeds_for(seed)[name] for name in feeds])
+        self.assert_same(list(feeds.values()), [feeds_for(seed)[name] for name in feeds])
 
     @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
     @given(graph=graphs(), seed=st.integers(0, 3))
@@ -190,7 +197,7 @@ class ExecutorConformance:
             }""")
         )
         outputs = session.run({"x": np.ones(2, np.float32), "c": np.array(True)})
-        np.testing.assert_array_equal(outputs["a"], outputs["y"])
+        self.assert_same(outputs["a"], outputs["y"])
         assert not np.shares_memory(outputs["a"], outputs["y"])
 
     def test_views_of_one_value_that_leave_a_branch_are_arrays_of_their_own(self):
@@ -217,7 +224,7 @@ class ExecutorConformance:
         copies = [array.copy() for array in arrays]
         session.run({"s": [x], "x": 5 * x})
         for i, array in enumerate(arrays):
-            np.testing.assert_array_equal(array, copies[i])
+            self.assert_same(array, copies[i])
             assert not any(np.shares_memory(array, other) for other in arrays[:i])
 
     # Loops.
@@ -254,7 +261,7 @@ class ExecutorConformance:
         x = np.array([[1, 2], [3, 4]], np.float32)
         for n in range(4):
             want = x.T * 2**n if n % 2 else x * 2**n
-            np.testing.assert_array_equal(session(x, np.array(n)), want)
+            self.assert_same(session(x, np.array(n)), want)
 
     @pytest.mark.parametrize("outputs", ["w, v", "v, v", "x, w", "w, w", "v, x", "t, w"])
     def test_carried_values_that_change_places(self, outputs):
@@ -271,9 +278,9 @@ class ExecutorConformance:
         v, w, rows = np.exp(x), -z, []
         for n in range(5):
             a, b, k = session(x, z, np.array(n))
-            np.testing.assert_array_equal(a, v)
-            np.testing.assert_array_equal(b, w)
-            np.testing.assert_array_equal(k, np.array(rows, np.float32).reshape(n, 2))
+            self.assert_same(a, v)
+            self.assert_same(b, w)
+            self.assert_same(k, np.array(rows, np.float32).reshape(n, 2))
             known = {"v": v, "w": w, "x": x, "t": v + w}
             rows.append(v)
             v, w = (known[name] for name in outputs.split(", "))
@@ -410,18 +417,16 @@ class ExecutorConformance:
             }""")
         )
 
-        def job(seed: int) -> bool:
+        def job(seed: int) -> None:
             rng = np.random.default_rng(seed)
-            good = True
             for _ in range(40):
                 x = rng.standard_normal(rng.integers(1, 5) * 1000).astype(np.float32)
                 a = np.sin(x)
                 want = -(a * a + x) * a + a * a
-                good &= bool(np.array_equal(session.run({"x": x})["y"], want))
-            return good
+                self.assert_same(session.run({"x": x})["y"], want)
 
         with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(job, range(8)))
+            list(pool.map(job, range(8)))
 
     def test_runs_of_all_kinds_at_once(self):
         """Shapes, fetches, failures and trims in any mix, while plans are dropped and made again."""
@@ -461,7 +466,7 @@ class ExecutorConformance:
                     continue
                 assert not (fails and "z" in outputs)
                 for name, value in outputs.items():
-                    np.testing.assert_array_equal(value, wanted(x, n, i)[name])
+                    self.assert_same(value, wanted(x, n, i)[name])
                 if choose.random() < 0.05:
                     session.trim()
             return session.memory.arenas
@@ -475,7 +480,7 @@ class ExecutorConformance:
         graph = onnx.helper.make_graph(nodes, "g", [info("v0", 1, [3])], [info("v10000", 1, [3])])
         session = self.compile(onnx.helper.make_model(graph))
         x = np.arange(3, dtype=np.float32)
-        np.testing.assert_array_equal(session.run({"v0": x})["v10000"], x)
+        self.assert_same(session.run({"v0": x})["v10000"], x)
 
     def test_a_fan_out_a_thousand_wide(self):
         make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
@@ -504,9 +509,9 @@ class ExecutorConformance:
         x, c = np.array([1, 2], np.float32), np.array(False)
         a = np.exp(x)
         outputs = session.run({"x": x, "c": c}, ["b", "x", "y", "b"])
-        np.testing.assert_array_equal(outputs["b"], -a)
-        np.testing.assert_array_equal(outputs["x"], x)
-        np.testing.assert_array_equal(outputs["y"], a * a)
+        self.assert_same(outputs["b"], -a)
+        self.assert_same(outputs["x"], x)
+        self.assert_same(outputs["y"], a * a)
         assert session.run({"a": x, "b": x, "c": c}, ["z"])["z"].tolist() == [1, 4]
         assert session.run({"z": -x}, ["y"])["y"].tolist() == [1, 2]
         assert session.run({"x": x}, ["a"], targets=["b"]).keys() == {"a"}
@@ -526,7 +531,7 @@ class ExecutorConformance:
         ]
         futures = [session.submit(each) for each in feeds]
         for each, future in zip(feeds, futures, strict=True):
-            assert_equal(future.result(), session.run(each))
+            self.assert_same(future.result(), session.run(each))
 
     def test_asynchronous_runs_leave_the_event_loop_free(self):
         session = self.compile(model(ENDLESS))
@@ -608,10 +613,10 @@ class ExecutorConformance:
         seen = Recorder()
         with np.errstate(all="raise"):
             outputs = session.run({"x": x, "n": np.array(3)}, observers=[seen])
-        np.testing.assert_array_equal(outputs["y"], np.sin(-np.exp(x)))
+        self.assert_same(outputs["y"], np.sin(-np.exp(x)))
         assert seen.begun == seen.ended == {"first": 1, "loop": 1, "inner": 3, "last": 1}
-        np.testing.assert_array_equal(seen.made["first"][0], np.exp(x))
-        np.testing.assert_array_equal(seen.made["last"][0], outputs["y"])
+        self.assert_same(seen.made["first"][0], np.exp(x))
+        self.assert_same(seen.made["last"][0], outputs["y"])
         assert seen.runs == [None]
         assert seen.executor == session.latest.name
         # The next run is not observed, and another observer sees its own runs only.
@@ -628,7 +633,7 @@ class ExecutorConformance:
         feeds = {value.name: given[value.name] for value in graph.inputs}
         session = self.compile(Model({"random": graph}, "random"))
         seen = Recorder()
-        assert_equal(session.run(feeds, observers=[seen]), session.run(feeds))
+        self.assert_same(session.run(feeds, observers=[seen]), session.run(feeds))
         assert seen.begun == seen.ended
         assert 0 <= seen.live <= seen.most
 
@@ -677,7 +682,7 @@ class ExecutorConformance:
         with pytest.raises(ps.RunError, match="no Neg"):
             session.run({"x": x}, observers=[seen, Refuses()])
         assert [str(error) for error in seen.runs] == ["no Neg"]
-        np.testing.assert_array_equal(session(x), np.exp(-x))
+        self.assert_same(session(x), np.exp(-x))
 
     def test_a_failing_run_is_reported_to_observers(self):
         session = self.compile(

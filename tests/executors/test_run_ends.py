@@ -313,7 +313,8 @@ def test_an_arena_is_given_back_when_nobody_writes_to_it_any_more(workers, gate)
     """A run that fails while another of its tasks is inside a kernel."""
     executor = parallel(TWO, workers)
     inside, given = threading.Event(), []
-    (bound,) = executor._arenas.free
+    (arena,) = executor._arenas.free
+    (bound,) = arena.values()
     names = [task.steps[0].node.op.name for task in executor.tasks.tasks]
 
     def slow(control: Control, V: list[Any], run: Callable[..., Any]) -> None:
@@ -346,14 +347,15 @@ def test_an_arena_is_given_back_when_nobody_writes_to_it_any_more(workers, gate)
     ended(caller)
     assert given == [0]
     assert len(raised) == 1
-    assert list(executor._arenas.free) == [bound]
+    assert list(executor._arenas.free) == [arena]
 
 
 def test_an_interrupted_run_gives_its_arena_up(workers, gate):
     """Other workers may still write to it."""
     executor = parallel(TWO, workers)
     inside = threading.Event()
-    (bound,) = executor._arenas.free
+    (arena,) = executor._arenas.free
+    (bound,) = arena.values()
     names = [task.steps[0].node.op.name for task in executor.tasks.tasks]
 
     def slow(control: Control, V: list[Any]) -> None:

@@ -167,34 +167,40 @@ class Share:
     def enter(self) -> int:
         """How many threads each kernel may use from now on; those that this thread runs, do."""
         global _STREAMS
-        if self._streams:
-            with _LOCK:
-                _STREAMS += self._streams
-        threads = self._most if self._streams else 1
-        if self.pace is not None and _STREAMS == 1:
-            threads = self.pace.threads()
-        while threads > 1 and threads * _STREAMS > self._most:
-            threads //= 2
+        entered = False
         try:
+            if self._streams:
+                with _LOCK:
+                    _STREAMS += self._streams
+                    entered = True
+            threads = self._most if self._streams and not (self._own and _ORPHANED) else 1
+            if threads > 1 and self.pace is not None and _STREAMS == 1:
+                threads = self.pace.threads()
+            while threads > 1 and threads * _STREAMS > self._most:
+                threads //= 2
             if self._shared:
                 self._divide()
             self.adopt(threads)
-        except BaseException:
-            self.leave()
+        except BaseException:  # an interrupt, perhaps
+            if entered:
+                self.leave()
             raise
         return threads
 
     def adopt(self, threads: int) -> None:
         """Let kernels that the calling thread runs use so many threads."""
+        global _STARTED
         for backend in self._own:
             backend.set_threads(threads)
+            _STARTED |= threads > 1
 
     def leave(self) -> None:
         """The end of what began with ``enter``."""
         global _STREAMS
         if self._streams:
             with _LOCK:
-                _STREAMS -= self._streams
+                # In a forked child nobody is within, not even the run that has forked it.
+                _STREAMS = max(0, _STREAMS - self._streams)
             if self._shared:
                 self._divide()
 
@@ -237,12 +243,16 @@ class _State:
 _LOCK = threading.Lock()
 _SHARES: dict[str, _State] = {}
 _STREAMS = 0
+# Whether kernels have started threads of the caller's, and whether that was in a parent process.
+_STARTED = _ORPHANED = False
 
 
 @in_child
 def _forget() -> None:
-    """A forked child has none of its parent's runs."""
-    global _LOCK, _STREAMS
+    """A forked child has none of its parent's runs, and no thread that a library has started: one
+    that waits for those waits forever."""
+    global _LOCK, _ORPHANED, _STREAMS
+    _ORPHANED = _STARTED
     _LOCK = threading.Lock()
     _STREAMS = 0
     for state in _SHARES.values():

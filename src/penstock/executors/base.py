@@ -308,6 +308,15 @@ _MANY_FOR_BLAS = 18_000
 _MANY = 500_000
 
 
+# Operations that only move elements.
+_MOVES = frozenset(
+    """
+    Cast Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reorder
+    Reshape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where
+    """.split()  # noqa: SIM905 - names are easier to read without quotes
+)
+
+
 def share_of(
     plan: Plan, hosts: Sequence[Backend], streams: int = 1, threads: int | None = None
 ) -> Share:
@@ -315,7 +324,8 @@ def share_of(
     the session may use ``threads``."""
     most: dict[str, int] = {}
     for step in plan.walk():
-        most[step.backend] = max(flops(step.node), most.get(step.backend, 0))
+        work = 0 if step.node.op.name in _MOVES else flops(step.node)
+        most[step.backend] = max(work, most.get(step.backend, 0))
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller]
     shared = [b for b in shared if most.get(b.name, 0) >= _MANY_FOR_BLAS]

@@ -145,7 +145,7 @@ def newest_opset(domain: str) -> int:
 
 @cache
 def _newest() -> Mapping[str, int]:
-    """By domain; to look at all schemas takes 10 ms, which models of ONNX's own domain are spared."""
+    """By domain; to look at all schemas takes 10 ms, which ONNX's own domain is spared."""
     newest: dict[str, int] = defaultdict(int)
     for domain, version in onnx.helper.OP_SET_ID_VERSION_MAP:
         newest[domain] = max(newest[domain], version)

@@ -189,7 +189,7 @@ class _Space:
         self.nbytes = self.scratch + _SCRATCH
 
 
-# Room for what the primitives themselves need; where it is not enough, they get memory of their own.
+# Room for what primitives themselves need; where it is not enough, they get memory of their own.
 _SCRATCH = 1 << 17
 
 
@@ -292,7 +292,7 @@ class _Program:
             weights,
             library.ffi.NULL,
             _plain(library, rows, columns),
-            attr=self._attributes() if scores else None,
+            attr=self._attributes(rows) if scores else None,
         )
 
     def _softmax(self, rows: int, keys: int) -> Primitive:
@@ -330,7 +330,7 @@ class _Program:
 
         return Primitive(library, create)
 
-    def _attributes(self) -> Any:
+    def _attributes(self, rows: int) -> Any:
         library = self.library
         attr = attributes(library)
         posts = _post_ops(library)
@@ -341,7 +341,7 @@ class _Program:
                 library.check(library.lib.dnnl_post_ops_append_eltwise(posts, code, alpha, beta))
             else:
                 code = getattr(library.lib, f"dnnl_binary_{post.binary}")
-                operand = self._operand(post, 0, 0, self.attention.rows)
+                operand = self._operand(post, 0, 0, rows)
                 descriptor = Descriptor.of(library, operand).handle
                 library.check(library.lib.dnnl_post_ops_append_binary(posts, code, descriptor))
         library.check(library.lib.dnnl_primitive_attr_set_post_ops(attr, posts))

@@ -6,7 +6,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,17 +34,44 @@ _MOST_PRIMITIVES = 16
 Strides = Sequence[tuple[int, ...] | None]
 
 
-@dataclass(frozen=True, slots=True)
+Constants = Mapping[int, tuple[np.ndarray, tuple[int, ...]]]
+
+
 class Made:
     """A primitive, and what it is called with: for each of its arguments the tensor of the work, by
-    index, or memory that is always the same, such as weights, with what must be ``held`` for it to
-    stay. ``dropped`` are arguments that it writes and nobody reads."""
+    index, or memory that is always the same. ``constants`` maps arguments to arrays, each seen with
+    a shape of its own, which are brought into the layout that the primitive asks for. ``dropped``
+    are arguments that it writes and nobody reads.
+    """
 
-    primitive: Primitive
-    tensors: dict[int, int]
-    fixed: dict[int, Any] = field(default_factory=dict)
-    held: tuple[Any, ...] = ()
-    dropped: tuple[int, ...] = ()
+    __slots__ = ("_constants", "_fixed", "_held", "dropped", "primitive", "tensors")
+
+    def __init__(
+        self,
+        primitive: Primitive,
+        tensors: dict[int, int],
+        fixed: dict[int, Any],
+        constants: Constants,
+        dropped: tuple[int, ...] = (),
+    ) -> None:
+        self.primitive = primitive
+        self.tensors = tensors
+        self.dropped = dropped
+        self._fixed = fixed
+        self._constants = constants
+        self._held: list[Any] = []
+
+    def fixed(self) -> dict[int, Any]:
+        """Memory that is always the same, by argument; constants are laid out at the first call."""
+        library = self.primitive.library
+        for argument, (constant, shape) in self._constants.items():
+            weights = shared(("onednn", shape), Weights, constant)
+            self._held.append(weights)
+            descriptor = self.primitive.query_argument(argument)
+            seen = constant.reshape(shape)
+            self._fixed[argument] = weights.value.memory(library, seen, descriptor)
+        self._constants = {}
+        return dict(self._fixed)
 
 
 class Maker:
@@ -122,7 +149,7 @@ class Maker:
         create: Callable[..., int],
         arguments: Sequence[Any],
         tensors: dict[int, int],
-        constants: Mapping[int, tuple[np.ndarray, tuple[int, ...]]] | None = None,
+        constants: Constants | None = None,
         *,
         view: Callable[[Sequence[int]], Sequence[int]] = tuple,
         dropped: tuple[int, ...] = (),
@@ -136,13 +163,8 @@ class Maker:
         work, library = self.work, self.library
         added = work.posts.attributes(library, view, work.tensors, self.strides, self.summed)
         primitive = Primitive(library, create, *arguments, attr=added.attributes)
-        fixed, held = dict(added.fixed), []
-        for argument, (constant, shape) in (constants or {}).items():
-            weights = shared(("onednn", shape), Weights, constant)
-            held.append(weights)
-            descriptor = primitive.query_argument(argument)
-            fixed[argument] = weights.value.memory(library, constant.reshape(shape), descriptor)
-        return Made(primitive, tensors | added.tensors, fixed, tuple(held), dropped)
+        found = tensors | added.tensors
+        return Made(primitive, found, added.fixed, constants or {}, dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +300,7 @@ class DnnlKernel(Kernel):
         """The call of a primitive that is made for these tensors."""
         library, work = self.library, self.recipe.work
         primitive, lib = made.primitive, library.lib
-        memories = dict(made.fixed)
+        memories = made.fixed()
         late: list[tuple[Any, Any, bool]] = []
         for argument, i in made.tensors.items():
             x = tensors[i]

@@ -35,6 +35,8 @@ def layer_normalization(work: Work) -> Recipe | None:
     for argument, i, name in ((SCALE, 1, "scale"), (SHIFT, 2, "shift")):
         kind, known = work.input(i), work.constant(i)
         if kind is None:
+            if known is not None:
+                return None  # of another dtype
             continue
         dims = _without(kind.dims, len(tail))
         if dims is None or not broadcasts(dims, tail):

@@ -198,6 +198,10 @@ class Weights:
             copy = ffi.new("dnnl_memory_desc_t *")
             library.check(lib.dnnl_memory_desc_clone(copy, descriptor))
             kept = ffi.gc(copy[0], lib.dnnl_memory_desc_destroy)
-            made = reordered(library, constant, kept)
+            own = Descriptor.of(library, constant)
+            if lib.dnnl_memory_desc_equal(own.handle, kept):
+                made = memory(library, kept, constant)  # as it is
+            else:
+                made = reordered(library, constant, kept)
             self._made.append((kept, made))
             return made

@@ -1,0 +1,285 @@
+"""Plans of whole networks on oneDNN: attention in blocks, copies of layouts, threads, forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.backends.onednn import attention
+from penstock.backends.onednn.library import library
+from penstock.ops.fused import parts
+from penstock.threads import core_budget
+
+pytestmark = [pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")]
+
+rng = np.random.default_rng(5)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def proto(text: str):
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]>\n{text}')
+
+
+def compiled(text: str, **options) -> ps.Session:
+    return ps.compile(proto(text), **{"executor": "linear", **options})
+
+
+def steps(session: ps.Session) -> list[str]:
+    return [" ".join(part.op.name for part in parts(step.node)) for step in session.plan.walk()]
+
+
+def close(text: str, feeds: dict[str, np.ndarray], **options) -> ps.Session:
+    """The session of a model, whose outputs are those of NumPy."""
+    session = compiled(text, **options)
+    expected = compiled(text, backends=["numpy"]).run(feeds)
+    for _ in range(2):  # nothing of the first run is left to be seen
+        found = session.run(feeds)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=2e-5)
+    return session
+
+
+# Attention.
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of sixteen rows, for attention of any size."""
+    monkeypatch.setattr(attention, "_WORTH", 0)
+    monkeypatch.setattr(attention, "_BLOCK", 1 << 10)
+
+
+MASKS = {
+    "none": "",
+    "whole": "float[2, 3, 50, 40] mask",
+    "rows": "float[1, 1, 50, 40] mask",
+    "keys": "float[2, 1, 1, 40] mask",
+    "queries": "float[50, 1] mask",
+    "number": "float[1] mask",
+}
+
+
+def attention_text(mask: str, guarded: bool, head: str = "[2, 3, 50, 16]") -> str:
+    scores = "b = Add(a, mask)" if mask else "b = Identity(a)"
+    guard = "n = IsNaN(p) g = Where(n, zero, p)" if guarded else "g = Identity(p)"
+    return f"""g (float{head} q, float[2, 3, 40, 16] k, float[2, 3, 40, 24] v{", " + mask if mask else ""})
+        => (float[2, 3, 50, 24] y) <float c = {{0.25}}, float zero = {{0}}> {{
+            q1 = Abs(q) v1 = Neg(v)
+            t = Transpose <perm = [0, 1, 3, 2]> (k)
+            s = Mul(q1, c) a = MatMul(s, t) {scores}
+            p = Softmax <axis = -1> (b) {guard}
+            z = MatMul(g, v1) y = Neg(z)
+        }}"""
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_in_blocks(mask, guarded):
+    feeds = {"q": draw(2, 3, 50, 16), "k": draw(2, 3, 40, 16), "v": draw(2, 3, 40, 24)}
+    declared = MASKS[mask]
+    if declared:
+        shape = [int(n) for n in declared[len("float[") : declared.index("]")].split(",")]
+        feeds["mask"] = np.where(rng.random(shape) < 0.2, -np.inf, draw(*shape)).astype(np.float32)
+        if mask == "number":
+            feeds["mask"] = draw(1)
+        if guarded and mask in ("whole", "rows"):
+            feeds["mask"][..., 7, :] = -np.inf  # a row of which nothing is left
+        elif mask == "queries":
+            feeds["mask"] = draw(50, 1)
+        elif not guarded:
+            feeds["mask"] = np.where(np.isinf(feeds["mask"]), -30, feeds["mask"])
+    session = close(attention_text(declared, guarded), feeds)
+    names = [name for name in steps(session) if "Softmax" in name]
+    middle = " Add" if declared else ""
+    guard = " ZeroNaN" if guarded else ""
+    assert names == [f"MatMul Mul{middle} Softmax{guard} MatMul"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_attention_of_what_is_fed():
+    feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, 5)}
+    text = """g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, 5] v) => (float[3, 33, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    session = close(text, feeds)
+    assert steps(session) == ["MatMul Softmax MatMul"]
+    strided = {name: np.asfortranarray(x) for name, x in feeds.items()}
+    np.testing.assert_array_equal(session.run(strided)["y"], session.run(feeds)["y"])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The softmax is along another axis.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v) => (float[2, 9, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = 1> (a) y = MatMul(p, v) }""",
+        # What is made of the scores is the second operand.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 9] v) => (float[2, 9, 9] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(v, p) }""",
+        # The scores are read by somebody else.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v)
+            => (float[2, 9, 5] y, float[2, 9, 9] p)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }""",
+        # Values are the same for all heads.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[9, 5] v) => (float[2, 9, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }""",
+    ],
+)
+def test_what_only_looks_like_attention(text):
+    model = ps.load(proto(text)).graph
+    feeds = {value.name: draw(*value.type.dims) for value in model.inputs}
+    session = close(text, feeds)
+    assert not any("Softmax MatMul" in name for name in steps(session))
+
+
+def test_small_attention_is_left_to_products():
+    text = """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v) => (float[2, 9, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    feeds = {"q": draw(2, 9, 8), "k": draw(2, 8, 9), "v": draw(2, 9, 5)}
+    assert len(steps(close(text, feeds))) == 3
+
+
+# Layouts.
+
+
+BLOCK = """g (float[1, 3, 32, 32] x) => (float[1, 24, 15, 15] y) {
+    w0 = ConstantOfShape <value = float[1] {0.1}> (s0)
+    s0 = Constant <value_ints = [16, 3, 3, 3]> ()
+    w1 = ConstantOfShape <value = float[1] {0.05}> (s1)
+    s1 = Constant <value_ints = [16, 16, 3, 3]> ()
+    w2 = ConstantOfShape <value = float[1] {0.2}> (s2)
+    s2 = Constant <value_ints = [24, 16, 1, 1]> ()
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)
+    b = Relu(a)
+    c = Conv <pads = [1, 1, 1, 1]> (b, w1)
+    d = Add(c, b)
+    e = Relu(d)
+    f = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (e)
+    h = Sigmoid(f)
+    i = Mul(f, h)
+    y = Conv(i, w2)
+}"""
+
+
+def test_a_convolutional_network_copies_its_input_alone():
+    session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
+    found = steps(session)
+    assert found.count("Reorder") == 1
+    assert found[0] == "Reorder"
+    assert len(found) <= 6
+
+
+def test_a_network_with_channels_last_around_convolutions_copies_nothing():
+    text = """g (float[1, 20, 20, 8] x) => (float[1, 20, 20, 8] y) {
+        w = ConstantOfShape <value = float[1] {0.1}> (s)
+        s = Constant <value_ints = [8, 8, 3, 3]> ()
+        a = Exp(x)
+        b = Transpose <perm = [0, 3, 1, 2]> (a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, w)
+        d = Transpose <perm = [0, 2, 3, 1]> (c)
+        e = Exp(d)
+        f = Transpose <perm = [0, 3, 1, 2]> (e)
+        h = Conv <pads = [1, 1, 1, 1]> (f, w)
+        i = Transpose <perm = [0, 2, 3, 1]> (h)
+        y = Neg(i)
+    }"""
+    session = close(text, {"x": 0.1 * draw(1, 20, 20, 8)})
+    assert "Reorder" not in steps(session)
+    assert "Transpose" not in steps(session)
+
+
+def test_what_leaves_a_run_has_its_dims_in_their_own_order():
+    session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
+    (y,) = session.run({"x": draw(1, 3, 32, 32)}).values()
+    assert y.flags.c_contiguous
+    assert y.flags.owndata
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 1, 9), (1, 1, 9, 9), (1, 4, 9, 1), (1, 1, 1, 9), (2, 1, 5, 5)]
+)
+def test_dims_of_one_do_not_matter(shape):
+    n, c, h, w = shape
+    text = f"""g (float[{n}, {c}, {h}, {w}] x) => (float[{n}, {c}, {h}, {w}] y) {{
+        w = ConstantOfShape <value = float[1] {{0.3}}> (s)
+        s = Constant <value_ints = [{c}, {c}, {min(h, 3)}, {min(w, 3)}]> ()
+        e = Exp(x)
+        a = Conv <pads = [{h > 1:d}, {w > 1:d}, {h > 1:d}, {w > 1:d}]> (e, w)
+        b = Relu(a)
+        y = Conv <pads = [{h > 1:d}, {w > 1:d}, {h > 1:d}, {w > 1:d}]> (b, w)
+    }}"""
+    session = close(text, {"x": draw(*shape)}, place={"Conv": "onednn"})
+    assert all(step.backend == "onednn" for step in session.plan.walk() if "Conv" in step.node.name)
+
+
+# Threads.
+
+
+def implementations(session: ps.Session) -> set[int]:
+    """For how many threads kernels were compiled."""
+    kernels = [step.kernel for step in session.plan.walk() if hasattr(step.kernel, "_made")]
+    return {key[-1] for kernel in kernels for key in kernel._made}
+
+
+def test_a_session_has_the_threads_that_it_is_given():
+    session = compiled(BLOCK, threads=1)
+    session.run({"x": draw(1, 3, 32, 32)})
+    assert implementations(session) == {1}
+
+
+@pytest.mark.skipif(core_budget() < 2, reason="needs two cores")
+def test_runs_at_the_same_time_divide_the_threads():
+    model = BLOCK.replace("32, 32", "96, 96").replace("15, 15", "47, 47")
+    session = compiled(model)
+    x = draw(1, 3, 96, 96)
+    expected = session.run({"x": x})["y"]
+    begin = threading.Barrier(4)
+    found = []
+
+    def client() -> None:
+        begin.wait()
+        for _ in range(20):
+            found.append(session.run({"x": x})["y"])
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()
+    assert len(found) == 80
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-6)
+    assert 1 in implementations(session)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
+def test_a_forked_child_does_not_wait_for_threads_that_are_gone(executor):
+    session = compiled(
+        BLOCK.replace("32, 32", "96, 96").replace("15, 15", "47, 47"), executor=executor
+    )
+    x = draw(1, 3, 96, 96)
+    expected = session.run({"x": x})["y"]
+    for _ in range(3):
+        session.run({"x": x})
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(30)  # a child that waits for ever is a failure too
+            found = session.run({"x": x})["y"]
+            status = 0 if np.allclose(found, expected, rtol=1e-5, atol=1e-6) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
