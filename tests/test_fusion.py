@@ -173,7 +173,9 @@ def test_what_scales_channels_goes_into_the_weights(op, group):
     model = proto(text)
     w = rng.standard_normal((4, 4 // group, 1, 1)).astype(np.float32)
     x = rng.standard_normal((2, 4, 5, 5)).astype(np.float32)
-    (expected,) = run(model, ["numpy"], x=x, w=w)  # the weights are no constant: nothing is taken in
+    (expected,) = run(
+        model, ["numpy"], x=x, w=w
+    )  # the weights are no constant: nothing is taken in
     del model.graph.input[1]
     from onnx import numpy_helper
 
@@ -198,7 +200,8 @@ def test_what_others_read_is_not_taken_in():
 
 
 @pytest.mark.parametrize(
-    "const", ["float[3] k = {1, 2, 3}", "float[1, 1, 3, 1] k = {1, 2, 3}", "float[2, 1, 1, 1] k = {1, 2}"]
+    "const",
+    ["float[3] k = {1, 2, 3}", "float[1, 1, 3, 1] k = {1, 2, 3}", "float[2, 1, 1, 1] k = {1, 2}"],
 )
 def test_what_is_not_one_for_each_channel_is_not_taken_in(const):
     n = 2 if "[2, 1" in const else 1
@@ -347,9 +350,7 @@ def test_a_residual_block_is_three_steps():
             e = Conv <pads = [1, 1, 1, 1]> (d, w)
             f = Add(e, d)
             y = Relu(f)
-        }""".replace("<float[16] s, float[16] b> ", "").replace(
-            ", float[1, 16, 20, 20] z", ""
-        )
+        }""".replace("<float[16] s, float[16] b> ", "").replace(", float[1, 16, 20, 20] z", "")
     )
     x = rng.standard_normal((1, 16, 20, 20)).astype(np.float32)
     found = steps(model, x=x)

@@ -713,9 +713,8 @@ def test_who_leaves_without_having_entered_changes_nothing():
 def test_numbers_of_threads_are_halves_of_halves():
     #  4 for each of 2 streams, 2 for 3 or 4, one for more
     with Share([], 2, 8) as two:
-        with Share([], 1, 8) as three, Share([], 1, 8) as four:
-            with Share([], 1, 8) as five:
-                pass
+        with Share([], 1, 8) as three, Share([], 1, 8) as four, Share([], 1, 8) as five:
+            pass
         with Share([], 2, 8) as again:
             pass
     assert (two, three, four, five, again) == (4, 2, 2, 1, 2)
@@ -814,14 +813,16 @@ class Seeing(OfCaller):
     def compile(self, node, types):
         made = super().compile(node, types)
 
+        backend = self
+
         class Bound(Kernel):
-            def bind(kernel, inputs, outputs, workspace):
+            def bind(self, inputs, outputs, workspace):
                 function, arguments = super().bind(inputs, outputs, workspace)
-                threads = self.here.threads
+                threads = backend.here.threads
 
                 def call(*arguments):
-                    self.meet()
-                    self.seen.append((threads, self.here.threads))
+                    backend.meet()
+                    backend.seen.append((threads, backend.here.threads))
                     function(*arguments)
 
                 return call, arguments
@@ -847,10 +848,12 @@ def test_runs_at_once_are_bound_for_fewer_threads():
     assert arena.keys() == {2}
     session(EYE)
     assert backend.seen == [(2, 2)]
-    backend.meet = threading.Barrier(2).wait
+    inside, both = threading.Event(), threading.Barrier(2)
+    backend.meet = lambda: (inside.set(), both.wait(30))
     threads = [threading.Thread(target=session, args=(EYE,)) for _ in range(2)]
     for thread in threads:
         thread.start()
+        assert inside.wait(30)
     for thread in threads:
         thread.join(30)
     assert sorted(backend.seen[1:]) == [(1, 1), (2, 2)]  # the first did not know of the second

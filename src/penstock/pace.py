@@ -57,11 +57,13 @@ class Pace:
         if self._trying:
             if self._left <= 0:
                 self._judge()
-        elif self._left <= 0:
+        elif self._left <= 0 or self._slow(times):
             self._begin()
-        elif self._left < self._interval - _PATIENCE and len(times) == _JUDGED:
-            if 0 < _SLOW * self._usual < min(times):
-                self._begin()
+
+    def _slow(self, times: deque[float]) -> bool:
+        """Whether runs take longer than they did, some time after the last trial."""
+        late = self._left < self._interval - _PATIENCE and len(times) == _JUDGED
+        return late and 0 < _SLOW * self._usual < min(times)
 
     def _begin(self) -> None:
         self._times[self._other].clear()

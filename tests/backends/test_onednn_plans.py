@@ -248,8 +248,7 @@ def test_runs_at_the_same_time_divide_the_threads():
 
     def client() -> None:
         begin.wait()
-        for _ in range(20):
-            found.append(session.run({"x": x})["y"])
+        found.extend(session.run({"x": x})["y"] for _ in range(20))
 
     clients = [threading.Thread(target=client) for _ in range(4)]
     for each in clients:

@@ -120,7 +120,7 @@ def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_session
 
 def test_threads_of_kernels_are_as_many_as_before_when_runs_are_over(heavy):
     before = NumpyBackend().threads
-    session = ps.compile(model(TWO_BRANCHES), executor="parallel")
+    session = ps.compile(model(TWO_BRANCHES), executor="parallel", backends=["numpy"])
     inside = []
 
     class Looks(Observer):

@@ -1,0 +1,66 @@
+"""``penstock bench``."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import parser
+
+from penstock.cli import main
+
+
+@pytest.fixture
+def dense(tmp_path):
+    model = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 19]>
+        dense (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 0, 0, 1, 1, 1}>
+        { y = MatMul(x, w) }"""
+    )
+    path = tmp_path / "dense.onnx"
+    onnx.save(model, path)
+    return str(path)
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(main, ["bench", *arguments])
+
+
+def test_each_combination_has_a_row(dense):
+    done = invoke(
+        dense,
+        *("--threads", "1", "--clients", "1", "--clients", "2", "--seconds", "0", "--json"),
+        *("--executor", "linear", "--executor", "dataflow"),
+    )
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["rows"]
+    assert [(r["executor"], r["threads"], r["clients"]) for r in rows] == [
+        ("linear", 1, 1),
+        ("linear", 1, 2),
+        ("dataflow", 1, 1),
+        ("dataflow", 1, 2),
+    ]
+    assert [r["runs"] for r in rows] == [5, 10, 5, 10]
+    for row in rows:
+        assert 0 < row["least_ms"] <= row["median_ms"]
+        assert row["first_ms"] > 0
+        assert row["runs_per_s"] > 0
+
+
+def test_a_table_for_people(dense):
+    done = invoke(dense, "--seconds", "0", "--input", "x=random:4x3")
+    assert done.exit_code == 0, done.output
+    assert "median ms" in done.output
+    assert "auto" in done.output
+
+
+def test_what_goes_wrong_in_a_client_is_told(dense):
+    done = invoke(dense, "--seconds", "0", "--input", "x=[[1, 2]]")
+    assert done.exit_code == 1
+    assert "InvalidInput" in done.output
+
+
+def test_threads_must_be_some(dense):
+    assert invoke(dense, "--threads", "0").exit_code == 2
