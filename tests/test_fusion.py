@@ -158,13 +158,31 @@ def test_a_value_in_between_can_be_fetched():
     np.testing.assert_allclose(found["y"], x * found["c"] / 2, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"])
+def test_a_reduction_over_dims_of_one_is_a_reshape(op):
+    for keepdims, dims in ((0, "[3, 4]"), (1, "[3, 1, 4]")):
+        graph = optimized(
+            f"""g (float[3, 1, 4] x) => (float{dims} y) <int64[1] a = {{1}}>
+            {{ e = Exp(x) y = {op} <keepdims = {keepdims}> (e, a) }}""",
+            18,
+        )
+        assert op not in ops(graph)
+        assert str(graph.outputs[0].type) == f"float32{dims}"
+    other = optimized(
+        f"""g (float[3, 2, 4] x) => (float[3, 4] y) <int64[1] a = {{1}}>
+        {{ y = {op} <keepdims = 0> (x, a) }}""",
+        18,
+    )
+    assert ops(other) == {op: 1}
+
+
 # Constants that convolutions take in.
 
 
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_what_scales_channels_goes_into_the_weights(op, group):
-    text = f"""g (float[2, 4, 5, 5] x, float[4, {4 // group if op == "ConvTranspose" else 4 // group},
+    text = f"""g (float[2, 4, 5, 5] x, float[4, {4 // group},
             1, 1] w) => (float[2, 4, 5, 5] y)
         <float[4] s = {{1, -2, 3, 0.5}}, float[4] b = {{1, 2, 3, 4}}, float[4] m = {{0, 1, 0, 2}},
          float[4] v = {{1, 2, 3, 4}}, float[1, 4, 1, 1] t = {{2, 3, 4, 5}}, float k = {{3}}>

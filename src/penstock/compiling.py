@@ -31,7 +31,7 @@ from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
 from penstock.passes.scale import pull_scales
 from penstock.passes.sizes import check_sizes
-from penstock.placement import candidates, choose
+from penstock.placement import candidates, choose, wanted
 from penstock.plan import Plan, Step, compile_plan
 from penstock.profile import Profile
 from penstock.tasks import arrange
@@ -45,7 +45,8 @@ class Compiler:
     """Compiles graphs for one session: its backends, its way of running them, its limits.
 
     ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
-    A run may keep ``threads`` cores busy, all of the budget if it is None.
+    A run may keep ``threads`` cores busy, all of the budget if it is None. With ``autotune`` nodes
+    that several backends can run are measured on all of them.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Compiler:
         limits: Limits,
         overrides: Mapping[str, str] | None = None,
         threads: int | None = None,
+        autotune: bool = False,
     ) -> None:
         self.threads = threads
+        self.autotune = autotune
         self.kind = executor
         self.backends = tuple(backends)
         self.limits = limits
@@ -115,12 +118,14 @@ class Compiler:
             graph = clone(graph)
             if pull_scales(graph):
                 prune(graph)
-            fuse(graph, partial(_accepted, fusing))
+            fuse(graph, partial(_accepted, fusing, self.overrides))
         allowed = candidates(graph, self.backends, self.overrides)
         costs = Costs(graph, allowed, self.backends, values, self.limits)
         parallel = self.kind in ("parallel", "auto")
         if all(backend.memory == HOST for backend in self.backends):
             # Values stay where they are, so that each node may go where it is fastest.
+            if self.autotune:
+                costs.complete(single_threaded=False)
             placed = {
                 node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
                 for node, each in allowed.items()
@@ -178,9 +183,11 @@ class Compiler:
         return costs.faster(made, linear, _TRIED[self.kind])
 
 
-def _accepted(backends: Sequence[Backend], node: Node) -> bool:
+def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: Node) -> bool:
+    """Whether a backend takes a fused node, and the user wants none of its parts elsewhere."""
+    named = set(wanted(node, overrides))
     types = [None if value is None else value.type for value in node.inputs]
-    return any(backend.supports(node, types) for backend in backends)
+    return any(named <= {each.name} and each.supports(node, types) for each in backends)
 
 
 # What the parallel executor is taken for: simulated, it must take less than this part of the time

@@ -10,6 +10,7 @@ from penstock.errors import InvalidInput, Unsupported, UnsupportedOperation
 from penstock.heft import place, place_serial
 from penstock.ir import Graph, Node, dependencies
 from penstock.ops.control import is_control
+from penstock.ops.fused import parts
 from penstock.ops.transfer import HOST
 from penstock.types import TensorType
 
@@ -47,6 +48,17 @@ def check_overrides(
             )
 
 
+def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
+    """The backends that the user wants for ``node``, or for the nodes that it is made of."""
+    found: dict[str, None] = {}
+    for part in parts(node):
+        keys = (NODE + part.name, part.op.full_name, part.op.name)
+        name = next((overrides[key] for key in keys if key in overrides), None)
+        if name is not None:
+            found[name] = None
+    return list(found)
+
+
 def candidates(
     graph: Graph, backends: Sequence[Backend], overrides: Mapping[str, str]
 ) -> Candidates:
@@ -62,9 +74,8 @@ def candidates(
         if is_control(node):
             continue
         types = [None if value is None else value.type for value in node.inputs]
-        keys = (NODE + node.name, node.op.full_name, node.op.name)
-        wanted = next((overrides[key] for key in keys if key in overrides), None)
-        allowed = list(backends) if wanted is None else [by_name[wanted]]
+        named = wanted(node, overrides)
+        allowed = [by_name[name] for name in named] or list(backends)
         found[node] = [backend for backend in allowed if backend.supports(node, types)]
         if not found[node]:
             names = ", ".join(backend.name for backend in allowed)

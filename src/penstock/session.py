@@ -126,6 +126,7 @@ class Session:
         threads: int | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
         limits: Limits | None = None,
+        autotune: bool = False,
     ) -> None:
         if executor not in EXECUTORS:
             raise ValueError(f"executor {executor!r} is not one of {', '.join(EXECUTORS)}")
@@ -141,9 +142,10 @@ class Session:
             "threads": threads,
             "shapes": shapes,
             "limits": limits,
+            "autotune": autotune,
         }
         self.limits = limits or DEFAULT_LIMITS
-        self._compiler = Compiler(executor, chosen, self.limits, place, threads)
+        self._compiler = Compiler(executor, chosen, self.limits, place, threads, autotune)
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.
@@ -533,6 +535,7 @@ def compile(
     threads: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     limits: Limits | None = None,
+    autotune: bool = False,
 ) -> Session:
     """Compile a model, or the file at a path, into a session.
 
@@ -540,8 +543,10 @@ def compile(
     step by step, as they become ready; "parallel": on several threads, where a simulated schedule
     says that this is no slower; "auto": the first, or the last where it clearly wins. ``backends``:
     names, or backends of your own, those to be preferred first; where several can run a node,
-    measured costs decide, unless ``place`` does: it maps operations ("Conv"), or nodes
-    ("node:add_3"), to names of backends. ``shapes``: dims of inputs, to compile the plan for them
+    costs decide, measured before or else estimated, unless ``place`` does: it maps operations
+    ("Conv"), or nodes ("node:add_3"), to names of backends. With ``autotune`` they are measured
+    when a plan is compiled, and kept for later ones. ``threads``: how many cores one run may keep busy;
+    all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan for them
     now rather than at the first run. ``limits``: bounds on what the model may ask for.
 
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
@@ -555,6 +560,7 @@ def compile(
         threads=threads,
         shapes=shapes,
         limits=limits,
+        autotune=autotune,
     )
 
 

@@ -282,3 +282,70 @@ def test_a_forked_child_does_not_wait_for_threads_that_are_gone(executor):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+
+
+# Which of the two runs a node.
+
+
+DENSE = """g (float[64, 256] x) => (float[64, 256] y) {
+    w = ConstantOfShape <value = float[1] {0.1}> (s)
+    s = Constant <value_ints = [256, 256]> ()
+    a = MatMul(x, w)
+    y = Relu(a)
+}"""
+
+
+@pytest.mark.parametrize("place", [{"MatMul": "numpy"}, {"Relu": "numpy"}, {"node:r": "numpy"}])
+def test_what_the_user_wants_elsewhere_is_not_fused(place):
+    model = proto(DENSE)
+    model.graph.node[-1].name = "r"
+    session = ps.compile(model, executor="linear", place=place)
+    session.run({"x": draw(64, 256)})
+    backends = {step.node.op.name: step.backend for step in session.plan.walk()}
+    assert set(backends) == {"MatMul", "Relu"}
+    assert backends["MatMul" if "MatMul" in place else "Relu"] == "numpy"
+
+
+def test_what_the_user_wants_there_is_fused():
+    session = compiled(DENSE, place={"MatMul": "onednn"})
+    session.run({"x": draw(64, 256)})
+    assert steps(session) == ["MatMul Relu"]
+
+
+def test_tuning_measures_both_and_takes_the_faster(monkeypatch):
+    from penstock import costs
+
+    seen = []
+    record = costs.CostTable.record
+
+    def recorded(self, backend, where, threads, seconds):
+        # As if NumPy had won.
+        seconds = 1e-6 if backend == "numpy" else 1e-3
+        seen.append((backend, where.operation))
+        record(self, backend, where, threads, seconds)
+
+    monkeypatch.setattr(costs.CostTable, "record", recorded)
+    x = draw(65, 256)
+    text = DENSE.replace("64", "65")
+    session = compiled(text, autotune=True)
+    session.run({"x": x})
+    assert {("numpy", "penstock.Fused"), ("onednn", "penstock.Fused")} <= set(seen)
+    assert {step.backend for step in session.plan.walk()} == {"numpy"}
+    # What was measured counts in later sessions.
+    seen.clear()
+    later = compiled(text)
+    later.run({"x": x})
+    assert not seen
+    assert {step.backend for step in later.plan.walk()} == {"numpy"}
+
+
+def test_small_nodes_run_on_numpy_and_large_ones_on_onednn():
+    text = "g (float[{0}, {0}] x) => (float[{0}, {0}] y) {{ y = MatMul(x, x) }}"
+    found = {}
+    for n in (2, 300):
+        session = compiled(text.format(n))
+        session.run({"x": draw(n, n)})
+        (step,) = session.plan.walk()
+        found[n] = step.backend
+    assert found[300] == "onednn"
+    assert found[2] == "numpy"

@@ -6,6 +6,7 @@ outputs, or ``None``; it may also change the node in place (and then say so thro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -153,6 +154,24 @@ def reshape(node: Node) -> Replacement | bool:
     return True
 
 
+def reduction(node: Node) -> bool:
+    """The sum, mean or extreme of one element is that element: only the shape changes."""
+    value, output = _input(node), node.outputs[0]
+    before, after = value.type, None if output is None else output.type
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType) or output is None:
+        return False
+    if not (before.static and after.static) or before.dtype != after.dtype:
+        return False
+    elements = math.prod(before.dims)
+    if elements == 0 or elements != math.prod(after.dims):
+        return False
+    shape = np.array(after.dims, np.int64)
+    node.op = _reshape_op()
+    node.inputs = [value, Value(f"{output.name}/shape", const=shape)]
+    node.attrs = {"allowzero": 1}
+    return True
+
+
 def _reshape_op() -> Op:
     op = find("Reshape")
     assert op is not None
@@ -211,6 +230,7 @@ RULES: dict[str, Rule] = {
     "Tile": same_type,
     "Slice": whole_slice,
     "Pad": no_pad,
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), reduction),
     "Transpose": transpose,
     "Reshape": reshape,
     "Flatten": reshape,
