@@ -545,9 +545,9 @@ def compile(
     names, or backends of your own, those to be preferred first; where several can run a node,
     costs decide, measured before or else estimated, unless ``place`` does: it maps operations
     ("Conv"), or nodes ("node:add_3"), to names of backends. With ``autotune`` they are measured
-    when a plan is compiled, and kept for later ones. ``threads``: how many cores one run may keep busy;
-    all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan for them
-    now rather than at the first run. ``limits``: bounds on what the model may ask for.
+    when a plan is compiled, and kept for later ones. ``threads``: how many cores one run may keep
+    busy; all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan
+    for them now rather than at the first run. ``limits``: bounds on what the model may ask for.
 
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
     operations that there are no kernels for.

@@ -15,19 +15,19 @@ put on a list of what is left to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count, zip_longest
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from penstock import garbage
 from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
 from penstock.frontends.onnx_attributes import Attributes
-from penstock.frontends.onnx_file import Source, opened
+from penstock.frontends.onnx_file import Source, Weights, opened
 from penstock.frontends.onnx_frames import Call, Entry, Frame, Made, Meanings, Scope
 from penstock.frontends.onnx_functions import (
     Function,
@@ -75,7 +75,7 @@ class _Importer:
     def __init__(
         self,
         proto: onnx.ModelProto,
-        weights: Iterable[TensorProto],
+        weights: Weights,
         path: Path | None,
         limits: Limits,
     ) -> None:

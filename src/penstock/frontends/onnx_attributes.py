@@ -9,6 +9,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from penstock.errors import InvalidModel
+from penstock.frontends.onnx_file import Apart
 from penstock.frontends.onnx_frames import Frame
 from penstock.frontends.onnx_schemas import LEGACY
 from penstock.frontends.onnx_tensors import TensorError, TensorReader, text
@@ -176,13 +177,13 @@ class Attributes:
         return array
 
     def tensor(
-        self, proto: TensorProto | SparseTensorProto, what: str, name: str, where: str
+        self, proto: TensorProto | Apart | SparseTensorProto, what: str, name: str, where: str
     ) -> np.ndarray:
         """The contents of a tensor, or of none if something is wrong with it."""
         try:
-            if isinstance(proto, TensorProto):
-                return self.tensors.read(proto)
-            return self.tensors.read_sparse(proto)
+            if isinstance(proto, SparseTensorProto):
+                return self.tensors.read_sparse(proto)
+            return self.tensors.read(proto)
         except TensorError as error:
             self.problems.append(f"{what} {name!r} {where}: {error}")
             return np.empty(0, np.float32)

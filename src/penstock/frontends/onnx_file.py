@@ -2,7 +2,7 @@
 
 Protobuf copies what it parses, and copies weights once more when they are asked for. So the large
 initializers of a large file are left out of the message that is parsed, and are read on their own
-when their turn comes: no more than one of them is in memory twice.
+when their turn comes, their contents straight into the memory that they stay in.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
@@ -28,11 +29,26 @@ MAX_MESSAGE = 2**31 - 1
 
 _GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
+_RAW_DATA = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
 _BYTES = 2  # the wire type of strings, bytes and messages: a length, then that many bytes
 
 
+class Apart(NamedTuple):
+    """An initializer whose raw data, ``data``, are not in its message."""
+
+    proto: TensorProto
+    data: np.ndarray
+
+    @property
+    def name(self) -> str:
+        return str(self.proto.name)
+
+
+Weights = Iterable[TensorProto | Apart]
+
+
 @contextmanager
-def opened(source: Source) -> Iterator[tuple[ModelProto, Iterable[TensorProto]]]:
+def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
     """The model of ``source``, and those of its initializers that are not in the model.
 
     Large files are read piece by piece, the initializers one at a time, as long as the context
@@ -52,7 +68,7 @@ def opened(source: Source) -> Iterator[tuple[ModelProto, Iterable[TensorProto]]]
             yield _read(file, path)
 
 
-def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Iterable[TensorProto]]:
+def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Weights]:
     name = str(path)
     size = os.fstat(file.fileno()).st_size
     if size >= LARGE_FILE:
@@ -62,7 +78,7 @@ def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Iterable[TensorProto]
             pass  # not what protobuf writes; protobuf will say so
         else:
             proto = _parsed(ModelProto, b"".join(kept), name)
-            return proto, (_parsed(TensorProto, _piece(file, *span), name) for span in spans)
+            return proto, (_initializer(file, *span, name) for span in spans)
     file.seek(0)
     if size > MAX_MESSAGE:
         raise InvalidModel(f"{name} has {size} bytes, and is no ONNX model; export it again")
@@ -85,6 +101,25 @@ def _parsed(kind: type[Message], data: bytes, name: str) -> Message:
             "with the original's, or export it again"
         ) from error
     return message
+
+
+def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto | Apart:
+    """The initializer from ``start`` to ``end``, its raw data apart if it has them once."""
+    try:
+        raw = [field for field in _fields(file, start, end) if field[0] == _RAW_DATA]
+    except ValueError:
+        raw = []  # protobuf will say so
+    if len(raw) != 1 or raw[0][2] is None:
+        return _parsed(TensorProto, _piece(file, start, end), name)
+    _, first, contents, last = raw[0]
+    assert contents is not None
+    rest = _piece(file, start, first) + _piece(file, last, end)
+    proto = _parsed(TensorProto, rest, name)
+    data = np.empty(last - contents, np.uint8)
+    file.seek(contents)
+    if file.readinto(data) != data.size:  # type: ignore[attr-defined]
+        raise InvalidModel(f"{name} was cut short while it was read")
+    return Apart(proto, data)
 
 
 def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]]]:

@@ -22,6 +22,7 @@ import onnx
 from onnx import TensorProto
 
 from penstock.errors import InvalidModel
+from penstock.frontends.onnx_file import Apart
 from penstock.limits import Limits
 from penstock.types import STRING, TensorType
 
@@ -86,8 +87,9 @@ class TensorReader:
         self.files = ExternalFiles(folder)
         self.total = 0
 
-    def read(self, proto: TensorProto) -> np.ndarray:
-        """The contents of ``proto``. Raises ``TensorError``; of several faults, the first."""
+    def read(self, tensor: TensorProto | Apart) -> np.ndarray:
+        """The contents of ``tensor``. Raises ``TensorError``; of several faults, the first."""
+        proto, data = tensor if isinstance(tensor, Apart) else (tensor, None)
         code = proto.data_type
         dtype = _DTYPES.get(code)
         if dtype is None:
@@ -101,8 +103,8 @@ class TensorReader:
                 array = self.external(proto, code, dtype, count)
             elif dtype == STRING:
                 array = _strings(proto, count)
-            elif proto.HasField("raw_data"):
-                array = _raw(proto, code, dtype, count)
+            elif data is not None or proto.HasField("raw_data"):
+                array = _raw(proto, data, code, dtype, count)
             else:
                 array = _typed(proto, code, dtype, count)
         except TensorError as fault:
@@ -215,11 +217,13 @@ def _strings(proto: TensorProto, count: int) -> np.ndarray:
     return array
 
 
-def _raw(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-    data = proto.raw_data
+def _raw(
+    proto: TensorProto, apart: np.ndarray | None, code: int, dtype: np.dtype, count: int
+) -> np.ndarray:
+    data = proto.raw_data if apart is None else apart
     needed = _stored_bytes(code, dtype, count)
     if len(data) != needed:
-        if not data and getattr(proto, _FIELDS.get(code, "int32_data")):
+        if not len(data) and getattr(proto, _FIELDS.get(code, "int32_data")):
             return _typed(proto, code, dtype, count)
         raise TensorError(f"has {len(data)} bytes of data, but takes {needed}; {_DAMAGED}")
     return _decoded(data, code, dtype, count)
