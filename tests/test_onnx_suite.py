@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
+from penstock import compiling, session
+from penstock.backends.onednn.library import library
+from penstock.measuring import Costs
 from penstock.onnx_backend import PenstockBackend
 
 from . import conformance
@@ -19,8 +22,21 @@ def _scratch(tmp_path_factory):
         yield
 
 
+class First(Costs):
+    """The backend named first takes the least: oneDNN gets all that it has kernels for."""
+
+    def expected(self, node, among, backend):
+        return among.index(backend)
+
+
+@pytest.mark.parametrize("backends", ["numpy", "onednn,numpy"])
 @pytest.mark.parametrize("name", conformance.cases())
-def test_case(name):
+def test_case(name, backends, monkeypatch):
+    chosen = backends.split(",")
+    if "onednn" in chosen and library() is None:
+        pytest.skip("needs libdnnl.so.3")
+    monkeypatch.setattr(session, "_default", lambda: chosen)
+    monkeypatch.setattr(compiling, "Costs", First)
     assert conformance.outcome(name) is None
     if name in conformance.EXCEPTIONS:
         pytest.xfail(conformance.EXCEPTIONS[name][1])

@@ -43,6 +43,8 @@ BACKENDS = {
     "onednn": "penstock.backends.onednn.OneDnnBackend",
 }
 """where the backends are that go by a name; imported when they are asked for"""
+PRECISIONS = ("float32", "bf16")
+_WITH_PRECISION = {"onednn"}
 
 # Sets of feeds and fetches that a session remembers.
 _MOST_SIGNATURES = 256
@@ -127,12 +129,15 @@ class Session:
         shapes: Mapping[str, Sequence[int]] | None = None,
         limits: Limits | None = None,
         autotune: bool = False,
+        precision: str = "float32",
     ) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
         if executor not in EXECUTORS:
             raise ValueError(f"executor {executor!r} is not one of {', '.join(EXECUTORS)}")
         if threads is not None and not threads >= 1:
             raise ValueError(f"threads={threads}: a run needs at least one thread")
-        chosen = [_backend(each) for each in backends or _default()]
+        chosen = [_backend(each, precision) for each in backends or _default()]
         if len({backend.name for backend in chosen}) < len(chosen):
             raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
         self._options = {
@@ -143,6 +148,7 @@ class Session:
             "shapes": shapes,
             "limits": limits,
             "autotune": autotune,
+            "precision": precision,
         }
         self.limits = limits or DEFAULT_LIMITS
         self._compiler = Compiler(executor, chosen, self.limits, place, threads, autotune)
@@ -536,6 +542,7 @@ def compile(
     shapes: Mapping[str, Sequence[int]] | None = None,
     limits: Limits | None = None,
     autotune: bool = False,
+    precision: str = "float32",
 ) -> Session:
     """Compile a model, or the file at a path, into a session.
 
@@ -548,6 +555,8 @@ def compile(
     when a plan is compiled, and kept for later ones. ``threads``: how many cores one run may keep
     busy; all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan
     for them now rather than at the first run. ``limits``: bounds on what the model may ask for.
+    ``precision="bf16"`` lets oneDNN round operands of large products and convolutions to bfloat16,
+    where the processor has it: twice as fast, with about 3 digits.
 
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
     operations that there are no kernels for.
@@ -561,6 +570,7 @@ def compile(
         shapes=shapes,
         limits=limits,
         autotune=autotune,
+        precision=precision,
     )
 
 
@@ -571,13 +581,14 @@ def _default() -> Sequence[str]:
     return ("numpy",) if library() is None else ("onednn", "numpy")
 
 
-def _backend(chosen: str | Backend) -> Backend:
+def _backend(chosen: str | Backend, precision: str) -> Backend:
     if not isinstance(chosen, str):
         return chosen
     if chosen not in BACKENDS:
         raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
     module, _, name = BACKENDS[chosen].rpartition(".")
-    made: Backend = getattr(import_module(module), name)()
+    kind = getattr(import_module(module), name)
+    made: Backend = kind(precision) if chosen in _WITH_PRECISION else kind()
     return made
 
 

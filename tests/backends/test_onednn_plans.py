@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 import penstock as ps
 from penstock.backends.onednn import attention
@@ -349,3 +349,43 @@ def test_small_nodes_run_on_numpy_and_large_ones_on_onednn():
         found[n] = step.backend
     assert found[300] == "onednn"
     assert found[2] == "numpy"
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_bfloat16_is_used_on_request_alone(fed):
+    inside = "p = Identity(x) q = Identity(z)" if fed else "p = Abs(x) q = Abs(z)"
+    text = f"""g (float[64, 256] x, float[1, 8, 40, 40] z)
+        => (float[64, 300] y, float[1, 32, 40, 40] c) {{
+        {inside}
+        a = MatMul(p, m) y = Relu(a)
+        b = Conv <pads = [1, 1, 1, 1]> (q, k) c = Sigmoid(b)
+    }}"""
+    model = proto(text)
+    model.graph.initializer.append(numpy_helper.from_array(draw(256, 300), "m"))
+    model.graph.initializer.append(numpy_helper.from_array(draw(32, 8, 3, 3), "k"))
+    feeds = {"x": draw(64, 256), "z": draw(1, 8, 40, 40)}
+    exact = ps.compile(model, backends=["numpy"]).run(feeds)
+    for precision, close_to in (("float32", 1e-5), ("bf16", 5e-2)):
+        session = ps.compile(model, executor="linear", precision=precision)
+        found = session.run(feeds)
+        heavy = [s for s in session.plan.walk() if {"MatMul", "Conv"} & set(steps_of(s))]
+        assert len(heavy) == 2
+        narrow = precision == "bf16" and library().bfloat16
+        assert all(("bf16" in step.kernel.implementation) == narrow for step in heavy)
+        for name, array in exact.items():
+            error = np.abs(found[name] - array).max() / np.abs(array).max()
+            assert error < close_to
+            if narrow:
+                assert error > 1e-5
+
+
+def steps_of(step) -> list[str]:
+    return [part.op.name for part in parts(step.node)]
+
+
+def test_precisions_have_names():
+    with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16"):
+        compiled(DENSE, precision="fp8")

@@ -7,6 +7,7 @@ session has NumPy beside it for the rest: ``backends=["onednn", "numpy"]``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from penstock.backends.base import HostBackend
@@ -79,13 +80,21 @@ _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 
 
+# Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
+_WORTH_ROUNDING = 5_000_000
+
+
 class OneDnnBackend(HostBackend):
-    """Runs what oneDNN has primitives for."""
+    """Runs what oneDNN has primitives for.
+
+    With ``precision="bf16"`` operands of convolutions and of products with constants are rounded to
+    bfloat16, and summed in float32, where the processor has instructions for that.
+    """
 
     name = "onednn"
     fuses = True
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = "float32") -> None:
         found = library()
         if found is None:
             raise PenstockError(
@@ -93,6 +102,7 @@ class OneDnnBackend(HostBackend):
                 "PENSTOCK_DNNL"
             )
         self.library: Library = found
+        self.narrow = precision == "bf16" and found.bfloat16
         self._kernels: WeakKeyDictionary[Node, DnnlKernel] = WeakKeyDictionary()
 
     def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
@@ -122,6 +132,8 @@ class OneDnnBackend(HostBackend):
         recipe = family(work)
         if recipe is None:
             return None
+        if self.narrow and flops(node) >= _WORTH_ROUNDING:
+            recipe = replace(recipe, narrow=True)
         try:
             kernel = DnnlKernel.of(self.library, recipe)
         except DnnlError:

@@ -48,8 +48,8 @@ def convolution(work: Work) -> Recipe | None:
             [
                 lib.dnnl_forward_inference,
                 lib.dnnl_convolution_direct,
-                maker.descriptor(work.inputs[0], seen(x.dims)),
-                maker.any(shape),
+                maker.operand(work.inputs[0], seen(x.dims)),
+                maker.weights(shape),
                 maker.of(bias),
                 maker.descriptor(work.outputs[0], seen(y.dims)),
                 maker.dims([a.stride for a in axes]),

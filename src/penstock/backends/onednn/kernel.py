@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
@@ -31,6 +32,8 @@ from penstock.types import FLOAT32, TensorType
 # Primitives of one kernel that are kept, for so many sets of strides and numbers of threads.
 _MOST_PRIMITIVES = 16
 
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
 Strides = Sequence[tuple[int, ...] | None]
 
 
@@ -41,10 +44,11 @@ class Made:
     """A primitive, and what it is called with: for each of its arguments the tensor of the work, by
     index, or memory that is always the same. ``constants`` maps arguments to arrays, each seen with
     a shape of its own, which are brought into the layout that the primitive asks for. ``dropped``
-    are arguments that it writes and nobody reads.
+    are arguments that it writes and nobody reads. ``narrowed`` are tensors that it takes in
+    bfloat16, with the descriptors of what they are in float32.
     """
 
-    __slots__ = ("_constants", "_fixed", "_held", "dropped", "primitive", "tensors")
+    __slots__ = ("_constants", "_fixed", "_held", "dropped", "narrowed", "primitive", "tensors")
 
     def __init__(
         self,
@@ -53,7 +57,9 @@ class Made:
         fixed: dict[int, Any],
         constants: Constants,
         dropped: tuple[int, ...] = (),
+        narrowed: Mapping[int, Any] | None = None,
     ) -> None:
+        self.narrowed = narrowed or {}
         self.primitive = primitive
         self.tensors = tensors
         self.dropped = dropped
@@ -84,9 +90,12 @@ class Maker:
         strides: Strides,
         layout: Sequence[int] = (),
         summed: bool = False,
+        narrow: bool = False,
     ) -> None:
         self.library = library
         self.layout = tuple(layout)
+        self.narrow = narrow
+        self.narrowed: dict[int, Any] = {}
         self.ffi, self.lib = library.ffi, library.lib
         self.work = work
         self.strides = strides
@@ -132,6 +141,24 @@ class Maker:
         """A descriptor that leaves the layout to the primitive."""
         return Descriptor(self.library, dims, FLOAT32).handle
 
+    def operand(self, tensor: int, dims: Sequence[int]) -> Any:
+        """As ``descriptor``, of what a product reads without gaps; in bfloat16, if it may be."""
+        found = self.descriptor(tensor, dims)
+        if not self.narrow:
+            return found
+        self.narrowed[tensor] = found
+        kind, steps = self.work.tensors[tensor], self.strides[tensor]
+        assert kind is not None and steps is not None
+        longer = longer_steps(steps, len(dims))
+        own = padded(kind.dims, len(longer))
+        wide = usual(dims, regrouped(own, longer, dims), self.layout)
+        halves = [step // 2 for step in wide]
+        return Descriptor(self.library, dims, BFLOAT16, halves).handle
+
+    def weights(self, dims: Sequence[int]) -> Any:
+        """A descriptor of constant weights, whose layout is left to the primitive."""
+        return Descriptor(self.library, dims, BFLOAT16 if self.narrow else FLOAT32).handle
+
     def packed(self, dims: Sequence[int], order: Sequence[int] = ()) -> Any:
         """The descriptor of a tensor without gaps, its dims in ``order`` in memory."""
         return Descriptor(self.library, dims, FLOAT32, steps_of(dims, order)).handle
@@ -164,7 +191,7 @@ class Maker:
         added = work.posts.attributes(library, view, work.tensors, self.strides, self.summed)
         primitive = Primitive(library, create, *arguments, attr=added.attributes)
         found = tensors | added.tensors
-        return Made(primitive, found, added.fixed, constants or {}, dropped)
+        return Made(primitive, found, added.fixed, constants or {}, dropped, self.narrowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +214,8 @@ class Recipe:
     inplace: tuple[int, ...] = ()
     summed: int = -1
     reference: bool = False
+    narrow: bool = False
+    """whether operands may be rounded to bfloat16"""
 
 
 class DnnlKernel(Kernel):
@@ -215,7 +244,7 @@ class DnnlKernel(Kernel):
                 for kind in work.tensors
             ]
         )
-        first = _created(recipe, Maker(library, work, strides, recipe.layout))
+        first = _created(recipe, Maker(library, work, strides, recipe.layout, False, recipe.narrow))
         made[strides, False, library.threads] = first
 
         def function(*inputs: Any) -> Any:
@@ -262,7 +291,10 @@ class DnnlKernel(Kernel):
         with self._lock:
             found = self._made.get(key)
             if found is None:
-                maker = Maker(self.library, self.recipe.work, strides, self.recipe.layout, summed)
+                recipe = self.recipe
+                maker = Maker(
+                    self.library, recipe.work, strides, recipe.layout, summed, recipe.narrow
+                )
                 # With other threads, there may be nothing else even for what lies as is usual.
                 slow = strides == self.usual and not summed
                 found = self._made[key] = _created(self.recipe, maker, slow)
@@ -302,14 +334,21 @@ class DnnlKernel(Kernel):
         primitive, lib = made.primitive, library.lib
         memories = made.fixed()
         late: list[tuple[Any, Any, bool]] = []
+        before: list[tuple[Any, tuple[Any, ...]]] = []
         for argument, i in made.tensors.items():
             x = tensors[i]
             known = isinstance(x, np.ndarray)
-            memories[argument] = memory(
-                library, primitive.query_argument(argument), x if known else None
-            )
+            md = primitive.query_argument(argument)
+            narrowed = made.narrowed.get(i)
+            if narrowed is None:
+                taken = memories[argument] = memory(library, md, x if known else None)
+            else:
+                taken = memory(library, narrowed, x if known else None)
+                size = lib.dnnl_memory_desc_get_size(md)
+                target = memories[argument] = memory(library, md, np.empty(size, np.uint8))
+                before.append(_copying(library, narrowed, md).call({SRC: taken, DST: target}))
             if not known:
-                late.append((memories[argument], x, i not in work.outputs))
+                late.append((taken, x, i not in work.outputs))
         for argument in made.dropped:
             md = primitive.query_argument(argument)
             size = lib.dnnl_memory_desc_get_size(md)
@@ -320,6 +359,8 @@ class DnnlKernel(Kernel):
         md = primitive.query(lib.dnnl_query_scratchpad_md)
         memories[SCRATCHPAD] = memory(library, md, scratch if primitive.scratchpad else None)
         function, arguments = primitive.call(memories)
+        if before:
+            function, arguments = _in_turn([*before, (function, arguments)]), ()
         if not late:
             return function, arguments
         run = _with_handles(library, function, arguments, [(m, read) for m, _, read in late])
@@ -379,6 +420,30 @@ def _created(recipe: Recipe, maker: Maker, slow: bool = False) -> Made:
 
 def _order(recipe: Recipe, kind: TensorType) -> tuple[int, ...]:
     return recipe.layout if len(kind.dims) == len(recipe.layout) else ()
+
+
+def _copying(library: Library, source: Any, target: Any) -> Primitive:
+    """A copy from one layout and dtype to another."""
+
+    def create(desc: Any, engine: Any, attr: Any) -> int:
+        return library.lib.dnnl_reorder_primitive_desc_create(
+            desc, source, engine, target, engine, attr
+        )
+
+    return Primitive(library, create)
+
+
+def _in_turn(calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> Callable[[], int]:
+    """Calls one after the other; the first status that is not 0, else 0."""
+
+    def run() -> int:
+        for function, arguments in calls:
+            status: int = function(*arguments)
+            if status:
+                return status
+        return 0
+
+    return run
 
 
 def _with_handles(

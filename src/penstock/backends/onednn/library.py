@@ -20,6 +20,8 @@ _PATH = "PENSTOCK_DNNL"
 # About 50 us. To wake a thread takes 40 us on a virtual machine; kernels follow within 1 to 20 us.
 _SPINS = 3000
 
+_BFLOAT16 = 0x80  # the bit of instruction sets with dot products of bfloat16
+
 # What oneDNN calls instruction sets (dnnl_cpu_isa_t), as people do.
 _ISA = {
     0x1: "SSE4.1",
@@ -36,11 +38,13 @@ _ISA = {
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A loaded libdnnl: ``ffi`` to make its structures with, ``lib`` with its functions."""
+    """A loaded libdnnl: ``ffi`` to make its structures with, ``lib`` with its functions.
+    ``bfloat16``: whether the processor multiplies bfloat16."""
 
     path: str
     version: tuple[int, int, int]
     isa: str
+    bfloat16: bool
     ffi: Any
     lib: Any
     engine: Any
@@ -124,7 +128,8 @@ def _open(path: str) -> Library | None:
     if lib.dnnl_stream_create(stream, engine[0], lib.dnnl_stream_in_order):
         return None
     isa = lib.dnnl_get_effective_cpu_isa()
-    return Library(path, version, _ISA.get(isa, hex(isa)), ffi, lib, engine[0], stream[0])
+    name, narrow = _ISA.get(isa, hex(isa)), bool(isa & _BFLOAT16)
+    return Library(path, version, name, narrow, ffi, lib, engine[0], stream[0])
 
 
 @contextmanager

@@ -95,13 +95,19 @@ def product(
         constants[BIAS] = (bias, (1, width))
 
     def make(maker: Maker) -> Made:
+        if weights is None or flipped[0]:
+            source = maker.descriptor(first, (rows, inner), axes[0])
+        else:
+            source = maker.operand(first, (rows, inner))
+        if weights is None:
+            other = maker.descriptor(second, axes=axes[1])
+        else:
+            other = maker.any(weights.shape) if flipped[0] else maker.weights(weights.shape)
         return maker.primitive(
             maker.lib.dnnl_matmul_primitive_desc_create,
             [
-                maker.descriptor(first, (rows, inner), axes[0]),
-                maker.descriptor(second, axes=axes[1])
-                if weights is None
-                else maker.any(weights.shape),
+                source,
+                other,
                 maker.of(None if bias is None else bias.reshape(1, -1)),
                 maker.descriptor(work.outputs[0], (rows, width)),
             ],

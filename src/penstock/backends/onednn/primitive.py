@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,8 +114,7 @@ class Primitive:
         for entry, (argument, memory) in zip(arguments, memories.items(), strict=True):
             entry.arg, entry.memory = argument, memory
         # What the arguments point to lives as long as they do.
-        held = (dict(memories), self)
-        kept = ffi.gc(arguments, lambda _, held=held: None)
+        kept = ffi.gc(arguments, _holding(id, (dict(memories), self)))
         return lib.dnnl_primitive_execute, (
             self.handle,
             self.library.stream,
@@ -145,8 +145,18 @@ def memory(library: Library, descriptor: Any, array: np.ndarray | None) -> Any:
     made = ffi.new("dnnl_memory_t *")
     handle = ffi.NULL if array is None else ffi.cast("void *", address(array))
     library.check(lib.dnnl_memory_create(made, descriptor, library.engine, handle))
-    destroy = lib.dnnl_memory_destroy
-    return ffi.gc(made[0], lambda each, held=array: destroy(each))
+    return ffi.gc(made[0], _holding(lib.dnnl_memory_destroy, array))
+
+
+def _holding(destructor: Any, held: Any) -> Any:
+    """``destructor``, with ``held`` for as long as it is not called.
+
+    No Python of ours: what a handler of signals raises in a destructor is lost, and so would be the
+    interrupts of whoever wants a run to end.
+    """
+    made: Any = partial(destructor)
+    made.held = held
+    return made
 
 
 def address(array: np.ndarray) -> int:

@@ -21,10 +21,9 @@ class _Algorithms(NamedTuple):
     pooling: str = ""
 
 
+# No maxima and minima: of infinities, with which models mask, oneDNN makes the largest finite number.
 REDUCTIONS = {
-    "ReduceMax": _Algorithms("max", "max"),
     "ReduceMean": _Algorithms("mean", "avg_exclude_padding"),
-    "ReduceMin": _Algorithms("min"),
     "ReduceProd": _Algorithms("mul"),
     "ReduceSum": _Algorithms("sum"),
 }
