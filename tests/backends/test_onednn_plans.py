@@ -389,3 +389,54 @@ def steps_of(step) -> list[str]:
 def test_precisions_have_names():
     with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16"):
         compiled(DENSE, precision="fp8")
+
+
+# Shapes that are known only during a run.
+
+
+def test_kernels_for_shapes_that_come():
+    #  the rows of x that are positive, through a product and a softmax
+    text = """g (float[N, 64] x) => (float[M, 96] y) <int64[1] last = {-1}, int64[1] flat = {-1}> {
+        s = ReduceSum <keepdims = 0> (x, last)
+        zero = Constant <value = float {0}> ()
+        c = Greater(s, zero)
+        k = Compress <axis = 0> (x, c)
+        m = MatMul(k, w)
+        y = Softmax <axis = -1> (m)
+    }"""
+    model = proto(text)
+    model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
+    session = ps.compile(model, executor="linear")
+    reference = ps.compile(model, backends=["numpy"])
+    for seed in range(4):
+        x = np.random.default_rng(seed).standard_normal((200, 64)).astype(np.float32)
+        (found,), (expected,) = (s.run({"x": x}).values() for s in (session, reference))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    backends = {step.node.op.name: step.backend for step in session.plan.walk()}
+    assert backends["MatMul"] == backends["Softmax"] == "onednn"
+    empty = session.run({"x": -np.ones((3, 64), np.float32)})["y"]
+    assert empty.shape == (0, 96)
+
+
+def test_few_kernels_are_kept_for_shapes_that_come(monkeypatch):
+    from penstock.backends.onednn import OneDnnBackend, dynamic
+    from penstock.ir import Node, Value
+    from penstock.ops import find
+    from penstock.types import FLOAT32, TensorType
+
+    monkeypatch.setattr(dynamic, "_MOST_KERNELS", 4)
+    kind = TensorType(FLOAT32, ("N", 32))
+    node = Node(find("MatMul"), [Value("x", kind), Value("w", const=draw(32, 16))], [Value("y")])
+    types = [value.type for value in node.inputs]
+    backend = OneDnnBackend()
+    assert backend.supports(node, types)
+    kernel = backend.compile(node, types)
+    for n in range(1, 40):
+        x = draw(n * 16, 32)
+        np.testing.assert_allclose(
+            kernel(x, node.inputs[1].const), x @ node.inputs[1].const, rtol=1e-4, atol=1e-5
+        )
+    assert len(kernel.function._kernels) == 4
+    # What does not fit is said as NumPy would say it.
+    with pytest.raises(Exception, match="33"):
+        kernel(draw(5, 33), node.inputs[1].const)

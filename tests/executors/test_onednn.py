@@ -137,3 +137,15 @@ def test_an_arena_goes_with_its_plan():
         assert gone() is not None
         session.trim()
         assert gone() is None
+
+
+def test_a_sequence_with_gaps_between_its_steps(monkeypatch):
+    monkeypatch.setattr(compiling, "Costs", First)
+    text = """g (float[2, 3] x) => (float[2, 1, 1, 2] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
+         float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {
+        s = Slice(x, zero, two, one) u = Unsqueeze(s, one) y = LSTM<hidden_size = 2>(u, w, w) }"""
+    x = np.array([[0.1, 0.2, 9], [0.3, 0.4, 9]], np.float32)
+    session = ps.compile(model(text), executor="dataflow")
+    assert_close(session(x), ps.compile(model(text), backends=["numpy"])(x))
+    assert session.plan.steps[-1].backend == "onednn"

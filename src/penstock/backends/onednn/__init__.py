@@ -11,10 +11,12 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from penstock.backends.base import HostBackend
+from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
 from penstock.backends.onednn.attention import AttentionKernel, attention_of
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
+from penstock.backends.onednn.dynamic import Dynamic, is_dynamic
 from penstock.backends.onednn.eltwise import eltwise
 from penstock.backends.onednn.kernel import DnnlKernel, Recipe
 from penstock.backends.onednn.library import DnnlError, Library, library
@@ -102,6 +104,7 @@ class OneDnnBackend(HostBackend):
                 "PENSTOCK_DNNL"
             )
         self.library: Library = found
+        self._numpy = NumpyBackend()
         self.narrow = precision == "bf16" and found.bfloat16
         self._kernels: WeakKeyDictionary[Node, DnnlKernel] = WeakKeyDictionary()
 
@@ -114,6 +117,8 @@ class OneDnnBackend(HostBackend):
         return kernel
 
     def seconds(self, node: Node) -> float:
+        if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
+            return 0.0  # whichever is faster, it will turn out
         values = (*node.inputs, *node.outputs)
         kinds = [v.type for v in values if v is not None and v.const is None]
         moved = sum(k.nbytes for k in kinds if isinstance(k, TensorType) and k.static)
@@ -122,6 +127,8 @@ class OneDnnBackend(HostBackend):
     def _kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         if any(part.op.name == "Softmax" for part in parts(node)[1:]):
             return self._attention(node, types)
+        if is_dynamic(node, types):
+            return Kernel(Dynamic(node, self._faster))
         family = FAMILIES.get(parts(node)[0].op.full_name)
         work = None if family is None else work_of(node, types)
         if family is None or work is None:
@@ -139,6 +146,13 @@ class OneDnnBackend(HostBackend):
         except DnnlError:
             return None
         self._kernels[node] = kernel
+        return kernel
+
+    def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+        """The kernel of a node that NumPy could run, too."""
+        kernel = self._kernel(node, types)
+        if kernel is None or self.seconds(node) > self._numpy.seconds(node):
+            return self._numpy.compile(node, types)
         return kernel
 
     def _attention(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
+from penstock.backends.onednn.strides import steps_of
 from penstock.backends.onednn.work import Work
 from penstock.ops.base import Attrs
 from penstock.ops.recurrent import Layer, parse_layer
@@ -95,6 +97,11 @@ def recurrent(work: Work) -> Recipe | None:
 
     def make(maker: Maker) -> Made:
         lib, null = maker.lib, maker.ffi.NULL
+        for i in dense:
+            # Of a sequence with gaps between its steps, oneDNN 3.2 calls code that is not there.
+            kind = work.tensors[i]
+            if kind is not None and maker.strides[i] != steps_of(kind.dims):
+                raise DnnlError(UNIMPLEMENTED)
 
         def sequence(argument: int, width: int) -> Any:
             dims = size.steps, size.batch, width

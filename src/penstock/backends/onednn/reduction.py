@@ -21,7 +21,8 @@ class _Algorithms(NamedTuple):
     pooling: str = ""
 
 
-# No maxima and minima: of infinities, with which models mask, oneDNN makes the largest finite number.
+# No maxima and minima: of infinities, with which models mask, oneDNN makes the largest finite
+# number.
 REDUCTIONS = {
     "ReduceMean": _Algorithms("mean", "avg_exclude_padding"),
     "ReduceProd": _Algorithms("mul"),
