@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from penstock.ir import Node
 from penstock.liveness import Layout
+from penstock.ops.fused import parts
 from penstock.plan import Kind, Plan, Step
 from penstock.tasks import Tasks
 
@@ -75,7 +77,8 @@ class _Formatter:
             extra = f" workspace {self.where(step.workspace)} {kind}"
         origin = step.node.origin or step.node.name
         number = f"{self.number:>4} "
-        return f"{'  ' * depth}{number}{outputs} = {step.node.op.name}({inputs}){extra}  # {origin}"
+        call = f"{_operation(step.node)}({inputs})"
+        return f"{'  ' * depth}{number}{outputs} = {call}{extra}  # {origin}"
 
     def slot(self, index: int, *, typed: bool) -> str:
         if index < 0:
@@ -105,3 +108,8 @@ def format_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
         n /= 1024
     raise AssertionError
+
+
+def _operation(node: Node) -> str:
+    """What a step does: of a fused node, all that it is made of."""
+    return "+".join([part.op.name for part in parts(node)])

@@ -34,7 +34,7 @@ class Layout:
     lower_bound: int
 
 
-def lay_out(plan: Plan, planner: str = "best") -> Layout:
+def lay_out(plan: Plan, planner: str = "quick") -> Layout:
     """Choose order and offsets: of the given order and memory-aware ones, the smallest arena."""
     best = _Liveness(plan, range(len(plan.steps))).layout(planner)
     for order in _other_orders(plan):
