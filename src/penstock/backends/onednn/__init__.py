@@ -18,7 +18,7 @@ from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
 from penstock.backends.onednn.dynamic import Dynamic, is_dynamic
 from penstock.backends.onednn.eltwise import eltwise
-from penstock.backends.onednn.kernel import DnnlKernel, Recipe
+from penstock.backends.onednn.kernel import DnnlKernel
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.backends.onednn.lrn import lrn
 from penstock.backends.onednn.matmul import gemm, matmul
@@ -30,6 +30,7 @@ from penstock.backends.onednn.normalization import (
 )
 from penstock.backends.onednn.pooling import pooling
 from penstock.backends.onednn.prelu import prelu
+from penstock.backends.onednn.recipe import Recipe
 from penstock.backends.onednn.recurrent import recurrent
 from penstock.backends.onednn.reduction import REDUCTIONS, reduction
 from penstock.backends.onednn.reorder import reorder

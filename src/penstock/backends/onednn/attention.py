@@ -25,6 +25,7 @@ from penstock.backends.onednn.primitive import (
     Descriptor,
     Primitive,
     attributes,
+    copying,
     memory,
     post_argument,
 )
@@ -226,7 +227,7 @@ class _Program:
                 check(status)
 
     def _calls(self, output: np.ndarray, heads: int | None) -> Iterator[tuple[Any, ...]]:
-        attention = self.attention
+        attention, library = self.attention, self.library
         count, queries, width, keys, out = attention.dims
         q, k, v = (
             _by_head(self.inputs[i]) for i in (attention.query, attention.key, attention.value)
@@ -252,10 +253,10 @@ class _Program:
             )
         key_md, value_md = first.query_argument(WEIGHTS), second.query_argument(WEIGHTS)
         copies = [
-            self._copy(_shape(q[0]), Descriptor.of(self.library, own_q).handle),
-            self._copy(_shape(k[0]), key_md),
-            self._copy(_shape(v[0]), value_md),
-            self._copy(_shape(own_y), Descriptor.of(self.library, y[0]).handle),
+            copying(library, self._lies(q[0]), self._lies(own_q)),
+            copying(library, self._lies(k[0]), key_md),
+            copying(library, self._lies(v[0]), value_md),
+            copying(library, self._lies(own_y), self._lies(y[0])),
         ]
         weights = self._memory(key_md, self.places[1]), self._memory(value_md, self.places[2])
         ours = self._of(own_q), weights[0], weights[1], self._of(own_y)
@@ -320,16 +321,6 @@ class _Program:
             attr=attr,
         )
 
-    def _copy(self, source: Any, target: Any) -> Primitive:
-        library = self.library
-
-        def create(desc: Any, engine: Any, attr: Any) -> int:
-            return library.lib.dnnl_reorder_primitive_desc_create(
-                desc, source(library), engine, target, engine, attr
-            )
-
-        return Primitive(library, create)
-
     def _attributes(self, rows: int) -> Any:
         library = self.library
         attr = attributes(library)
@@ -365,9 +356,12 @@ class _Program:
             if post.eltwise is None
         }
 
+    def _lies(self, array: np.ndarray) -> Any:
+        return Descriptor.of(self.library, array).handle
+
     def _of(self, array: np.ndarray) -> Any:
         """An array as oneDNN sees it."""
-        return self._memory(Descriptor.of(self.library, array).handle, array)
+        return self._memory(self._lies(array), array)
 
     def _memory(self, descriptor: Any, array: np.ndarray) -> Any:
         size = self.library.lib.dnnl_memory_desc_get_size(descriptor)
@@ -388,10 +382,6 @@ class _Program:
 def _plain(library: Library, rows: int, columns: int) -> Any:
     steps = (FLOAT32.itemsize * columns, FLOAT32.itemsize)
     return Descriptor(library, (rows, columns), FLOAT32, steps).handle
-
-
-def _shape(array: np.ndarray) -> Callable[[Library], Any]:
-    return lambda library: Descriptor.of(library, array).handle
 
 
 def _post_ops(library: Library) -> Any:

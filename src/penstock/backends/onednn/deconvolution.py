@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import channels_last
 from penstock.backends.onednn.work import Work
 from penstock.ops.deconvolution import transposed_windows

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.posts import Post
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import broadcasts, padded
 from penstock.backends.onednn.work import Work
 

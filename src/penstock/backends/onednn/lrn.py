@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import channels_last
 from penstock.backends.onednn.work import Work
 

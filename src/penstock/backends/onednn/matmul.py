@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.backends.onednn.algorithms import Eltwise
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.posts import Post
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import padded
 from penstock.backends.onednn.work import Work
 from penstock.ops.shared import shared

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from penstock.backends.onednn.algorithms import BINARY, Eltwise
 from penstock.backends.onednn.eltwise import eltwise, posted
-from penstock.backends.onednn.kernel import Recipe
 from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.recipe import Recipe
 from penstock.backends.onednn.strides import broadcasts
 from penstock.backends.onednn.work import Work
 

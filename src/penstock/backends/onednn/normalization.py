@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.backends.onednn.algorithms import Eltwise
 from penstock.backends.onednn.eltwise import posted
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.posts import Post
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import broadcasts, channels_last
 from penstock.backends.onednn.work import Work
 from penstock.ops.infer import normalize_axis

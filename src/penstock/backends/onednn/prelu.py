@@ -6,10 +6,10 @@ import numpy as np
 
 from penstock.backends.onednn.algorithms import ELTWISE
 from penstock.backends.onednn.eltwise import eltwise
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.posts import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import broadcasts, channels_last, padded
 from penstock.backends.onednn.work import Work
 

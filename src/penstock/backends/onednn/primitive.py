@@ -166,6 +166,16 @@ def address(array: np.ndarray) -> int:
     return start
 
 
+def copying(library: Library, source: Any, target: Any) -> Primitive:
+    """A copy from one layout, and dtype, to another, given as descriptors."""
+
+    def create(desc: Any, engine: Any, attr: Any) -> int:
+        reorder = library.lib.dnnl_reorder_primitive_desc_create
+        return int(reorder(desc, source, engine, target, engine, attr))
+
+    return Primitive(library, create)
+
+
 def reordered(library: Library, array: np.ndarray, descriptor: Any) -> Any:
     """Memory of its own with the elements of ``array``, in the layout of ``descriptor``."""
     lib = library.lib
@@ -174,12 +184,7 @@ def reordered(library: Library, array: np.ndarray, descriptor: Any) -> Any:
     target = memory(library, descriptor, held[-address(held) % 64 :])
     source = Descriptor.of(library, array)
 
-    def create(desc: Any, engine: Any, attr: Any) -> int:
-        return lib.dnnl_reorder_primitive_desc_create(
-            desc, source.handle, engine, descriptor, engine, attr
-        )
-
-    made = Primitive(library, create)
+    made = copying(library, source.handle, descriptor)
     scratch = np.empty(made.scratchpad, np.uint8)
     made.run(
         {

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import steps_of
 from penstock.backends.onednn.work import Work
 from penstock.ops.base import Attrs

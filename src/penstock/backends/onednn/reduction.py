@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import ITEM
 from penstock.backends.onednn.work import Work
 from penstock.ops.reduce import form_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.work import Work
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.onednn.kernel import Made, Maker, Recipe
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
 from penstock.backends.onednn.strides import channels_last
 from penstock.backends.onednn.work import Work
 from penstock.ops.infer import normalize_axis
