@@ -1,9 +1,8 @@
-"""Conv and ConvTranspose: one to three spatial axes, groups, strides, dilations, a bias."""
+"""Conv: one to three spatial axes, groups, strides, dilations, a bias."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,13 +18,10 @@ def convolution(work: Work) -> Recipe | None:
     node, x, w, y = work.node, work.input(0), work.constant(1), work.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
-    bias, posts = work.constant(2), work.posts
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        if bias is None:
-            return None
-    else:
-        bias, posts = posts.without_bias(1)
-    work = replace(work, posts=posts)
+    biased = work.with_bias(2, 1)
+    if biased is None:
+        return None
+    bias, work = biased
     group = node.attrs.get("group", 1)
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
     # Axes of one element only cost: over one that is 1 wide, kernels take a hundred times as long.
@@ -62,7 +58,7 @@ def convolution(work: Work) -> Recipe | None:
             view=seen,
         )
 
-    read = tuple([i for i in posts.tensors if work.tensors[i] == y])
+    read = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
     return Recipe(
         work, make, channels_last(len(y.dims)), (work.inputs[0], *read), summed=work.summed
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -24,13 +23,10 @@ def deconvolution(work: Work) -> Recipe | None:
     node, x, w, y = work.node, work.input(0), work.constant(1), work.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
-    bias, posts = work.constant(2), work.posts
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        if bias is None:
-            return None
-    else:
-        bias, posts = posts.without_bias(1)
-    work = replace(work, posts=posts)
+    biased = work.with_bias(2, 1)
+    if biased is None:
+        return None
+    bias, work = biased
     group = node.attrs.get("group", 1)
     if w.shape[1] < _FEWEST and (group == 1 or prod(w.shape[2:]) < _SMALLEST):
         return None
@@ -64,7 +60,7 @@ def deconvolution(work: Work) -> Recipe | None:
             constants,
         )
 
-    read = tuple([i for i in posts.tensors if work.tensors[i] == y])
+    read = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
     return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0], *read))
 
 

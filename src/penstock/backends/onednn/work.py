@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,15 @@ class Work:
         """An input of the node, if it is known."""
         index = self.inputs[i] if i < len(self.inputs) else -1
         return self.constants[index] if index >= 0 else None
+
+    def with_bias(self, i: int, axis: int) -> tuple[np.ndarray | None, Work] | None:
+        """The bias, for each index of ``axis``, and the work without it: input ``i``, or else what
+        the first post-op adds; None if it is no constant."""
+        if i < len(self.inputs) and self.inputs[i] >= 0:
+            bias = self.constant(i)
+            return None if bias is None else (bias, self)
+        bias, posts = self.posts.without_bias(axis)
+        return bias, replace(self, posts=posts)
 
     def same(self, other: Work) -> bool:
         """Whether this is the ``other`` work, made again."""
