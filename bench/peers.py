@@ -158,7 +158,5 @@ def environment(cache: Path) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "ORT_DISABLE_TELEMETRY": "1",
-        # What the user has profiled is no part of what is measured.
-        "PENSTOCK_CACHE": str(cache / "costs"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
     }

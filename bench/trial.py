@@ -11,6 +11,7 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,13 +76,15 @@ class Trial:
 def measure(job: Job, cache: Path) -> Trial:
     """Do ``job`` in a new process; failures are trials too."""
     command = [sys.executable, "-m", "bench.trial", json.dumps(asdict(job))]
-    variables = environment(cache)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=TIMEOUT
-        )
-    except subprocess.TimeoutExpired:
-        return Trial(error=f"took more than {TIMEOUT} s")
+    # What an earlier process, or the user, has profiled is no part of what is measured.
+    with tempfile.TemporaryDirectory() as costs:
+        variables = {**environment(cache), "PENSTOCK_CACHE": costs}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=TIMEOUT
+            )
+        except subprocess.TimeoutExpired:
+            return Trial(error=f"took more than {TIMEOUT} s")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         return Trial(error=f"exit status {done.returncode}: {lines[-1]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,9 +58,23 @@ class DnnlKernel(Kernel):
             into(*inputs, *outputs)
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+        # Calls that are told where tensors lie; each is for one thread at a time.
+        free: dict[int, deque[tuple[Any, tuple[int, ...]]]] = {}
+
         def into(*tensors: Any) -> None:
-            run, arguments = kernel.call(tensors[: len(work.tensors)], None)
-            library.check(run(*arguments))
+            if not all(x.flags.c_contiguous for x in tensors[count : len(work.tensors)]):
+                run, arguments = kernel.call(tensors[: len(work.tensors)], None)
+                library.check(run(*arguments) or 0)
+                return
+            calls = free.setdefault(library.threads, deque())
+            try:
+                call = calls.pop()
+            except IndexError:
+                # What stands for tensors that are known later is their index.
+                call = kernel.call(range(len(work.tensors)), None)
+            run, places = call
+            run(*[tensors[i] for i in places])
+            calls.append(call)
 
         inplace = (*recipe.inplace, *([recipe.summed] if recipe.summed >= 0 else ()))
         kernel = cls(
