@@ -62,7 +62,8 @@ class DnnlKernel(Kernel):
         free: dict[int, deque[tuple[Any, tuple[int, ...]]]] = {}
 
         def into(*tensors: Any) -> None:
-            if not all(x.flags.c_contiguous for x in tensors[count : len(work.tensors)]):
+            outputs = [x for x in tensors[count : len(work.tensors)] if x is not None]
+            if not all(x.flags.c_contiguous for x in outputs):
                 run, arguments = kernel.call(tensors[: len(work.tensors)], None)
                 library.check(run(*arguments) or 0)
                 return
