@@ -187,6 +187,18 @@ class Costs(Known):
         self.values = values
         self.limits = limits
 
+    def complete_already(self) -> bool:
+        """Whether every node has been measured, with one thread and with all."""
+        return not any(self._missing(b, one) for b in self.backends for one in (True, False))
+
+    def _missing(self, backend: Backend, single_threaded: bool) -> list[Node]:
+        """What was never measured on a backend that supports it."""
+        return [
+            node
+            for node, allowed in self.allowed.items()
+            if backend in allowed and self.known(node, backend, single_threaded) is None
+        ]
+
     def complete(self, *, single_threaded: bool) -> None:
         """See that every node has been measured on every backend that supports it.
 
@@ -194,12 +206,7 @@ class Costs(Known):
         wrong with it, its own run will say.
         """
         for backend in self.backends:
-            missing = [
-                node
-                for node, allowed in self.allowed.items()
-                if backend in allowed and self.known(node, backend, single_threaded) is None
-            ]
-            if not missing:
+            if not self._missing(backend, single_threaded):
                 continue
             with suppress(PenstockError):
                 self._measure(backend, single_threaded, None)
