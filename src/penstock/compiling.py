@@ -160,8 +160,8 @@ class Compiler:
 
         if not grouped(lambda step: estimated(step.node)).promising:
             return linear
-        # Where kernels have threads of their own, workers seldom bring more: nobody who has not asked
-        # waits for measurements.
+        # Where kernels have threads of their own, workers seldom bring more: nobody who has not
+        # asked waits for measurements.
         asked = self.kind == "parallel" or self.autotune
         threaded = any(backend.threads_of_caller for backend in self.hosts)
         if threaded and not asked and not costs.complete_already():

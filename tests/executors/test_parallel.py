@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock import compiling
 from penstock.backends.numpy import NumpyBackend
+from penstock.backends.onednn.library import library
 from penstock.grouping import OneByOne
 from penstock.measuring import Costs
 from penstock.observe import Observer
@@ -143,8 +144,20 @@ def test_auto_is_linear_where_a_second_worker_has_nothing_to_do():
 
 
 def test_auto_is_parallel_where_the_simulated_schedule_wins(heavy):
-    session = ps.compile(model(TWO_BRANCHES), executor="auto", shapes={})
+    session = ps.compile(model(TWO_BRANCHES), executor="auto", shapes={}, backends=["numpy"])
     assert session.latest.name == ("parallel" if core_budget() > 1 else "linear")
+
+
+@pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+def test_auto_measures_nothing_unasked_where_kernels_have_threads(monkeypatch):
+    large = TWO_BRANCHES.replace("64", "512")
+    measured = []
+    monkeypatch.setattr(Costs, "_measure", lambda self, *arguments: measured.append(arguments))
+    session = ps.compile(model(large), executor="auto", shapes={})
+    assert session.latest.name == "linear"
+    assert not measured
+    ps.compile(model(large), executor="auto", shapes={}, autotune=True)
+    assert measured
 
 
 def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other(heavy):
