@@ -195,7 +195,7 @@ def test_engines():
     assert {OURS, REFERENCE, *PEERS} == set(ENGINES)
     assert installed(OURS)
     assert environment(Path("cache"))["ORT_DISABLE_TELEMETRY"] == "1"
-    assert environment(Path("cache"))["PENSTOCK_CACHE"].startswith("cache")
+    assert environment(Path("cache"))["TORCHINDUCTOR_CACHE_DIR"].startswith("cache")
 
 
 def test_short_runs_are_sampled_several_at_a_time():

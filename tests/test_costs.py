@@ -264,6 +264,11 @@ def test_an_estimate_lies_between_its_neighbours(points, data):
     assert min(below, above) * (1 - 1e-9) <= found <= max(below, above, 1e-7) * (1 + 1e-9)
 
 
+def test_an_estimate_between_very_different_neighbours_is_exact_at_their_sizes():
+    points = {0: 17.0, 1: 4.345760885426803e-07}
+    assert estimate(filled(points), 1) == points[1]
+
+
 @given(POINTS, st.lists(st.integers(0, 10**12), min_size=2, max_size=2))
 @untimed
 def test_beyond_all_sizes_more_takes_no_less(points, sizes):

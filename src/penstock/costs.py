@@ -316,7 +316,8 @@ def _on_line(points: list[tuple[int, float]], nbytes: int) -> float:
     at = bisect_left(points, (nbytes, -math.inf))
     if 0 < at < len(points):
         (x0, y0), (x1, y1) = points[at - 1 : at + 1]
-        return y0 + (y1 - y0) * ((nbytes - x0) / (x1 - x0))
+        part = (nbytes - x0) / (x1 - x0)
+        return y0 * (1 - part) + y1 * part  # of both ends exactly what they are
     (x, y), near = (points[0], points[1:2]) if at == 0 else (points[-1], points[-2:-1])
     # A larger size never takes less, and a smaller one no less than in proportion: part of the time
     # goes into the call itself. Known sizes that are close to each other may say anything.
