@@ -158,6 +158,8 @@ class Share:
         self._limit = most
         self._own = [backend for backend in backends if backend.threads_of_caller]
         self._shared = [backend for backend in backends if not backend.threads_of_caller]
+        self.idle = not backends
+        """whether there is nothing to share, and no need to enter"""
         # How a stream that is alone fares with fewer threads.
         paced = self._own and streams == 1 and self._most > 1
         self.pace = Pace(self._most) if paced else None

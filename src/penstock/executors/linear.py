@@ -79,6 +79,8 @@ class LinearExecutor(Generated):
         try:
             if self.watched:
                 control.observer.allocation(control.run, arenas.size)
+            if self._share.idle:
+                return arena[1](control, *inputs)
             with self._share as threads:
                 run, pace = arena[threads], self._share.pace
                 if pace is None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.ir import Graph, Node, Value
-from penstock.passes.rewrite import forward
+from penstock.passes.rewrite import forward, readers_of
 from penstock.types import FLOAT32, TensorType
 
 
@@ -26,11 +26,7 @@ class _Affine(NamedTuple):
 def absorb(graph: Graph) -> bool:
     """Let Conv and ConvTranspose take in what alone reads their results; returns whether
     any did."""
-    readers: dict[Value, int] = {}
-    for node in graph.walk():
-        for value in node.inputs:
-            if value is not None:
-                readers[value] = readers.get(value, 0) + 1
+    readers = {value: len(each) for value, each in readers_of(graph).items()}
     for each in graph.graphs():
         for value in each.outputs:
             readers[value] = readers.get(value, 0) + 2  # who is outside reads it as it is

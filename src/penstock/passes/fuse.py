@@ -12,7 +12,7 @@ from penstock.ir import Graph, Node, Value
 from penstock.ops.base import MICROSOFT
 from penstock.ops.fused import fused
 from penstock.ops.zero_nan import ZERO_NAN
-from penstock.passes.rewrite import Substitution
+from penstock.passes.rewrite import Substitution, readers_of
 
 UNARY = frozenset(
     """
@@ -38,7 +38,7 @@ def fuse(graph: Graph, accepts: Callable[[Node], bool]) -> bool:
     longest that ``accepts`` says a backend takes; returns whether there were any."""
     changed = False
     for beginnings in BEGINNINGS:
-        readers = _readers(graph)
+        readers = readers_of(graph)
         # Who waits for a node waits for what it does, not for what would be fused with it.
         apart = {before for node in graph.walk() for before in node.control_inputs}
         for each in list(graph.graphs()):
@@ -47,19 +47,6 @@ def fuse(graph: Graph, accepts: Callable[[Node], bool]) -> bool:
                 _replace(each, instead)
                 changed = True
     return changed
-
-
-def _readers(graph: Graph) -> dict[Value, list[Node | None]]:
-    """Who reads each value, once for each use; None stands for whom a graph hands it out to."""
-    readers: dict[Value, list[Node | None]] = {}
-    for node in graph.walk():
-        for value in node.inputs:
-            if value is not None:
-                readers.setdefault(value, []).append(node)
-    for each in graph.graphs():
-        for value in each.outputs:
-            readers.setdefault(value, []).append(None)
-    return readers
 
 
 def _chains(

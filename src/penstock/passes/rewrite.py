@@ -19,6 +19,19 @@ def forward(graph: Graph, visit: Visit) -> bool:
     return _Forward(visit).run(graph)
 
 
+def readers_of(graph: Graph) -> dict[Value, list[Node | None]]:
+    """Who reads each value, once for each use; None stands for whom a graph hands it out to."""
+    readers: dict[Value, list[Node | None]] = {}
+    for node in graph.walk():
+        for value in node.inputs:
+            if value is not None:
+                readers.setdefault(value, []).append(node)
+    for each in graph.graphs():
+        for value in each.outputs:
+            readers.setdefault(value, []).append(None)
+    return readers
+
+
 class Substitution:
     """Which value stands for which, and which nodes are gone; applied to nodes as a walk comes by.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.ir import Graph, Node, Value
 from penstock.ops import find
+from penstock.passes.rewrite import readers_of
 from penstock.types import FLOAT32, TensorType
 
 _VIEWS = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
@@ -16,11 +17,7 @@ _MOST_VIEWS = 8
 
 def pull_scales(graph: Graph) -> bool:
     """Move numbers behind MatMul nodes, in ``graph`` and every nested one; returns whether any."""
-    readers: dict[Value, int] = {}
-    for node in graph.walk():
-        for value in node.inputs:
-            if value is not None:
-                readers[value] = readers.get(value, 0) + 1
+    readers = {value: len(each) for value, each in readers_of(graph).items()}
     for each in graph.graphs():
         for value in each.outputs:
             readers[value] = readers.get(value, 0) + 1
