@@ -556,7 +556,7 @@ def compile(
     busy; all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan
     for them now rather than at the first run. ``limits``: bounds on what the model may ask for.
     ``precision="bf16"`` lets oneDNN round operands of large products and convolutions to bfloat16,
-    where the processor has it: twice as fast, with about 3 digits.
+    where the processor has it: faster, with two to three digits.
 
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
     operations that there are no kernels for.
