@@ -108,6 +108,9 @@ class Compiler:
                 # What is valid in general is not for these shapes.
                 fed = ", ".join(map(repr, graph.inputs))
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
+            finally:
+                for backend in self.backends:
+                    backend.forget()
 
     def _executor(self, graph: Graph, values: Sequence[Any]) -> Executor:
         for backend in self.hosts:

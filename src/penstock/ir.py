@@ -48,7 +48,8 @@ class Node:
 
     ``inputs`` and ``outputs`` are positional, ``None`` where an optional one is left out.
     ``control_inputs`` are nodes that must have run before, ``device`` is a full device name or "",
-    ``origin`` says where the node came from and stands in every message about it.
+    ``origin`` says where the node came from and stands in every message about it. ``graphs`` are
+    those among the attributes, by attribute name; a node is made with them.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Node:
         "attrs",
         "control_inputs",
         "device",
+        "graphs",
         "inputs",
         "name",
         "op",
@@ -78,7 +80,10 @@ class Node:
         self.op = op
         self.inputs = list(inputs)
         self.outputs = list(outputs)
-        self.attrs: dict[str, Any] = dict(attrs or {})
+        self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
+        self.graphs: Sequence[tuple[str, Graph]] = ()
+        if attrs:
+            self.graphs = [(k, v) for k, v in attrs.items() if v.__class__ is Graph]
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -86,13 +91,6 @@ class Node:
         for output in self.outputs:
             if output is not None:
                 output.producer = self
-
-    @property
-    def graphs(self) -> list[tuple[str, Graph]]:
-        """The graphs among the attributes, by attribute name, in a fixed order."""
-        if not self.attrs:
-            return []
-        return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
 
     @property
     def label(self) -> str:
@@ -139,9 +137,8 @@ class Graph:
         while stack:
             for node in stack[-1]:
                 yield node
-                inner = [graph for _, graph in node.graphs]
-                if inner:
-                    stack.extend(iter(graph.nodes) for graph in reversed(inner))
+                if node.graphs:
+                    stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
                 stack.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from onnx import numpy_helper, parser
 
 import penstock as ps
 from penstock.backends.onednn import attention
+from penstock.backends.onednn.kernel import DnnlKernel
 from penstock.backends.onednn.library import library
 from penstock.ops.fused import parts
 from penstock.threads import core_budget
@@ -440,3 +442,15 @@ def test_few_kernels_are_kept_for_shapes_that_come(monkeypatch):
     # What does not fit is said as NumPy would say it.
     with pytest.raises(Exception, match="33"):
         kernel(draw(5, 33), node.inputs[1].const)
+
+
+def test_nothing_is_kept_of_plans_that_are_dropped():
+    model = proto("g (float[N, 64] x) => (float[N, 96] y) { r = Relu(x)\n y = MatMul(r, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
+    session = ps.compile(model, executor="linear", limits=ps.Limits(max_plans_bytes=1))
+    for n in range(100, 120):
+        session.run({"x": draw(n, 64)})
+    gc.collect()
+    kernels = [each for each in gc.get_objects() if isinstance(each, DnnlKernel)]
+    rows = [kernel.recipe.work.output.dims[0] for kernel in kernels]
+    assert 1 <= len([n for n in rows if 100 <= n < 120]) <= 4

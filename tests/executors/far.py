@@ -59,6 +59,9 @@ class FarBackend:
         self.on_threads: set[str] = set()
         self._numpy = NumpyBackend()
 
+    def forget(self) -> None:
+        pass
+
     def seconds(self, node: Node) -> float:
         return self._numpy.seconds(node)
 

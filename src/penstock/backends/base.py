@@ -46,6 +46,11 @@ class Backend(Protocol):
         """The kernel of a node; raises ``ShapeError`` for types the operation never takes."""
         ...
 
+    def forget(self) -> None:
+        """A graph is compiled: what has been kept of its nodes from ``supports`` to ``compile`` is
+        of no more use."""
+        ...
+
     def seconds(self, node: Node) -> float:
         """Roughly what a node that it supports takes, for where nothing has been measured."""
         ...
@@ -89,6 +94,9 @@ class HostBackend:
 
     memory = HOST
     fuses = False
+
+    def forget(self) -> None:
+        pass
 
     def seconds(self, node: Node) -> float:
         return seconds(node)

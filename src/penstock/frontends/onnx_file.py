@@ -22,7 +22,7 @@ from penstock.errors import InvalidModel
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto
 Message = TypeVar("Message", ModelProto, TensorProto)
 
-LARGE_FILE = 2**24
+LARGE_FILE = 2**20
 LARGE_TENSOR = 2**16
 MAX_MESSAGE = 2**31 - 1
 """The most bytes that protobuf reads as one message."""

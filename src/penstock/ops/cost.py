@@ -10,6 +10,8 @@ from penstock.ir import Node
 from penstock.ops.fused import is_fused, parts
 from penstock.types import TensorType, Type
 
+_OBJECT = np.dtype(object)
+
 _PRODUCTS = {
     "MatMul",
     "FusedMatMul",
@@ -81,6 +83,6 @@ def _flops(node: Node) -> int:
 
 
 def _dims(kind: Type) -> tuple[int, ...] | None:
-    if isinstance(kind, TensorType) and kind.static and kind.dtype != np.dtype(object):
-        return kind.dims
+    if isinstance(kind, TensorType) and kind.static and kind.dtype != _OBJECT:
+        return kind.shape  # type: ignore[return-value] # all of it is known
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.ir import Graph
 from penstock.limits import Limits
 from penstock.passes.absorb import absorb
@@ -22,12 +24,9 @@ def optimize(graph: Graph, limits: Limits) -> None:
     more for each set of concrete input shapes.
     """
     prune(graph)
-    for _ in range(_MOST_ROUNDS):
-        changed = fold(graph, limits)
-        changed |= simplify(graph)
-        changed |= compose(graph)
-        changed |= absorb(graph)
-        changed |= eliminate_common(graph)
-        changed |= prune(graph)
-        if not changed:
+    passes = (partial(fold, limits=limits), simplify, compose, absorb, eliminate_common, prune)
+    quiet = 0  # passes in a row that have found nothing to do
+    for each in passes * _MOST_ROUNDS:
+        quiet = 0 if each(graph) else quiet + 1
+        if quiet == len(passes):
             return

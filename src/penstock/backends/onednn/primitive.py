@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,24 +40,32 @@ class Descriptor:
         dtype: np.dtype,
         strides: Sequence[int] | None = None,
     ) -> None:
-        ffi, lib = library.ffi, library.lib
-        made = ffi.new("dnnl_memory_desc_t *")
-        kind = getattr(lib, _TYPES[dtype.name])
-        dims = ffi.new("dnnl_dim_t[]", list(shape))
-        if strides is None:
-            status = lib.dnnl_memory_desc_create_with_tag(
-                made, len(shape), dims, kind, lib.dnnl_format_tag_any
-            )
-        else:
-            steps = ffi.new("dnnl_dim_t[]", [step // dtype.itemsize for step in strides])
-            status = lib.dnnl_memory_desc_create_with_strides(made, len(shape), dims, kind, steps)
-        library.check(status)
-        self.handle = ffi.gc(made[0], lib.dnnl_memory_desc_destroy)
+        steps = None if strides is None else tuple(strides)
+        self.handle = _descriptor(library, tuple(shape), dtype, steps)
 
     @classmethod
     def of(cls, library: Library, array: np.ndarray) -> Descriptor:
         """That of an array as it lies in memory."""
         return cls(library, array.shape, array.dtype, array.strides)
+
+
+@lru_cache(maxsize=4096)
+def _descriptor(
+    library: Library, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None
+) -> Any:
+    """As ``Descriptor`` says; a model asks for each of its shapes several times."""
+    ffi, lib = library.ffi, library.lib
+    made = ffi.new("dnnl_memory_desc_t *")
+    kind = getattr(lib, _TYPES[dtype.name])
+    dims = ffi.new("dnnl_dim_t[]", shape)
+    if strides is None:
+        tag = lib.dnnl_format_tag_any
+        status = lib.dnnl_memory_desc_create_with_tag(made, len(shape), dims, kind, tag)
+    else:
+        steps = ffi.new("dnnl_dim_t[]", [step // dtype.itemsize for step in strides])
+        status = lib.dnnl_memory_desc_create_with_strides(made, len(shape), dims, kind, steps)
+    library.check(status)
+    return ffi.gc(made[0], lib.dnnl_memory_desc_destroy)
 
 
 class Primitive:

@@ -51,14 +51,6 @@ class Work:
         bias, posts = self.posts.without_bias(axis)
         return bias, replace(self, posts=posts)
 
-    def same(self, other: Work) -> bool:
-        """Whether this is the ``other`` work, made again."""
-        return (
-            self.node is other.node
-            and self.tensors == other.tensors
-            and all(a is b for a, b in zip(self.constants, other.constants, strict=True))
-        )
-
     @property
     def summed(self) -> int:
         """The tensor that may lie where the result is written, to which it is then added: what
