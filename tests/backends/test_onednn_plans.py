@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -116,6 +117,112 @@ def test_attention_of_what_is_fed():
     assert steps(session) == ["MatMul Softmax MatMul"]
     strided = {name: np.asfortranarray(x) for name, x in feeds.items()}
     np.testing.assert_array_equal(session.run(strided)["y"], session.run(feeds)["y"])
+
+
+class Helpers:
+    """Takes every ``each``-th job, and runs it on a thread of its own."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.offers = 0
+        self.threads: list[threading.Thread] = []
+
+    def offer(self, job) -> bool:
+        self.offers += 1
+        if self.offers % self.each:
+            return False
+        self.threads.append(threading.Thread(target=job))
+        self.threads[-1].start()
+        return True
+
+
+@pytest.fixture
+def three_threads():
+    """Kernels that this thread makes and runs have three threads."""
+    found = library()
+    before = found.threads
+    found.set_threads(3)
+    yield found
+    assert found.threads == 3
+    found.set_threads(before)
+
+
+def heads(feeds: dict[str, np.ndarray]):
+    """The kernel of an attention of five heads, and what it makes of ``feeds`` on one thread."""
+    text = """g (float[5, 33, 8] q, float[5, 8, 21] k, float[5, 21, 6] v) => (float[5, 33, 6] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    session = close(text, feeds, threads=1)
+    (step,) = session.plan.walk()
+    return step.kernel, session.run(feeds)["y"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("each", "taken"), [(1, 4), (2, 2), (99, 0)])
+def test_threads_have_heads_of_their_own(each, taken, monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, expected = heads(feeds)
+    three_threads.set_threads(3)
+    helpers = Helpers(each)
+    monkeypatch.setattr(attention, "pool", lambda: helpers)
+    for _ in range(2):
+        np.testing.assert_array_equal(kernel(*feeds.values()), expected)
+    assert helpers.offers == 4  # two runs, three threads
+    assert len(helpers.threads) == taken
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("own", [True, False])
+def test_what_one_thread_raises_is_raised_when_all_have_ended(own, monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, _ = heads(feeds)
+    three_threads.set_threads(3)
+    helpers = Helpers(1)
+    monkeypatch.setattr(attention, "pool", lambda: helpers)
+    run, caller, ended = attention._Program.run, threading.current_thread(), []
+
+    def broken(self):
+        mine = threading.current_thread() is caller
+        if not mine:
+            time.sleep(0.05)
+        run(self)
+        ended.append(self)
+        if mine is own:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(attention._Program, "run", broken)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(*feeds.values())
+    assert len(ended) == 3
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupt_waits_for_all_threads(monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, _ = heads(feeds)
+    three_threads.set_threads(3)
+    helpers = Helpers(1)
+    monkeypatch.setattr(attention, "pool", lambda: helpers)
+    go, wait = threading.Event(), attention.wait
+
+    def interrupted(futures):
+        if not go.is_set():
+            go.set()
+            raise KeyboardInterrupt
+        return wait(futures)
+
+    run, caller, ended = attention._Program.run, threading.current_thread(), []
+
+    def late(self):
+        if threading.current_thread() is not caller:
+            go.wait()
+        run(self)
+        ended.append(self)
+
+    monkeypatch.setattr(attention._Program, "run", late)
+    monkeypatch.setattr(attention, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(*feeds.values())
+    assert len(ended) == 3
 
 
 @pytest.mark.usefixtures("small_blocks")

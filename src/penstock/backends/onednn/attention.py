@@ -2,14 +2,18 @@
 
 As three steps, the scores of all queries with all keys are written to memory and read again. Here
 they stay in the cache: for each head, keys and values are brought into the layout that products
-like best, and then a few hundred queries at a time go through all three.
+like best, and then a few hundred queries at a time go through all three. Several threads each have
+heads of their own: the products are too small to be divided well.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,11 +37,12 @@ from penstock.backends.onednn.strides import padded
 from penstock.ir import Node
 from penstock.ops.base import Kernel
 from penstock.ops.zero_nan import ZERO_NAN
+from penstock.threads import pool
 from penstock.types import FLOAT32, TensorType, Type
 
 # Bytes of scores that are worked on at once: what the cache of a core has room for beside keys and
 # values. What fits into it as a whole needs no blocks.
-_BLOCK = 1 << 19
+_BLOCK = 1 << 20
 _WORTH = 1 << 21
 _ALIGNMENT = 64
 
@@ -137,7 +142,7 @@ class AttentionKernel(Kernel):
         kernel = cls(
             function,
             into,
-            workspace=_Space(attention).nbytes,
+            workspace=_teams(library, attention) * _Space(attention).nbytes,
             layout=tuple(range(rank)),
             free=True,
             bound=True,
@@ -146,7 +151,9 @@ class AttentionKernel(Kernel):
         object.__setattr__(kernel, "attention", attention)
         # What oneDNN lacks shows here, and not in a run.
         example = [np.empty(kind.dims, FLOAT32) for kind in attention.types]
-        _Program(library, attention, example, np.empty(output.dims, FLOAT32), None, heads=1)
+        room = np.empty(_Space(attention).nbytes, np.uint8)
+        with _one_thread(library):
+            _Program(library, attention, example, np.empty(output.dims, FLOAT32), room, range(1))
         return kernel
 
     @property
@@ -162,17 +169,101 @@ class AttentionKernel(Kernel):
             np.empty(kind.dims, FLOAT32) if i in late else x
             for i, (kind, x) in enumerate(zip(self.attention.types, inputs, strict=True))
         ]
-        program = _Program(self.library, self.attention, arrays, outputs[0], workspace)
+        programs = self._programs(arrays, outputs[0], workspace)
+        program = partial(_at_once, self.library, programs) if programs[1:] else programs[0].run
         if not late:
-            return program.run, ()
+            return program, ()
         copies = [arrays[i] for i in late]
 
         def run(*given: np.ndarray) -> None:
             for copy, x in zip(copies, given, strict=True):
                 np.copyto(copy, x)
-            program.run()
+            program()
 
         return run, tuple([inputs[i] for i in late])
+
+    def _programs(
+        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray | None
+    ) -> list[_Program]:
+        """A program for each of the threads that kernels now have, with heads of its own."""
+        library, attention = self.library, self.attention
+        count = _teams(library, attention)
+        size = _Space(attention).nbytes
+        if workspace is None or workspace.nbytes < count * size:
+            workspace = np.empty(count * size, np.uint8)
+        with _one_thread(library):
+            return [
+                _Program(
+                    library,
+                    attention,
+                    inputs,
+                    output,
+                    workspace[i * size : (i + 1) * size],
+                    range(i, attention.dims[0], count),
+                )
+                for i in range(count)
+            ]
+
+
+def _teams(library: Library, attention: Attention) -> int:
+    return min(library.threads, attention.dims[0])
+
+
+@contextmanager
+def _one_thread(library: Library) -> Iterator[None]:
+    """Kernels that the calling thread makes or runs meanwhile have one thread."""
+    before = library.threads
+    if before > 1:
+        library.set_threads(1)
+    try:
+        yield
+    finally:
+        if before > 1:
+            library.set_threads(before)
+
+
+def _at_once(library: Library, programs: Sequence[_Program]) -> None:
+    """Run the programs, each on a thread of the host's pool, as far as some are idle; the calling
+    thread has the first, and those that nobody has taken."""
+    own = [programs[0]]
+    taken: list[Future[None]] = []
+    for program in programs[1:]:
+        future: Future[None] = Future()
+        if pool().offer(partial(_fulfil, library, program, future)):
+            taken.append(future)
+        else:
+            own.append(program)
+    try:
+        with _one_thread(library):
+            for program in own:
+                program.run()
+    finally:
+        _wait(taken)
+    for future in taken:
+        future.result()
+
+
+def _fulfil(library: Library, program: _Program, future: Future[None]) -> None:
+    try:
+        library.set_threads(1)
+        program.run()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
+
+
+def _wait(futures: Sequence[Future[None]]) -> None:
+    """Wait for all: they write into memory that is somebody else's as soon as we return. What
+    interrupts the calling thread is raised after that."""
+    interrupt: BaseException | None = None
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 class _Space:
@@ -203,15 +294,13 @@ class _Program:
         attention: Attention,
         inputs: Sequence[np.ndarray],
         output: np.ndarray,
-        workspace: np.ndarray | None,
-        heads: int | None = None,
+        workspace: np.ndarray,
+        heads: range,
     ) -> None:
         self.library = library
         self.attention = attention
         self.inputs = inputs
         space = _Space(attention)
-        if workspace is None or workspace.nbytes < space.nbytes:
-            workspace = np.empty(space.nbytes, np.uint8)
         parts = [*space.offsets[1:], space.scratch]
         self.places = [
             workspace[a:b].view(FLOAT32) for a, b in zip(space.offsets, parts, strict=True)
@@ -226,9 +315,9 @@ class _Program:
             if status:
                 check(status)
 
-    def _calls(self, output: np.ndarray, heads: int | None) -> Iterator[tuple[Any, ...]]:
+    def _calls(self, output: np.ndarray, heads: range) -> Iterator[tuple[Any, ...]]:
         attention, library = self.attention, self.library
-        count, queries, width, keys, out = attention.dims
+        _, queries, width, keys, out = attention.dims
         q, k, v = (
             _by_head(self.inputs[i]) for i in (attention.query, attention.key, attention.value)
         )
@@ -260,7 +349,7 @@ class _Program:
         ]
         weights = self._memory(key_md, self.places[1]), self._memory(value_md, self.places[2])
         ours = self._of(own_q), weights[0], weights[1], self._of(own_y)
-        for head in range(count if heads is None else heads):
+        for head in heads:
             for source, target, copy in zip((q, k, v), ours, copies, strict=False):
                 yield self._call(copy, {SRC: self._of(source[head]), DST: target})
             for start in range(0, queries, rows):
