@@ -10,6 +10,7 @@ from penstock.passes.absorb import absorb
 from penstock.passes.compose import compose
 from penstock.passes.cse import eliminate_common
 from penstock.passes.fold import fold
+from penstock.passes.pad import take_padding
 from penstock.passes.prune import prune
 from penstock.passes.simplify import simplify
 
@@ -24,7 +25,15 @@ def optimize(graph: Graph, limits: Limits) -> None:
     more for each set of concrete input shapes.
     """
     prune(graph)
-    passes = (partial(fold, limits=limits), simplify, compose, absorb, eliminate_common, prune)
+    passes = (
+        partial(fold, limits=limits),
+        simplify,
+        compose,
+        take_padding,
+        absorb,
+        eliminate_common,
+        prune,
+    )
     quiet = 0  # passes in a row that have found nothing to do
     for each in passes * _MOST_ROUNDS:
         quiet = 0 if each(graph) else quiet + 1
