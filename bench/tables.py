@@ -16,6 +16,7 @@ OURS = "penstock"
 LOADING_PEER = "onnxruntime"
 MOST_RUN, MOST_MEAN, MOST_LOADING, MOST_MEMORY = 1.03, 0.90, 1.0, 1.0
 LEAST_RATE = 1.0
+MOST_OUTSIDE, LONG = 0.03, 2e-3
 MOST_DISAGREEMENT = 1e-4
 MEMORY_MODELS = ("resnet50", "bert-base")
 
@@ -49,6 +50,17 @@ class Row:
     @property
     def run_ratio(self) -> float | None:
         return self.ratio(lambda trial: trial.median)
+
+    @property
+    def outside(self) -> float | None:
+        """The part of our fastest runs that is outside of kernels."""
+
+        def share(trial: Trial) -> float | None:
+            if trial.inside is None or trial.minimum is None:
+                return None
+            return max(0.0, 1 - trial.inside / trial.minimum)
+
+        return middle(self.column(OURS, share))
 
     @property
     def loading_ratio(self) -> float | None:
@@ -142,7 +154,8 @@ def report(rows: Sequence[Row], throughputs: Sequence[ClientsRow]) -> list[str]:
     readers = [e for e in engines if ENGINES[e].reads_files]
     lines: list[str] = []
     if rows:
-        lines += run_table(rows, engines) + loading_table(rows, readers)
+        lines += run_table(rows, engines) + outside_table(rows)
+        lines += loading_table(rows, readers)
         lines += memory_table(rows, readers) + difference_table(rows, engines)
     if throughputs:
         lines += clients_table(throughputs)
@@ -169,6 +182,19 @@ def run_table(rows: Sequence[Row], engines: Sequence[str]) -> list[str]:
         ratios = [row.run_ratio for row in rows if row.threads == threads]
         title = f"geometric mean of {len(ratios) - ratios.count(None)} of {len(ratios)}"
         lines.append(line(title, threads, *blanks, *judged(geometric_mean(ratios), MOST_MEAN)))
+    return lines
+
+
+def outside_table(rows: Sequence[Row]) -> list[str]:
+    lines = heading(
+        "The part of a run that is outside of kernels: the fastest run, less each kernel at its "
+        f"best. To be small where a run takes more than {LONG * 1e3:g} ms.",
+        ["model", "threads", "outside", "at most", "reached"],
+    )
+    for row in rows:
+        fastest = middle(row.column(OURS, lambda trial: trial.minimum))
+        if row.outside is not None and fastest is not None and fastest >= LONG:
+            lines.append(line(row.model, row.threads, *judged(row.outside, MOST_OUTSIDE)))
     return lines
 
 

@@ -59,7 +59,8 @@ class Trial:
     ``imported`` is the time to import the engine, ``loaded`` from the path of the model to its
     session, ``first`` of its first run. ``median`` and ``minimum`` are of ``samples`` samples after
     a warm-up, per run. ``peak`` is the most resident memory after the import, over that before
-    loading. ``error`` says why there is no more.
+    loading. ``inside`` is the time of a run in kernels, where the engine can tell. ``error`` says
+    why there is no more.
     """
 
     imported: float | None = None
@@ -69,6 +70,7 @@ class Trial:
     minimum: float | None = None
     samples: int = 0
     peak: int | None = None
+    inside: float | None = None
     rate: float | None = None
     error: str | None = None
 
@@ -113,8 +115,10 @@ def work(job: Job) -> Trial:
         return replace(found, rate=throughput(lambda: run(feeds), job.clients, SECONDS))
     times = sample(lambda: run(feeds))
     after = resident("VmHWM")
+    inside = getattr(engine, "inside", None)
     return replace(
         found,
+        inside=None if inside is None else inside(feeds),
         median=statistics.median(times),
         minimum=min(times),
         samples=len(times),

@@ -22,6 +22,7 @@ from bench.tables import (
     geometric_mean,
     judged,
     loading,
+    outside_table,
     ratio,
     report,
 )
@@ -114,6 +115,17 @@ def test_rows_compare_with_the_best_peer_in_time_and_memory_and_onnx_runtime_in_
     assert row.run_ratio == 2.0
     assert row.loading_ratio == 0.5
     assert row.memory_ratio == 1.5
+
+
+def test_what_is_outside_of_kernels():
+    row = Row("net", 1, {OURS: [Trial(minimum=0.010, inside=0.0098), Trial(error="failed")]})
+    assert row.outside == pytest.approx(0.02)
+    assert Row("net", 1, {OURS: [Trial(minimum=0.010, inside=0.011)]}).outside == 0
+    assert Row("net", 1, {"onnxruntime": [Trial(minimum=0.010)]}).outside is None
+    small = Row("small", 1, {OURS: [Trial(minimum=0.001, inside=0.0005)]})
+    lines = outside_table([row, small])
+    assert next(each for each in lines if "net" in each).endswith("| 0.020 | 0.03 | yes |")
+    assert not any("small" in each for each in lines[2:])
 
 
 def test_rows_without_ours_or_without_peers_have_no_ratios():
