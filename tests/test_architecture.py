@@ -32,6 +32,7 @@ FLOORS = (
         "plan",
         "tasks",
         "grouping",
+        "streaming",
         "liveness",
         "binding",
         "codegen",
@@ -45,6 +46,7 @@ FLOORS = (
     (
         "session",
         "running",
+        "stream",
         "compiling",
         "placement",
         "forecast",
@@ -60,7 +62,7 @@ FLOORS = (
 )
 
 # Pure functions over plain integers, for everybody's use: below all floors.
-POLICY = ("dag", "order", "memory", "streams", "heft", "minsum", "cluster")
+POLICY = ("dag", "order", "memory", "chains", "streams", "heft", "minsum", "cluster")
 
 # Third-party packages that only some modules may import.
 CONFINED = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.numpy import NumpyBackend
-from penstock.grouping import DISPATCH_S, HAND_OVER_S, PYTHON_S, Clustered, OneByOne
+from penstock.grouping import DISPATCH_S, HAND_OVER_S, PYTHON_S, Clustered, OneByOne, turns
 from penstock.ir import Graph, Node, Value, clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
@@ -231,7 +231,7 @@ def test_a_loop_that_turns_a_thousand_times_is_heavy():
     plan = plan_of({"L": loop({"T0": "v"}, turns=1000), "H": "x", "T": "L H"})
     grouping = clustered(plan)
     assert grouping.seconds(plan.steps[0]) == pytest.approx(1e-3)
-    assert grouping.turns(plan.steps[0]) == 1000
+    assert turns(plan, plan.steps[0]) == 1000
     assert members(arrange(plan, grouping)) == [{"L"}, {"H"}, {"T"}]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.observe import Observer
     from penstock.profile import Profile
     from penstock.session import Session, compile
+    from penstock.stream import Signal, Stream
     from penstock.trace import Trace
     from penstock.watch import NanGuard, Ranges
 
@@ -55,6 +56,8 @@ _HOMES = {
     "Ranges": "penstock.watch",
     "RunError": "penstock.errors",
     "Session": "penstock.session",
+    "Signal": "penstock.stream",
+    "Stream": "penstock.stream",
     "Trace": "penstock.trace",
     "Unsupported": "penstock.errors",
     "compile": "penstock.session",
@@ -78,6 +81,8 @@ __all__ = [
     "Ranges",
     "RunError",
     "Session",
+    "Signal",
+    "Stream",
     "Trace",
     "Unsupported",
     "compile",

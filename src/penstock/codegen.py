@@ -1,7 +1,9 @@
 """A plan as Python: straight-line calls of bound kernels, control flow as itself.
 
-All of it is one function, ``run``; or each task is one, ``t0``, ``t1`` and so on (``tasks.py``). An
-expanded task is a generator, which yields the number of each block where it must run.
+All of it is one function, ``run``; or each task is one, ``t0``, ``t1`` and so on (``tasks.py``).
+One that steps aside is a generator, which yields the number of each block where it must run, and
+the complement (``~k``) of each signal that it needs and that has not been emitted: ``S`` says which
+have been, ``emit`` emits one.
 
 The text is made once for a plan, and refers to arrays and kernels by name (``binding.py``); each
 arena gets a namespace of its own in which the same code runs, so that any number of runs go on at
@@ -26,7 +28,7 @@ from penstock.liveness import Layout
 from penstock.ops.control import ScanLayout, row_type
 from penstock.ops.cost import flops
 from penstock.plan import Block, Carry, Kind, Plan, Step, walk
-from penstock.tasks import Tasks
+from penstock.tasks import NO_SIGNALS, Tasks
 from penstock.types import MapType, SequenceType, TensorType, Type
 
 # Estimated operations between two looks at the control: a few milliseconds of NumPy on one core.
@@ -74,8 +76,9 @@ def generate(
     """The program of a plan, from the names that a first arena was given.
 
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
-    function ``t<number>(control, V)``, and ``results(V)`` gives the outputs. In a program that is
-    ``observed`` each step stands between calls of the control's observer.
+    function ``t<number>(control, V)``, with ``S`` and ``emit`` where there are signals, and
+    ``results(V)`` gives the outputs. In a program that is ``observed`` each step stands between
+    calls of the control's observer.
     """
     writer = _Writer(plan, binder, max_iterations, observed)
     if tasks is None:
@@ -105,8 +108,8 @@ class _Writer:
         self.shared: frozenset[int] = frozenset()
         # Whether some values have their dims in another order in memory, and so may outputs.
         self.ordered = any(slot.kind is Kind.ARENA and slot.strides for slot in plan.slots)
-        # Of the expanded task that is being written, the numbers of its blocks.
-        self.expanded: tuple[int, ...] = ()
+        self.tasks: Tasks | None = None
+        self.signals = NO_SIGNALS
         self.constants: dict[str, Any] = {}
         self.checks: dict[Any, str] = {}
         self.lines: list[str] = []
@@ -137,11 +140,12 @@ class _Writer:
     def functions(self, tasks: Tasks) -> None:
         """Each task as a function, and one for the outputs."""
         self.shared = tasks.shared
+        self.tasks, self.signals = tasks, tasks.signals
+        parameters = "control, V, S, emit" if tasks.signals.count else "control, V"
         for number, task in enumerate(tasks.tasks):
-            self.line(f"def t{number}(control, V):")
+            self.line(f"def t{number}({parameters}):")
             self.indent += 1
             self.work = 0
-            self.expanded = task.blocks
             self.block(task.steps, (), tasks.releases[number])
             self.indent -= 1
         self.line("def results(V):")
@@ -174,12 +178,16 @@ class _Writer:
         """
         dead = self.last_uses(steps, set(kept), released)
         for i, step in enumerate(steps):
+            for signal in self.signals.waits.get(id(step), ()):
+                self.line(f"if not S[{signal}]: yield ~{signal}")
             if step.control:
                 self.control(step)
             else:
                 self.kernel(step)
             if i in dead:
                 self.forget(dead[i])
+            for signal in self.signals.emits.get(id(step), ()):
+                self.line(f"emit({signal})")
 
     def forget(self, slots: Sequence[int]) -> None:
         """Release dynamic values."""
@@ -288,10 +296,12 @@ class _Writer:
         self.loops -= 1
         self.end_step(step)
 
-    def body(self, block: Block, number: int = 0) -> None:
-        """The steps of a block in their place, or of an expanded task, the block's number."""
-        if self.expanded:
-            self.line(f"yield {self.expanded[number]}")
+    def body(self, step: Step, number: int = 0) -> None:
+        """The steps of a block in their place, or of an expanded step, the block's number."""
+        block = step.blocks[number]
+        expanded = self.tasks.expanded.get(id(step)) if self.tasks is not None else None
+        if expanded:
+            self.line(f"yield {expanded[number]}")
         else:
             self.block(block.steps, block.outputs)
 
@@ -315,7 +325,7 @@ class _Writer:
             self.indent += 1
             before = len(self.lines)
             self.work = work
-            self.body(block, number)
+            self.body(step, number)
             most = max(most, self.work)
             self.assign(
                 [
@@ -368,7 +378,7 @@ class _Writer:
             self.line(f"{self.name[number]} = array({i}, int64)", step)
         if true in read:
             self.line(f"{self.name[true]} = true", step)
-        self.body(block)
+        self.body(step)
         self.collect(step, scans, block.outputs[1 + len(step.carries) :], i)
         test = "" if proceed == true or self.is_true(proceed) else self.condition(proceed)
         if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
@@ -398,7 +408,7 @@ class _Writer:
         i = self.iterate(step, f"range(same_length({', '.join(views)}))")
         for inner, view in zip(block.inputs[n:], views, strict=True):
             self.line(f"{self.name[inner]} = {view}[{i}, ...]", step)
-        self.body(block)
+        self.body(step)
         self.collect(step, scans, block.outputs[n:], i)
         self.iterated(block)
         self.carry(step)
@@ -413,7 +423,7 @@ class _Writer:
         i = self.iterate(step, f"range(len({self.name[step.inputs[0]]}))")
         for source, inner in zip(step.inputs, block.inputs, strict=True):
             self.line(f"{self.name[inner]} = element_of({self.name[source]}, {i})", step)
-        self.body(block)
+        self.body(step)
         for slot, value in zip(step.outputs, block.outputs, strict=True):
             if slot >= 0:
                 self.line(f"{self.name[slot]}.append({self.owned(value)})", step)

@@ -23,6 +23,7 @@ from penstock.forecast import Forecast, forecast
 from penstock.grouping import HAND_OVER_S, Clustered, Seconds
 from penstock.ir import Graph, Node, clone
 from penstock.limits import Limits
+from penstock.liveness import lay_out_tasks
 from penstock.measuring import Costs, Known, on_backends
 from penstock.ops.cost import seconds as estimated
 from penstock.ops.transfer import HOST
@@ -34,11 +35,12 @@ from penstock.passes.sizes import check_sizes
 from penstock.placement import candidates, choose, wanted
 from penstock.plan import Plan, Step, compile_plan
 from penstock.profile import Profile
+from penstock.streaming import Streaming, stream_programs, stream_segments
 from penstock.tasks import arrange
 from penstock.threads import core_budget, pool
 from penstock.types import OptionalType, TensorType, Type
 
-EXECUTORS = ("auto", "linear", "dataflow", "parallel")
+EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams")
 
 
 class Compiler:
@@ -46,7 +48,8 @@ class Compiler:
 
     ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
     A run may keep ``threads`` cores busy, all of the budget if it is None. With ``autotune`` nodes
-    that several backends can run are measured on all of them.
+    that several backends can run are measured on all of them. ``max_streams``: how many streams a
+    block has at most, whatever they cost; None for as many as pay.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Compiler:
         overrides: Mapping[str, str] | None = None,
         threads: int | None = None,
         autotune: bool = False,
+        max_streams: int | None = None,
     ) -> None:
         self.threads = threads
+        self.max_streams = max_streams
         self.autotune = autotune
         self.kind = executor
         self.backends = tuple(backends)
@@ -124,7 +129,7 @@ class Compiler:
             fuse(graph, partial(_accepted, fusing, self.overrides))
         allowed = candidates(graph, self.backends, self.overrides)
         costs = Costs(graph, allowed, self.backends, values, self.limits)
-        parallel = self.kind in ("parallel", "auto")
+        parallel = self.kind in ("parallel", "streams", "auto")
         if all(backend.memory == HOST for backend in self.backends):
             # Values stay where they are, so that each node may go where it is fastest.
             if self.autotune:
@@ -147,16 +152,58 @@ class Compiler:
         plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
         if self.kind == "dataflow":
             return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        if self.kind == "streams":
+            return self._streams(plan, costs)
         linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
         return self._parallel(plan, costs, linear) if parallel else linear
+
+    def _streams(self, plan: Plan, costs: Costs) -> Executor:
+        """The executor of streams; a plan on one stream is run as the linear one runs it."""
+        options: dict[str, Any] = {"threads": self.threads, "name": "streams"}
+        linear = LinearExecutor(plan, self.hosts, self.limits, **options)
+        workers = self._workers()
+        forced = self.max_streams is not None
+        most = self.max_streams if self.max_streams is not None else workers
+        if most == 1:
+            return linear
+
+        def streaming(seconds: Seconds) -> Streaming:
+            return Streaming(plan, seconds, most, forced=forced)
+
+        found = streaming(lambda step: estimated(step.node))
+        if found.one:
+            return linear
+        by_name = {backend.name: backend for backend in self.backends}
+        if not forced:
+            costs.complete(single_threaded=True)
+            costs.complete(single_threaded=False)
+            found = streaming(lambda step: costs.of_step(step, by_name, True))
+            serial = Streaming(plan, lambda step: costs.of_step(step, by_name, False), 1)
+            if found.one or found.of(plan.steps).makespan > serial.of(plan.steps).makespan:
+                return linear
+        made = ParallelExecutor(
+            plan,
+            stream_programs(plan, found),
+            self.hosts,
+            self.limits,
+            [Queue(workers, pool())],
+            0.0 if forced else HAND_OVER_S,
+            layout=lay_out_tasks(plan, stream_segments(plan, found)),
+            **options,
+        )
+        return made if forced else costs.faster(made, linear, _TRIED["streams"])
+
+    def _workers(self) -> int:
+        """How many tasks of one run may go on at once on the host."""
+        workers = min(max(backend.workers for backend in self.hosts), pool().size)
+        return min(workers, self.threads or workers)
 
     def _parallel(self, plan: Plan, costs: Costs, linear: Executor) -> Executor:
         """The parallel executor; ``linear`` if that is as fast."""
         by_name = {backend.name: backend for backend in self.backends}
         names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
         queues = {name: i for i, name in enumerate(names, 1)}
-        workers = min(max(backend.workers for backend in self.hosts), pool().size)
-        workers = min(workers, self.threads or workers)
+        workers = self._workers()
 
         def grouped(seconds: Seconds) -> Clustered:
             return Clustered(plan, seconds, workers, queues)
@@ -202,7 +249,7 @@ def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: N
 # What the parallel executor is taken for: simulated, it must take less than this part of the time
 # that one step after the other takes, if nobody asked for it; and tried, less than this part.
 _MARGIN = 0.9
-_TRIED = {"auto": 0.95, "parallel": 1.02}
+_TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
 
 
 @contextmanager

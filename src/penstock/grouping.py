@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import inf
 
@@ -39,6 +39,9 @@ class OneByOne:
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         return [[i] for i in range(dag.n)]
+
+    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
+        return ()
 
     def queue(self, step: Step) -> int:
         return 0
@@ -94,6 +97,9 @@ class Clustered:
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         return self._best(steps, dag)[0]
 
+    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
+        return ()
+
     # What the session asks.
 
     @cached_property
@@ -135,15 +141,7 @@ class Clustered:
 
     def _around(self, step: Step, times: Sequence[float]) -> float:
         """What a step takes whose blocks take these times."""
-        return max(times) if step.node.op.name == "If" else self.turns(step) * times[0]
-
-    def turns(self, step: Step) -> int:
-        """How often a loop turns, as far as that is known."""
-        limit = step.inputs[0] if step.node.op.name == "Loop" else -1
-        const = self.plan.slots[limit].const if limit >= 0 else None
-        if const is None or const.size != 1:
-            return _TURNS
-        return max(0, int(const.reshape(-1)[0]))
+        return around(self.plan, step, times)
 
     def _wins(self, steps: Sequence[Step]) -> bool:
         """Whether a block is better run as tasks of its own."""
@@ -188,6 +186,20 @@ class Clustered:
             if makespan < least:
                 best, least = groups, makespan
         return best, least
+
+
+def around(plan: Plan, step: Step, times: Sequence[float]) -> float:
+    """What an If or a loop takes whose blocks take these times."""
+    return max(times) if step.node.op.name == "If" else turns(plan, step) * times[0]
+
+
+def turns(plan: Plan, step: Step) -> int:
+    """How often a loop turns, as far as that is known."""
+    limit = step.inputs[0] if step.node.op.name == "Loop" else -1
+    const = plan.slots[limit].const if limit >= 0 else None
+    if const is None or const.size != 1:
+        return _TURNS
+    return max(0, int(const.reshape(-1)[0]))
 
 
 def _is_chain(dag: Dag) -> bool:

@@ -102,6 +102,10 @@ class Job:
         finally:
             del self  # an error holds this frame
 
+    def refuse(self, error: BaseException) -> None:
+        """It will never be called."""
+        self._run.end(error)
+
     def _stopped(self, error: Exception | None) -> None:
         if self._claim.acquire(blocking=False):
             self._run.control.on_stop = None

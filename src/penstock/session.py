@@ -130,6 +130,7 @@ class Session:
         limits: Limits | None = None,
         autotune: bool = False,
         precision: str = "float32",
+        max_streams: int | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
@@ -137,6 +138,8 @@ class Session:
             raise ValueError(f"executor {executor!r} is not one of {', '.join(EXECUTORS)}")
         if threads is not None and not threads >= 1:
             raise ValueError(f"threads={threads}: a run needs at least one thread")
+        if max_streams is not None and not max_streams >= 1:
+            raise ValueError(f"max_streams={max_streams}: a plan needs at least one stream")
         chosen = [_backend(each, precision) for each in backends or _default()]
         if len({backend.name for backend in chosen}) < len(chosen):
             raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
@@ -149,9 +152,12 @@ class Session:
             "limits": limits,
             "autotune": autotune,
             "precision": precision,
+            "max_streams": max_streams,
         }
         self.limits = limits or DEFAULT_LIMITS
-        self._compiler = Compiler(executor, chosen, self.limits, place, threads, autotune)
+        self._compiler = Compiler(
+            executor, chosen, self.limits, place, threads, autotune, max_streams
+        )
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.
@@ -233,6 +239,34 @@ class Session:
         The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
         Errors are the future's. Closing the session does not stop the run.
         """
+        job = self.job(
+            feeds,
+            fetches,
+            targets,
+            timeout=timeout,
+            cancel=cancel,
+            trace=trace,
+            observers=observers,
+        )
+        try:
+            pool().submit(job)
+        except RuntimeError as error:  # the process ends
+            job.refuse(error)
+            raise
+        return job.future
+
+    def job(
+        self,
+        feeds: Mapping[str, Any] | None = None,
+        fetches: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        trace: Observer | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> Job:
+        """A run for somebody to call later, on a thread that may do its work: see ``submit``."""
         if self._closed:
             raise PenstockError("the session is closed")
 
@@ -241,14 +275,7 @@ class Session:
             find = self._observed if watched else self._executor
             return find(signature, key, values), values, signature.outputs
 
-        run = Run(timeout, cancel, _told(trace, observers))
-        job = Job(run, resolve)
-        try:
-            pool().submit(job)
-        except RuntimeError as error:  # the process ends
-            run.end(error)
-            raise
-        return job.future
+        return Job(Run(timeout, cancel, _told(trace, observers)), resolve)
 
     async def arun(
         self, feeds: Mapping[str, Any] | None = None, *arguments: Any, **options: Any
@@ -543,12 +570,15 @@ def compile(
     limits: Limits | None = None,
     autotune: bool = False,
     precision: str = "float32",
+    max_streams: int | None = None,
 ) -> Session:
     """Compile a model, or the file at a path, into a session.
 
     ``executor``: how plans run. "linear": in a fixed order, as one generated function; "dataflow":
     step by step, as they become ready; "parallel": on several threads, where a simulated schedule
-    says that this is no slower; "auto": the first, or the last where it clearly wins. ``backends``:
+    says that this is no slower; "streams": on streams that are scheduled when the plan is compiled,
+    and wait for each other's signals, where these pay, or on exactly ``max_streams`` as far as the
+    model is as wide; "auto": "linear", or "parallel" where it clearly wins. ``backends``:
     names, or backends of your own, those to be preferred first; where several can run a node,
     costs decide, measured before or else estimated, unless ``place`` does: it maps operations
     ("Conv"), or nodes ("node:add_3"), to names of backends. With ``autotune`` they are measured
@@ -571,6 +601,7 @@ def compile(
         limits=limits,
         autotune=autotune,
         precision=precision,
+        max_streams=max_streams,
     )
 
 

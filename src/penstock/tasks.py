@@ -4,16 +4,17 @@ A *task* is one or more steps of one block that run one after the other, without
 else. It becomes ready when the tasks that it waits for have ended; of ready ones the most urgent
 runs first. One step a task gives the dataflow executor, all of a plan in one the linear one.
 
-The step of an If or a loop that is *expanded* is a task whose blocks have tasks of their own. It
-runs up to where a block must run, steps aside, and goes on when the tasks of that block have ended:
-no worker waits. Of one run a block is active once at a time, so that all its values have one place
-each in ``V``, a list with an entry for each slot.
+The step of an If or a loop that is *expanded* has blocks with tasks of their own. Its task runs up
+to where a block must run, steps aside, and goes on when the tasks of that block have ended; so it
+does where it needs a signal that another task has not emitted yet. No worker waits. Of one run a
+block is active once at a time, so that all its values have one place each in ``V``, a list with an
+entry for each slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.dag import Dag
@@ -26,8 +27,8 @@ from penstock.plan import Kind, Plan, Slot, Step, walk
 class Task:
     """Steps that run one after the other, in the order given.
 
-    ``block``: the number of the block that it belongs to; 0 is the plan's own. ``blocks``: of an
-    expanded step, the numbers of its blocks. ``queue``: which workers run it. ``seconds``: about
+    ``block``: the number of the block that it belongs to; 0 is the plan's own. ``blocks``: the
+    numbers of the blocks of its expanded steps. ``queue``: which workers run it. ``seconds``: about
     what it takes.
     """
 
@@ -36,6 +37,25 @@ class Task:
     blocks: tuple[int, ...]
     queue: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What tasks tell one another in the middle of their steps: ``waits`` has the signals that must
+    have been emitted before a step (by its ``id``) runs, ``emits`` those that it emits when it has.
+    ``of_block[k]``: the first of block k's signals, and the first that is not."""
+
+    waits: Mapping[int, tuple[int, ...]]
+    emits: Mapping[int, tuple[int, ...]]
+    of_block: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        """How many signals there are."""
+        return max((end for _, end in self.of_block), default=0)
+
+
+NO_SIGNALS = Signals({}, {}, ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +67,8 @@ class Tasks:
     -1 for block 0. ``shared``: slots that more than one task touches, and so live in ``V``; what
     one task alone touches are variables of its own. ``releases[t]``: shared slots that nobody but
     task t reads, so that it forgets them itself. ``counted[t]``: others that it reads, which go
-    when the last of ``readers[slot]`` has ended.
+    when the last of ``readers[slot]`` has ended. ``expanded``: by the ``id`` of each expanded step,
+    the numbers of its blocks.
     """
 
     tasks: tuple[Task, ...]
@@ -59,6 +80,8 @@ class Tasks:
     releases: tuple[tuple[int, ...], ...]
     counted: tuple[tuple[int, ...], ...]
     readers: Mapping[int, int]
+    expanded: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    signals: Signals = NO_SIGNALS
 
 
 class Grouping(Protocol):
@@ -73,6 +96,11 @@ class Grouping(Protocol):
         groups wait for each other. An expanded step is alone."""
         ...
 
+    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
+        """Pairs of the steps of a block of which one always runs before the other, beside those
+        that depend on each other."""
+        ...
+
     def queue(self, step: Step) -> int:
         """Which workers run a step."""
         ...
@@ -84,7 +112,7 @@ class Grouping(Protocol):
 
 def arrange(plan: Plan, grouping: Grouping) -> Tasks:
     """The tasks of ``plan``, with steps grouped as ``grouping`` says."""
-    return _Arranger(plan, grouping).arrange()
+    return Arranger(plan, grouping).arrange()
 
 
 def dependencies(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
@@ -147,7 +175,7 @@ def touches(step: Step, *, inside: bool = True) -> Iterator[int]:
                 yield carry.result
 
 
-class _Draft:
+class Draft:
     """A task before it has a number."""
 
     def __init__(self, steps: tuple[Step, ...], block: int, queue: int, seconds: float) -> None:
@@ -157,19 +185,25 @@ class _Draft:
         self.seconds = seconds
         self.blocks: list[int] = []
         self.waits = 0
-        self.consumers: list[_Draft] = []
+        self.consumers: list[Draft] = []
         self.number = -1
 
 
-class _Arranger:
+class Arranger:
+    """Makes tasks of a plan; what the tasks of one block are, ``pieces`` says."""
+
+    overlapping = False
+    """whether tasks go on when others have read what they have made"""
+
     def __init__(self, plan: Plan, grouping: Grouping) -> None:
         self.plan = plan
         self.grouping = grouping
-        self.drafts: list[_Draft] = []
-        self.blocks: list[list[_Draft]] = []
-        self.parents: list[_Draft | None] = []
+        self.drafts: list[Draft] = []
+        self.blocks: list[list[Draft]] = []
+        self.parents: list[Draft | None] = []
         # By block, the slots that stay for whoever goes on after it.
         self.kept: list[set[int]] = []
+        self.expanded: dict[int, tuple[int, ...]] = {}
 
     def arrange(self) -> Tasks:
         self.block(self.plan.steps, self.plan.outputs, None)
@@ -188,29 +222,43 @@ class _Arranger:
             tuple(map(tuple, releases)),
             tuple(map(tuple, counted)),
             readers,
+            self.expanded,
+            self.signals(),
         )
 
-    def block(self, steps: Sequence[Step], outputs: Sequence[int], parent: _Draft | None) -> int:
+    def signals(self) -> Signals:
+        """What the tasks tell one another."""
+        return NO_SIGNALS
+
+    def block(self, steps: Sequence[Step], outputs: Sequence[int], parent: Draft | None) -> int:
         """Add the tasks of a block, by urgency, those of blocks inside right after their task."""
         number = len(self.blocks)
         self.blocks.append([])
         self.kept.append(set(outputs))
         self.parents.append(parent)
+        for draft in self.pieces(steps, number):
+            self.blocks[number].append(draft)
+            self.drafts.append(draft)
+            for step in draft.steps:
+                if step.control and self.grouping.expands(step):
+                    blocks = [self.block(b.steps, b.outputs, draft) for b in step.blocks]
+                    self.expanded[id(step)] = tuple(blocks)
+                    draft.blocks += blocks
+        return number
+
+    def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
+        """The tasks of block ``number``, the most urgent first."""
         dag = dependencies(self.plan.slots, steps)
         # In the order of the plan, which memory is planned for.
         groups = [sorted(group) for group in self.grouping.groups(dag, steps)]
         group_of = {i: g for g, group in enumerate(groups) for i in group}
         assert len(group_of) == len(steps)
-        over = Dag(
-            len(groups),
-            [(group_of[a], group_of[b]) for a, b in dag.edges if group_of[a] != group_of[b]],
-        )
+        pairs = [(group_of[a], group_of[b]) for a, b in (*dag.edges, *self.grouping.orders(steps))]
+        over = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
         seconds = [self.grouping.seconds(step) for step in steps]
         cost = [sum(seconds[i] for i in group) for group in groups]
         drafts = [
-            _Draft(
-                tuple([steps[i] for i in group]), number, self.grouping.queue(steps[group[0]]), c
-            )
+            Draft(tuple([steps[i] for i in group]), number, self.grouping.queue(steps[group[0]]), c)
             for group, c in zip(groups, cost, strict=True)
         ]
         for g, draft in enumerate(drafts):
@@ -218,16 +266,7 @@ class _Arranger:
             draft.consumers = [drafts[s] for s in over.succ[g]]
         # The urgency of a task: what the longest chain takes that begins with it.
         urgency = [own + rest for own, rest in zip(cost, ranks(over, cost), strict=True)]
-        for g in topological_order(over, urgency):
-            draft = drafts[g]
-            self.blocks[number].append(draft)
-            self.drafts.append(draft)
-            step = draft.steps[0]
-            if step.control and self.grouping.expands(step):
-                assert len(draft.steps) == 1
-                for inner in step.blocks:
-                    draft.blocks.append(self.block(inner.steps, inner.outputs, draft))
-        return number
+        return [drafts[g] for g in topological_order(over, urgency)]
 
     def slots(
         self,
@@ -240,7 +279,7 @@ class _Arranger:
         }
         for draft in self.drafts:
             for step in draft.steps:
-                for i in touches(step, inside=not draft.blocks):
+                for i in touches(step, inside=id(step) not in self.expanded):
                     if slots[i].kind is Kind.DYNAMIC and first.setdefault(i, draft.number) != (
                         draft.number
                     ):
@@ -258,11 +297,9 @@ class _Arranger:
             found = {i for step in draft.steps for i in reads(step)}
             for i in sorted(found):
                 made = maker.get(i)
-                if (
-                    made is not None
-                    and self.drafts[made].block == draft.block
-                    and made != (draft.number)
-                ):
+                if made is None or self.drafts[made].block != draft.block:
+                    continue
+                if made != draft.number or self.overlapping:
                     readers.setdefault(i, []).append(draft.number)
         releases: list[list[int]] = [[] for _ in self.drafts]
         counted: list[list[int]] = [[] for _ in self.drafts]

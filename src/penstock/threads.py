@@ -99,6 +99,10 @@ class Workers:
         """How many threads were started."""
         return len(self._threads)
 
+    def has(self, thread: threading.Thread) -> bool:
+        """Whether a thread is one of these."""
+        return thread in self._threads
+
     def submit(self, job: Job) -> None:
         """Queue ``job``; jobs start in the order in which they were queued.
 
@@ -227,11 +231,12 @@ def run_on(
 ) -> Future[T]:
     """The future of ``function(*arguments, **options)``, submitted to ``workers``."""
     future: Future[T] = Future()
-    workers.submit(partial(_fulfil, future, partial(function, *arguments, **options)))
+    workers.submit(partial(fulfil, future, partial(function, *arguments, **options)))
     return future
 
 
-def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
+def fulfil(future: Future[T], function: Callable[[], T]) -> None:
+    """Give ``future`` what ``function`` returns or raises, unless it was cancelled."""
     try:
         if future.set_running_or_notify_cancel():
             try:

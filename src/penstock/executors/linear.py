@@ -30,9 +30,9 @@ Run = Callable[..., tuple[Any, ...]]
 
 class LinearExecutor(Generated):
     """Runs a plan as one generated function. Arenas are of the first of ``hosts``, the backends of
-    the host's memory, and runs at the same time share the threads of their kernels."""
+    the host's memory, and runs at the same time share the threads of their kernels. Observers know
+    it by its ``name``."""
 
-    name = "linear"
     tasks = None
 
     def __init__(
@@ -43,12 +43,14 @@ class LinearExecutor(Generated):
         *,
         threads: int | None = None,
         layout: Layout | None = None,
+        name: str = "linear",
         observed: bool = False,
     ) -> None:
+        self.name = name
         self.plan = plan
         self.watched = observed
         self.layout = layout or lay_out(plan)
-        self._make = partial(LinearExecutor, plan, hosts, limits, threads=threads)
+        self._make = partial(LinearExecutor, plan, hosts, limits, threads=threads, name=name)
         self._share = share_of(plan, hosts, threads=threads)
         self._code = code = Code(plan, self.layout, limits, observed=observed)
 

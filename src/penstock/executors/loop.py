@@ -46,10 +46,27 @@ class Flow:
         self.alone = len(queues) == 1 and not any(worthwhile)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
-        self.expanded = tuple([bool(task.blocks) for task in tasks.tasks])
+        signals = tasks.signals
+        # Those that may step aside: their functions are generators.
+        self.expanded = tuple(
+            [
+                bool(task.blocks) or any(id(step) in signals.waits for step in task.steps)
+                for task in tasks.tasks
+            ]
+        )
+        self.signals = signals.count
+        self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
         self.counts = tuple([len(block) for block in tasks.blocks])
+        # What a task needs before all else, so that nobody need begin with it to see that.
+        needed = [signals.waits.get(id(task.steps[0]), ())[:1] for task in tasks.tasks]
         self.sources = tuple(
-            [tuple([t for t in block if not tasks.waits[t]]) for block in tasks.blocks]
+            [
+                tuple([t for t in block if not tasks.waits[t] and not needed[t]])
+                for block in tasks.blocks
+            ]
+        )
+        self.parked = tuple(
+            [tuple([(t, needed[t][0]) for t in block if needed[t]]) for block in tasks.blocks]
         )
         self.resets = tuple([self._resets(block) for block in tasks.blocks])
 
@@ -69,6 +86,7 @@ class FlowRun:
     """
 
     __slots__ = (
+        "S",
         "V",
         "adopt",
         "caller_waits",
@@ -82,6 +100,7 @@ class FlowRun:
         "lock",
         "observe",
         "on_end",
+        "parked",
         "ready",
         "remaining",
         "running",
@@ -120,6 +139,10 @@ class FlowRun:
         self.remaining = list(flow.counts)
         self.uses: dict[int, int] = {}
         self.generators: dict[int, Generator[int, None, None]] = {}
+        # Which signals have been emitted.
+        self.S = [False] * flow.signals
+        # Tasks that wait for a signal.
+        self.parked: dict[int, list[int]] = {}
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
@@ -183,12 +206,13 @@ class FlowRun:
 
     def _work(self, queue: int, caller: bool = False) -> None:
         """Run tasks of one queue as long as there are any. ``running`` counts us already."""
-        flow, functions, V, control = self.flow, self.functions, self.V, self.control
+        flow, functions, control = self.flow, self.functions, self.control
         lock, ready, expanded = self.lock, self.ready[queue], flow.expanded
         consumers, counted, block = flow.tasks.consumers, flow.tasks.counted, flow.block
         waits, remaining = self.waits, self.remaining
         alone = flow.alone and not self.observe
         others = len(flow.queues) > 1
+        known = self._known()
         task = -1
         try:
             while True:
@@ -222,7 +246,7 @@ class FlowRun:
                 if control.stopped:
                     self._stop(task)
                 if not expanded[task]:
-                    functions[task](control, V)
+                    functions[task](*known)
                 elif not self._advance(task):
                     task = -1
         except BaseException as error:
@@ -249,18 +273,39 @@ class FlowRun:
             on_end()
 
     def _advance(self, task: int) -> bool:
-        """Run an expanded task up to where it needs a block; whether it is done."""
+        """Run a task that steps aside up to where it needs a block, or a signal that is not there;
+        whether it is done."""
         generator = self.generators.get(task)
         if generator is None:
-            generator = self.functions[task](self.control, self.V)
+            generator = self.functions[task](*self._known())
             self.generators[task] = generator
-        block = next(generator, -1)
-        if block < 0:
-            del self.generators[task]
-            return True
+        while True:
+            needed = next(generator, None)
+            if needed is None:
+                del self.generators[task]
+                return True
+            with self.lock:
+                if needed >= 0:
+                    self._activate(needed)
+                    return False
+                if not self.S[~needed]:
+                    self.parked.setdefault(~needed, []).append(task)
+                    return False
+
+    def _known(self) -> tuple[Any, ...]:
+        """What the functions of tasks take."""
+        if self.flow.signals:
+            return self.control, self.V, self.S, self._emit
+        return self.control, self.V
+
+    def _emit(self, signal: int) -> None:
+        """Tasks that wait for ``signal`` go on."""
         with self.lock:
-            self._activate(block)
-        return False
+            self.S[signal] = True
+            for task in self.parked.pop(signal, ()):
+                self._push(task)
+            if self.worthwhile[0]:
+                self._wake(0)
 
     # Under the lock.
 
@@ -281,6 +326,10 @@ class FlowRun:
             self.waits[task] = tasks.waits[task]
         for slot, readers in flow.resets[block]:
             self.uses[slot] = readers
+        first, end = flow.of_block[block]
+        self.S[first:end] = [False] * (end - first)
+        for task, signal in flow.parked[block]:
+            self.parked.setdefault(signal, []).append(task)
         self.remaining[block] = flow.counts[block]
         for task in flow.sources[block]:
             self._push(task)
@@ -351,6 +400,7 @@ class FlowRun:
                     "tasks wait for each other. This is a bug in Penstock: please report it"
                 )
         self.ended = True
+        self.generators.clear()  # those that will not go on lead back to us
         if self.caller_waits:
             self.caller_waits = False
             self.signal.release()
@@ -374,6 +424,7 @@ class FlowRun:
                 return
             self._stopped()
             self.ended = True
+            self.generators.clear()
             if self.caller_waits:
                 self.caller_waits = False
                 self.signal.release()
@@ -393,6 +444,7 @@ class FlowRun:
         for queue, ready in enumerate(self.ready):
             ready.clear()
             self.worthwhile[queue] = 0
+        self.parked.clear()
 
     def _stop(self, task: int) -> None:
         """Raise what the run was stopped with, and say where it was."""

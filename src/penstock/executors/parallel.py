@@ -2,6 +2,7 @@
 
 Steps that are not worth a hand-over share tasks, made of generated straight-line code as in the
 linear executor; memory is planned so that no order in which tasks may run lets two values meet.
+Where each task is a stream, and says itself what it waits for, this is the executor of streams.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ class ParallelExecutor(Generated):
     ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
     at the same time, these share the threads of kernels. ``queues[i]`` says which workers run the
     tasks of queue i; queue 0 is the host's, where the caller is one of the workers. A task of more
-    than ``worthwhile`` seconds is worth another one.
+    than ``worthwhile`` seconds is worth another one. ``layout``: of the arena, for any order in
+    which tasks may run; planned if it is not given. Observers know the executor by its ``name``.
     """
-
-    name = "parallel"
 
     def __init__(
         self,
@@ -51,14 +51,24 @@ class ParallelExecutor(Generated):
         *,
         threads: int | None = None,
         layout: Layout | None = None,
+        name: str = "parallel",
         observed: bool = False,
     ) -> None:
+        self.name = name
         self.plan = plan
         self.watched = observed
         self.tasks = tasks
         self.layout = layout or lay_out_tasks(plan, tasks)
         self._make = partial(
-            ParallelExecutor, plan, tasks, hosts, limits, queues, worthwhile, threads=threads
+            ParallelExecutor,
+            plan,
+            tasks,
+            hosts,
+            limits,
+            queues,
+            worthwhile,
+            threads=threads,
+            name=name,
         )
         self._share = share_of(plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
