@@ -102,9 +102,12 @@ def test_between_two_memories_values_go_through_the_host(executor):
     np.testing.assert_array_equal(session(X), Y)
     assert transfers(session.plan) == {
         ("x", "one"): 1,
-        ("a", "two"): 1,
-        ("b", "one"): 1,
-        ("c", "one"): 1,
+        ("a", "host"): 1,
+        ("a/host", "two"): 1,
+        ("b", "host"): 1,
+        ("b/host", "one"): 1,
+        ("c", "host"): 1,
+        ("c/host", "one"): 1,
         ("y", "host"): 1,
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -54,8 +54,11 @@ class Code:
         assert self._program is not None
         return self._program
 
-    def bind(self, memory: np.ndarray) -> list[Callable[..., Any]]:
-        """The functions of the program in an arena: ``run``, or each task and ``results``."""
+    def bind(
+        self, memory: np.ndarray, known: Mapping[str, Any] | None = None
+    ) -> list[Callable[..., Any]]:
+        """The functions of the program in an arena: ``run``, or each task and ``results``.
+        ``known``: what names of the program stand for that the plan does not know."""
         shared = frozenset() if self.tasks is None else self.tasks.shared
         binder = Binder(self.plan, self.layout, memory, shared)
         if self._program is None:
@@ -70,6 +73,7 @@ class Code:
         count = 0 if self.tasks is None else len(self.tasks.tasks)
         names = ["run"] if self.tasks is None else [*(f"t{i}" for i in range(count)), "results"]
         binder.namespace.update(self.program.constants)
+        binder.namespace.update(known or {})
         exec(self.program.code, binder.namespace)
         # The functions know the namespace, which forgets them: as a circle, both would stay until
         # Python next looks for circles, and the arena with them.

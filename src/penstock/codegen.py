@@ -3,7 +3,9 @@
 All of it is one function, ``run``; or each task is one, ``t0``, ``t1`` and so on (``tasks.py``).
 One that steps aside is a generator, which yields the number of each block where it must run, and
 the complement (``~k``) of each signal that it needs and that has not been emitted: ``S`` says which
-have been, ``emit`` emits one.
+have been, ``emit`` emits one. A task whose steps run on a device calls them through a stream of it,
+``d``, and a signal it emits is an event there, which a task of the host yields where it must wait
+for that.
 
 The text is made once for a plan, and refers to arrays and kernels by name (``binding.py``); each
 arena gets a namespace of its own in which the same code runs, so that any number of runs go on at
@@ -110,6 +112,8 @@ class _Writer:
         self.ordered = any(slot.kind is Kind.ARENA and slot.strides for slot in plan.slots)
         self.tasks: Tasks | None = None
         self.signals = NO_SIGNALS
+        # The stream of a device that the task at hand puts its steps on, by name.
+        self.device = ""
         self.constants: dict[str, Any] = {}
         self.checks: dict[Any, str] = {}
         self.lines: list[str] = []
@@ -146,7 +150,12 @@ class _Writer:
             self.line(f"def t{number}({parameters}):")
             self.indent += 1
             self.work = 0
+            self.device = f"d{number}" if number in self.signals.devices else ""
             self.block(task.steps, (), tasks.releases[number])
+            if self.device:
+                # What comes behind the block knows nothing of its signals.
+                self.line(f"e = {self.device}.record()")
+                self.line("if not e.query(): yield e")
             self.indent -= 1
         self.line("def results(V):")
         self.indent += 1
@@ -179,7 +188,7 @@ class _Writer:
         dead = self.last_uses(steps, set(kept), released)
         for i, step in enumerate(steps):
             for signal in self.signals.waits.get(id(step), ()):
-                self.line(f"if not S[{signal}]: yield ~{signal}")
+                self.wait(signal)
             if step.control:
                 self.control(step)
             else:
@@ -187,7 +196,17 @@ class _Writer:
             if i in dead:
                 self.forget(dead[i])
             for signal in self.signals.emits.get(id(step), ()):
-                self.line(f"emit({signal})")
+                event = f", {self.device}.record()" if self.device else ""
+                self.line(f"emit({signal}{event})")
+
+    def wait(self, signal: int) -> None:
+        """Lines that wait for a signal, and for what an event stands for."""
+        self.line(f"if not S[{signal}]: yield ~{signal}")
+        if signal in self.signals.events:
+            if self.device:
+                self.line(f"{self.device}.wait(S[{signal}])")
+            else:
+                self.line(f"if not S[{signal}].query(): yield S[{signal}]")
 
     def forget(self, slots: Sequence[int]) -> None:
         """Release dynamic values."""
@@ -239,6 +258,9 @@ class _Writer:
             self.work = 0
             self.stop_check(step)
         call = self.calls[id(step)]
+        if self.device:
+            name, _, arguments = call.partition("(")
+            call = f"{self.device}.call({name}, {arguments}"
         self.begin_step(step)
         if step.into:
             check = step.kernel.check if step.kernel is not None else None

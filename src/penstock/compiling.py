@@ -164,11 +164,10 @@ class Compiler:
         workers = self._workers()
         forced = self.max_streams is not None
         most = self.max_streams if self.max_streams is not None else workers
-        if most == 1:
-            return linear
+        devices = {b.name: b.device for b in self.backends if b.device is not None}
 
         def streaming(seconds: Seconds) -> Streaming:
-            return Streaming(plan, seconds, most, forced=forced)
+            return Streaming(plan, seconds, most, forced=forced, devices=devices)
 
         found = streaming(lambda step: estimated(step.node))
         if found.one:
@@ -179,7 +178,8 @@ class Compiler:
             costs.complete(single_threaded=False)
             found = streaming(lambda step: costs.of_step(step, by_name, True))
             serial = Streaming(plan, lambda step: costs.of_step(step, by_name, False), 1)
-            if found.one or found.of(plan.steps).makespan > serial.of(plan.steps).makespan:
+            slower = found.of(plan.steps).makespan > serial.of(plan.steps).makespan
+            if found.one or (slower and not devices):
                 return linear
         made = ParallelExecutor(
             plan,
@@ -189,9 +189,10 @@ class Compiler:
             [Queue(workers, pool())],
             0.0 if forced else HAND_OVER_S,
             layout=lay_out_tasks(plan, stream_segments(plan, found)),
+            devices=devices,
             **options,
         )
-        return made if forced else costs.faster(made, linear, _TRIED["streams"])
+        return made if forced or devices else costs.faster(made, linear, _TRIED["streams"])
 
     def _workers(self) -> int:
         """How many tasks of one run may go on at once on the host."""

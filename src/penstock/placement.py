@@ -134,11 +134,15 @@ def _place(
     parallel: bool,
 ) -> Sequence[int]:
     sizes = [_bytes(node) for node in graph.nodes]
+    host = next((backend.name for backend in backends if backend.memory == HOST), HOST)
 
     def moved(i: int, a: int, b: int) -> float:
         if backends[a].memory == backends[b].memory:
             return 0.0
-        return transfer(backends[a].name, backends[b].name, sizes[i])
+        source, target = backends[a].name, backends[b].name
+        if HOST in (backends[a].memory, backends[b].memory):
+            return transfer(source, target, sizes[i])
+        return transfer(source, host, sizes[i]) + transfer(host, target, sizes[i])
 
     if not parallel:
         return place_serial(dag, cost, moved)

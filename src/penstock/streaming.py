@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from penstock.dag import Dag
 from penstock.grouping import HAND_OVER_S, PYTHON_S, Seconds, around
+from penstock.ops.transfer import is_transfer
 from penstock.plan import Plan, Step
 from penstock.streams import StreamSchedule, assign_streams, simulate
 from penstock.tasks import Arranger, Draft, Signals, Tasks, arrange, dependencies
@@ -46,13 +47,23 @@ class Streaming:
 
     ``seconds(step)`` is what a step with a kernel takes on one thread. At most ``most`` streams of
     a block run at once; where they would take no less time than one, and ``forced`` is not set,
-    there is one.
+    there is one. What runs on one of ``devices``, backends by name, has streams of its own there.
     """
 
-    def __init__(self, plan: Plan, seconds: Seconds, most: int, *, forced: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        seconds: Seconds,
+        most: int,
+        *,
+        forced: bool = False,
+        devices: Iterable[str] = (),
+    ) -> None:
         self.plan = plan
         self.most = most
         self.forced = forced
+        self.devices = ("", *devices)
+        self._number = {name: d for d, name in enumerate(self.devices)}
         self._of_kernel = seconds
         self._scheduled: dict[tuple[int, ...], Scheduled] = {}
 
@@ -66,18 +77,27 @@ class Streaming:
 
     @property
     def one(self) -> bool:
-        """Whether all there is, is one stream."""
-        steps = self.plan.steps
-        return self.of(steps).schedule.n_streams <= 1 and not any(map(self.expands, steps))
+        """Whether all there is, is one stream of the host."""
+        return self._stands(self.plan.steps)
 
     # What ``arrange`` asks.
 
     def expands(self, step: Step) -> bool:
-        """Whether one of the blocks of a step, or a block in these, has several streams."""
-        return any(
-            self.of(block.steps).schedule.n_streams > 1 or any(map(self.expands, block.steps))
-            for block in step.blocks
-        )
+        """Whether the blocks of a step have streams of their own."""
+        return not all(self._stands(block.steps) for block in step.blocks)
+
+    def _stands(self, steps: Sequence[Step]) -> bool:
+        """Whether a block can stand where its step does, on one stream of the host."""
+        devices = self.of(steps).schedule.device_of
+        return devices in ((), (0,)) and not any(map(self.expands, steps))
+
+    def device(self, step: Step) -> int:
+        """Where a step runs: 0 for the host, or one more than the place in ``devices``. What brings
+        a value to the host runs there."""
+        if step.control:
+            return 0
+        name = step.node.attrs["target"] if is_transfer(step.node) else step.backend
+        return self._number.get(name, 0)
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         return [list(each) for segments in self.of(steps).segments for each in segments]
@@ -102,14 +122,18 @@ class Streaming:
         dag = dependencies(self.plan.slots, steps)
         cost = [self.seconds(step) for step in steps]
         commands = [step.node.op.full_name for step in steps]
+        devices = [(self.device(step),) for step in steps]
+        used = len(set(devices))
 
         def scheduled(most: int) -> Scheduled:
-            schedule = assign_streams(dag, cost=cost, commands=commands, max_streams=most)
+            schedule = assign_streams(
+                dag, devices=devices, cost=cost, commands=commands, max_streams=max(most, used)
+            )
             start, finish = simulate(dag, schedule, cost, HAND_OVER_S)
             return Scheduled(dag, schedule, start, finish, self._segments(schedule, steps))
 
         found = scheduled(self.most)
-        if self.forced or found.schedule.n_streams <= 1:
+        if self.forced or found.schedule.n_streams <= used:
             return found
         # Python itself runs on one stream at a time.
         least = max(found.makespan + HAND_OVER_S, sum(min(each, PYTHON_S) for each in cost))
@@ -143,6 +167,9 @@ class _Programs(Arranger):
         self.waits: dict[int, tuple[int, ...]] = {}
         self.emits: dict[int, tuple[int, ...]] = {}
         self.ranges: dict[int, tuple[int, int]] = {}
+        self.events: set[int] = set()
+        # By draft, the device that it runs on.
+        self.devices: dict[Draft, str] = {}
         self.count = 0
 
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
@@ -163,11 +190,23 @@ class _Programs(Arranger):
             run = tuple([steps[i] for piece in segments for i in piece])
             seconds = sum(map(self.streaming.seconds, run))
             drafts.append(Draft(run, number, 0, seconds))
+            device = self.streaming.device(run[0])
+            if device:
+                self.devices[drafts[-1]] = self.streaming.devices[device]
+        self.events.update(
+            self.count + k for k, s in enumerate(schedule.stream_of) if schedule.device_of[s]
+        )
         self.count += schedule.n_signals
         return drafts
 
     def signals(self) -> Signals:
-        return Signals(self.waits, self.emits, tuple([self.ranges[k] for k in sorted(self.ranges)]))
+        return Signals(
+            self.waits,
+            self.emits,
+            tuple([self.ranges[k] for k in sorted(self.ranges)]),
+            {draft.number: name for draft, name in self.devices.items()},
+            frozenset(self.events),
+        )
 
 
 def stream_programs(plan: Plan, streaming: Streaming) -> Tasks:

@@ -43,11 +43,17 @@ class Task:
 class Signals:
     """What tasks tell one another in the middle of their steps: ``waits`` has the signals that must
     have been emitted before a step (by its ``id``) runs, ``emits`` those that it emits when it has.
-    ``of_block[k]``: the first of block k's signals, and the first that is not."""
+    ``of_block[k]``: the first of block k's signals, and the first that is not.
+
+    ``devices``: the backends on whose devices tasks (by number) put their steps; ``events``: the
+    signals that these emit, and which say that the device has been told, not that it is done.
+    """
 
     waits: Mapping[int, tuple[int, ...]]
     emits: Mapping[int, tuple[int, ...]]
     of_block: tuple[tuple[int, int], ...]
+    devices: Mapping[int, str] = field(default_factory=dict)
+    events: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:

@@ -41,6 +41,7 @@ class FarBackend:
 
     threads = 1
     threads_of_caller = False
+    device = None
     fuses = False
 
     def __init__(

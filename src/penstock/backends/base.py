@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -21,6 +21,43 @@ from penstock.types import Type
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
+class Event(Protocol):
+    """A point in the work of a device's stream."""
+
+    def query(self) -> bool:
+        """Whether the stream has passed it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until it has."""
+        ...
+
+
+class DeviceStream(Protocol):
+    """A queue of a device: what is put on it runs in order, while the host goes on."""
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function``, so that what it puts on the device is put on this stream. The device
+        keeps what it reads until it has, whether or not others hold it."""
+        ...
+
+    def record(self) -> Event:
+        """The point behind all that is on the stream now."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Let what is put on the stream from now on wait for a point of another."""
+        ...
+
+
+class Device(Protocol):
+    """What runs kernels while the host goes on: a call of one only puts it on a stream."""
+
+    def stream(self) -> DeviceStream:
+        """A stream of our own."""
+        ...
+
+
 class Backend(Protocol):
     """Where kernels run: says what it supports, compiles it, allocates and copies.
 
@@ -32,6 +69,14 @@ class Backend(Protocol):
 
     @property
     def memory(self) -> str: ...
+
+    @property
+    def device(self) -> Device | None:
+        """The device that goes on by itself with what is called, None where calls return when all
+        is done. What is called outside of any stream of it comes in order all the same; there
+        ``to_host`` waits for what it brings over, and ``from_host`` until it is there, since
+        constants are then read on any stream."""
+        ...
 
     @property
     def fuses(self) -> bool:
@@ -93,6 +138,7 @@ class HostBackend:
     ``compile``, and if their kernels have threads of their own, ``threads`` and ``set_threads``."""
 
     memory = HOST
+    device = None
     fuses = False
 
     def forget(self) -> None:
@@ -129,19 +175,17 @@ class HostBackend:
 
 
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
-    """The kernel of a transfer between two of ``backends``, named in its attributes.
+    """The kernel of a transfer to or from the host of two of ``backends``, named in its attributes.
 
     A name that is none of theirs stands for the host, as does that of a backend there.
     """
     away = {backend.name: backend for backend in backends if backend.memory != HOST}
     source, target = away.get(node.attrs["source"]), away.get(node.attrs["target"])
-    if source is None:
-        assert target is not None
-        return Kernel(target.from_host)
     if target is None:
+        assert source is not None
         return Kernel(source.to_host)
-    fetch, send = source.to_host, target.from_host
-    return Kernel(lambda value: send(fetch(value)))
+    assert source is None
+    return Kernel(target.from_host)
 
 
 class Share:

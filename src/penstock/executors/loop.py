@@ -15,6 +15,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
+from penstock.backends.base import Event
 from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import Control, quiet
 from penstock.tasks import Tasks
@@ -50,8 +51,10 @@ class Flow:
         # Those that may step aside: their functions are generators.
         self.expanded = tuple(
             [
-                bool(task.blocks) or any(id(step) in signals.waits for step in task.steps)
-                for task in tasks.tasks
+                bool(task.blocks)
+                or number in signals.devices
+                or any(id(step) in signals.waits for step in task.steps)
+                for number, task in enumerate(tasks.tasks)
             ]
         )
         self.signals = signals.count
@@ -89,10 +92,12 @@ class FlowRun:
         "S",
         "V",
         "adopt",
+        "blocked",
         "caller_waits",
         "control",
         "ended",
         "error",
+        "events",
         "failed",
         "flow",
         "functions",
@@ -138,11 +143,13 @@ class FlowRun:
         self.waits = list(flow.tasks.waits)
         self.remaining = list(flow.counts)
         self.uses: dict[int, int] = {}
-        self.generators: dict[int, Generator[int, None, None]] = {}
+        self.generators: dict[int, Generator[Any, None, None]] = {}
         # Which signals have been emitted.
-        self.S = [False] * flow.signals
-        # Tasks that wait for a signal.
+        self.S: list[Any] = [False] * flow.signals
+        # Tasks that wait for a signal, and for events of devices; whether somebody blocks for one.
         self.parked: dict[int, list[int]] = {}
+        self.events: list[tuple[Event, int]] = []
+        self.blocked = False
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
@@ -235,6 +242,10 @@ class FlowRun:
                             self._finished(block[task])
                     if others:
                         self._wake_others(queue)
+                    while self.events and not (
+                        ready or self.blocked or self.failed or control.stopped
+                    ):
+                        self._block()
                     if self.failed or not ready:
                         ended = self._leave(queue, caller)
                         break
@@ -285,6 +296,9 @@ class FlowRun:
                 del self.generators[task]
                 return True
             with self.lock:
+                if needed.__class__ is not int:
+                    self.events.append((needed, task))
+                    return False
                 if needed >= 0:
                     self._activate(needed)
                     return False
@@ -298,16 +312,33 @@ class FlowRun:
             return self.control, self.V, self.S, self._emit
         return self.control, self.V
 
-    def _emit(self, signal: int) -> None:
+    def _emit(self, signal: int, event: Any = True) -> None:
         """Tasks that wait for ``signal`` go on."""
         with self.lock:
-            self.S[signal] = True
+            self.S[signal] = event
             for task in self.parked.pop(signal, ()):
                 self._push(task)
             if self.worthwhile[0]:
                 self._wake(0)
 
     # Under the lock.
+
+    def _block(self) -> None:
+        """Tasks whose events have come are ready; if none has, wait for the first, without the
+        lock. One worker does so, with nothing else to do, however many tasks wait."""
+        if not any(event.query() for event, _ in self.events):
+            event, _ = self.events[0]
+            self.blocked = True
+            self.lock.release()
+            try:
+                event.synchronize()
+            finally:
+                self.lock.acquire()
+                self.blocked = False
+        come = [task for event, task in self.events if event.query()]
+        self.events = [(event, task) for event, task in self.events if task not in come]
+        for task in come:
+            self._push(task)
 
     def _push(self, task: int) -> None:
         """A task is ready."""
@@ -445,6 +476,7 @@ class FlowRun:
             ready.clear()
             self.worthwhile[queue] = 0
         self.parked.clear()
+        self.events.clear()
 
     def _stop(self, task: int) -> None:
         """Raise what the run was stopped with, and say where it was."""

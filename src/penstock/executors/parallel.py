@@ -7,14 +7,14 @@ Where each task is a stream, and says itself what it waits for, this is the exec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.arenas import Arenas, Code
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, Device
 from penstock.executors.base import ByThreads, Control, Done, Generated, explained, fail, share_of
 from penstock.executors.loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
@@ -37,7 +37,8 @@ class ParallelExecutor(Generated):
     at the same time, these share the threads of kernels. ``queues[i]`` says which workers run the
     tasks of queue i; queue 0 is the host's, where the caller is one of the workers. A task of more
     than ``worthwhile`` seconds is worth another one. ``layout``: of the arena, for any order in
-    which tasks may run; planned if it is not given. Observers know the executor by its ``name``.
+    which tasks may run; planned if it is not given. ``devices``: by backend, those on which tasks
+    have streams. Observers know the executor by its ``name``.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ParallelExecutor(Generated):
         threads: int | None = None,
         layout: Layout | None = None,
         name: str = "parallel",
+        devices: Mapping[str, Device] | None = None,
         observed: bool = False,
     ) -> None:
         self.name = name
@@ -69,14 +71,21 @@ class ParallelExecutor(Generated):
             worthwhile,
             threads=threads,
             name=name,
+            devices=devices,
         )
         self._share = share_of(plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(plan.slots))
         self._code = code = Code(plan, self.layout, limits, tasks, observed)
 
+        known = devices or {}
+
         def bind(memory: np.ndarray) -> _Bound:
-            *functions, results = code.bind(memory)
+            streams = {
+                f"d{task}": known[backend].stream()
+                for task, backend in tasks.signals.devices.items()
+            }
+            *functions, results = code.bind(memory, streams)
             return _Bound(functions, results)
 
         def bound(memory: np.ndarray) -> ByThreads[_Bound]:

@@ -21,6 +21,7 @@ def insert_transfers(graph: Graph, place_of: Callable[[Node], Place]) -> dict[No
     """Put a transfer node behind each value for each other memory that it is read in.
 
     One for each value and memory, however many read it there; none where the memory is the same.
+    From one memory to another that is not the host's it goes through that.
     What enters or leaves a graph, nested ones included, is in the host's memory; constants are the
     backends' own business. Returns the new nodes, with the backend that each brings its value to,
     or fetches it from if it brings it to the host.
@@ -45,6 +46,8 @@ def _insert(graph: Graph, place_of: Callable[[Node], Place], made: dict[Node, st
         source = places.get(value, home)
         if source.memory == there.memory or value.const is not None:
             return value
+        if HOST not in (source.memory, there.memory):
+            value, source = read(value, home), home
         key = (value, there.memory)
         if key not in moved:
             copy = Value(f"{value.name}/{there.memory}", value.type)

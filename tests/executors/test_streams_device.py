@@ -1,0 +1,168 @@
+"""Streams of a device that goes on by itself: who waits for what, and on how many threads.
+
+The device (``device.py``) is late as often as it likes, and refuses what is read too early.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock import compiling
+from tests.executors.conformance import ExecutorConformance, model
+from tests.executors.device import DelayedBackend, Moment
+from tests.test_placement import AtRandom
+
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+
+
+class OnDevices(ExecutorConformance):
+    """All that holds on the host holds where nodes are spread over it and two devices."""
+
+    leaves_threads = True
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def at_random(cls) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiling, "Costs", AtRandom)
+            yield
+
+    def compile(self, source, **options) -> ps.Session:
+        backends = [DelayedBackend("one", most=5e-4), "numpy", DelayedBackend("two", most=5e-4)]
+        return super().compile(source, backends=backends, **options)
+
+    def test_an_error_on_the_pool_is_the_futures(self):
+        """It comes out where the value that is not there is brought to the host."""
+        text = "g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"
+        session = self.compile(model(text))
+        feeds = {"x": np.ones(3, np.float32), "i": np.array([3])}
+        with pytest.raises(ps.RunError, match=r"Gather.*index 3 is out of bounds"):
+            session.submit(feeds).result(30)
+
+
+class TestStreamsOnDevices(OnDevices):
+    executor = "streams"
+
+    def compile(self, source, **options) -> ps.Session:
+        return super().compile(source, max_streams=9, **options)
+
+
+class TestLinearOnDevices(OnDevices):
+    executor = "linear"
+
+
+def compiled(text: str, backend: DelayedBackend, **options) -> ps.Session:
+    """The session of a model whose operations run on ``backend`` if it has them."""
+    return ps.compile(
+        parser.parse_model(HEADER + text),
+        executor="streams",
+        backends=[backend, "numpy"],
+        place=dict.fromkeys(backend.operations or (), backend.name),
+        **options,
+    )
+
+
+def expected(text: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return ps.compile(parser.parse_model(HEADER + text), executor="linear", backends=["numpy"]).run(
+        feeds
+    )
+
+
+TWO_BRANCHES = """g (float[4, 4] x) => (float[4, 4] y) {
+    a = Sin(x) b = Cos(x) c = MatMul(a, x) d = MatMul(b, x) y = Add(c, d) }"""
+
+
+def test_a_device_has_streams_of_its_own():
+    backend = DelayedBackend(operations={"Sin", "Cos", "MatMul"})
+    session = compiled(TWO_BRANCHES, backend, max_streams=8)
+    assert sorted(session.latest.tasks.signals.devices.values()) == ["late", "late"]
+    for _ in range(5):
+        found = session.run({"x": X})
+        np.testing.assert_array_equal(found["y"], expected(TWO_BRANCHES, {"x": X})["y"])
+
+
+def test_events_order_the_streams_of_a_device_and_the_host_does_not_wait():
+    #  x -+- Sin -+- MatMul ---+- Add     the second stream waits for the first on the device
+    #     +- Cos -+- MatMul ---+
+    text = """g (float[4, 4] x) => (float[4, 4] y) {
+        a = Sin(x) b = Cos(x) c = MatMul(a, b) d = MatMul(b, a) y = Add(c, d) }"""
+    backend = DelayedBackend(operations={"Sin", "Cos", "MatMul", "Add"})
+    session = compiled(text, backend, max_streams=8)
+    source = session.source
+    assert ".wait(S[" in source
+    # The host waits for the end of each stream, and for the result.
+    assert source.count(".query(): yield S[") == 1
+    for _ in range(5):
+        np.testing.assert_array_equal(session.run({"x": X})["y"], expected(text, {"x": X})["y"])
+
+
+LOOP_AND_MORE = """g (int64 n, float[4, 4] x) => (float[4, 4] y, float[4, 4] z) {
+    y = Loop <body = b (int64 i, bool c, float[4, 4] v) => (bool d, float[4, 4] w) {
+        s = Sin(v) k = Cos(v) w = Mul(s, k)
+        m = ReduceMax <keepdims = 0> (w) d = Greater(m, low) }> (n, , x)
+    e = Exp(x) f = Neg(e) z = Abs(f) }"""
+LOOP_AND_MORE = LOOP_AND_MORE.replace("z) {", "z) <float low = {-9}> {", 1)
+
+
+def test_a_loop_whose_condition_comes_from_a_device():
+    backend = DelayedBackend(operations={"Sin", "Mul", "ReduceMax"})
+    session = compiled(LOOP_AND_MORE, backend, max_streams=4)
+    for n in (0, 1, 2, 5):
+        feeds = {"n": np.int64(n), "x": X}
+        found, wanted = session.run(feeds), expected(LOOP_AND_MORE, feeds)
+        for name in wanted:
+            np.testing.assert_array_equal(found[name], wanted[name])
+
+
+def test_the_host_goes_on_while_a_loop_waits_for_a_device(monkeypatch):
+    #  while (on the device)      the device does nothing until the host has run all that is
+    #  Exp -- Neg -- Abs          not behind the loop; one thread does both
+    backend = DelayedBackend(operations={"Sin", "Mul", "ReduceMax"})
+    beside = threading.Event()
+    query, synchronize = Moment.query, Moment.synchronize
+
+    def closed(self) -> bool:
+        return beside.is_set() and query(self)
+
+    waits = []
+
+    def held(self) -> None:
+        waits.append(threading.current_thread())
+        assert beside.is_set(), "the host waits, although there is something to do"
+        synchronize(self)
+
+    class Watching(ps.Observer):
+        def step_end(self, run, step, outputs):
+            if step.node.op.name == "Abs":
+                beside.set()
+
+    monkeypatch.setattr(compiling.Compiler, "_workers", lambda self: 1)
+    session = compiled(LOOP_AND_MORE, backend, max_streams=4)
+    feeds = {"n": np.int64(3), "x": X}
+    wanted = expected(LOOP_AND_MORE, feeds)
+    monkeypatch.setattr(Moment, "query", closed)
+    monkeypatch.setattr(Moment, "synchronize", held)
+    before = threading.active_count()
+    found = session.run(feeds, observers=[Watching()])
+    for name in wanted:
+        np.testing.assert_array_equal(found[name], wanted[name])
+    ours = {thread for thread in waits if thread.name.startswith(("MainThread", "penstock"))}
+    assert ours <= {threading.current_thread()}
+    assert threading.active_count() - before <= backend.device.streams + 1
+
+
+def test_an_error_on_a_device_names_what_brought_it_to_the_host():
+    backend = DelayedBackend(operations={"Gather"})
+    text = """g (float[4, 4] x, int64[1] i) => (float[1, 4] y) { g = Gather(x, i) y = Abs(g) }"""
+    session = compiled(text, backend)
+    with pytest.raises(ps.RunError, match="Gather"):
+        session.run({"x": X, "i": np.array([9])})
+    found = session.run({"x": X, "i": np.array([2])})["y"]
+    np.testing.assert_array_equal(found, np.abs(X[2:3]))
