@@ -30,6 +30,7 @@ from penstock.ops.transfer import HOST
 from penstock.passes.fuse import fuse
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
+from penstock.passes.quantize import left_as_codes, quantize
 from penstock.passes.scale import pull_scales
 from penstock.passes.sizes import check_sizes
 from penstock.placement import candidates, choose, wanted
@@ -70,6 +71,7 @@ class Compiler:
         self.limits = limits
         self.overrides = dict(overrides or {})
         self.hosts = [backend for backend in backends if backend.memory == HOST] or [NumpyBackend()]
+        self.fusing = [backend for backend in backends if backend.fuses]
 
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
@@ -104,7 +106,7 @@ class Compiler:
                     value.type = kind
             try:
                 if special:
-                    optimize(graph, self.limits)
+                    optimize(graph, self.limits, codes=bool(self.fusing))
                 check_sizes(graph, self.limits)
                 yield graph
             except InvalidModel as error:
@@ -121,12 +123,15 @@ class Compiler:
         for backend in self.hosts:
             if backend.threads_of_caller:
                 backend.set_threads(self.threads or core_budget())
-        fusing = [backend for backend in self.backends if backend.fuses]
-        if fusing:
+        if self.fusing:
             graph = clone(graph)
+            accepts = partial(_accepted, self.fusing, self.overrides)
+            quantize(graph, accepts)
+            if left_as_codes(graph):
+                optimize(graph, self.limits)
             if pull_scales(graph):
                 prune(graph)
-            fuse(graph, partial(_accepted, fusing, self.overrides))
+            fuse(graph, accepts)
         allowed = candidates(graph, self.backends, self.overrides)
         costs = Costs(graph, allowed, self.backends, values, self.limits)
         parallel = self.kind in ("parallel", "streams", "auto")

@@ -48,16 +48,15 @@ class Node:
 
     ``inputs`` and ``outputs`` are positional, ``None`` where an optional one is left out.
     ``control_inputs`` are nodes that must have run before, ``device`` is a full device name or "",
-    ``origin`` says where the node came from and stands in every message about it. ``graphs`` are
-    those among the attributes, by attribute name; a node is made with them.
+    ``origin`` says where the node came from and stands in every message about it.
     """
 
     __slots__ = (
         "__weakref__",
+        "_nests",
         "attrs",
         "control_inputs",
         "device",
-        "graphs",
         "inputs",
         "name",
         "op",
@@ -81,9 +80,8 @@ class Node:
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
-        self.graphs: Sequence[tuple[str, Graph]] = ()
-        if attrs:
-            self.graphs = [(k, v) for k, v in attrs.items() if v.__class__ is Graph]
+        # Asked many times of every node, most of which have none.
+        self._nests = any(value.__class__ is Graph for value in self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -91,6 +89,14 @@ class Node:
         for output in self.outputs:
             if output is not None:
                 output.producer = self
+
+    @property
+    def graphs(self) -> Sequence[tuple[str, Graph]]:
+        """The graphs among the attributes, by attribute name, in a fixed order. They may change; a
+        node that is made without any stays without."""
+        if not self._nests:
+            return ()
+        return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
 
     @property
     def label(self) -> str:
@@ -137,8 +143,9 @@ class Graph:
         while stack:
             for node in stack[-1]:
                 yield node
-                if node.graphs:
-                    stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
+                inner = node.graphs
+                if inner:
+                    stack.extend([iter(graph.nodes) for _, graph in reversed(inner)])
                     break
             else:
                 stack.pop()

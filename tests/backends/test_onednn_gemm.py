@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
+import penstock as ps
 from penstock.backends.onednn.library import library
+from penstock.ops.shared import held
 from tests.backends.forced import check, one_node, proto_of, refused
 
 pytestmark = [
@@ -91,3 +93,16 @@ def test_products_whose_results_are_transposed(shape, op):
         helper.make_node("Neg", ["t"], ["y"]),
     ]
     check(proto_of(nodes, feeds, ["y"], {"k": draw(*shape)}), feeds, "MatMul")
+
+
+def test_plans_for_other_shapes_share_what_is_made_of_weights():
+    proto, feeds = gemm(5, 7, 4, None, flips=(0, 1), known="b")
+    del proto.graph.input[0].type.tensor_type.shape.dim[:]
+    dims = proto.graph.input[0].type.tensor_type.shape.dim
+    dims.add().dim_param, dims.add().dim_value = "n", 7
+    session = ps.compile(proto, executor="linear", backends=["onednn", "numpy"])
+    session.run(feeds)
+    before = held()
+    for rows in range(6, 12):
+        session.run({"a": draw(rows, 7)})
+    assert held() == before

@@ -217,3 +217,22 @@ def test_operations_of_any_number_of_tensors(op, perm):
         check(proto, two, op)
     else:
         refused(proto, two, op)
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 1, 1), (2, 17, 1), (3, 5, 1, 1, 1), (1, 6, 1, 1), (4, 6)])
+def test_channels_of_one_element_each(shape):
+    channels = shape[1]
+    parameters = [draw(channels) for _ in range(3)] + [np.abs(draw(channels)) + 1]
+    known = dict(zip("abmv", parameters, strict=True))
+    feeds = {"x": draw(*shape)}
+    nodes = [helper.make_node("BatchNormalization", ["x", *known], ["y"])]
+    check(proto_of(nodes, feeds, ["y"], known), feeds, "BatchNormalization")
+    each = (1, channels, *(1,) * (len(shape) - 2))
+    late = feeds | {"p": draw(*each), "q": draw(*each)}
+    chain = [
+        helper.make_node("Add", ["x", "x"], ["h"]),
+        helper.make_node("Mul", ["h", "p"], ["k"]),
+        helper.make_node("Sub", ["k", "q"], ["y"]),
+    ]
+    session = check(proto_of(chain, late, ["y"]), late, "Add")
+    assert len(session.plan.steps) == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,19 @@ from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
 
 
-def fold(graph: Graph, limits: Limits) -> bool:
-    """Infer types and fold constants; ``graph`` must be sorted, and its inputs' types be set."""
-    folder = _Folder(graph, limits)
+def fold(graph: Graph, limits: Limits, kept: Collection[Node] = ()) -> bool:
+    """Infer types and fold constants, but for what the nodes ``kept`` make; ``graph`` must be
+    sorted, and its inputs' types be set."""
+    folder = _Folder(graph, limits, kept)
     with np.errstate(all="ignore"):
         folder.run(graph, certain=True)
     return folder.changed or folder.substitution.used
 
 
 class _Folder:
-    def __init__(self, graph: Graph, limits: Limits) -> None:
+    def __init__(self, graph: Graph, limits: Limits, kept: Collection[Node]) -> None:
         self.graph = graph
+        self.kept = kept
         self.limits = limits
         # How many nodes read each value; counted when large constants ask for it.
         self.readers: Counter[Value | None] | None = None
@@ -115,6 +117,8 @@ class _Folder:
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[Any] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
         op = node.op
+        if node in self.kept:
+            return None
         if not op.pure or node.control_inputs or (not node.inputs and op.infer is unknown_types):
             return None
         for value in node.inputs:

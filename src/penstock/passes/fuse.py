@@ -24,7 +24,9 @@ BINARY = frozenset({"Add", "Div", "Max", "Min", "Mul", "PRelu", "Pow", "Sub"})
 FOLLOWERS = UNARY | BINARY | {"ZeroNaN"}
 """what may follow in a chain"""
 
-HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
+"""products and convolutions whose results are no real numbers until they are cast"""
+HEAVY = INTEGERS | {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 OTHERS = frozenset({"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Softmax"})
 BEGINNINGS = (HEAVY, OTHERS | FOLLOWERS)
 """What chains begin with. Of two that could take in the same node, those that stand first do."""
@@ -90,6 +92,8 @@ def _chains(
 def _next(chain: Sequence[Node]) -> Collection[str]:
     """What may follow a chain: a product may go on with its softmax, and that with a product."""
     names = [node.op.name for node in chain]
+    if names[-1] in INTEGERS:
+        return {"Cast"}
     if names[0] != "MatMul":
         return FOLLOWERS
     if "Softmax" not in names:

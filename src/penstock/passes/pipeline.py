@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from penstock.ir import Graph
 from penstock.limits import Limits
 from penstock.passes.absorb import absorb
@@ -12,28 +10,26 @@ from penstock.passes.cse import eliminate_common
 from penstock.passes.fold import fold
 from penstock.passes.pad import take_padding
 from penstock.passes.prune import prune
+from penstock.passes.quantize import weights
 from penstock.passes.simplify import simplify
 
 # Each round may open up work for the next (a folded shape makes a reshape known, and so on).
 _MOST_ROUNDS = 8
 
 
-def optimize(graph: Graph, limits: Limits) -> None:
+def optimize(graph: Graph, limits: Limits, codes: bool = False) -> None:
     """Simplify a sorted graph in place as far as the types of its inputs allow.
 
     Idempotent: it is run once when a model is compiled, with dims that may be symbolic, and once
-    more for each set of concrete input shapes.
+    more for each set of concrete input shapes. With ``codes``, weights that may be of use as 8-bit
+    codes are left as they are (see ``quantize.py``).
     """
+
+    def folded(graph: Graph) -> bool:
+        return fold(graph, limits, weights(graph) if codes else ())
+
     prune(graph)
-    passes = (
-        partial(fold, limits=limits),
-        simplify,
-        compose,
-        take_padding,
-        absorb,
-        eliminate_common,
-        prune,
-    )
+    passes = (folded, simplify, compose, take_padding, absorb, eliminate_common, prune)
     quiet = 0  # passes in a row that have found nothing to do
     for each in passes * _MOST_ROUNDS:
         quiet = 0 if each(graph) else quiet + 1

@@ -15,6 +15,7 @@ from penstock.backends.base import HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
 from penstock.backends.onednn.attention import AttentionKernel, attention_of
+from penstock.backends.onednn.codes import DTYPES, OPERATIONS
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
 from penstock.backends.onednn.dynamic import Dynamic, is_dynamic
@@ -31,6 +32,7 @@ from penstock.backends.onednn.normalization import (
 )
 from penstock.backends.onednn.pooling import pooling
 from penstock.backends.onednn.prelu import prelu
+from penstock.backends.onednn.quantized import quantized
 from penstock.backends.onednn.recipe import Recipe
 from penstock.backends.onednn.recurrent import recurrent
 from penstock.backends.onednn.reduction import REDUCTIONS, reduction
@@ -45,7 +47,7 @@ from penstock.ops.cost import flops
 from penstock.ops.fused import parts
 from penstock.ops.transfer import REORDER
 from penstock.threads import core_budget
-from penstock.types import TensorType, Type
+from penstock.types import FLOAT32, TensorType, Type
 
 Family = Callable[[Work], Recipe | None]
 
@@ -75,6 +77,9 @@ FAMILIES: dict[str, Family] = {
     REORDER.full_name: reorder,
 }
 """by operation, who makes recipes of its nodes, and of chains that begin with one"""
+
+MOVING = frozenset({"MaxPool", REORDER.full_name})
+"""those that take 8-bit integers, too: they give elements of theirs, as they are"""
 
 
 # On one core, about: what a call takes that does nothing, bytes a second through the cache, and
@@ -161,12 +166,17 @@ class OneDnnBackend(HostBackend):
             return self._attention(node, types)
         if is_dynamic(node, types):
             return Kernel(Dynamic(node, self._faster))
-        family = FAMILIES.get(parts(node)[0].op.full_name)
-        work = None if family is None else work_of(node, types)
-        recipe = None if family is None or work is None else family(work)
+        name = parts(node)[0].op.full_name
+        if name in OPERATIONS:
+            recipe = quantized(node, types) if self.library.int8 else None
+        else:
+            family = FAMILIES.get(name)
+            dtypes = DTYPES if name in MOVING else (FLOAT32,)
+            work = None if family is None else work_of(node, types, dtypes)
+            recipe = None if family is None or work is None else family(work)
         if recipe is None:
             return None
-        if self.narrow and flops(node) >= _WORTH_ROUNDING:
+        if self.narrow and recipe.work.scaling is None and flops(node) >= _WORTH_ROUNDING:
             recipe = replace(recipe, narrow=True)
         try:
             return DnnlKernel.of(self.library, recipe)

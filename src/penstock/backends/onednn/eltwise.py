@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
@@ -78,26 +79,32 @@ def posted(work: Work, first: int) -> Recipe:
     kind = None if known is not None else work.tensors[post.tensor]
     other = padded(known.shape if kind is None else kind.dims, len(dims))  # type: ignore[union-attr]
     work = replace(work, posts=replace(work.posts, posts=tuple(rest)))
+    # Of channels of one element each, oneDNN 3.2 gives all the first one's operand of a post-op.
+    rank = 2 if all(n == 1 for n in dims[2:]) else len(dims)
+
+    def seen(dims: Sequence[int]) -> Sequence[int]:
+        return dims[:rank]
 
     def make(maker: Maker) -> Made:
         lib, target = maker.lib, work.outputs[0]
         tensors, constants = {SRC: first, DST: target}, {}
         if known is None:
             tensors[SRC_1] = post.tensor
-            second = maker.descriptor(post.tensor, other)
+            second = maker.descriptor(post.tensor, seen(other))
         else:
-            constants[SRC_1] = known, other
-            second = maker.packed(other, maker.order(target))
+            constants[SRC_1] = known, tuple(seen(other))
+            second = maker.packed(seen(other), [i for i in maker.order(target) if i < rank])
         return maker.primitive(
             lib.dnnl_binary_primitive_desc_create,
             [
                 getattr(lib, f"dnnl_binary_{post.binary}"),
-                maker.descriptor(first),
+                maker.descriptor(first, seen(dims)),
                 second,
-                maker.target,
+                maker.descriptor(target, seen(dims)),
             ],
             tensors,
             constants,
+            view=seen,
         )
 
     read = () if known is not None else (post.tensor,)

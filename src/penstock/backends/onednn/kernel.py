@@ -11,11 +11,19 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
-from penstock.backends.onednn.primitive import DST, SCRATCHPAD, SRC, address, copying, memory
+from penstock.backends.onednn.primitive import (
+    DST,
+    SCRATCHPAD,
+    SRC,
+    address,
+    attributes,
+    copying,
+    memory,
+)
 from penstock.backends.onednn.recipe import Made, Maker, Recipe, Strides
 from penstock.backends.onednn.strides import steps_of, usual
 from penstock.ops.base import Kernel
-from penstock.types import FLOAT32, TensorType
+from penstock.types import TensorType
 
 # Primitives of one kernel that are kept, for so many sets of strides and numbers of threads.
 _MOST_PRIMITIVES = 16
@@ -43,7 +51,7 @@ class DnnlKernel(Kernel):
         made: OrderedDict[Any, Made] = OrderedDict()
         strides = tuple(
             [
-                None if kind is None else steps_of(kind.dims, _order(recipe, kind))
+                None if kind is None else steps_of(kind.dims, _order(recipe, kind), _item(kind))
                 for kind in work.tensors
             ]
         )
@@ -52,7 +60,7 @@ class DnnlKernel(Kernel):
 
         def function(*inputs: Any) -> Any:
             outputs = [
-                None if kind is None else np.empty(kind.dims, FLOAT32)
+                None if kind is None else np.empty(kind.dims, kind.dtype)
                 for kind in work.tensors[count:]
             ]
             into(*inputs, *outputs)
@@ -135,9 +143,9 @@ class DnnlKernel(Kernel):
             if kind is None:
                 strides.append(None)
             elif isinstance(x, np.ndarray):
-                strides.append(usual(kind.dims, x.strides, layout))
+                strides.append(usual(kind.dims, x.strides, layout, _item(kind)))
             else:
-                strides.append(steps_of(kind.dims))
+                strides.append(steps_of(kind.dims, (), _item(kind)))
         try:
             made = self.made(tuple(strides), self._is_sum(tensors))
         except DnnlError:
@@ -156,15 +164,17 @@ class DnnlKernel(Kernel):
         for argument, i in made.tensors.items():
             x = tensors[i]
             known = isinstance(x, np.ndarray)
-            md = primitive.query_argument(argument)
-            narrowed = made.narrowed.get(i)
-            if narrowed is None:
+            if i not in made.converted:
+                md = primitive.query_argument(argument)
                 taken = memories[argument] = memory(library, md, x if known else None)
             else:
-                taken = memory(library, narrowed, x if known else None)
+                own, md, scaling = made.converted[i]
+                taken = memory(library, own, x if known else None)
                 size = lib.dnnl_memory_desc_get_size(md)
                 target = memories[argument] = memory(library, md, np.empty(size, np.uint8))
-                before.append(copying(library, narrowed, md).call({SRC: taken, DST: target}))
+                attr = attributes(library)
+                given = {SRC: taken, DST: target, **scaling.arguments(library, attr)}
+                before.append(copying(library, own, md, attr).call(given))
             if not known:
                 late.append((taken, x, i not in work.outputs))
         for argument in made.dropped:
@@ -199,7 +209,7 @@ class DnnlKernel(Kernel):
             if kind is None or (known and x.strides == steps and i not in work.outputs):
                 continue
             packed[i] = copy = np.ndarray(
-                kind.dims, FLOAT32, np.empty(math.prod(kind.dims), FLOAT32), 0, steps
+                kind.dims, kind.dtype, np.empty(math.prod(kind.dims), kind.dtype), 0, steps
             )
             where = x
             if not known:
@@ -238,6 +248,11 @@ def _created(recipe: Recipe, maker: Maker, slow: bool = False) -> Made:
 
 def _order(recipe: Recipe, kind: TensorType) -> tuple[int, ...]:
     return recipe.layout if len(kind.dims) == len(recipe.layout) else ()
+
+
+def _item(kind: TensorType) -> int:
+    assert kind.dtype is not None
+    return kind.dtype.itemsize
 
 
 def _in_turn(calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> Callable[[], int]:

@@ -21,6 +21,7 @@ _PATH = "PENSTOCK_DNNL"
 _SPINS = 3000
 
 _BFLOAT16 = 0x80  # the bit of instruction sets with dot products of bfloat16
+_INT8 = 0x48  # those of instruction sets with dot products of int8, which do not saturate
 
 # What oneDNN calls instruction sets (dnnl_cpu_isa_t), as people do.
 _ISA = {
@@ -39,12 +40,13 @@ _ISA = {
 @dataclass(frozen=True, eq=False)
 class Library:
     """A loaded libdnnl: ``ffi`` to make its structures with, ``lib`` with its functions.
-    ``bfloat16``: whether the processor multiplies bfloat16."""
+    ``bfloat16``: whether the processor multiplies bfloat16; ``int8``: 8-bit integers, exactly."""
 
     path: str
     version: tuple[int, int, int]
     isa: str
     bfloat16: bool
+    int8: bool
     ffi: Any
     lib: Any
     engine: Any
@@ -128,8 +130,8 @@ def _open(path: str) -> Library | None:
     if lib.dnnl_stream_create(stream, engine[0], lib.dnnl_stream_in_order):
         return None
     isa = lib.dnnl_get_effective_cpu_isa()
-    name, narrow = _ISA.get(isa, hex(isa)), bool(isa & _BFLOAT16)
-    return Library(path, version, name, narrow, ffi, lib, engine[0], stream[0])
+    name, narrow, int8 = _ISA.get(isa, hex(isa)), bool(isa & _BFLOAT16), bool(isa & _INT8)
+    return Library(path, version, name, narrow, int8, ffi, lib, engine[0], stream[0])
 
 
 @contextmanager

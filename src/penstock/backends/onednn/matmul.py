@@ -26,7 +26,7 @@ def matmul(work: Work) -> Recipe | None:
     weights = work.constant(1)
     if len(b.dims) == 2:
         return product(work, weights, math.prod(a.dims[:-1]), a.dims[-1])
-    return _batched(work, max(len(a.dims), len(b.dims)))
+    return batched(work, max(len(a.dims), len(b.dims)))
 
 
 def gemm(work: Work) -> Recipe | None:
@@ -40,11 +40,11 @@ def gemm(work: Work) -> Recipe | None:
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
     first: list[Post] = []
     constants = work.constants
-    weights, known = None, work.constant(1)
+    held, known = None, work.constant(1)
     if known is not None:
         # Shared by all plans: what oneDNN makes of it is, too.
         name = "onednn gemm", flipped[1], alpha
-        weights = shared(name, lambda: _factor(known, flipped[1], alpha), known).value
+        held = shared(name, lambda: _factor(known, flipped[1], alpha), known)
     elif alpha != 1:
         first.append(Post(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
@@ -57,7 +57,8 @@ def gemm(work: Work) -> Recipe | None:
         else:
             return None
     work = replace(work, posts=work.posts.behind(first, y.dims, constants))
-    return product(work, weights, rows, inner, flipped)
+    weights = None if held is None else held.value
+    return replace(product(work, weights, rows, inner, flipped), held=held)
 
 
 def _factor(matrix: np.ndarray, flipped: bool, alpha: float) -> np.ndarray:
@@ -120,7 +121,8 @@ def product(
     return Recipe(work, make, order, (first, *posts.tensors), summed=work.summed)
 
 
-def _batched(work: Work, rank: int) -> Recipe:
+def batched(work: Work, rank: int) -> Recipe:
+    """Products of matrices, of which dims of 1 are repeated; tensors seen with ``rank`` dims."""
     first, second = work.inputs[:2]
 
     def make(maker: Maker) -> Made:

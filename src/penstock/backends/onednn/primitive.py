@@ -174,14 +174,14 @@ def address(array: np.ndarray) -> int:
     return start
 
 
-def copying(library: Library, source: Any, target: Any) -> Primitive:
+def copying(library: Library, source: Any, target: Any, attr: Any = None) -> Primitive:
     """A copy from one layout, and dtype, to another, given as descriptors."""
 
     def create(desc: Any, engine: Any, attr: Any) -> int:
         reorder = library.lib.dnnl_reorder_primitive_desc_create
         return int(reorder(desc, source, engine, target, engine, attr))
 
-    return Primitive(library, create)
+    return Primitive(library, create, attr=attr)
 
 
 def reordered(library: Library, array: np.ndarray, descriptor: Any) -> Any:

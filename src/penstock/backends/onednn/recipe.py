@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.primitive import DST, SRC, Descriptor, Primitive, Weights
+from penstock.backends.onednn.scaling import SIGNED, Scaling
 from penstock.backends.onednn.strides import longer_steps, padded, regrouped, steps_of, usual
 from penstock.backends.onednn.work import Work
-from penstock.ops.shared import shared
+from penstock.ops.dtypes import INT8, INT32
+from penstock.ops.shared import Shared, shared
 from penstock.types import FLOAT32
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -23,15 +25,23 @@ Strides = Sequence[tuple[int, ...] | None]
 Constants = Mapping[int, tuple[np.ndarray, tuple[int, ...]]]
 
 
+class Converted(NamedTuple):
+    """Descriptors of what a tensor is and of what is taken, and how one becomes the other."""
+
+    own: Any
+    taken: Any
+    scaling: Scaling = Scaling()
+
+
 class Made:
     """A primitive, and what it is called with: for each of its arguments the tensor of the work, by
     index, or memory that is always the same. ``constants`` maps arguments to arrays, each seen with
     a shape of its own, which are brought into the layout that the primitive asks for. ``dropped``
-    are arguments that it writes and nobody reads. ``narrowed`` are tensors that it takes in
-    bfloat16, with the descriptors of what they are in float32.
+    are arguments that it writes and nobody reads. ``converted`` are tensors that it takes in
+    another dtype.
     """
 
-    __slots__ = ("_constants", "_fixed", "_held", "dropped", "narrowed", "primitive", "tensors")
+    __slots__ = ("_constants", "_fixed", "_held", "converted", "dropped", "primitive", "tensors")
 
     def __init__(
         self,
@@ -40,9 +50,9 @@ class Made:
         fixed: dict[int, Any],
         constants: Constants,
         dropped: tuple[int, ...] = (),
-        narrowed: Mapping[int, Any] | None = None,
+        converted: Mapping[int, Converted] | None = None,
     ) -> None:
-        self.narrowed = narrowed or {}
+        self.converted = converted or {}
         self.primitive = primitive
         self.tensors = tensors
         self.dropped = dropped
@@ -78,7 +88,7 @@ class Maker:
         self.library = library
         self.layout = tuple(layout)
         self.narrow = narrow
-        self.narrowed: dict[int, Any] = {}
+        self.converted: dict[int, Converted] = {}
         self.ffi, self.lib = library.ffi, library.lib
         self.work = work
         self.strides = strides
@@ -90,7 +100,17 @@ class Maker:
         """The descriptor of a tensor of the work: its dims in the order ``axes``, and then seen as
         other ``dims``, if these are given."""
         seen, steps = self._seen(tensor, dims, axes)
-        return Descriptor(self.library, seen, FLOAT32, steps).handle
+        found = Descriptor(self.library, seen, self._dtype(tensor), steps).handle
+        if self.work.scaling is None or tensor not in self.work.scaling.signed:
+            return found
+        taken = Descriptor(self.library, seen, INT8, steps).handle
+        self.converted[tensor] = Converted(found, taken, SIGNED)
+        return taken
+
+    def _dtype(self, tensor: int) -> np.dtype:
+        kind = self.work.tensors[tensor]
+        assert kind is not None and kind.dtype is not None
+        return kind.dtype
 
     def _seen(
         self, tensor: int, dims: Sequence[int] | None, axes: Sequence[int] = ()
@@ -103,8 +123,9 @@ class Maker:
             own, steps = tuple([own[i] for i in axes]), tuple([steps[i] for i in axes])
         if dims is None:
             return own, steps
-        longer = longer_steps(steps, len(dims))
-        return dims, usual(dims, regrouped(padded(own, len(longer)), longer, dims), self.layout)
+        longer, item = longer_steps(steps, len(dims)), self._dtype(tensor).itemsize
+        found = regrouped(padded(own, len(longer)), longer, dims, item)
+        return dims, usual(dims, found, self.layout, item)
 
     def order(self, tensor: int) -> list[int]:
         """The axes of a tensor, the outermost in memory first."""
@@ -136,12 +157,15 @@ class Maker:
         found = self.descriptor(tensor, dims)
         if not self.narrow:
             return found
-        self.narrowed[tensor] = found
         _, wide = self._seen(tensor, dims)
-        return Descriptor(self.library, dims, BFLOAT16, [step // 2 for step in wide]).handle
+        taken = Descriptor(self.library, dims, BFLOAT16, [step // 2 for step in wide]).handle
+        self.converted[tensor] = Converted(found, taken)
+        return taken
 
     def weights(self, dims: Sequence[int]) -> Any:
         """A descriptor of constant weights, whose layout is left to the primitive."""
+        if self.work.scaling is not None:
+            return Descriptor(self.library, dims, INT8).handle
         return Descriptor(self.library, dims, BFLOAT16 if self.narrow else FLOAT32).handle
 
     def packed(self, dims: Sequence[int], order: Sequence[int] = ()) -> Any:
@@ -174,9 +198,17 @@ class Maker:
         """
         work, library = self.work, self.library
         added = work.posts.attributes(library, view, work.tensors, self.strides, self.summed)
+        if work.scaling is not None:
+            added.fixed.update(work.scaling.arguments(library, added.attributes))
+            for argument, tensor in work.scaling.late.items():
+                added.tensors[argument] = tensor
+                one, step = self._dtype(tensor), self._dtype(tensor).itemsize
+                own = Descriptor(library, [1], one, [step]).handle
+                taken = Descriptor(library, [1], INT32, [INT32.itemsize]).handle
+                self.converted[tensor] = Converted(own, taken)
         primitive = Primitive(library, create, *arguments, attr=added.attributes)
         found = tensors | added.tensors
-        return Made(primitive, found, added.fixed, constants or {}, dropped, self.narrowed)
+        return Made(primitive, found, added.fixed, constants or {}, dropped, self.converted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +233,5 @@ class Recipe:
     reference: bool = False
     narrow: bool = False
     """whether operands may be rounded to bfloat16"""
+    held: Shared[Any] | None = None
+    """what must live as long, so that it is made once for all plans"""

@@ -1,4 +1,4 @@
-"""Copies with dims in another order in memory."""
+"""Copies with dims in another order in memory, or of another dtype."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from penstock.backends.onednn.work import Work
 
 def reorder(work: Work) -> Recipe | None:
     """What plans put between kernels that want different layouts."""
-    if not work.output.dims:
-        return None
+    return copying(work, tuple(work.node.attrs["order"])) if work.output.dims else None
+
+
+def copying(work: Work, layout: tuple[int, ...] = ()) -> Recipe:
+    """The first input as it is, but for its dtype and where it lies."""
 
     def make(maker: Maker) -> Made:
         def create(desc: Any, engine: Any, source: Any, target: Any, attr: Any) -> int:
@@ -20,4 +23,4 @@ def reorder(work: Work) -> Recipe | None:
 
         return maker.primitive(create, [maker.source, maker.target], maker.ends)
 
-    return Recipe(work, make, tuple(work.node.attrs["order"]))
+    return Recipe(work, make, layout)

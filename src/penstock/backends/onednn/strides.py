@@ -9,9 +9,10 @@ from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 ITEM = 4  # bytes of a float32
 
 
-def steps_of(dims: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
-    """The strides, in bytes, of float32 without gaps, its dims in ``order`` or in their own."""
-    steps, step = [0] * len(dims), ITEM
+def steps_of(dims: Sequence[int], order: Sequence[int] = (), item: int = ITEM) -> tuple[int, ...]:
+    """The strides, in bytes, of elements of ``item`` bytes without gaps, their dims in ``order`` or
+    in their own."""
+    steps, step = [0] * len(dims), item
     for axis in reversed(order or range(len(dims))):
         steps[axis] = step
         step *= dims[axis]
@@ -24,7 +25,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def usual(
-    dims: Sequence[int], strides: Sequence[int], order: Sequence[int] = ()
+    dims: Sequence[int], strides: Sequence[int], order: Sequence[int] = (), item: int = ITEM
 ) -> tuple[int, ...]:
     """``strides``, where those of dims of 1, which mean nothing, are as in a layout that primitives
     know: that of ``order``, or of dims in their own, or channels last; else as they are. Dims may
@@ -32,9 +33,9 @@ def usual(
     rank = len(dims)
     last = channels_last(rank)
     if len(order) != rank:
-        order = last if order == channels_last(len(order)) else ()
+        order = last if order and order == channels_last(len(order)) else ()
     for each in (order, (), last):
-        known = steps_of(dims, each)
+        known = steps_of(dims, each, item)
         if all(a == b for n, a, b in zip(dims, strides, known, strict=True) if n > 1):
             return known
     return tuple(strides)
@@ -58,7 +59,7 @@ def longer_steps(strides: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def regrouped(
-    dims: Sequence[int], strides: Sequence[int], target: Sequence[int]
+    dims: Sequence[int], strides: Sequence[int], target: Sequence[int], item: int = ITEM
 ) -> tuple[int, ...]:
     """The strides of the same memory seen with the dims ``target``: some joined, or of 1 added.
 
@@ -84,7 +85,7 @@ def regrouped(
             raise DnnlError(UNIMPLEMENTED)
         found.append(step)
     # A dim of 1 gets the stride that it would have if there were no gaps.
-    step = ITEM
+    step = item
     for i in reversed(range(len(found))):
         if found[i] < 0:
             found[i] = step

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.backends.onednn.posts import Posts, posts_of
+from penstock.backends.onednn.scaling import Scaling
 from penstock.ir import Node
 from penstock.ops.fused import is_fused
 from penstock.types import FLOAT32, TensorType, Type
@@ -22,7 +23,8 @@ class Work:
     ``tensors``: the types of all that the whole takes and makes, inputs first, then outputs;
     ``constants`` those of them that are known. ``inputs`` and ``outputs`` of the node itself are
     indices into these, -1 where one is left out; of a fused one, outputs are those of the whole.
-    ``posts`` is what is done with the result before it is written.
+    ``posts`` is what is done with the result before it is written. With a ``scaling``, what is
+    read and written are integers that stand for real numbers, and so are the weights.
     """
 
     node: Node
@@ -31,6 +33,7 @@ class Work:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     posts: Posts
+    scaling: Scaling | None = None
 
     def input(self, i: int) -> TensorType | None:
         """The type of an input of the node, None where it is left out."""
@@ -72,28 +75,17 @@ class Work:
         return kind
 
 
-def work_of(node: Node, types: Sequence[Type | None]) -> Work | None:
+def work_of(
+    node: Node, types: Sequence[Type | None], dtypes: Collection[np.dtype] = (FLOAT32,)
+) -> Work | None:
     """The work of a node with these types of inputs; None for what no primitive does: tensors other
-    than of float32 and of known shapes that are not empty, and chains that cannot be said."""
-    outputs = [None if value is None else value.type for value in node.outputs]
-    constants = [None if value is None else value.const for value in node.inputs]
-    constants += [None] * len(outputs)
-    tensors: list[TensorType | None] = []
-    for kind, known in zip((*types, *outputs), constants, strict=True):
-        if kind is None or (known is not None and (known.dtype != FLOAT32 or not known.size)):
-            tensors.append(None)
-        elif (
-            isinstance(kind, TensorType)
-            and kind.static
-            and kind.dtype == FLOAT32
-            and all(kind.dims)
-        ):
-            tensors.append(kind)
-        else:
-            return None
-    count = len(node.inputs)
-    if not any(tensors[count:]):
+    than of these ``dtypes`` and of known shapes that are not empty, and chains that cannot be said.
+    """
+    found = tensors_of(node, types, dtypes)
+    if found is None:
         return None
+    tensors, constants = found
+    count = len(node.inputs)
     first, posts, place = node, Posts(), {}
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
     if is_fused(node):
@@ -101,9 +93,30 @@ def work_of(node: Node, types: Sequence[Type | None]) -> Work | None:
         first = region.nodes[0]
         place = {value: i for i, value in enumerate(region.inputs)}
         inputs = tuple([-1 if v is None else place[v] for v in first.inputs])
-        found = posts_of(region.nodes, place, tensors, constants)
-        if found is None:
+        chain = posts_of(region.nodes, place, tensors, constants)
+        if chain is None or any(t is not None and t.dtype != FLOAT32 for t in tensors):
             return None
-        posts = found
+        posts = chain
     made = tuple(range(count, len(tensors)))
     return Work(first, tuple(tensors), tuple(constants), inputs, made, posts)
+
+
+def tensors_of(
+    node: Node, types: Sequence[Type | None], dtypes: Collection[np.dtype]
+) -> tuple[list[TensorType | None], list[np.ndarray | None]] | None:
+    """The types of what a node takes and makes, and what of it is known; None if some is of another
+    dtype, of unknown shape, or empty, or if nobody reads what it makes."""
+    outputs = [None if value is None else value.type for value in node.outputs]
+    constants = [None if value is None else value.const for value in node.inputs]
+    constants += [None] * len(outputs)
+    tensors: list[TensorType | None] = []
+    for kind, known in zip((*types, *outputs), constants, strict=True):
+        if kind is None or (known is not None and (known.dtype not in dtypes or not known.size)):
+            tensors.append(None)
+        elif (
+            isinstance(kind, TensorType) and kind.static and kind.dtype in dtypes and all(kind.dims)
+        ):
+            tensors.append(kind)
+        else:
+            return None
+    return (tensors, constants) if any(tensors[len(node.inputs) :]) else None

@@ -1,0 +1,326 @@
+"""Convolutions, products and sums of 8-bit codes.
+
+What an operation is of the real numbers that codes stand for, its primitive is of the codes, less
+their zero points, followed by one factor, which has all scales in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.backends.onednn.algorithms import Eltwise
+from penstock.backends.onednn.codes import DTYPES, Codes, Form, form_of
+from penstock.backends.onednn.convolution import convolution
+from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
+from penstock.backends.onednn.matmul import batched, product
+from penstock.backends.onednn.posts import Post, Posts
+from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
+from penstock.backends.onednn.recipe import Made, Maker, Recipe
+from penstock.backends.onednn.reorder import copying
+from penstock.backends.onednn.scaling import ZERO_POINTS, Scaling
+from penstock.backends.onednn.strides import broadcasts
+from penstock.backends.onednn.work import Work, tensors_of
+from penstock.ir import Node
+from penstock.ops.dtypes import INT8, UINT8
+from penstock.ops.shared import Shared, shared
+from penstock.types import FLOAT32, Type
+
+_MOST_DIMS = 6
+
+
+def quantized(node: Node, types: Sequence[Type | None]) -> Recipe | None:
+    """The recipe of a node that begins with one of ``OPERATIONS``, with these types of inputs."""
+    found = tensors_of(node, types, DTYPES)
+    if found is None or len(node.outputs) != 1:
+        return None
+    tensors, constants = found
+    inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
+    work = Work(node, tuple(tensors), tuple(constants), inputs, (len(inputs),), Posts())
+    form = form_of(work)
+    if form is None or not form.output.single:
+        return None
+    return _FAMILIES[form.node.op.name](work, form)
+
+
+# What forms are made of
+
+
+def _constant(work: Work, codes: Codes | None) -> np.ndarray | None:
+    """The real numbers of what is known, in float64."""
+    known = None if codes is None else work.constants[codes.tensor]
+    if known is None or codes is None:
+        return None
+    zero, scale = codes.zero, codes.scale.astype(np.float64)
+    if not codes.single:
+        along = [1] * known.ndim
+        along[codes.axis] = -1
+        zero, scale = zero.reshape(along), scale.reshape(along)
+    numbers: np.ndarray = (known - zero.astype(np.float64)) * scale
+    return numbers.reshape(known.shape)
+
+
+def _weights(work: Work, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
+    """Constant codes less their zero points, if int8 has them all. What may have scales of its own
+    is each index of ``axis``, which comes first in convolutions and last in matrices."""
+    known, zero = work.constants[codes.tensor], codes.zero
+    if known is None or known.dtype not in (INT8, UINT8):
+        return None
+    if not codes.single and codes.axis % known.ndim != axis:
+        return None
+    turned = known.ndim == 2 and axis == 0
+
+    def made() -> np.ndarray | None:
+        spread = zero.reshape(-1, *[1] * (known.ndim - 1 - axis)) if zero.size > 1 else zero
+        less = known.astype(np.int32) - spread if np.any(zero) else known
+        if less.min() < -128 or less.max() > 127:
+            return None
+        less = less.astype(INT8, copy=False)
+        return less.T if turned else less
+
+    return shared(("onednn codes", axis, zero.tobytes()), made, known)
+
+
+def _dims(work: Work, codes: Codes) -> tuple[int, ...]:
+    known, kind = work.constants[codes.tensor], work.tensors[codes.tensor]
+    if known is not None:
+        return known.shape
+    assert kind is not None
+    return kind.dims
+
+
+def _dtype(work: Work, codes: Codes) -> np.dtype | None:
+    kind = work.tensors[codes.tensor]
+    return None if kind is None else kind.dtype
+
+
+def _is_read(work: Work, codes: Codes | None) -> bool:
+    """Whether these are codes that come with each run, with one scale for all."""
+    if codes is None or not codes.single or work.constants[codes.tensor] is not None:
+        return False
+    return _dtype(work, codes) in (INT8, UINT8)
+
+
+def _posts(work: Work, form: Form) -> list[Post]:
+    """What comes before a result, in units of its scale, is rounded and gets its zero point: the
+    bounds, where the ends of its integers are not as narrow."""
+    kind, y = work.output, form.output
+    scale, zero = float(y.scale[0]), int(y.zero[0])
+    low, high = form.low / scale, form.high / scale
+    posts = []
+    assert kind.dtype is not None
+    if kind.dtype != FLOAT32:
+        ends = np.iinfo(kind.dtype)
+        low = low if np.rint(low) + zero > ends.min else -math.inf
+        high = high if np.rint(high) + zero < ends.max else math.inf
+    if low > -math.inf or high < math.inf:
+        posts.append(Post(Eltwise("clip", low, high)))
+    if zero:
+        # oneDNN adds the zero point before it rounds: halves would go to another even number, and
+        # what is nearly one would become one.
+        posts.append(Post(Eltwise("round")))
+    return posts
+
+
+def _bias(work: Work, form: Form) -> np.ndarray | None:
+    """What is added for each channel or column, one number for all, or 0; None if that is not what
+    is added, or not known."""
+    given = form.inputs[2] if len(form.inputs) > 2 else None
+    bias = form.bias
+    if given is not None:
+        known = _constant(work, given)
+        bias = None if known is None else known * form.node.attrs.get("beta", 1.0)
+    elif bias is None:
+        bias = np.zeros(1)
+    return bias.reshape(-1) if bias is not None and math.prod(bias.shape[:-1]) == 1 else None
+
+
+def _scaled(
+    work: Work, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
+) -> Work:
+    """The work that multiplies codes by ``weights``, whose factors lie along the axes in ``mask``,
+    and adds a ``bias`` of a shape that broadcasts."""
+    x, w = form.inputs[:2]
+    y = form.output
+    assert x is not None and w is not None
+    factor = np.float32(form.node.attrs.get("alpha", 1.0)) * (x.scale * w.scale / y.scale)
+    posts, constants = _posts(work, form), (*work.constants, weights.value)
+    inputs = (x.tensor, len(constants) - 1)
+    if np.any(bias):
+        posts.insert(0, Post(binary="add", tensor=len(constants)))
+        constants = (*constants, (bias / y.scale).astype(FLOAT32))
+    zeros = {argument: int(c.zero[0]) for argument, c in ((SRC, x), (DST, y)) if c.zero[0]}
+    return replace(
+        work,
+        node=form.node,
+        constants=constants,
+        inputs=inputs,
+        posts=Posts(work.output.dims, (*posts, *form.posts.posts), constants),
+        scaling=Scaling(
+            {WEIGHTS: (mask if factor.size > 1 else 0, factor)},
+            zeros,
+            weights,
+            _late(x),
+        ),
+    )
+
+
+def _late(x: Codes) -> dict[int, int]:
+    """The zero point of the first operand, if it comes with the run: a tensor, by argument."""
+    return {ZERO_POINTS | SRC: x.late} if x.late >= 0 else {}
+
+
+# Families
+
+
+def _conv(work: Work, form: Form) -> Recipe | None:
+    x, w = form.inputs[:2]
+    weights, bias = None if w is None else _weights(work, w, 0), _bias(work, form)
+    if not _is_read(work, x) or weights is None or weights.value is None or bias is None:
+        return None
+    mask = 0b11 if form.node.attrs.get("group", 1) > 1 else 0b1
+    bias = bias.reshape(-1, *[1] * (weights.value.ndim - 2))
+    recipe = convolution(_scaled(work, form, weights, mask, bias))
+
+    def make(maker: Maker) -> Made:
+        assert recipe is not None
+        made = recipe.make(maker)
+        if _WRONG in made.primitive.implementation:
+            raise DnnlError(UNIMPLEMENTED)
+        return made
+
+    return None if recipe is None else replace(recipe, make=make)
+
+
+_WRONG = "gemm_"
+"""What oneDNN 3.2 calls the code that it has for channels apart over three axes, which is wrong for
+some numbers of channels, and for some of threads."""
+
+
+def _matrix(work: Work, form: Form) -> Recipe | None:
+    """A product with a constant matrix, or of what comes with the run."""
+    x, w = form.inputs[:2]
+    if w is not None and work.constants[w.tensor] is None:
+        return _matrices(work, form) if "MatMul" in form.node.op.name else None
+    across, down = (bool(form.node.attrs.get(name, 0)) for name in ("transA", "transB"))
+    weights = None if w is None else _weights(work, w, 0 if down else 1)
+    bias = _bias(work, form)
+    if not _is_read(work, x) or weights is None or weights.value is None or bias is None:
+        return None
+    assert x is not None
+    dims = _dims(work, x)
+    if weights.value.ndim != 2 or len(dims) < 2:
+        return None
+    *rows, inner = dims[::-1] if across else dims
+    work = _scaled(work, form, weights, 0b10, bias)
+    return product(work, weights.value, math.prod(rows), inner, (across, False))
+
+
+def _matrices(work: Work, form: Form) -> Recipe | None:
+    """A product of codes that come with the run; oneDNN multiplies by int8."""
+    x, w = form.inputs[:2]
+    y = form.output
+    if x is None or w is None or not (_is_read(work, x) and _is_read(work, w)):
+        return None
+    ranks = [len(_dims(work, each)) for each in (x, w)]
+    if min(ranks) < 2 or max(ranks) > _MOST_DIMS or x.tensor == w.tensor:
+        return None
+    unsigned = _dtype(work, w) == UINT8
+    zeros = {SRC: int(x.zero[0]), WEIGHTS: int(w.zero[0]) - 128 * unsigned, DST: int(y.zero[0])}
+    work = replace(
+        work,
+        node=form.node,
+        inputs=(x.tensor, w.tensor),
+        posts=Posts(work.output.dims, (*_posts(work, form), *form.posts.posts), work.constants),
+        scaling=Scaling(
+            {WEIGHTS: (0, x.scale * w.scale / y.scale)},
+            {argument: zero for argument, zero in zeros.items() if zero},
+            late=_late(x),
+            signed=(w.tensor,) if unsigned else (),
+        ),
+    )
+    return batched(work, max(ranks))
+
+
+def _sum(work: Work, form: Form) -> Recipe | None:
+    """Codes that have the shape of the sum, and others, which may be known."""
+    y, constants = form.output, work.constants
+    first, second = sorted(form.inputs, key=lambda codes: not _is_whole(work, codes))
+    if first is None or second is None or not _is_whole(work, first):
+        return None
+    read, tensor = [(SRC, first)], second.tensor
+    known = _constant(work, second)
+    if known is not None:
+        tensor = len(constants)
+        constants = (*constants, (known / y.scale).astype(FLOAT32))
+    elif _is_read(work, second):
+        read.append((SRC_1, second))
+    else:
+        return None
+    if not broadcasts(_dims(work, second), work.output.dims):
+        return None
+    factors = {argument: (0, codes.scale / y.scale) for argument, codes in read}
+    shift = -sum(float(factors[argument][1][0]) * int(c.zero[0]) for argument, c in read)
+    posts = [Post(binary="add", tensor=tensor), Post(Eltwise("linear", 1.0, shift))]
+    work = replace(work, scaling=Scaling(factors))
+    return _by_element(work, form, first, posts, constants)
+
+
+def _is_whole(work: Work, codes: Codes | None) -> bool:
+    if codes is None or not _is_read(work, codes):
+        return False
+    return _dims(work, codes) == work.output.dims
+
+
+def _converted(work: Work, form: Form) -> Recipe | None:
+    """To codes or from codes, exactly as NumPy does it."""
+    (x,), y = form.inputs, form.output
+    if x is None or work.constants[x.tensor] is not None or not work.output.dims:
+        return None
+    if work.output.dtype == FLOAT32:
+        zeros = {SRC: int(x.zero[0])} if x.zero[0] else {}
+        return copying(replace(work, scaling=Scaling({SRC: (0, x.scale)}, zeros)))
+    # A copy would multiply by the inverse of the scale.
+    posts = [Post(binary="div", tensor=len(work.constants))]
+    return _by_element(work, form, x, posts, (*work.constants, y.scale))
+
+
+def _by_element(
+    work: Work,
+    form: Form,
+    first: Codes,
+    posts: Sequence[Post],
+    constants: tuple[np.ndarray | None, ...],
+) -> Recipe | None:
+    """What begins with an operation of ``first`` and another tensor."""
+    dims, zero = work.output.dims, int(form.output.zero[0])
+    if not dims:
+        return None
+    every = [*posts, *_posts(work, form)]
+    if zero:
+        every.append(Post(Eltwise("linear", 1.0, zero)))
+    recipe = posted(replace(work, posts=Posts(dims, tuple(every), constants)), first.tensor)
+    read = [post.tensor for post in posts if post.tensor >= 0 and constants[post.tensor] is None]
+    whole = [i for i in (first.tensor, *read) if _dims(work, Codes(i)) == dims]
+    return replace(recipe, dense=tuple(whole))
+
+
+_FAMILIES: Mapping[str, Callable[[Work, Form], Recipe | None]] = {
+    "Add": _sum,
+    "Conv": _conv,
+    "ConvInteger": _conv,
+    "DequantizeLinear": _converted,
+    "Gemm": _matrix,
+    "MatMul": _matrix,
+    "MatMulInteger": _matrix,
+    "QGemm": _matrix,
+    "QLinearAdd": _sum,
+    "QLinearConv": _conv,
+    "QLinearMatMul": _matrix,
+    "QuantizeLinear": _converted,
+}
+"""by the operation of a form, who makes its recipe"""
