@@ -39,6 +39,7 @@ FLOORS = (
         "arenas",
         "observe",
         "explain",
+        "gantt",
         "backends.base",
     ),
     ("backends",),

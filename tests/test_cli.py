@@ -225,3 +225,26 @@ def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backend
 def test_profile_names_what_cannot_run(model):
     result = as_json("profile", model, "-i", "x=random:7x4", "--no-trace", code=1)
     assert "must have 3 at axis 1" in result["error"]["message"]
+
+
+def test_plan_on_streams(tmp_path):
+    path, svg = tmp_path / "two.onnx", tmp_path / "two.svg"
+    text = HEADER_OF_TWO + "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
+    onnx.save(parser.parse_model(text), path)
+    result = as_json("plan", str(path), "--streams", "--max-streams", "2", "--svg", str(svg))
+    (block,) = result["blocks"]
+    assert [[bar["operation"] for bar in stream] for stream in block["streams"]] == [
+        ["Sin", "Add"],
+        ["Cos"],
+    ]
+    assert block["signals"] == 1
+    assert svg.read_text().startswith("<svg")
+    text = call("plan", str(path), "--streams", "--max-streams", "2").output
+    assert "stream 1, begins with stream 0" in text
+    assert (
+        "def t1("
+        in call("plan", str(path), "--executor", "streams", "--max-streams", "2", "--source").output
+    )
+
+
+HEADER_OF_TWO = '<ir_version: 9, opset_import: ["" : 20]>\n'

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock import garbage
-from penstock.backends.base import Backend
+from penstock.backends.base import Backend, Device
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import InvalidInput, InvalidModel, LimitExceeded
 from penstock.executors.base import Executor
@@ -91,6 +91,23 @@ class Compiler:
         known = Known()
         return forecast(plan, lambda step: known.of_step(step, by_name, True), workers)
 
+    def streaming(self, plan: Plan, max_streams: int | None) -> Streaming:
+        """``plan`` on streams, by what is known of costs: on as many as pay, or as ``max_streams``
+        says."""
+        most = self._workers() if max_streams is None else max_streams
+        by_name = {backend.name: backend for backend in self.backends}
+        known = Known()
+        return Streaming(
+            plan,
+            lambda step: known.of_step(step, by_name, True),
+            most,
+            forced=max_streams is not None,
+            devices=self._devices(),
+        )
+
+    def _devices(self) -> dict[str, Device]:
+        return {b.name: b.device for b in self.backends if b.device is not None}
+
     @contextmanager
     def _specialised(self, graph: Graph, values: Sequence[Any]) -> Iterator[Graph]:
         """``graph`` for values of these shapes, and errors in their terms."""
@@ -169,7 +186,7 @@ class Compiler:
         workers = self._workers()
         forced = self.max_streams is not None
         most = self.max_streams if self.max_streams is not None else workers
-        devices = {b.name: b.device for b in self.backends if b.device is not None}
+        devices = self._devices()
 
         def streaming(seconds: Seconds) -> Streaming:
             return Streaming(plan, seconds, most, forced=forced, devices=devices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.ir import Node
 from penstock.liveness import Layout
@@ -42,7 +42,7 @@ class _Formatter:
     def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
         for step in steps:
             yield self.step(step, depth)
-            for name, block in zip(_block_names(step), step.blocks, strict=False):
+            for name, block in zip(block_names(step), step.blocks, strict=False):
                 yield f"{'  ' * depth}     {name}:"
                 yield from self.steps(block.steps, depth + 1)
 
@@ -58,14 +58,24 @@ class _Formatter:
             waits = f" after {names}" if names else ""
             about = f"about {task.seconds * 1e6:.1f} us"
             yield f"{'  ' * depth}task t{number}{waits} ({about}{queue})"
-            if not task.blocks:
-                yield from self.steps(task.steps, depth)
-                continue
-            (step,) = task.steps
-            yield self.step(step, depth)
-            for name, inner in zip(_block_names(step), task.blocks, strict=True):
-                yield f"{'  ' * depth}     {name}:"
-                yield from self.tasks(tasks, inner, depth + 1)
+            for step in task.steps:
+                yield from self.signals("waits for", tasks.signals.waits, step, depth)
+                if id(step) not in tasks.expanded:
+                    yield from self.steps((step,), depth)
+                else:
+                    yield self.step(step, depth)
+                    inside = zip(block_names(step), tasks.expanded[id(step)], strict=True)
+                    for name, inner in inside:
+                        yield f"{'  ' * depth}     {name}:"
+                        yield from self.tasks(tasks, inner, depth + 1)
+                yield from self.signals("emits", tasks.signals.emits, step, depth)
+
+    def signals(
+        self, what: str, of: Mapping[int, Sequence[int]], step: Step, depth: int
+    ) -> Iterator[str]:
+        found = of.get(id(step))
+        if found:
+            yield f"{'  ' * depth}     {what} signal {', '.join(map(str, found))}"
 
     def step(self, step: Step, depth: int) -> str:
         self.number += 1
@@ -77,7 +87,7 @@ class _Formatter:
             extra = f" workspace {self.where(step.workspace)} {kind}"
         origin = step.node.origin or step.node.name
         number = f"{self.number:>4} "
-        call = f"{_operation(step.node)}({inputs})"
+        call = f"{format_operation(step.node)}({inputs})"
         return f"{'  ' * depth}{number}{outputs} = {call}{extra}  # {origin}"
 
     def slot(self, index: int, *, typed: bool) -> str:
@@ -96,7 +106,7 @@ class _Formatter:
         return f"<{slot.kind.value}>"
 
 
-def _block_names(step: Step) -> Sequence[str]:
+def block_names(step: Step) -> Sequence[str]:
     """What the blocks of a step are called: a file may have branches in any order, a step not."""
     return ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
 
@@ -110,6 +120,6 @@ def format_bytes(n: float) -> str:
     raise AssertionError
 
 
-def _operation(node: Node) -> str:
+def format_operation(node: Node) -> str:
     """What a step does: of a fused node, all that it is made of."""
     return "+".join([part.op.name for part in parts(node)])

@@ -24,6 +24,7 @@ from penstock.explain import format_plan
 from penstock.feeds import checked, convert
 from penstock.forecast import Forecast
 from penstock.fork import renewed
+from penstock.gantt import Chart, charts
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
@@ -308,6 +309,13 @@ class Session:
         schedule, from measured costs (``profile``), or else estimated ones.
         """
         return self._compiler.forecast(self.plan, workers)
+
+    def schedule(self, max_streams: int | None = None) -> list[Chart]:
+        """The static schedule of the last plan on streams, and of blocks inside of it that have
+        streams of their own: on as many as pay, by measured costs (``profile``), or else estimated
+        ones; or on up to ``max_streams``, whatever they cost.
+        """
+        return charts(self.plan, self._compiler.streaming(self.plan, max_streams))
 
     # Looking inside.
 

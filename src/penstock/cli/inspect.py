@@ -15,6 +15,7 @@ from penstock.backends.onednn.library import library
 from penstock.cli.base import EXECUTOR, MODEL, SHAPES, all_shapes, command, show_table
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.explain import format_bytes
+from penstock.gantt import draw_charts, format_charts
 from penstock.ir import Model, Value
 from penstock.loading import load
 from penstock.ops.cost import flops
@@ -158,6 +159,13 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 @SHAPES
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
 @EXECUTOR
+@click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
+@click.option(
+    "--max-streams",
+    type=click.IntRange(min=1),
+    help="So many streams at most, whatever they cost; else as many as pay.",
+)
+@click.option("--svg", type=click.Path(path_type=Path), help="File to draw the streams into.")
 @click.option(
     "--simulate",
     type=click.IntRange(min=1),
@@ -165,11 +173,27 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     help="What the plan would take on a machine with so many workers, instead of the plan.",
 )
 def plan(
-    model: Path, shapes: Sequence[str], source: bool, executor: str, simulate: int | None
+    model: Path,
+    shapes: Sequence[str],
+    source: bool,
+    executor: str,
+    streams: bool,
+    max_streams: int | None,
+    svg: Path | None,
+    simulate: int | None,
 ) -> dict[str, Any]:
-    """How a model will run: its steps and their memory, or the generated program, or a forecast."""
+    """How a model will run: its steps and their memory, or the generated program, its streams, or a
+    forecast."""
     loaded = load(model)
-    session = compile(loaded, executor=executor, shapes=all_shapes(loaded, shapes))
+    chosen = max_streams if executor == "streams" else None
+    session = compile(
+        loaded, executor=executor, shapes=all_shapes(loaded, shapes), max_streams=chosen
+    )
     if simulate is not None:
         return asdict(session.forecast(simulate))
+    if svg is not None:
+        svg.write_text(draw_charts(session.schedule(max_streams)), encoding="utf-8")
+    if streams or svg is not None:
+        found = session.schedule(max_streams)
+        return {"text": format_charts(found), "blocks": [asdict(chart) for chart in found]}
     return {"text": session.source if source else session.explain()}
