@@ -1,6 +1,7 @@
 """Time one case on one engine, in a process of its own: ``python -m bench.engine ENGINE CASE``.
 
-An engine may say how it runs: ``penstock:parallel``, ``onnxruntime:2`` (threads of one operator),
+An engine may say how it runs: ``penstock:parallel``, ``penstock:linear 1`` (threads of a run),
+``onnxruntime:2`` (threads of one operator),
 ``onnxruntime:parallel`` (two operators at once, of one thread each).
 Prints the median and the minimum of several repetitions, in seconds, as JSON.
 """
@@ -26,8 +27,9 @@ X = np.linspace(-1, 1, 16, dtype=np.float32)
 def penstock(model: bytes, how: str) -> Callable[[dict[str, np.ndarray]], Any]:
     import penstock as ps
 
-    session = ps.compile(model, executor=how or "auto")
-    return session.run
+    executor, _, threads = how.partition(" ")
+    number = int(threads) if threads else None
+    return ps.compile(model, executor=executor or "auto", threads=number).run
 
 
 def onnxruntime(model: bytes, how: str) -> Callable[[dict[str, np.ndarray]], Any]:
@@ -120,6 +122,12 @@ def time_branches(engine: str) -> list[float]:
     return repeat(lambda: run({"x": x}), 10)
 
 
+def time_two(engine: str) -> list[float]:
+    run = load(engine, branches(2, 8))
+    x = np.random.default_rng(1).standard_normal((384, 384)).astype(np.float32)
+    return repeat(lambda: run({"x": x}), 10)
+
+
 def time_inception(engine: str) -> list[float]:
     run = load(engine, inception())
     x = np.random.default_rng(1).standard_normal((1, 192, 28, 28)).astype(np.float32)
@@ -137,6 +145,7 @@ CASES: dict[str, Callable[[str], list[float]]] = {
     "steps": lambda engine: time_steps(engine, 1000),
     "while": time_while,
     "branches": time_branches,
+    "two": time_two,
     "inception": time_inception,
 }
 
