@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 # only: to read "Add" back, the parser needs the table of operations. backends.base is what a plan
 # asks of a backend, and so stands with the plan.
 FLOORS = (
-    ("errors", "types", "limits", "fork", "threads", "garbage", "pace"),
+    ("errors", "types", "limits", "fork", "threads", "garbage", "heap", "pace"),
     ("ir",),
     ("ops",),
     ("interpret", "verify", "text", "parse"),

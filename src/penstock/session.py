@@ -25,6 +25,7 @@ from penstock.feeds import checked, convert
 from penstock.forecast import Forecast
 from penstock.fork import renewed
 from penstock.gantt import Chart, charts
+from penstock.heap import keep_memory
 from penstock.ir import Graph, Model, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
@@ -155,6 +156,7 @@ class Session:
             "precision": precision,
             "max_streams": max_streams,
         }
+        keep_memory()
         self.limits = limits or DEFAULT_LIMITS
         self._compiler = Compiler(
             executor, chosen, self.limits, place, threads, autotune, max_streams
