@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.ir import Graph, Node, Value
-from penstock.ops.base import find
+from penstock.ops.base import Op, find
 from penstock.types import BOOL, TensorType
 
 
@@ -29,7 +29,7 @@ def case_of(
     low, low_value = _node("GreaterOrEqual", index, 0, f"{name}_low")
     high, high_value = _node("Less", index, len(branches), f"{name}_high")
     both = Value(f"{name}_is", TensorType(BOOL))
-    is_one = Node(find("And"), [low_value, high_value], [both], name=f"{name}_is")
+    is_one = Node(_op("And"), [low_value, high_value], [both], name=f"{name}_is")
     return [low, high, is_one, _if(both, inside, past, name)]
 
 
@@ -55,10 +55,16 @@ def _node(op: str, index: Value, bound: int, name: str) -> tuple[Node, Value]:
     dtype = kind.dtype if isinstance(kind, TensorType) and kind.dtype is not None else np.int64
     made = Value(name, TensorType(BOOL))
     known = Value(f"{name}_bound", const=np.array(bound, dtype))
-    return Node(find(op), [index, known], [made], name=name), made
+    return Node(_op(op), [index, known], [made], name=name), made
 
 
 def _if(condition: Value, one: Graph, other: Graph, name: str) -> Node:
     made = [Value(f"{name}_{i}") for i in range(len(one.outputs))]
     attrs = {"then_branch": one, "else_branch": other}
-    return Node(find("If"), [condition], made, attrs, name=name)
+    return Node(_op("If"), [condition], made, attrs, name=name)
+
+
+def _op(name: str) -> Op:
+    op = find(name)
+    assert op is not None
+    return op
