@@ -33,6 +33,7 @@ FLOORS = (
         "tasks",
         "grouping",
         "streaming",
+        "tokens",
         "liveness",
         "binding",
         "codegen",

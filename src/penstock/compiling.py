@@ -12,9 +12,16 @@ import numpy as np
 from penstock import garbage
 from penstock.backends.base import Backend, Device
 from penstock.backends.numpy import NumpyBackend
-from penstock.errors import InvalidInput, InvalidModel, LimitExceeded
-from penstock.executors.base import Executor
+from penstock.errors import (
+    InvalidInput,
+    InvalidModel,
+    LimitExceeded,
+    Unsupported,
+    UnsupportedOperation,
+)
+from penstock.executors.base import Control, Executor
 from penstock.executors.dataflow import DataflowExecutor
+from penstock.executors.frames import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.loop import Queue
 from penstock.executors.parallel import ParallelExecutor
@@ -25,9 +32,13 @@ from penstock.ir import Graph, Node, clone
 from penstock.limits import Limits
 from penstock.liveness import lay_out_tasks
 from penstock.measuring import Costs, Known, on_backends
+from penstock.ops.base import Kernel
+from penstock.ops.control import is_control
 from penstock.ops.cost import seconds as estimated
 from penstock.ops.transfer import HOST
+from penstock.passes.frames import frames_of, is_framed, is_framed_node
 from penstock.passes.fuse import fuse
+from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
 from penstock.passes.quantize import left_as_codes, quantize
@@ -39,9 +50,10 @@ from penstock.profile import Profile
 from penstock.streaming import Streaming, stream_programs, stream_segments
 from penstock.tasks import arrange
 from penstock.threads import core_budget, pool
+from penstock.tokens import Tokens, alone
 from penstock.types import OptionalType, TensorType, Type
 
-EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams")
+EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
 
 
 class Compiler:
@@ -73,8 +85,22 @@ class Compiler:
         self.hosts = [backend for backend in backends if backend.memory == HOST] or [NumpyBackend()]
         self.fusing = [backend for backend in backends if backend.fuses]
 
+    def keeps(self, graph: Graph) -> bool:
+        """Whether all nodes of ``graph`` are run as they are: passes know nothing of frames, and
+        who asks for these wants to know how often each node runs."""
+        return self.kind == "frames" or is_framed(graph)
+
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
+        if self.keeps(graph):
+            check_dims(graph.inputs, values)
+            with compiling():
+                graph = clone(graph)
+                for value, given in zip(graph.inputs, values, strict=True):
+                    value.type = _concrete(value.type, given)
+                if not is_framed(graph):
+                    infer_types(graph)
+                return self._frames(graph)
         with self._specialised(graph, values) as special:
             return self._executor(special, values)
 
@@ -178,6 +204,33 @@ class Compiler:
             return self._streams(plan, costs)
         linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
         return self._parallel(plan, costs, linear) if parallel else linear
+
+    def _frames(self, graph: Graph) -> Executor:
+        """The executor of frames, on the host."""
+        if self.kind not in ("auto", "frames"):
+            names = sorted({node.op.full_name for node in graph.nodes if is_framed_node(node)})
+            raise Unsupported(
+                [UnsupportedOperation(name, 'executor="frames" runs it', ()) for name in names]
+            )
+        tokens = Tokens(graph, frames_of(graph), self._function)
+        return FramesExecutor(tokens, pool())
+
+    def _function(self, node: Node) -> Kernel:
+        """The kernel of a node whose shapes are known only in runs. What has graphs becomes a plan
+        of its own, which takes what these read from outside as well."""
+        types = [None if value is None else value.type for value in node.inputs]
+        if not is_control(node):
+            return self.hosts[-1].compile(node, types)
+        graph, taken = alone(node)
+        infer_types(graph)
+        plan = compile_plan(graph, self.hosts, {}, planned=False)
+        inner = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
+
+        def function(control: Control, *inputs: Any) -> Any:
+            outputs = inner.run([inputs[i] for i in taken], control)
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return Kernel(function)
 
     def _streams(self, plan: Plan, costs: Costs) -> Executor:
         """The executor of streams; a plan on one stream is run as the linear one runs it."""

@@ -297,6 +297,11 @@ class _Cloner:
             self.values[value] = Value(value.name, value.type)
             fed.append(self.values[value])
         nodes = [self.node(node) for node in graph.nodes]
+        for node, copy in zip(graph.nodes, nodes, strict=True):
+            if node.control_inputs:
+                # Where there are loops, some of these come later.
+                before = [self.nodes.get(each) for each in node.control_inputs]
+                copy.control_inputs = [each for each in before if each is not None]
         return Graph(fed, [self.value(value) for value in outputs], nodes, graph.name)
 
     def node(self, node: Node) -> Node:
@@ -310,8 +315,6 @@ class _Cloner:
             [None if value is None else self.output(value) for value in node.outputs],
             attrs,
             name=node.name,
-            # Nodes are copied in order, and what must run before comes before.
-            control_inputs=[self.nodes[n] for n in node.control_inputs if n in self.nodes],
             device=node.device,
             origin=node.origin,
         )

@@ -546,7 +546,8 @@ class Session:
                 if isinstance(value.type, AnyType):
                     value.type = self._inferred.get(value.name, ANY)
                 value.type = checked(value.type)
-            optimize(graph, self.limits, codes=bool(self._compiler.fusing))
+            if not self._compiler.keeps(graph):
+                optimize(graph, self.limits, codes=bool(self._compiler.fusing))
         return Signature(graph, fetches)
 
     @cached_property

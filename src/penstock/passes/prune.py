@@ -7,6 +7,7 @@ from itertools import compress
 
 from penstock.ir import Graph, Node, Value, captures, clone
 from penstock.ops.control import Carried, is_control
+from penstock.passes.frames import is_framed, keep_needed
 
 
 def prune(graph: Graph) -> bool:
@@ -59,7 +60,7 @@ def cut(graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value]) -> Graph
     needed but not fed is read in the copy though it is no input there (see ``unfed``).
     """
     copy = clone(graph, feeds, fetches)
-    prune(copy)
+    (keep_needed if is_framed(copy) else prune)(copy)
     return copy
 
 

@@ -1,0 +1,588 @@
+"""The frames executor: TensorFlow's, with tagged tokens, dead values and frames of iterations.
+
+A token is a value on its way to a node, in one iteration of one frame, or the word that there will
+be none. A node runs when a token has come on each of its inputs; a Merge when the first living one
+has. Kernels that take long run on the pool of the process, all else on the thread that the run is
+on: only that thread touches what changes during a run, so that nothing of it is locked. Who ends a
+kernel when that thread has left for want of work goes on in its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from penstock.binding import unshared
+from penstock.errors import Cancelled, DeadTensor, PenstockError, RunError
+from penstock.executors.base import Control, Done, quiet
+from penstock.ir import Value
+from penstock.liveness import Layout
+from penstock.ops.base import array_of
+from penstock.threads import Workers
+from penstock.tokens import FrameInfo, Item, Kind, Tokens
+from penstock.types import ShapeError
+
+DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
+"""Stands for a value that will not come."""
+
+Outputs = Sequence[Any]
+
+# Seconds from which on a kernel is worth another thread, and how much of what a kernel took last
+# counts for what it is taken to take. Cheap ones are measured once in so many times.
+_LONG_S = 200e-6
+_WEIGHT = 0.25
+_SAMPLED = 16
+
+
+class _Iteration:
+    """One iteration of a frame: its inputs, what its items wait for, how many of these inputs are
+    dead, how many tokens are on their way in it, and the frames inside of it."""
+
+    __slots__ = ("children", "dead", "inputs", "tokens", "waits")
+
+    def __init__(self, info: FrameInfo) -> None:
+        self.inputs = info.inputs.copy()
+        self.waits = info.waits.copy()
+        self.dead = [0] * len(info.waits)
+        self.tokens = 0
+        self.children: dict[str, _Frame] = {}
+
+
+class _Frame:
+    """A frame that was entered, in iteration ``at`` of ``parent``. ``last`` is its newest
+    iteration, ``entering`` how many tokens are yet to enter; ``constants`` came to all iterations,
+    ``deferred`` wait for another to begin, dead ``exits`` for the frame to end."""
+
+    __slots__ = (
+        "at",
+        "constants",
+        "deferred",
+        "entering",
+        "exits",
+        "info",
+        "iterations",
+        "last",
+        "parent",
+    )
+
+    def __init__(self, info: FrameInfo, parent: _Frame | None, at: int) -> None:
+        self.info = info
+        self.parent = parent
+        self.at = at
+        self.iterations: dict[int, _Iteration] = {0: _Iteration(info)}
+        self.last = 0
+        self.entering = info.enters
+        self.constants: list[tuple[Item, Any]] = []
+        self.deferred: list[tuple[Item, Any]] = []
+        self.exits: list[Item] = []
+
+
+_Token = tuple[Item, _Frame, int, bool]
+
+
+class FramesRun:
+    """One run: all that changes while it goes on."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        control: Control,
+        pool: Workers | None,
+        observe: bool,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.tokens = tokens
+        self.control = control
+        self.pool = pool
+        self.observe = observe
+        self.on_end = on_end
+        self.root = _Frame(tokens.root, None, 0)
+        self.ready: deque[_Token] = deque()
+        self.heavy: list[_Token] = []
+        self.results: list[Any] = [None] * len(tokens.fetches)
+        self.fetched = {item: i for i, item in enumerate(tokens.fetches)}
+        self.error: BaseException | None = None
+        # By item, what a Switch has chosen last: it may be asked why a value is dead.
+        self.chosen: dict[Item, int] = {}
+        self.away = 0  # kernels on other threads
+        self.turn = 0
+        # What kernels on other threads have made, and whether some thread is at work on the run.
+        self.lock = threading.Lock()
+        self.back: deque[tuple[_Token, Any, BaseException | None, float]] = deque()
+        self.active = True
+
+    def start(self, inputs: Sequence[Any]) -> None:
+        """Run as long as there is something to do for this thread."""
+        root = self.root
+        roots = self.tokens.roots
+        root.iterations[0].tokens = len(roots)
+        self.ready.extend([(item, root, 0, False) for item in roots])
+        for item, value in zip(self.tokens.feeds, inputs, strict=True):
+            self._deliver(item, root, 0, False, (value,))
+        self._go()
+
+    # The thread of the run.
+
+    def _go(self) -> None:
+        while True:
+            try:
+                self._work()
+            except BaseException as error:
+                self._fail(error)
+                if not isinstance(error, Exception):
+                    self.control.set(Cancelled("the run was interrupted"))
+            with self.lock:
+                if self.back:
+                    continue
+                self.active = False
+                ended = not self.away
+            if ended:
+                self.on_end()
+            return
+
+    def _work(self) -> None:
+        ready, back, control = self.ready, self.back, self.control
+        while True:
+            while back:
+                token, result, error, seconds = back.popleft()
+                self.away -= 1
+                self._came(token, result, error, seconds)
+            if control.stopped and self.error is None:
+                self._stop()
+            if ready:
+                self._token(ready.popleft())
+            elif self.heavy:
+                self._share()
+            else:
+                return
+
+    def _stop(self) -> None:
+        """Somebody has stopped the run; say where it was."""
+        error = self.control.error or Cancelled("the run was stopped")
+        for item, *_ in [*self.ready, *self.heavy][:1]:
+            if item.node is not None:
+                error.add_note(f"The run had come to {item.node.op.name} ({item.node.label}).")
+        self._fail(error)
+
+    def _token(self, token: _Token) -> None:
+        """Let a token pass its item."""
+        item, frame, number, dead = token
+        if dead and item.kind is not Kind.TRIGGER:
+            if item.kind is Kind.FETCH:
+                self._fetch(item, DEAD)
+            self._pass(item, frame, number, True, ())
+        elif item.kind is Kind.ORDINARY:
+            if item.cost > _LONG_S and self.pool is not None and not self.observe:
+                self.heavy.append(token)
+            else:
+                self._run(token)
+        else:
+            inputs = frame.iterations[number].inputs
+            outputs = self._primitive(item, inputs[item.first : item.end])
+            if self.observe and item.node is not None:
+                self._begun(item, inputs[item.first : item.end])
+                self._ended(item, outputs)
+            self._pass(item, frame, number, False, outputs)
+
+    def _primitive(self, item: Item, inputs: list[Any]) -> Outputs:
+        """What a living primitive makes of its inputs."""
+        kind = item.kind
+        if kind is Kind.MERGE:
+            for i, value in enumerate(inputs):
+                if value is not None:
+                    return value, _index(i)
+            raise AssertionError("a Merge without a value")
+        if kind is Kind.SWITCH:
+            value, predicate = inputs
+            which = _which(predicate, item.outputs)
+            self.chosen[item] = which
+            outputs = [DEAD] * item.outputs
+            outputs[which] = value
+            return outputs
+        if kind is Kind.FETCH:
+            self._fetch(item, inputs[0])
+            return ()
+        return inputs
+
+    def _run(self, token: _Token) -> None:
+        """Run a kernel here."""
+        item, frame, number, _ = token
+        iteration = frame.iterations[number]
+        inputs = iteration.inputs[item.first : item.end]
+        self.turn += 1
+        measured = not self.turn % _SAMPLED
+        start = perf_counter() if measured else 0.0
+        if self.observe:
+            self._begun(item, inputs)
+        try:
+            outputs = _called(item, inputs, self.control)
+        except Exception as error:
+            self._fail(_explained(item, inputs, error))
+            return
+        if measured:
+            item.cost += _WEIGHT * (perf_counter() - start - item.cost)
+        if self.observe:
+            self._ended(item, outputs)
+        self._pass(item, frame, number, False, outputs)
+
+    def _begun(self, item: Item, inputs: Sequence[Any]) -> None:
+        if item.step is not None:
+            known = inputs[: len(item.step.inputs)]
+            self.control.observer.step_begin(self.control.run, item.step, known)
+
+    def _ended(self, item: Item, outputs: Outputs) -> None:
+        if item.step is not None:
+            made = [None if value is DEAD else value for value in outputs]
+            self.control.observer.step_end(self.control.run, item.step, made)
+
+    def _share(self) -> None:
+        """Hand long kernels to other threads, but for one, which this thread runs."""
+        heavy, self.heavy = self.heavy, []
+        pool = self.pool
+        for token in heavy[:-1]:
+            item, frame, number, _ = token
+            inputs = frame.iterations[number].inputs[item.first : item.end]
+            if pool is not None and pool.offer(partial(self._elsewhere, token, inputs)):
+                self.away += 1
+            else:
+                self._run(token)
+        self._run(heavy[-1])
+
+    def _elsewhere(self, token: _Token, inputs: list[Any]) -> None:
+        """Run a kernel on another thread."""
+        start = perf_counter()
+        result, error = None, None
+        try:
+            result = quiet(_called, token[0], inputs, self.control)
+        except BaseException as raised:
+            error = (
+                _explained(token[0], inputs, raised) if isinstance(raised, Exception) else raised
+            )
+        self._return(token, result, error, perf_counter() - start)
+
+    def _return(
+        self, token: _Token, result: Any, error: BaseException | None, seconds: float
+    ) -> None:
+        """A kernel has ended on another thread, which goes on with the run if nobody does."""
+        with self.lock:
+            self.back.append((token, result, error, seconds))
+            if self.active:
+                return
+            self.active = True
+        quiet(self._go)
+
+    def _came(
+        self, token: _Token, result: Any, error: BaseException | None, seconds: float
+    ) -> None:
+        item, frame, number, _ = token
+        item.cost += _WEIGHT * (seconds - item.cost)
+        if error is not None:
+            self._fail(error)
+        elif self.error is None:
+            self._pass(item, frame, number, False, result)
+
+    def _fail(self, error: BaseException) -> None:
+        """The first error ends the run: nothing that is ready will run."""
+        if self.error is None:
+            self.error = error
+        self.ready.clear()
+        self.heavy.clear()
+
+    def _fetch(self, item: Item, value: Any) -> None:
+        i = self.fetched[item]
+        if self.results[i] is not None and self.results[i] is not DEAD:
+            name = self.tokens.graph.outputs[i].name
+            raise RunError(
+                f"{name!r} was made twice: it is inside of a loop. Fetch what leaves the loop"
+            )
+        self.results[i] = value
+
+    # Tokens on their way.
+
+    def _pass(self, item: Item, frame: _Frame, number: int, dead: bool, outputs: Outputs) -> None:
+        """Send on what an item has made, and count its own token as gone."""
+        kind = item.kind
+        if kind is Kind.ENTER:
+            self._enter(item, frame, number, dead, outputs)
+        elif kind is Kind.EXIT:
+            if not dead:
+                assert frame.parent is not None
+                self._deliver(item, frame.parent, frame.at, False, outputs)
+            elif number == frame.last:
+                frame.exits.append(item)
+        elif kind is Kind.NEXT_ITERATION:
+            if not dead:
+                self._next(item, frame, number, outputs)
+        else:
+            self._deliver(item, frame, number, dead, outputs)
+        iteration = frame.iterations[number]
+        iteration.tokens -= 1
+        if not iteration.tokens:
+            self._close(frame, number)
+
+    def _enter(self, item: Item, frame: _Frame, number: int, dead: bool, outputs: Outputs) -> None:
+        info = item.child
+        assert info is not None
+        children = frame.iterations[number].children
+        child = children.get(info.name)
+        if child is None:
+            child = children[info.name] = _Frame(info, frame, number)
+        child.entering -= 1
+        if not item.constant:
+            self._deliver(item, child, 0, dead, outputs)
+        else:
+            value = DEAD if dead else outputs[0]
+            child.constants.append((item, value))
+            for each in list(child.iterations):
+                self._deliver(item, child, each, dead, outputs)
+        first = child.iterations.get(0)
+        if first is not None and not first.tokens and not child.entering:
+            self._close(child, 0)
+
+    def _next(self, item: Item, frame: _Frame, number: int, outputs: Outputs) -> None:
+        if number == frame.last:
+            if len(frame.iterations) >= frame.info.parallel:
+                frame.deferred.append((item, outputs[0]))
+                return
+            self._advance(frame)
+        self._deliver(item, frame, number + 1, False, outputs)
+
+    def _advance(self, frame: _Frame) -> None:
+        """Begin another iteration."""
+        frame.last += 1
+        frame.iterations[frame.last] = _Iteration(frame.info)
+        frame.exits.clear()
+        deferred, frame.deferred = frame.deferred, []
+        for item, value in deferred:
+            self._deliver(item, frame, frame.last, False, (value,))
+        for item, value in frame.constants:
+            self._deliver(item, frame, frame.last, value is DEAD, (value,))
+
+    def _deliver(
+        self, item: Item, frame: _Frame, number: int, dead: bool, outputs: Outputs
+    ) -> None:
+        """Bring outputs, or the word that they are dead, to all who wait for them."""
+        iteration = frame.iterations[number]
+        inputs, waits, deaths = iteration.inputs, iteration.waits, iteration.dead
+        ready = self.ready
+        before = len(ready)
+        for k, edges in enumerate(item.edges):
+            value = DEAD if dead else outputs[k] if edges else None
+            for reader, place in edges:
+                at = reader.place
+                if reader.kind is Kind.MERGE:
+                    left = waits[at]
+                    if value is not DEAD:
+                        # The first that lives counts: later ones find the bit gone.
+                        if left & 1:
+                            inputs[place] = value
+                            waits[at] = left = left - 1
+                            if not left:
+                                ready.append((reader, frame, number, False))
+                        continue
+                    deaths[at] += 1
+                    if left == 1 and (deaths[at] == reader.data or item.kind is Kind.ENTER):
+                        waits[at] = 0
+                        ready.append((reader, frame, number, True))
+                    continue
+                if value is DEAD:
+                    deaths[at] = 1
+                else:
+                    inputs[place] = value
+                waits[at] = left = waits[at] - 1
+                if not left:
+                    ready.append((reader, frame, number, bool(deaths[at])))
+        for reader in item.controls:
+            at = reader.place
+            if reader.kind is Kind.MERGE:
+                waits[at] = left = waits[at] - 2
+                if not left:
+                    ready.append((reader, frame, number, False))
+                elif left == 1 and deaths[at] == reader.data:
+                    waits[at] = 0
+                    ready.append((reader, frame, number, True))
+                continue
+            if dead:
+                deaths[at] = 1
+            waits[at] = left = waits[at] - 1
+            if not left:
+                ready.append((reader, frame, number, bool(deaths[at])))
+        iteration.tokens += len(ready) - before
+
+    def _close(self, frame: _Frame, number: int) -> None:
+        """End iterations, from this one on, and frames, as far as nothing goes on in them."""
+        while True:
+            while self._is_over(frame, number):
+                del frame.iterations[number]
+                number += 1
+                if frame.deferred:
+                    self._advance(frame)
+            parent = frame.parent
+            if frame.iterations or frame.entering or parent is None:
+                return
+            around = parent.iterations[frame.at]
+            del around.children[frame.info.name]
+            for item in frame.exits:
+                self._deliver(item, parent, frame.at, True, ())
+            if around.tokens:
+                return
+            frame, number = parent, frame.at
+
+    @staticmethod
+    def _is_over(frame: _Frame, number: int) -> bool:
+        iteration = frame.iterations.get(number)
+        if iteration is None or iteration.tokens or iteration.children:
+            return False
+        return not frame.entering if not number else number - 1 not in frame.iterations
+
+
+def _index(i: int) -> Any:
+    """What a Merge says of the input that it has taken."""
+    return _INDICES[i] if i < len(_INDICES) else np.array(i, np.int32)
+
+
+_INDICES = [np.array(i, np.int32) for i in range(16)]
+for _each in _INDICES:
+    _each.flags.writeable = False
+
+
+def _which(predicate: Any, outputs: int) -> int:
+    """The output that a Switch chooses; out of range, the last."""
+    chosen = int(predicate)
+    return chosen if 0 <= chosen < outputs else outputs - 1
+
+
+def _called(item: Item, inputs: Sequence[Any], control: Control) -> Outputs:
+    """The outputs of a kernel."""
+    assert item.function is not None
+    result = item.function(control, *inputs) if item.nested else item.function(*inputs)
+    if item.outputs == 1:
+        return (array_of(result),)
+    return () if result is None else tuple([array_of(each) for each in result])
+
+
+def _explained(item: Item, inputs: Sequence[Any], error: Exception) -> PenstockError:
+    """The error of a kernel, with its node."""
+    node = item.node
+    assert node is not None
+    if isinstance(error, PenstockError):
+        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
+        return error
+    shapes = ", ".join(
+        "none"
+        if v is None
+        else f"{v.name}: {getattr(x, 'dtype', '?')}{list(getattr(x, 'shape', None) or ())}"
+        for v, x in zip(node.inputs, inputs, strict=True)
+    )
+    what = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
+    found = RunError(f"{node.op.name} ({node.label}) with inputs ({shapes}): {what}")
+    found.__cause__ = error
+    return found
+
+
+class FramesExecutor:
+    """Runs a graph with TensorFlow's primitives of control flow, or without."""
+
+    name = "frames"
+    tasks = None
+    arena_bytes = 0
+
+    def __init__(self, tokens: Tokens, workers: Workers | None, observed: bool = False) -> None:
+        self.tokens = tokens
+        self.plan = tokens.plan()
+        self.layout = Layout(tuple(range(len(self.plan.steps))), {}, {}, 0, 0)
+        self._workers = workers
+        self._observed = observed
+
+    @property
+    def source(self) -> str:
+        """The nodes, each with the frame that it is in."""
+        lines = [f"{i.frame.name or '-'}: {i.node!r}" for i in self.tokens.items if i.node]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def plan_bytes(self) -> int:
+        return _ITEM_BYTES * len(self.tokens.items)
+
+    def observed(self) -> FramesExecutor:
+        return FramesExecutor(self.tokens, self._workers, True)
+
+    def trim(self) -> None:
+        pass
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        control = control.own()
+        ended = threading.Lock()
+        ended.acquire()
+        run = self._run(control, ended.release)
+        quiet(run.start, inputs)
+        try:
+            ended.acquire()
+        except BaseException:  # an interrupt; the run ends on its own
+            control.set(Cancelled("the run was interrupted"))
+            raise
+        return self._results(run, inputs)
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        def end() -> None:
+            try:
+                outputs = self._results(run, inputs)
+            except BaseException as error:
+                done(None, error)
+            else:
+                done(outputs, None)
+
+        run = self._run(control.own(), end)
+        quiet(run.start, inputs)
+
+    def _run(self, control: Control, on_end: Callable[[], None]) -> FramesRun:
+        return FramesRun(self.tokens, control, self._workers, self._observed, on_end)
+
+    def _results(self, run: FramesRun, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        error, run.error = run.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+        for value, result in zip(self.tokens.graph.outputs, run.results, strict=True):
+            if result is None or result is DEAD:
+                raise _dead(value, result is DEAD, run)
+        return tuple([unshared(result) for result in run.results])
+
+
+# What an item takes, with its node, about.
+_ITEM_BYTES = 2000
+
+
+def _dead(value: Value, dead: bool, run: FramesRun) -> DeadTensor:
+    """The error of a fetch without a value, with what has killed it, if that was a Switch."""
+    if not dead:
+        return DeadTensor(
+            f"{value.name!r} was never made: what it waits for did not come. It may be inside of a "
+            "loop, or wait for a value that only the first iteration has"
+        )
+    by_node = {item.node: item for item in run.chosen}
+    seen: set[Value] = {value}
+    queue = deque([value])
+    while queue:
+        node = queue.popleft().producer
+        if node is None:
+            continue
+        item = by_node.get(node)
+        if item is not None:
+            return DeadTensor(
+                f"{value.name!r} has no value: it is in a branch that was not taken. {node.label} "
+                f"chose its output {run.chosen[item]}"
+            )
+        for each in node.inputs:
+            if each is not None and each not in seen:
+                seen.add(each)
+                queue.append(each)
+    return DeadTensor(f"{value.name!r} has no value: it is in a branch that was not taken")

@@ -1,0 +1,277 @@
+"""What the frames executor knows of a graph before it runs: nodes as items, frames, and edges.
+
+Positions of inputs and counts of what is pending are numbered within each frame, so that a run
+allocates a few lists for an iteration, and nothing for a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+from penstock.ir import Graph, Node, Value, captures, clone
+from penstock.ops.base import Kernel
+from penstock.plan import Kind as SlotKind
+from penstock.plan import Plan, Slot, Step
+
+
+class Kind(IntEnum):
+    """How tokens pass a node."""
+
+    ORDINARY = 0
+    SWITCH = 1
+    MERGE = 2
+    ENTER = 3
+    EXIT = 4
+    NEXT_ITERATION = 5
+    IDENTITY = 6
+    TRIGGER = 7
+    FETCH = 8
+    FEED = 9
+
+
+KINDS: Mapping[str, Kind] = {
+    "Switch": Kind.SWITCH,
+    "RefSwitch": Kind.SWITCH,
+    "_SwitchN": Kind.SWITCH,
+    "Merge": Kind.MERGE,
+    "RefMerge": Kind.MERGE,
+    "Enter": Kind.ENTER,
+    "RefEnter": Kind.ENTER,
+    "Exit": Kind.EXIT,
+    "RefExit": Kind.EXIT,
+    "NextIteration": Kind.NEXT_ITERATION,
+    "RefNextIteration": Kind.NEXT_ITERATION,
+    "LoopCond": Kind.IDENTITY,
+    "ControlTrigger": Kind.TRIGGER,
+}
+
+
+class Item:
+    """A node as tokens meet it.
+
+    ``first`` to ``end``: where its inputs stand among those of its frame; ``place``: where what it
+    waits for is counted. ``waits``: how much that is at first: for a Merge 1 for its data, and 2
+    for each control input; else one for each input. ``data``: how many of its inputs are no
+    constants. ``edges``: for each output who reads it, and where; ``controls``: who waits for it.
+    """
+
+    __slots__ = (
+        "child",
+        "constant",
+        "controls",
+        "cost",
+        "data",
+        "edges",
+        "end",
+        "first",
+        "frame",
+        "function",
+        "index",
+        "kind",
+        "nested",
+        "node",
+        "outputs",
+        "place",
+        "step",
+        "waits",
+    )
+
+    def __init__(self, index: int, node: Node | None, kind: Kind, frame: FrameInfo) -> None:
+        self.index = index
+        self.node = node
+        self.kind = kind
+        self.frame = frame
+        self.first = self.end = self.place = self.waits = self.data = 0
+        self.function: Callable[..., Any] | None = None
+        self.outputs = 0 if node is None else len(node.outputs)
+        self.edges: tuple[tuple[tuple[Item, int], ...], ...] = ()
+        self.controls: tuple[Item, ...] = ()
+        # Of an Enter: the frame that it leads into, and whether all iterations get what it brings.
+        self.child: FrameInfo | None = None
+        self.constant = False
+        # Seconds that its kernel takes, as far as that has been measured.
+        self.cost = 0.0
+        self.step: Step | None = None
+        # Whether the function has graphs of its own, and takes the control of the run first.
+        self.nested = False
+
+    def __repr__(self) -> str:
+        return f"Item({self.node!r})"
+
+
+class FrameInfo:
+    """A frame of the graph: that of loops of one ``name`` within one ``parent``.
+
+    ``inputs`` and ``waits`` are what an iteration begins with, constants already in their places.
+    ``enters``: how many tokens enter the frame, dead ones included.
+    """
+
+    __slots__ = ("enters", "inputs", "name", "parallel", "parent", "waits")
+
+    def __init__(self, name: str, parent: FrameInfo | None) -> None:
+        self.name = name
+        self.parent = parent
+        self.inputs: list[Any] = []
+        self.waits: list[int] = []
+        self.enters = 0
+        self.parallel = 1
+
+    def __repr__(self) -> str:
+        return f"FrameInfo({self.name!r})"
+
+
+class Tokens:
+    """The items of a graph: ``roots`` wait for nothing; ``fetches`` has one for each output, and
+    ``feeds`` one for each input.
+
+    ``frame_of`` gives the frame of each node, as names of frames from the outermost one inwards: of
+    an Enter, that which it leaves. ``compile`` gives the function of a node that is none of the
+    primitives.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        frame_of: Mapping[Node, tuple[str, ...]],
+        compile: Callable[[Node], Kernel],
+    ) -> None:
+        self.graph = graph
+        self.root = FrameInfo("", None)
+        self._slots: dict[Value, int] = {}
+        self._frames: dict[tuple[str, ...], FrameInfo] = {(): self.root}
+        self.items: list[Item] = []
+        of: dict[Node, Item] = {}
+        for node in graph.nodes:
+            of[node] = self._item(node, frame_of[node], compile)
+        readers: dict[Value, list[tuple[Item, int]]] = {}
+        controls: dict[Node, list[Item]] = {}
+        for item in self.items:
+            assert item.node is not None
+            self._place(item, read(item.node), readers)
+            for before in dict.fromkeys(item.node.control_inputs):
+                controls.setdefault(before, []).append(item)
+            count = len(dict.fromkeys(item.node.control_inputs))
+            item.waits = 1 + 2 * count if item.kind is Kind.MERGE else item.data + count
+        self.fetches = [self._fetch(value, frame_of, readers) for value in graph.outputs]
+        for item in self.items:
+            item.place = len(item.frame.waits)
+            item.frame.waits.append(item.waits)
+            if item.node is not None:
+                item.edges = tuple(
+                    [() if v is None else tuple(readers.get(v, ())) for v in item.node.outputs]
+                )
+                item.controls = tuple(controls.get(item.node, ()))
+        self.roots = [item for item in self.items if not item.waits]
+        self.feeds = []
+        for value in graph.inputs:
+            item = Item(len(self.items), None, Kind.FEED, self.root)
+            item.edges = (tuple(readers.get(value, ())),)
+            self.items.append(item)
+            self.feeds.append(item)
+
+    def _frame(self, path: tuple[str, ...]) -> FrameInfo:
+        found = self._frames.get(path)
+        if found is None:
+            found = self._frames[path] = FrameInfo(path[-1], self._frame(path[:-1]))
+        return found
+
+    def _item(self, node: Node, path: tuple[str, ...], compile: Callable[[Node], Kernel]) -> Item:
+        kind = KINDS.get(node.op.name, Kind.ORDINARY) if node.op.domain else Kind.ORDINARY
+        kernel: Kernel | None = None
+        item = Item(len(self.items), node, kind, self._frame(path))
+        self.items.append(item)
+        if kind is Kind.ENTER:
+            child = self._frame((*path, node.attrs["frame_name"]))
+            child.enters += 1
+            child.parallel = int(node.attrs.get("parallel_iterations", 10))
+            item.child = child
+            item.constant = bool(node.attrs.get("is_constant", False))
+        elif kind is Kind.ORDINARY:
+            kernel = compile(node)
+            item.function = kernel.function
+            item.nested = bool(node.graphs)
+        inputs = tuple([-1 if v is None else self._slot(v) for v in node.inputs])
+        outputs = tuple([-1 if v is None else self._slot(v) for v in node.outputs])
+        item.step = Step(node, kernel, inputs, outputs)
+        return item
+
+    def _slot(self, value: Value) -> int:
+        """The slot of a value: observers know it by that."""
+        found = self._slots.get(value)
+        if found is None:
+            found = self._slots[value] = len(self._slots)
+        return found
+
+    def plan(self) -> Plan:
+        """What observers are told of the graph: all values known in runs, no order."""
+        kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
+        for value in (*self.graph.inputs, *self.graph.outputs):
+            self._slot(value)
+        slots = [
+            Slot(v.name, v.type, kinds[v.const is not None], v.const, owned=v.const is None)
+            for v in self._slots
+        ]
+        inputs, outputs = (
+            tuple(map(self._slot, values)) for values in (self.graph.inputs, self.graph.outputs)
+        )
+        steps = tuple([item.step for item in self.items if item.step is not None])
+        return Plan(self.graph.name, steps, tuple(slots), inputs, outputs)
+
+    def _place(
+        self,
+        item: Item,
+        values: Sequence[Value | None],
+        readers: dict[Value, list[tuple[Item, int]]],
+    ) -> None:
+        """Give the inputs of an item their places in its frame."""
+        inputs = item.frame.inputs
+        item.first = len(inputs)
+        for value in values:
+            if value is not None and value.const is None:
+                readers.setdefault(value, []).append((item, len(inputs)))
+                item.data += 1
+            inputs.append(None if value is None else value.const)
+        item.end = len(inputs)
+
+    def _fetch(
+        self,
+        value: Value,
+        frame_of: Mapping[Node, tuple[str, ...]],
+        readers: dict[Value, list[tuple[Item, int]]],
+    ) -> Item:
+        """An item that waits for an output, in the frame where that is made."""
+        path: tuple[str, ...] = ()
+        if value.producer is not None and value.producer in frame_of:
+            path = self._inside(value.producer, frame_of)
+        item = Item(len(self.items), None, Kind.FETCH, self._frame(path))
+        self.items.append(item)
+        self._place(item, [value], readers)
+        item.waits = item.data
+        return item
+
+    @staticmethod
+    def _inside(node: Node, frame_of: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
+        """The frame that the outputs of a node are in."""
+        kind = KINDS.get(node.op.name) if node.op.domain else None
+        path = frame_of[node]
+        if kind is Kind.ENTER:
+            return (*path, node.attrs["frame_name"])
+        return path[:-1] if kind is Kind.EXIT else path
+
+
+def read(node: Node) -> list[Value | None]:
+    """All that a node reads, with what its graphs take from outside."""
+    inner = [value for _, graph in node.graphs for value in captures(graph)]
+    return [*node.inputs, *dict.fromkeys(inner)]
+
+
+def alone(node: Node) -> tuple[Graph, list[int]]:
+    """A graph of a copy of ``node`` alone, and which of the values that it reads are its inputs."""
+    place: dict[Value, int] = {}
+    for i, value in enumerate(read(node)):
+        if value is not None and value.const is None:
+            place.setdefault(value, i)
+    made = [value for value in node.outputs if value is not None]
+    return clone(Graph([], made, [node], node.name), list(place), made), list(place.values())
