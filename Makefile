@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench bench-full clean
+.PHONY: help setup demo test lint bench bench-full proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    check format, style and types"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
+	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
 	@echo "make clean   remove all that these made"
 
@@ -41,6 +42,15 @@ bench: $(VENV)/.installed-bench
 
 bench-full: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.versus
+
+# The compiler of protobuf 6.31.1, the oldest that onnx, and so Penstock, works with.
+PROTO := penstock/frontends/graphdef_proto/graphdef.proto
+
+proto:
+	@$(PYTHON) -m venv .cache/protoc
+	@.cache/protoc/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.75.1
+	cd src && ../.cache/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. \
+		$(PROTO)
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 \

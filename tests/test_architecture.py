@@ -71,6 +71,7 @@ CONFINED = {
     "onnx": ("frontends.onnx*", "ops.reference", "onnx_backend"),
     "onnxruntime": (),
     "tensorflow": (),
+    "google": ("frontends.onnx_file", "frontends.graphdef*"),
 }
 
 

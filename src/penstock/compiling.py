@@ -35,8 +35,9 @@ from penstock.measuring import Costs, Known, on_backends
 from penstock.ops.base import Kernel
 from penstock.ops.control import is_control
 from penstock.ops.cost import seconds as estimated
+from penstock.ops.tf_control import is_primitive
 from penstock.ops.transfer import HOST
-from penstock.passes.frames import frames_of, is_framed, is_framed_node
+from penstock.passes.frames import frame_of
 from penstock.passes.fuse import fuse
 from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
@@ -88,7 +89,7 @@ class Compiler:
     def keeps(self, graph: Graph) -> bool:
         """Whether all nodes of ``graph`` are run as they are: passes know nothing of frames, and
         who asks for these wants to know how often each node runs."""
-        return self.kind == "frames" or is_framed(graph)
+        return self.kind == "frames" or _is_framed(graph)
 
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
@@ -98,7 +99,7 @@ class Compiler:
                 graph = clone(graph)
                 for value, given in zip(graph.inputs, values, strict=True):
                     value.type = _concrete(value.type, given)
-                if not is_framed(graph):
+                if not _is_framed(graph):
                     infer_types(graph)
                 return self._frames(graph)
         with self._specialised(graph, values) as special:
@@ -208,11 +209,12 @@ class Compiler:
     def _frames(self, graph: Graph) -> Executor:
         """The executor of frames, on the host."""
         if self.kind not in ("auto", "frames"):
-            names = sorted({node.op.full_name for node in graph.nodes if is_framed_node(node)})
+            names = sorted({node.op.full_name for node in graph.nodes if is_primitive(node)})
             raise Unsupported(
                 [UnsupportedOperation(name, 'executor="frames" runs it', ()) for name in names]
             )
-        tokens = Tokens(graph, frames_of(graph), self._function)
+        paths = {node: frame.path for node, frame in frame_of(graph).items()}
+        tokens = Tokens(graph, paths, self._function)
         return FramesExecutor(tokens, pool())
 
     def _function(self, node: Node) -> Kernel:
@@ -313,6 +315,11 @@ class Compiler:
             plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
         )
         return costs.faster(made, linear, _TRIED[self.kind])
+
+
+def _is_framed(graph: Graph) -> bool:
+    """Whether some node needs an executor that knows of frames and dead values."""
+    return any(map(is_primitive, graph.nodes))
 
 
 def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: Node) -> bool:

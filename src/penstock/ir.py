@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from penstock.ops.base import Op
 
 
+# TensorFlow's primitives, and so no names of other domains, through which graphs go in circles.
+MERGES = frozenset({"Merge", "RefMerge"})
+NEXT_ITERATIONS = frozenset({"NextIteration", "RefNextIteration"})
+
+
 class Value:
     """A named result of a node, an input of a graph (no producer), or a constant (``const``)."""
 
@@ -112,9 +117,12 @@ class Node:
 
 
 class Graph:
-    """Nodes in any order (``passes`` and ``order`` sort), with the values that enter and leave."""
+    """Nodes in any order (``passes`` and ``order`` sort), with the values that enter and leave.
 
-    __slots__ = ("inputs", "name", "nodes", "outputs")
+    ``targets`` are nodes that run though no output may need them.
+    """
+
+    __slots__ = ("inputs", "name", "nodes", "outputs", "targets")
 
     def __init__(
         self,
@@ -122,11 +130,13 @@ class Graph:
         outputs: Sequence[Value],
         nodes: Sequence[Node],
         name: str = "",
+        targets: Sequence[Node] = (),
     ) -> None:
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.nodes = list(nodes)
         self.name = name
+        self.targets = list(targets)
 
     def consumers(self) -> dict[Value, list[Node]]:
         """Who consumes each value, nodes of nested graphs included; once for each use."""
@@ -162,9 +172,12 @@ class Graph:
 
 
 class Model:
-    """Graphs, of which ``graphs[entry]`` is run; ``functions`` that nodes call; metadata."""
+    """Graphs, of which ``graphs[entry]`` is run; ``functions`` that nodes call; metadata.
 
-    __slots__ = ("entry", "functions", "graphs", "metadata", "path")
+    ``aliases`` are further names of values of the entry, for who feeds and fetches them.
+    """
+
+    __slots__ = ("aliases", "entry", "functions", "graphs", "metadata", "path")
 
     def __init__(
         self,
@@ -173,12 +186,14 @@ class Model:
         functions: Mapping[str, Graph] | None = None,
         metadata: Mapping[str, str] | None = None,
         path: str | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.graphs = dict(graphs)
         self.entry = entry
         self.functions = dict(functions or {})
         self.metadata = dict(metadata or {})
         self.path = path
+        self.aliases = dict(aliases or {})
 
     @property
     def graph(self) -> Graph:
@@ -213,7 +228,8 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     ``nodes[b]`` cannot run before ``nodes[a]``.
 
     A node depends on the producers of its inputs, on its control inputs, and on the producers of
-    what the graphs that it carries take from outside them. Pairs may repeat.
+    what the graphs that it carries take from outside them; but a Merge not on a NextIteration,
+    which comes after it in an iteration and before it in the next. Pairs may repeat.
     """
     reads: dict[Graph, set[Node]] = {}
     for each in reversed(list(graph.graphs())):
@@ -222,6 +238,8 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         beyond: set[Node] = set()
         for b, node in enumerate(each.nodes):
             needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+            if node.op.name in MERGES:
+                needed = [source for source in needed if source.op.name not in NEXT_ITERATIONS]
             needed += node.control_inputs
             for _, inner in node.graphs:
                 needed.extend(reads[inner])
@@ -270,17 +288,22 @@ def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
 
 
 def clone(
-    graph: Graph, inputs: Sequence[Value] | None = None, outputs: Sequence[Value] | None = None
+    graph: Graph,
+    inputs: Sequence[Value] | None = None,
+    outputs: Sequence[Value] | None = None,
+    targets: Sequence[Node] | None = None,
 ) -> Graph:
     """A copy with nodes and values of its own; constants, operations and attributes are shared.
 
-    ``inputs`` and ``outputs`` may be any values of the outermost graph instead of its own. One that
-    a node produces is cut off from it: its consumers read what is fed, and so do the outputs.
+    ``inputs``, ``outputs`` and ``targets`` may be any of the outermost graph instead of its own. An
+    input that a node produces is cut off from it: its consumers read what is fed, and so do the
+    outputs.
     """
     return _Cloner().clone(
         graph,
         graph.inputs if inputs is None else inputs,
         graph.outputs if outputs is None else outputs,
+        graph.targets if targets is None else targets,
     )
 
 
@@ -290,7 +313,13 @@ class _Cloner:
         self.nodes: dict[Node, Node] = {}
         self.fed: set[Value] = set()
 
-    def clone(self, graph: Graph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+    def clone(
+        self,
+        graph: Graph,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        targets: Sequence[Node],
+    ) -> Graph:
         fed = []
         for value in inputs:
             self.fed.add(value)
@@ -302,11 +331,12 @@ class _Cloner:
                 # Where there are loops, some of these come later.
                 before = [self.nodes.get(each) for each in node.control_inputs]
                 copy.control_inputs = [each for each in before if each is not None]
-        return Graph(fed, [self.value(value) for value in outputs], nodes, graph.name)
+        made = [self.value(value) for value in outputs]
+        return Graph(fed, made, nodes, graph.name, [self.nodes[node] for node in targets])
 
     def node(self, node: Node) -> Node:
         attrs = {
-            key: self.clone(x, x.inputs, x.outputs) if isinstance(x, Graph) else x
+            key: self.clone(x, x.inputs, x.outputs, x.targets) if isinstance(x, Graph) else x
             for key, x in node.attrs.items()
         }
         copy = self.nodes[node] = Node(

@@ -16,8 +16,9 @@ from penstock.verify import verify
 def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> Model:
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
-    Raises ``InvalidModel`` with everything that is wrong with it, and ``Unsupported`` with every
-    operation that has no kernel.
+    ONNX models, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and folders of SavedModels are told
+    apart by what they look like. Raises ``InvalidModel`` with everything that is wrong with it, and
+    ``Unsupported`` with every operation that has no kernel.
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, str | os.PathLike):
@@ -25,11 +26,43 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
         if not path.exists():
             raise InvalidModel(f"there is no file {str(path)!r}")
         source = path
-    from penstock.frontends import onnx
-
     with garbage.paused():
-        model = onnx.load(source, limits)
+        model = _read(source, limits)
         verify(model, limits)
         for graph in model.graphs.values():
             sort(graph)
     return model
+
+
+# How messages begin: GraphDef with a node, a library or versions; ModelProto and SavedModel with a
+# number, the version of the format.
+_GRAPH_DEF = (b"\x0a", b"\x12", b"\x22")
+_TEXT = (".pbtxt", ".prototxt")
+
+
+def _read(source: Any, limits: Limits) -> Model:
+    """The model as its front end reads it."""
+    if isinstance(source, Path):
+        if _is_graph_def(source):
+            from penstock.frontends import graphdef
+
+            return graphdef.load(source, limits)
+    elif isinstance(source, bytes) and source.startswith(_GRAPH_DEF[0]):
+        from penstock.frontends import graphdef
+
+        return graphdef.load(source, limits)
+    from penstock.frontends import onnx
+
+    return onnx.load(source, limits)
+
+
+def _is_graph_def(path: Path) -> bool:
+    if path.suffix in _TEXT:
+        return True
+    if path.suffix != ".pb":
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(1) in (b"", *_GRAPH_DEF)
+    except OSError:
+        return False  # which the other front end says

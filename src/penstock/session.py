@@ -26,13 +26,16 @@ from penstock.forecast import Forecast
 from penstock.fork import renewed
 from penstock.gantt import Chart, charts
 from penstock.heap import keep_memory
-from penstock.ir import Graph, Model, Value, clone
+from penstock.ir import Graph, Model, Node, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
 from penstock.observe import Observer
+from penstock.ops.tf_control import is_primitive
+from penstock.ops.tf_state import own_store
 from penstock.passes.infer import infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
+from penstock.passes.release import release
 from penstock.placement import check_overrides
 from penstock.plan import Plan
 from penstock.profile import Profile
@@ -168,7 +171,7 @@ class Session:
         self._plans: OrderedDict[tuple[Signature, Any, bool], Executor] = OrderedDict()
         with garbage.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
-            graph = self.model.graph
+            graph = self._graph = own_store(self.model.graph)
             check_overrides(place or {}, graph, chosen)
             self._values = _values_by_name(graph)
             inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
@@ -407,6 +410,8 @@ class Session:
         """The part of the model to run, the key of its plan, and the values fed."""
         if feeds is None:
             feeds = {}
+        if self.model.aliases and isinstance(feeds, Mapping):
+            feeds = self._renamed(feeds)
         signature = self._main
         if fetches is not None or targets is not None or len(feeds) != len(signature.names):
             signature = self._signature_for(feeds, fetches, targets)
@@ -536,8 +541,9 @@ class Session:
     ) -> Signature:
         with compiling():
             fed = [self._value(name, "feed") for name in feeds]
-            fetched = [self._value(name, "fetch") for name in (*fetches, *targets)]
-            graph = cut(self.model.graph, fed, fetched)
+            fetched = [self._value(name, "fetch") for name in fetches]
+            more, nodes = self._targets(targets)
+            graph = cut(self._graph, fed, [*fetched, *more], nodes)
             missing = unfed(graph)
             if missing:
                 names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
@@ -546,6 +552,8 @@ class Session:
                 if isinstance(value.type, AnyType):
                     value.type = self._inferred.get(value.name, ANY)
                 value.type = checked(value.type)
+            if not self._framed:
+                release(graph)
             if not self._compiler.keeps(graph):
                 optimize(graph, self.limits, codes=bool(self._compiler.fusing))
         return Signature(graph, fetches)
@@ -556,7 +564,7 @@ class Session:
 
         Which shapes fit a value that is fed instead of computed, the graph behind it decides.
         """
-        graph = clone(self.model.graph)
+        graph = clone(self._graph)
         infer_types(graph)
         return {
             name: TensorType(value.type.dtype)
@@ -564,8 +572,48 @@ class Session:
             if isinstance(value.type, TensorType)
         }
 
+    def _targets(self, names: Sequence[str]) -> tuple[list[Value], list[Node]]:
+        """What must be computed that nobody fetches: values, or nodes. A node of a frame may run
+        many times and has no one value, so that where there are frames, all are nodes."""
+        values: list[Value] = []
+        nodes: list[Node] = []
+        for name in names:
+            value = self._values.get(self.model.aliases.get(name, name))
+            node = self._nodes.get(name) if value is None else value.producer
+            if value is not None and (node is None or not self._framed):
+                values.append(value)
+            elif node is not None:
+                nodes.append(node)
+            else:
+                raise InvalidInput(f"no target is {name!r}: {suggest(name, self._values)}")
+        return values, nodes
+
+    @cached_property
+    def _nodes(self) -> dict[str, Node]:
+        """Every node of the outermost graph that has a name."""
+        return {node.name: node for node in self._graph.nodes if node.name}
+
+    @cached_property
+    def _framed(self) -> bool:
+        return any(is_primitive(node) for node in self._graph.nodes)
+
+    def _renamed(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Feeds by the names that values have, not by aliases of these."""
+        aliases = self.model.aliases
+        if aliases.keys().isdisjoint(feeds):
+            return feeds
+        found: dict[str, Any] = {}
+        for name, value in feeds.items():
+            known = name if name in self._values else aliases.get(name, name)
+            if known in found:
+                raise InvalidInput(f"{known!r} is fed twice, once as {name!r}; feed it once")
+            found[known] = value
+        return found
+
     def _value(self, name: str, role: str) -> Value:
         found = self._values.get(name)
+        if found is None:
+            found = self._values.get(self.model.aliases.get(name, name))
         if found is None:
             raise InvalidInput(f"cannot {role} {name!r}: {suggest(name, self._values)}")
         return found

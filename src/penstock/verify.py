@@ -22,6 +22,7 @@ from penstock.dag import CycleError, Dag
 from penstock.errors import InvalidModel
 from penstock.ir import Graph, Model, Node, Value, dependencies, ordered
 from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.base import TENSORFLOW
 from penstock.types import (
     STRING,
     MapType,
@@ -320,6 +321,13 @@ def control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
                     f"{node.label} has {other.label} as a control input, which is not a node of "
                     f"{scope}; it can only wait for nodes of its own graph"
                 )
+    for i, scope in enumerate(index.scopes):
+        for other in scope.graph.targets:
+            if index.home.get(other) != i:
+                yield (
+                    f"{scope} has {other.label} as a target, which is not a node of it; only nodes "
+                    "of its own can be"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +428,40 @@ def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
             listed = node.attrs.get(name)
             if listed and len(listed) != count:
                 yield f"{node.label} has {len(listed)} {name} for {count} sequences; give each one"
+
+
+_ARITIES = {
+    # inputs and outputs
+    **dict.fromkeys(("Switch", "RefSwitch"), (2, 2)),
+    "_SwitchN": (2, None),
+    **dict.fromkeys(("Merge", "RefMerge"), (None, 2)),
+    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit"), (1, 1)),
+    **dict.fromkeys(("NextIteration", "RefNextIteration", "LoopCond"), (1, 1)),
+}
+
+
+def primitives(index: _Index, limits: Limits) -> Iterator[str]:
+    """TensorFlow's primitives of control flow have their inputs, outputs and attributes. Whether
+    frames fit together is asked only of what a run needs (``passes/frames.py``)."""
+    for _, _, node in index.nodes():
+        arity = _ARITIES.get(node.op.name)
+        if arity is None or node.op.domain != TENSORFLOW:
+            continue
+        name, attrs = node.op.name, node.attrs
+        for what, wanted, given in zip(
+            ("inputs", "outputs"), arity, (node.inputs, node.outputs), strict=True
+        ):
+            if (wanted is None and not given) or (wanted is not None and len(given) != wanted):
+                yield f"{node.label}: {name} has {len(given)} {what} instead of {wanted or 'some'}"
+        if any(value is None for value in (*node.inputs, *node.outputs)):
+            yield f"{node.label}: {name} leaves out an input or an output, but has no optional one"
+        if name not in ("Enter", "RefEnter"):
+            continue
+        frame, limit = attrs.get("frame_name"), attrs.get("parallel_iterations", 1)
+        if not isinstance(frame, str) or not frame:
+            yield f"{node.label} enters a frame without a name; give it a frame_name"
+        if type(limit) is not int or limit < 1:
+            yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
 
 
 def types(index: _Index, limits: Limits) -> Iterator[str]:
@@ -539,6 +581,7 @@ CHECKS: tuple[Check, ...] = (
     control_inputs,
     control_flow,
     scan_lists,
+    primitives,
     types,
     constants,
     cycles,

@@ -296,7 +296,10 @@ class FramesRun:
 
     def _fetch(self, item: Item, value: Any) -> None:
         i = self.fetched[item]
-        if self.results[i] is not None and self.results[i] is not DEAD:
+        known = self.results[i]
+        if known is not None and known is not DEAD:
+            if value is DEAD:
+                return  # in another iteration
             name = self.tokens.graph.outputs[i].name
             raise RunError(
                 f"{name!r} was made twice: it is inside of a loop. Fetch what leaves the loop"

@@ -24,6 +24,9 @@ FAMILIES = (
     # Random numbers; sequences, optionals and strings; classical machine learning.
     *("random", "sequence", "text", "ml", "ml_models", "ml_trees"),
     "control",
+    # What TensorFlow has beside ONNX.
+    *("tf_control", "tf_math", "tf_arrays", "tf_state", "tf_tensor_arrays", "tf_lists"),
+    "tf_matrices",
 )
 for _family in FAMILIES:
     import_module(f"penstock.ops.{_family}")

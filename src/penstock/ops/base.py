@@ -142,6 +142,7 @@ class Op:
 
 
 MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime has beside ONNX
+TENSORFLOW = "tensorflow"  # the domain of what TensorFlow has beside ONNX
 NEWEST = 10**9  # stands for whatever the newest version of a schema is
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 
@@ -225,19 +226,21 @@ def operator(
     version: int | None = None,
     infer: Infer = unknown_types,
     pure: bool = True,
+    strings: bool = False,
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one.
 
     ``version`` is the last schema version with this meaning; left out, it is the newest there is.
+    ``strings``: it takes tensors of strings; those of ONNX that do are listed in ``STRINGS``.
     """
 
     def register(compile: Compile) -> Compile:
         last = NEWEST if version is None else version
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
-        made = compile if name in STRINGS else numeric(compile)
+        made = compile if strings or name in STRINGS else numeric(compile)
         found = infer
-        if domain == MICROSOFT:
+        if domain in (MICROSOFT, TENSORFLOW):
             made = unchecked(made)
             found = infer if infer is unknown_types else unchecked(infer)
         entries.append(Op(name, domain, since, last, found, made, pure))

@@ -100,6 +100,11 @@ def element_dtype(attrs: Attrs, name: str) -> np.dtype | None:
     raise ShapeError(f"{name} is {code}, which is no element type")
 
 
+def element_number(name: str) -> int:
+    """ONNX's number of the dtype with this name; 0 where it has none."""
+    return _ELEMENT_TYPES.index(name) if name in _ELEMENT_TYPES else 0
+
+
 def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str:
     """A string attribute that is one of those allowed; empty is as good as left out."""
     value: str = attrs.get(name) or default

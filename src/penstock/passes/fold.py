@@ -88,7 +88,8 @@ class _Folder:
                 return None
             raise fault(node, error) from error
         branch: Graph = node.attrs["then_branch" if chosen else "else_branch"]
-        return branch
+        # Nobody outside would know that a branch's targets have to run.
+        return None if branch.targets else branch
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer and fold one node; whether it stays."""

@@ -74,8 +74,11 @@ def _node_types(node: Node, certain: bool, settled: Settled) -> Sequence[Type]:
 def fault(node: Node, error: Exception) -> PenstockError:
     """What to raise for an exception out of an operation's own code, before any run.
 
-    Operations say by a ``ShapeError`` what is wrong with a model; all else is our bug.
+    Operations say by a ``ShapeError`` what is wrong with a model; but for errors that say all of it
+    themselves, all else is our bug.
     """
+    if isinstance(error, PenstockError):
+        return error
     if isinstance(error, ShapeError):
         return InvalidModel(f"{describe(node)}: {error}")
     if isinstance(error, MemoryError):

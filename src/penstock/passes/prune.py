@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 
-from penstock.ir import Graph, Node, Value, captures, clone
+from penstock.ir import NEXT_ITERATIONS, Graph, Node, Value, captures, clone
 from penstock.ops.control import Carried, is_control
-from penstock.passes.frames import is_framed, keep_needed
 
 
 def prune(graph: Graph) -> bool:
@@ -15,9 +14,11 @@ def prune(graph: Graph) -> bool:
 
     What nested graphs hand out and nobody reads goes as well, but for what a loop carries.
     """
+    if any(node.op.name in NEXT_ITERATIONS for node in graph.nodes):
+        return _prune_cyclic(graph)
     changed = False
     needed: set[Value | None] = set(graph.outputs)
-    controls: set[Node] = set()
+    controls: set[Node] = set(graph.targets)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if needed.isdisjoint(node.outputs) and node not in controls:
@@ -37,6 +38,28 @@ def prune(graph: Graph) -> bool:
     return changed
 
 
+def _prune_cyclic(graph: Graph) -> bool:
+    """As ``prune``, where what comes later may be needed by what comes before."""
+    changed = False
+    kept: set[Node] = set()
+    left = [v.producer for v in graph.outputs if v.producer is not None] + graph.targets
+    while left:
+        node = left.pop()
+        if node in kept:
+            continue
+        kept.add(node)
+        read: list[Value | None] = [*node.inputs]
+        for _, inner in node.graphs:
+            changed |= prune(inner)
+            read += captures(inner)
+        left += [v.producer for v in read if v is not None and v.producer is not None]
+        left += node.control_inputs
+    nodes = [node for node in graph.nodes if node in kept]
+    changed |= len(nodes) < len(graph.nodes)
+    graph.nodes = nodes
+    return changed
+
+
 def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
     """Let the graphs of ``node`` hand out only what is needed, or handed to the next iteration."""
     first = 0 if node.op.name == "If" else len(node.inputs[Carried(node).node])
@@ -53,14 +76,17 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
     return True
 
 
-def cut(graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value]) -> Graph:
-    """A copy of what ``fetches`` need when ``feeds`` are given: nothing upstream of a feed runs.
+def cut(
+    graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value], targets: Sequence[Node] = ()
+) -> Graph:
+    """A copy of what ``fetches`` and ``targets`` need when ``feeds`` are given: nothing upstream of
+    a feed runs.
 
     The inputs of the copy are the feeds, its outputs the fetches. An input of ``graph`` that is
     needed but not fed is read in the copy though it is no input there (see ``unfed``).
     """
-    copy = clone(graph, feeds, fetches)
-    (keep_needed if is_framed(copy) else prune)(copy)
+    copy = clone(graph, feeds, fetches, targets)
+    prune(copy)
     return copy
 
 

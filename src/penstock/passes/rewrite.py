@@ -72,7 +72,9 @@ class Substitution:
             node.control_inputs = self._left(node.control_inputs)
 
     def apply_outputs(self, graph: Graph) -> None:
-        """Replace the outputs of ``graph``."""
+        """Replace the outputs and the targets of ``graph``."""
+        if not self._gone.keys().isdisjoint(graph.targets):
+            graph.targets = self._left(graph.targets)
         if not self._values.keys().isdisjoint(graph.outputs):
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True

@@ -1,0 +1,47 @@
+"""Rules: images in another size, boxes in them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.frontends.graphdef_arrays import vector
+from penstock.frontends.graphdef_conversion import Conversion, Rule
+from penstock.ops.infer import element_number
+
+RULES: dict[str, Rule] = {}
+
+_HEIGHT_AND_WIDTH = [1, 2]
+
+
+def _coordinates(c: Conversion) -> str:
+    if c.attrs["align_corners"]:
+        return "align_corners"
+    return "half_pixel" if c.attrs["half_pixel_centers"] else "asymmetric"
+
+
+def bilinear(c: Conversion) -> None:
+    """The result is float32, whatever the image was."""
+    image = c.inputs[0]
+    if c.dtype(0) != np.float32:
+        image = c.node("Cast", [image], {"to": element_number("float32")})
+    attrs = {
+        "axes": _HEIGHT_AND_WIDTH,
+        "mode": "linear",
+        "coordinate_transformation_mode": _coordinates(c),
+    }
+    c.end("Resize", [image, None, None, vector(c, 1)], attrs)
+
+
+def nearest(c: Conversion) -> None:
+    """Places are rounded down, but to the nearest where they are those of centres or corners."""
+    coordinates = _coordinates(c)
+    attrs = {
+        "axes": _HEIGHT_AND_WIDTH,
+        "mode": "nearest",
+        "coordinate_transformation_mode": coordinates,
+        "nearest_mode": "floor" if coordinates == "asymmetric" else "round_prefer_ceil",
+    }
+    c.end("Resize", [c.inputs[0], None, None, vector(c, 1)], attrs)
+
+
+RULES.update({"ResizeBilinear": bilinear, "ResizeNearestNeighbor": nearest})

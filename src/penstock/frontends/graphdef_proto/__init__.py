@@ -1,0 +1,1 @@
+"""The messages of TensorFlow's files, as ``graphdef.proto`` declares them; generated."""
