@@ -1,11 +1,17 @@
-"""The frames executor, on graphs without frames: what every executor must hold."""
+"""The frames executor: what every executor must hold, and what TensorFlow does."""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import penstock as ps
+from penstock.frontends.graphdef_file import read_graph
 from tests.executors.conformance import ExecutorConformance, Recorder, model
+from tests.tf_cases import Case, cases, check, feeds
 
 
 class TestFrames(ExecutorConformance):
@@ -35,3 +41,83 @@ class TestFrames(ExecutorConformance):
         trace = ps.Trace()
         session.run({"x": x, "n": np.array(3)}, trace=trace)
         assert trace.counts == {"first": 1, "loop": 1, "last": 1}
+
+
+# TensorFlow's corpus: outputs, errors, and how often each node ran.
+
+ERRORS: dict[str, tuple[type[Exception], ...]] = {
+    "DeadTensor": (ps.DeadTensor,),
+    "DeadlineExceeded": (ps.DeadlineExceeded,),
+}
+OTHERS = (ps.InvalidModel, ps.InvalidInput, ps.RunError)
+
+
+@cache
+def own_nodes(path: Path) -> frozenset[str]:
+    """The nodes of a graph's own list: what else runs is not counted."""
+    return frozenset(node.name for node in read_graph(path).node)
+
+
+@pytest.mark.parametrize("executor", ["frames", "auto"])
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def test_tensorflows_corpus(case: Case, executor: str) -> None:
+    session = None
+    for run in case.runs:
+        expected = run["expect"]
+        timeout = run.get("timeout_ms")
+        trace = ps.Trace()
+        options = {"timeout": timeout / 1000} if timeout else {}
+
+        def made(run=run, trace=trace, options=options):
+            nonlocal session
+            session = session or ps.compile(case.path, executor=executor, backends=["numpy"])
+            return session.run(feeds(run), run["fetches"], run["targets"], trace=trace, **options)
+
+        if "error" in expected:
+            with pytest.raises(ERRORS.get(expected["error"], OTHERS)):
+                made()
+        else:
+            check(case, run, made())
+        if executor == "frames" and "live_exec" in expected:
+            counts = {n: k for n, k in trace.counts.items() if n in own_nodes(case.path)}
+            assert counts == {n: k for n, k in expected["live_exec"].items() if k}
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 32])
+def test_the_number_of_iterations_at_once_changes_no_answer(parallel):
+    text = [case for case in cases() if case.name.startswith("loop_")]
+    for case in text:
+        graph = read_graph(case.path)
+        for node in graph.node:
+            if node.op == "Enter":
+                node.attr["parallel_iterations"].i = parallel
+        session = ps.compile(graph.SerializeToString(), executor="frames", backends=["numpy"])
+        for run in case.runs:
+            if "error" not in run["expect"]:
+                check(case, run, session.run(feeds(run), run["fetches"], run["targets"]))
+
+
+def test_a_dead_fetch_names_the_switch_that_killed_it():
+    (case,) = [case for case in cases() if case.name == "prim_switch"]
+    session = ps.compile(case.path, executor="frames", backends=["numpy"])
+    feeds = {"x": np.array([1, 2], np.int32), "p": np.array(True)}
+    with pytest.raises(
+        ps.DeadTensor, match=r"'on_false:0'.*sw in prim_switch.pb chose its output 1"
+    ):
+        session.run(feeds, ["on_false"])
+
+
+def test_runs_at_once_have_frames_of_their_own():
+    (case,) = [case for case in cases() if case.name == "loop_inner_independent"]
+    session = ps.compile(case.path, executor="frames", backends=["numpy"])
+    runs = [run for run in case.runs if "error" not in run["expect"]] * 10
+    futures = [(r, session.submit(feeds(r), r["fetches"], r["targets"])) for r in runs]
+    for run, future in futures:
+        check(case, run, future.result(30))
+
+
+def test_other_executors_say_who_runs_frames():
+    (case,) = [case for case in cases() if case.name == "prim_switch"]
+    with pytest.raises(ps.Unsupported, match="frames"):
+        session = ps.compile(case.path, executor="linear", backends=["numpy"])
+        session.run({"x": np.array([1, 2], np.int32), "p": np.array(True)}, ["on_true"])
