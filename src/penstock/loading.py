@@ -43,6 +43,10 @@ _TEXT = (".pbtxt", ".prototxt")
 def _read(source: Any, limits: Limits) -> Model:
     """The model as its front end reads it."""
     if isinstance(source, Path):
+        if source.is_dir() or source.stem == "saved_model":
+            from penstock.frontends import saved_model
+
+            return saved_model.load(source if source.is_dir() else source.parent, limits)
         if _is_graph_def(source):
             from penstock.frontends import graphdef
 

@@ -87,7 +87,7 @@ class Importer:
         self.unsupported: dict[tuple[str, str], list[str]] = {}
         self.library = Library(proto.library, self.where, limits, self.problems)
         self.functions: dict[str, Graph] = {}
-        self.handles: dict[Value, np.ndarray] = {}
+        self.handles: dict[Value | None, np.ndarray] = {}
         self.nodes = 0
         self.taken = {node.name for node in proto.node}
         self.folders = {
@@ -203,6 +203,8 @@ class Importer:
                 scope.references.add(value)
             scope.outputs[name, argument, index] = i
             values.append(value)
+        if values and scope.prefix + name in self.frozen:
+            self.handles[values[0]] = self.frozen[scope.prefix + name]
         scope.values[name] = values
         return True
 

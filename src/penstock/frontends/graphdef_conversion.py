@@ -285,8 +285,15 @@ class Conversion:
 
     def dereference(self, index: int) -> None:
         """Read the variable that input ``index`` refers to."""
-        read = self.node("ReadVariableOp", [self.inputs[index]], domain=TENSORFLOW)
-        self.inputs[index] = read
+        self.inputs[index] = self.variable(self.inputs[index], None)
+
+    def variable(self, handle: Value, dtype: str | None) -> Value:
+        """The value of a variable: a constant where nothing can change it."""
+        frozen = self.importer.handles.get(handle)
+        if frozen is not None:
+            return self.node("Const", [], {"value": frozen}, domain=TENSORFLOW)
+        attrs = {} if dtype is None else {"dtype": dtype}
+        return self.node("ReadVariableOp", [handle], attrs, domain=TENSORFLOW)
 
     def close(self) -> None:
         """Add the emitted nodes to the graph, waiting for whom they have to."""
@@ -340,6 +347,8 @@ class Conversion:
             found, inputs, outputs, attrs, name=name, device=self.device, origin=self.origin
         )
         self.emitted.append(node)
+        if op == "Identity" and (handle := self.importer.handles.get(node.inputs[0])) is not None:
+            self.importer.handles[outputs[0]] = handle  # of a variable that nothing changes
         return node
 
 

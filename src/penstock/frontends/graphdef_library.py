@@ -10,6 +10,7 @@ from penstock.frontends.graphdef_proto.graphdef_pb2 import (
     AttrValue,
     FunctionDef,
     FunctionDefLibrary,
+    NodeDef,
     OpDef,
 )
 from penstock.frontends.graphdef_schemas import Argument, Schema, schemas
@@ -35,7 +36,10 @@ class Library:
                 problems.append(f"{where} has a function {name!r} whose name is not its own")
             self.functions[name] = function
         self.recursive = _recursive(
-            {name: set(_calls(function)) for name, function in self.functions.items()}
+            {
+                name: {called for node in function.node_def for called in calls(node)}
+                for name, function in self.functions.items()
+            }
         )
         for name, function in self.functions.items():
             try:
@@ -76,12 +80,11 @@ def _argument(proto: OpDef.ArgDef) -> Argument:
     return Argument(proto.name, count, kind, proto.is_ref)
 
 
-def _calls(function: FunctionDef) -> Iterator[str]:
-    """The functions that a function names."""
-    for node in function.node_def:
-        yield node.op
-        for value in node.attr.values():
-            yield from _functions_of(value)
+def calls(node: NodeDef) -> Iterator[str]:
+    """What a node names that may be a function: its operation, and those among its attributes."""
+    yield node.op
+    for value in node.attr.values():
+        yield from _functions_of(value)
 
 
 def _functions_of(value: AttrValue) -> Iterator[str]:

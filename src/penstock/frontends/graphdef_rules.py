@@ -249,11 +249,8 @@ def variable(c: Conversion) -> None:
     }
     if shape is not None:
         attrs["shape"] = [-1 if d is None else d for d in shape]
-    frozen = c.importer.frozen.get(c.name)
     (value,) = c.outputs
     value.type = ANY
-    if frozen is not None:
-        c.importer.handles[value] = frozen
     c.end("VarHandleOp" if c.op == "VarHandleOp" else "VariableV2", [], attrs, domain=TENSORFLOW)
 
 
@@ -270,13 +267,8 @@ def read_variable(c: Conversion) -> None:
 @rule("ResourceGather")
 def resource_gather(c: Conversion) -> None:
     handle, indices = c.inputs
-    frozen = c.importer.handles.get(handle)
-    attrs = {"batch_dims": c.attrs["batch_dims"]}
-    if frozen is None:
-        value = c.node("ReadVariableOp", [handle], {"dtype": c.attrs["dtype"]}, domain=TENSORFLOW)
-    else:
-        value = c.node("Const", [], {"value": frozen}, domain=TENSORFLOW)
-    c.end("GatherV2", [value, indices], attrs, domain=TENSORFLOW)
+    value = c.variable(handle, c.attrs.get("dtype"))
+    c.end("GatherV2", [value, indices], {"batch_dims": c.attrs["batch_dims"]}, domain=TENSORFLOW)
 
 
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
