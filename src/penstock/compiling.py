@@ -16,6 +16,7 @@ from penstock.errors import (
     InvalidInput,
     InvalidModel,
     LimitExceeded,
+    PenstockError,
     Unsupported,
     UnsupportedOperation,
 )
@@ -39,7 +40,7 @@ from penstock.ops.tf_control import is_primitive
 from penstock.ops.transfer import HOST
 from penstock.passes.frames import frame_of
 from penstock.passes.fuse import fuse
-from penstock.passes.infer import infer_types
+from penstock.passes.infer import fault, infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
 from penstock.passes.quantize import left_as_codes, quantize
@@ -222,7 +223,12 @@ class Compiler:
         of its own, which takes what these read from outside as well."""
         types = [None if value is None else value.type for value in node.inputs]
         if not is_control(node):
-            return self.hosts[-1].compile(node, types)
+            try:
+                return self.hosts[-1].compile(node, types)
+            except Exception as error:
+                if isinstance(error, PenstockError):
+                    raise
+                raise fault(node, error) from error
         graph, taken = alone(node)
         infer_types(graph)
         plan = compile_plan(graph, self.hosts, {}, planned=False)

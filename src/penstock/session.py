@@ -637,7 +637,8 @@ def compile(
     step by step, as they become ready; "parallel": on several threads, where a simulated schedule
     says that this is no slower; "streams": on streams that are scheduled when the plan is compiled,
     and wait for each other's signals, where these pay, or on exactly ``max_streams`` as far as the
-    model is as wide; "auto": "linear", or "parallel" where it clearly wins. ``backends``:
+    model is as wide; "frames": by tokens, as TensorFlow does, every node as it is; "auto": "frames"
+    where the model needs it, else "linear", or "parallel" where it clearly wins. ``backends``:
     names, or backends of your own, those to be preferred first; where several can run a node,
     costs decide, measured before or else estimated, unless ``place`` does: it maps operations
     ("Conv"), or nodes ("node:add_3"), to names of backends. With ``autotune`` they are measured

@@ -214,9 +214,14 @@ class Importer:
             if key.startswith("_"):
                 continue
             try:
-                attrs[key] = attribute(value, scope.bound, self.limits)
+                found = attribute(value, scope.bound, self.limits)
             except TensorError as error:
                 raise TensorError(f"its attribute {key!r} {error}") from error
+            default = attrs.get(key)
+            kinds = _KINDS.get(key, ()) if default is None else _alike(default)
+            if kinds and found is not None and not isinstance(found, kinds):
+                raise TensorError(f"its attribute {key!r} is {found!r}, of another type")
+            attrs[key] = found
         return attrs
 
     def convert(self, scope: Scope, proto: NodeDef) -> None:
@@ -247,6 +252,11 @@ class Importer:
             self.refuse(op, str(error), origin)
         except (TensorError, graphdef_rules.NodeError) as error:
             self.problems.append(f"{origin} ({op}) {error}")
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            # Rules take attributes for what TensorFlow writes; a file may have anything there.
+            self.problems.append(
+                f"{origin} ({op}) has attributes or inputs that it cannot have: {error!r}"
+            )
         else:
             conversion.close()
 
@@ -293,3 +303,11 @@ class Importer:
             found = f"{name}/~{n}/"
         self.folders.add(found)
         return found
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {"dtype": (str,), "shape": (tuple, str)}
+
+
+def _alike(default: Any) -> tuple[type, ...]:
+    """The types that an attribute with this default can be of."""
+    return (int, float) if isinstance(default, float) else (type(default),)

@@ -24,7 +24,7 @@ class Function:
     attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
     """A tensor that nobody has decoded yet."""
 
