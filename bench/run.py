@@ -193,7 +193,8 @@ def main() -> None:
         "",
         f"Measured on {date.today().isoformat()} by `make bench`: {machine()}.",
         "One thread each. Engines in turn, each in its own process, medians of "
-        f"{TURNS} turns; the ratio is the median of the turns' ratios.",
+        f"{TURNS} turns; the ratio is the median of the turns' ratios. Whole models are in "
+        "`models.md`; what is not reached, and what was tried, in `open.md`.",
         "",
         "| what | Penstock | ONNX Runtime | ratio | at most | reached |",
         "|---|---|---|---|---|---|",
