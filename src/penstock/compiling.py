@@ -216,7 +216,7 @@ class Compiler:
             )
         paths = {node: frame.path for node, frame in frame_of(graph).items()}
         tokens = Tokens(graph, paths, self._function)
-        return FramesExecutor(tokens, pool())
+        return FramesExecutor(tokens, pool(), self.limits)
 
     def _function(self, node: Node) -> Kernel:
         """The kernel of a node whose shapes are known only in runs. What has graphs becomes a plan

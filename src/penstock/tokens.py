@@ -70,6 +70,7 @@ class Item:
         "function",
         "index",
         "kind",
+        "left",
         "nested",
         "node",
         "outputs",
@@ -91,8 +92,10 @@ class Item:
         # Of an Enter: the frame that it leads into, and whether all iterations get what it brings.
         self.child: FrameInfo | None = None
         self.constant = False
-        # Seconds that its kernel takes, as far as that has been measured.
+        # Seconds that its kernel takes, as far as that has been measured, and how often it runs
+        # before it is measured again.
         self.cost = 0.0
+        self.left = 0
         self.step: Step | None = None
         # Whether the function has graphs of its own, and takes the control of the run first.
         self.nested = False

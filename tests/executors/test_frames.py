@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +12,11 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors.frames import FramesRun
 from penstock.frontends.graphdef_file import read_graph
+from penstock.ops.base import Kernel
+from penstock.threads import pool
 from tests.executors.conformance import ExecutorConformance, Recorder, model
 from tests.tf_cases import Case, cases, check, feeds
 
@@ -121,3 +128,54 @@ def test_other_executors_say_who_runs_frames():
     with pytest.raises(ps.Unsupported, match="frames"):
         session = ps.compile(case.path, executor="linear", backends=["numpy"])
         session.run({"x": np.array([1, 2], np.int32), "p": np.array(True)}, ["on_true"])
+
+
+def test_iterations_of_a_frame_are_bounded():
+    (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
+    limits = ps.Limits(max_iterations=100)
+    session = ps.compile(case.path, executor="frames", backends=["numpy"], limits=limits)
+    assert session.run({"n": np.int32(100)}, ["while/Exit"])["while/Exit"] == 100
+    with pytest.raises(ps.LimitExceeded, match="max_iterations"):
+        session.run({"n": np.int32(101)}, ["while/Exit"])
+
+
+def test_a_run_leaves_nothing_behind():
+    (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
+    session = ps.compile(case.path, executor="frames", backends=["numpy"])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            session.run({"n": np.int32(5)}, ["while/Exit"])
+            session.submit({"n": np.int32(5)}, ["while/Exit"]).result(30)
+        time.sleep(0.05)
+        left = [each for each in gc.get_objects() if isinstance(each, FramesRun)]
+    finally:
+        gc.enable()
+    assert not left
+
+
+def test_long_kernels_run_beside_each_other():
+    #  two sleeps of 30 ms in each of ten turns: on two threads, once they are known to be long
+    names: set[str] = set()
+
+    class Slow(NumpyBackend):
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+            if node.op.name not in ("Sin", "Cos"):
+                return kernel
+
+            def function(x):
+                names.add(threading.current_thread().name)
+                time.sleep(0.01)
+                return kernel.function(x)
+
+            return Kernel(function)
+
+    text = "g (float[2] x) => (float[2] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
+    session = ps.compile(model(text), executor="frames", backends=[Slow()])
+    x = np.ones(2, np.float32)
+    for _ in range(40):
+        np.testing.assert_allclose(session(x), np.sin(x) + np.cos(x), rtol=1e-6)
+    if pool().size > 1:
+        assert len(names) > 1

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from penstock.binding import unshared
-from penstock.errors import Cancelled, DeadTensor, PenstockError, RunError
+from penstock.errors import Cancelled, DeadTensor, LimitExceeded, PenstockError, RunError
 from penstock.executors.base import Control, Done, quiet
 from penstock.ir import Value
+from penstock.limits import Limits
 from penstock.liveness import Layout
 from penstock.ops.base import array_of
 from penstock.threads import Workers
@@ -104,9 +105,11 @@ class FramesRun:
         control: Control,
         pool: Workers | None,
         observe: bool,
+        most: int | None,
         on_end: Callable[[], None],
     ) -> None:
         self.tokens = tokens
+        self.most = most  # iterations of a frame
         self.control = control
         self.pool = pool
         self.observe = observe
@@ -120,7 +123,6 @@ class FramesRun:
         # By item, what a Switch has chosen last: it may be asked why a value is dead.
         self.chosen: dict[Item, int] = {}
         self.away = 0  # kernels on other threads
-        self.turn = 0
         # What kernels on other threads have made, and whether some thread is at work on the run.
         self.lock = threading.Lock()
         self.back: deque[tuple[_Token, Any, BaseException | None, float]] = deque()
@@ -152,7 +154,8 @@ class FramesRun:
                 self.active = False
                 ended = not self.away
             if ended:
-                self.on_end()
+                on_end, self.on_end = self.on_end, _nothing  # which leads back to us
+                on_end()
             return
 
     def _work(self) -> None:
@@ -228,8 +231,8 @@ class FramesRun:
         item, frame, number, _ = token
         iteration = frame.iterations[number]
         inputs = iteration.inputs[item.first : item.end]
-        self.turn += 1
-        measured = not self.turn % _SAMPLED
+        item.left -= 1
+        measured = item.left < 0
         start = perf_counter() if measured else 0.0
         if self.observe:
             self._begun(item, inputs)
@@ -239,6 +242,7 @@ class FramesRun:
             self._fail(_explained(item, inputs, error))
             return
         if measured:
+            item.left = _SAMPLED
             item.cost += _WEIGHT * (perf_counter() - start - item.cost)
         if self.observe:
             self._ended(item, outputs)
@@ -371,6 +375,11 @@ class FramesRun:
 
     def _advance(self, frame: _Frame) -> None:
         """Begin another iteration."""
+        if self.most is not None and frame.last >= self.most:
+            raise LimitExceeded(
+                f"the frame {frame.info.name!r} passed the limit of {self.most} iterations; raise "
+                "Limits.max_iterations if that is what the model should do"
+            )
         frame.last += 1
         frame.iterations[frame.last] = _Iteration(frame.info)
         frame.exits.clear()
@@ -458,6 +467,10 @@ class FramesRun:
         return not frame.entering if not number else number - 1 not in frame.iterations
 
 
+def _nothing() -> None:
+    """At the end of a run that has ended."""
+
+
 def _index(i: int) -> Any:
     """What a Merge says of the input that it has taken."""
     return _INDICES[i] if i < len(_INDICES) else np.array(i, np.int32)
@@ -512,8 +525,11 @@ class FramesExecutor:
     tasks = None
     arena_bytes = 0
 
-    def __init__(self, tokens: Tokens, workers: Workers | None, observed: bool = False) -> None:
+    def __init__(
+        self, tokens: Tokens, workers: Workers | None, limits: Limits, observed: bool = False
+    ) -> None:
         self.tokens = tokens
+        self._limits = limits
         self.plan = tokens.plan()
         self.layout = Layout(tuple(range(len(self.plan.steps))), {}, {}, 0, 0)
         self._workers = workers
@@ -530,7 +546,7 @@ class FramesExecutor:
         return _ITEM_BYTES * len(self.tokens.items)
 
     def observed(self) -> FramesExecutor:
-        return FramesExecutor(self.tokens, self._workers, True)
+        return FramesExecutor(self.tokens, self._workers, self._limits, True)
 
     def trim(self) -> None:
         pass
@@ -561,7 +577,8 @@ class FramesExecutor:
         quiet(run.start, inputs)
 
     def _run(self, control: Control, on_end: Callable[[], None]) -> FramesRun:
-        return FramesRun(self.tokens, control, self._workers, self._observed, on_end)
+        most = self._limits.max_iterations
+        return FramesRun(self.tokens, control, self._workers, self._observed, most, on_end)
 
     def _results(self, run: FramesRun, inputs: Sequence[Any]) -> tuple[Any, ...]:
         error, run.error = run.error, None
