@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.frontends.graphdef_arrays import vector
 from penstock.frontends.graphdef_conversion import Conversion, Rule
+from penstock.ops.base import TENSORFLOW
 from penstock.ops.infer import element_number
 
 RULES: dict[str, Rule] = {}
@@ -44,4 +45,14 @@ def nearest(c: Conversion) -> None:
     c.end("Resize", [c.inputs[0], None, None, vector(c, 1)], attrs)
 
 
+def suppression(c: Conversion) -> None:
+    """All versions but the combined one."""
+    kept = ("iou_threshold", "pad_to_max_output_size")
+    attrs = {key: c.attrs[key] for key in kept if key in c.attrs}
+    attrs["outputs"] = len(c.outputs)
+    c.end("NonMaxSuppression", attrs=attrs, domain=TENSORFLOW)
+
+
+_VERSIONS = ("", "V2", "V3", "V4", "V5")
+RULES.update({f"NonMaxSuppression{version}": suppression for version in _VERSIONS})
 RULES.update({"ResizeBilinear": bilinear, "ResizeNearestNeighbor": nearest})
