@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.types import ANY, accepts, type_of
 
 CASES = np.load(Path(__file__).parent / "models" / "tf_ops" / "cases.npz")
 NAMES = sorted(key.removesuffix("/graph") for key in CASES.files if key.endswith("/graph"))
@@ -27,9 +28,11 @@ def test_operation(name: str, executor: str, backends: list[str] | None) -> None
     graph = CASES[f"{name}/graph"].tobytes()
     session = ps.compile(graph, executor=executor, backends=backends)
     out = session.run(part(name, "in"), list(wanted))
+    declared = {port.name: port.type for port in session.outputs}
     for key, want in wanted.items():
         got = out[key]
         assert (got.dtype, got.shape) == (want.dtype, want.shape), key
+        assert accepts(declared.get(key, ANY), type_of(got)), (key, declared[key])
         if want.dtype.kind in "fc":
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
         else:

@@ -39,8 +39,8 @@ from penstock.frontends.graphdef_types import declared_type
 from penstock.ir import Graph, Model, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.base import TENSORFLOW, find
-from penstock.ops.tf_state import Store
-from penstock.types import ANY
+from penstock.ops.tf_state import VARIABLES, Store
+from penstock.types import ANY, TensorType
 
 MAX_PROBLEMS = 50
 """How many problems are listed; of the others, the number is told."""
@@ -66,8 +66,9 @@ def load(source: bytes | Path, limits: Limits | None = None) -> Model:
 class Importer:
     """Imports one graph with its library of functions.
 
-    ``store`` holds the variables; ``frozen`` has the values of those that nothing assigns to, by
-    the name of the node that makes the handle.
+    ``store`` holds the variables; ``frozen`` has the values of those that nothing assigns to, by the
+    name of the node that makes the handle. By the handles themselves, and by copies of these,
+    ``handles`` has these values, and ``declared`` the types of all variables.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Importer:
         self.library = Library(proto.library, self.where, limits, self.problems)
         self.functions: dict[str, Graph] = {}
         self.handles: dict[Value | None, np.ndarray] = {}
+        self.declared: dict[Value | None, TensorType] = {}
         self.nodes = 0
         self.taken = {node.name for node in proto.node}
         self.folders = {
@@ -205,6 +207,10 @@ class Importer:
             values.append(value)
         if values and scope.prefix + name in self.frozen:
             self.handles[values[0]] = self.frozen[scope.prefix + name]
+        if op in VARIABLES and values:
+            held = declared_type(attrs.get("dtype"), False, attrs.get("shape"))
+            if isinstance(held, TensorType):
+                self.declared[values[0]] = held
         scope.values[name] = values
         return True
 

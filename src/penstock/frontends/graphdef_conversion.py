@@ -12,10 +12,11 @@ from penstock.frontends.graphdef_attrs import Tensor
 from penstock.frontends.graphdef_proto.graphdef_pb2 import NodeDef
 from penstock.frontends.graphdef_schemas import Argument, Schema
 from penstock.frontends.graphdef_tensors import array_of
+from penstock.frontends.graphdef_types import declared_type
 from penstock.ir import Node, Value
 from penstock.limits import Limits
 from penstock.ops.base import TENSORFLOW, find
-from penstock.types import ANY, Shape, TensorType, Type
+from penstock.types import ANY, Shape, TensorType, Type, dtype_name
 
 if TYPE_CHECKING:
     from penstock.frontends.graphdef import Importer
@@ -180,7 +181,9 @@ class Conversion:
     def constant(self, index: int) -> np.ndarray | None:
         """Input ``index`` if it is a constant."""
         source = self.references[index].source
-        return self.scope.constant(source) if source else None
+        found = self.scope.constant(source) if source else None
+        # Where variables are constants, or constants are arguments, that shows only afterwards.
+        return _made_constant(self.inputs[index]) if found is None else found
 
     def integers(self, index: int) -> list[int] | None:
         """The elements of input ``index`` if it is a constant of integers, row-major."""
@@ -292,8 +295,20 @@ class Conversion:
         frozen = self.importer.handles.get(handle)
         if frozen is not None:
             return self.node("Const", [], {"value": frozen}, domain=TENSORFLOW)
-        attrs = {} if dtype is None else {"dtype": dtype}
-        return self.node("ReadVariableOp", [handle], attrs, domain=TENSORFLOW)
+        attrs, kind = self.reading(handle, dtype)
+        return self.node("ReadVariableOp", [handle], attrs, domain=TENSORFLOW, type=kind)
+
+    def reading(self, handle: Value, dtype: str | None) -> tuple[dict[str, Any], Type]:
+        """What a node that reads a variable knows of it, and the type of what it reads."""
+        declared = self.importer.declared.get(handle)
+        attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if declared is None:
+            return attrs, declared_type(dtype)
+        if declared.shape is not None:
+            attrs["shape"] = [dim if isinstance(dim, int) else -1 for dim in declared.shape]
+        if declared.dtype is not None:
+            attrs["dtype"] = dtype_name(declared.dtype)
+        return attrs, declared
 
     def close(self) -> None:
         """Add the emitted nodes to the graph, waiting for whom they have to."""
@@ -347,9 +362,25 @@ class Conversion:
             found, inputs, outputs, attrs, name=name, device=self.device, origin=self.origin
         )
         self.emitted.append(node)
-        if op == "Identity" and (handle := self.importer.handles.get(node.inputs[0])) is not None:
-            self.importer.handles[outputs[0]] = handle  # of a variable that nothing changes
+        if op == "Identity":  # perhaps of a handle, of which something is known
+            for known in (self.importer.handles, self.importer.declared):
+                if node.inputs[0] in known:
+                    known[outputs[0]] = known[node.inputs[0]]  # type: ignore[assignment]
         return node
+
+
+def _made_constant(value: Value) -> np.ndarray | None:
+    """The constant that ``value`` is, if the node that makes it is there already."""
+    for _ in range(8):
+        node = value.producer
+        if node is None:
+            return None
+        if node.op.name == "Const":
+            return node.attrs.get("value")
+        if node.op.name != "Identity" or node.inputs[0] is None:
+            return None
+        value = node.inputs[0]
+    return None
 
 
 def _plain(value: Any) -> bool:

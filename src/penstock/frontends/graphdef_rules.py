@@ -259,7 +259,9 @@ def read_variable(c: Conversion) -> None:
     """The value itself where nothing can change it."""
     frozen = c.importer.handles.get(c.inputs[0])
     if frozen is None:
-        c.own({"dtype"})
+        attrs, kind = c.reading(c.inputs[0], c.attrs.get("dtype"))
+        c.outputs[0].type = kind
+        c.own((), **attrs)
     else:
         c.end("Const", [], {"value": frozen}, domain=TENSORFLOW)
 

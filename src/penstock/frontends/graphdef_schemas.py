@@ -144,7 +144,6 @@ ClipByValue: t clip_value_min clip_value_max -> output
 AddN: inputs*N -> sum
 AccumulateNV2: inputs*N -> sum
 Cast: x -> y:DstT ; Truncate=false
-Bitcast: input -> output:type
 Softmax: logits -> softmax
 LogSoftmax: logits -> logsoftmax
 BiasAdd: value bias -> output ; data_format="NHWC"
@@ -180,13 +179,9 @@ Cumsum: x axis -> out ; exclusive=false reverse=false
 Cumprod: x axis -> out ; exclusive=false reverse=false
 TopK: input -> values indices:int32 ; sorted=true
 TopKV2: input k -> values indices:index_type ; sorted=true index_type="int32"
-InTopKV2: predictions targets k -> precision:bool
 L2Loss: t -> output
 Unique: x -> y idx:out_idx ; out_idx="int32"
-UniqueV2: x axis -> y idx:out_idx ; out_idx="int32"
 UniqueWithCounts: x -> y idx:out_idx count:out_idx ; out_idx="int32"
-SegmentSum: data segment_ids -> output
-UnsortedSegmentSum: data segment_ids num_segments -> output
 Where: input -> index:int64
 
 # Where elements are, and how many
@@ -231,8 +226,6 @@ MatrixDiagV3: diagonal k num_rows num_cols padding_value -> output ; align="RIGH
 MatrixBandPart: input num_lower num_upper -> band
 MatrixSetDiagV3: input diagonal k -> output ; align="RIGHT_LEFT"
 MatrixDiagPartV3: input k padding_value -> diagonal ; align="RIGHT_LEFT"
-LowerBound: sorted_inputs values -> output:out_type ; out_type="int32"
-UpperBound: sorted_inputs values -> output:out_type ; out_type="int32"
 
 # Products
 MatMul: a b -> product ; transpose_a=false transpose_b=false

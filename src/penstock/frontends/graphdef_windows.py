@@ -6,7 +6,7 @@ views, which cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from penstock.frontends.graphdef_conversion import (
 )
 from penstock.ir import Value
 from penstock.ops.base import TENSORFLOW
+from penstock.ops.infer import all_known
+from penstock.ops.tf_windows import backward_attrs
+from penstock.types import ShapeError
 
 RULES: dict[str, Rule] = {}
 
@@ -71,12 +74,14 @@ class Layout:
             return value
         return self.c.node("Transpose", [value], {"perm": self.first})
 
-    def leave(self, op: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> None:
+    def leave(
+        self, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any], domain: str = ""
+    ) -> None:
         """The node's own operation, and then its output with its channels where they were."""
         if not self.last:
-            self.c.end(op, inputs, attrs)
+            self.c.end(op, inputs, attrs, domain=domain)
             return
-        made = self.c.node(op, inputs, attrs)
+        made = self.c.node(op, inputs, attrs, domain=domain)
         self.c.end("Transpose", [made], {"perm": self.back}, outputs=self.c.outputs[:1])
 
 
@@ -131,37 +136,29 @@ def _four(shape: tuple[int, ...], what: str) -> tuple[int, int, int, int]:
 def conv_transpose(c: Conversion) -> None:
     """The gradient of a convolution: what it takes for the image's size decides the padding."""
     layout = Layout(c, 2)
-    sizes = c.integers(0)
-    filters = _four(c.static(1, "the filter"), "filter")
-    if sizes is None or len(sizes) not in (2, 4):
-        raise InexpressibleError("the size of its result is known only during a run")
-    image = sizes if len(sizes) == 2 else sizes[1:3] if layout.last else sizes[2:]
-    strides, dilations = layout.spatial_of("strides"), layout.spatial_of("dilations")
-    explicit = layout.explicit() if c.attrs.get("padding") == "EXPLICIT" else []
-    begins, ends, more = [], [], []
-    for i, (size, stride, dilation) in enumerate(zip(image, strides, dilations, strict=True)):
-        reach = (filters[i] - 1) * dilation + 1
-        if explicit:
-            front, total = explicit[i], explicit[i] + explicit[i + 2]
-            count = (size + total - reach) // stride + 1
-        elif c.attrs.get("padding") == "SAME":
-            count = -(-size // stride)
-            total = max((count - 1) * stride + reach - size, 0)
-            front = total // 2
-        else:
-            front = total = 0
-            count = (size - reach) // stride + 1
-        begins.append(front)
-        ends.append(total - front)
-        more.append(size - ((count - 1) * stride + reach - total))
-    attrs = {
-        "strides": strides,
-        "dilations": dilations,
-        "pads": [*begins, *ends],
-        "output_padding": more,
+    padding = layout.padding()
+    attrs: dict[str, Any] = {
+        "strides": layout.spatial_of("strides"),
+        "dilations": layout.spatial_of("dilations"),
+        "padding": c.attrs["padding"],
+        "pads": padding.get("pads", []),
     }
     weights = c.node("Transpose", [c.inputs[1]], {"perm": [3, 2, 0, 1]})
-    layout.leave("ConvTranspose", [layout.enter(c.inputs[2]), weights], attrs)
+    inputs = [layout.enter(c.inputs[2]), weights]
+    sizes, window = c.integers(0), c.shape(1)
+    if sizes is not None and len(sizes) == 4:
+        sizes = sizes[1:3] if layout.last else sizes[2:]
+    if sizes is not None and window is not None and all_known(window) and len(sizes) == 2:
+        try:
+            made = backward_attrs(sizes, all_known(window) or (), attrs)
+        except ShapeError as error:
+            raise NodeError(str(error)) from error
+        layout.leave("ConvTranspose", inputs, made)
+        return
+    # Height and width stand last where channels come first.
+    order = c.known([0, 3, 1, 2] if layout.last else [0, 1, 2, 3], np.int64)
+    size = c.node("GatherV2", [c.inputs[0], order], {"batch_dims": 0}, domain=TENSORFLOW)
+    layout.leave("Conv2DBackpropInput", [*inputs, size], attrs, domain=TENSORFLOW)
 
 
 def pool(c: Conversion) -> None:

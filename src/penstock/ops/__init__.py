@@ -26,7 +26,7 @@ FAMILIES = (
     "control",
     # What TensorFlow has beside ONNX.
     *("tf_control", "tf_math", "tf_arrays", "tf_state", "tf_tensor_arrays", "tf_lists"),
-    *("tf_matrices", "tf_images", "tf_blocks", "tf_signal"),
+    *("tf_matrices", "tf_images", "tf_blocks", "tf_windows", "tf_signal"),
 )
 for _family in FAMILIES:
     import_module(f"penstock.ops.{_family}")

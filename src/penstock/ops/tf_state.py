@@ -102,16 +102,17 @@ def own_store(graph: Graph) -> Graph:
 # Handles.
 
 
-def _declared(attrs: Attrs) -> Type:
+def _declared(attrs: Attrs) -> TensorType:
     dtype = dtypes().get(attrs.get("dtype", ""))
     dims = attrs.get("shape")
     shape = None if dims is None else tuple([None if d < 0 else d for d in dims])
     return TensorType(dtype, shape)
 
 
-@operator("VarHandleOp", domain=TENSORFLOW, pure=False)
-@operator("VariableV2", domain=TENSORFLOW, pure=False)
+@operator("VarHandleOp", domain=TENSORFLOW)
+@operator("VariableV2", domain=TENSORFLOW)
 def handle(node: Node, types: Types) -> Kernel:
+    """Nothing happens to a variable because somebody can name it."""
     attrs = node.attrs
     name = "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node.name)))
     variable = attrs["store"].variable(name, _declared(attrs))
@@ -119,8 +120,8 @@ def handle(node: Node, types: Types) -> Kernel:
 
 
 def infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = dtypes().get(attrs.get("dtype", ""))
-    return (ANY if dtype is None else TensorType(dtype),)
+    kind = _declared(attrs)
+    return (ANY if kind.dtype is None else kind,)
 
 
 @operator("ReadVariableOp", domain=TENSORFLOW, infer=infer_read, pure=False)

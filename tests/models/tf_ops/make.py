@@ -415,6 +415,14 @@ def windows() -> None:
                 padding=padding,
             )
     case(
+        "Conv2DBackpropInput_dynamic",
+        "Conv2DBackpropInput",
+        {"input_sizes": np.array([2, 7, 6, 3], np.int32), "out_backprop": real(2, 4, 3, 4)},
+        filter=square,
+        strides=[1, 2, 2, 1],
+        padding="SAME",
+    )
+    case(
         "Conv2D_dilated",
         "Conv2D",
         {"input": image, "filter": square},
