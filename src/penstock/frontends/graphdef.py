@@ -66,8 +66,8 @@ def load(source: bytes | Path, limits: Limits | None = None) -> Model:
 class Importer:
     """Imports one graph with its library of functions.
 
-    ``store`` holds the variables; ``frozen`` has the values of those that nothing assigns to, by the
-    name of the node that makes the handle. By the handles themselves, and by copies of these,
+    ``store`` holds the variables; ``frozen`` has the values of those that nothing assigns to, by
+    the name of the node that makes the handle. By the handles themselves, and by copies of these,
     ``handles`` has these values, and ``declared`` the types of all variables.
     """
 
