@@ -55,7 +55,11 @@ def define(importer: Importer, name: str, called: tuple[FunctionDef, Mapping[str
         kinds = argument.types({**schema.defaults, **attrs})
         named = enumerate(declared_type(kind) for kind in kinds)
         inputs += [Value(f"{name}/{argument.name}#{i}_{j}", kind) for j, kind in named]
-    body = _imported(importer, proto, attrs, inputs, f"{name}/", 1, [])
+    try:
+        body = _imported(importer, proto, attrs, inputs, f"{name}/", 1, [])
+    except (NodeError, ValueError) as error:
+        importer.problems.append(f"function {name!r} of {importer.where} {error}")
+        return
     importer.functions[name] = Graph(inputs, body.results, body.nodes, name, body.controls)
 
 

@@ -17,11 +17,11 @@ from penstock.types import BOOL, STRING, Dim, Shape, ShapeError, TensorType, Typ
 from penstock.types import dtypes as all_dtypes
 
 
-def named_dtype(attrs: Attrs, name: str, default: str) -> np.dtype:
-    """The dtype that an attribute names."""
+def named_dtype(attrs: Attrs, name: str, default: str, kinds: str = "iu") -> np.dtype:
+    """The dtype that an attribute names, which must be of one of these kinds."""
     found = all_dtypes().get(attrs.get(name) or default)
-    if found is None:
-        raise ShapeError(f"{name} is {attrs.get(name)!r}, which is no element type")
+    if found is None or found.kind not in kinds:
+        raise ShapeError(f"{name} is {attrs.get(name)!r}, which is no element type to be had")
     return found
 
 
@@ -29,6 +29,15 @@ def _scalar(x: np.ndarray, what: str) -> int:
     if x.size != 1 or x.dtype.kind not in "iu":
         raise ShapeError(f"{what} must be one integer, not {x.dtype}{list(x.shape)}")
     return int(x.reshape(())[()])
+
+
+def lengths(values: Sequence[Dim] | None) -> Shape | None:
+    """Contents of a tensor that are dims, as far as they are known."""
+    if values is None:
+        return None
+    if any(isinstance(each, int) and each < 0 for each in values):
+        raise ShapeError(f"{list(values)} are no dims: none of them may be negative")
+    return tuple(values)
 
 
 def dtype_only(index: int = 0) -> Infer:
@@ -54,7 +63,7 @@ def const(node: Node, types: Types) -> Kernel:
 
 
 def infer_fill(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(tensor(types, 1).dtype, ints(types, consts, 0)),)
+    return (TensorType(tensor(types, 1).dtype, lengths(ints(types, consts, 0))),)
 
 
 @operator("Fill", domain=TENSORFLOW, infer=infer_fill, strings=True)
@@ -87,7 +96,7 @@ def lin_space(node: Node, types: Types) -> Kernel:
 
 def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape, dtype = tensor(types, 0).shape, same_dtype(types, (2, 3))
-    depth = ints(types, consts, 1)
+    depth = lengths(ints(types, consts, 1))
     if shape is None:
         return (TensorType(dtype),)
     axis = normalize_axis(attrs.get("axis", -1), len(shape) + 1)
@@ -260,6 +269,8 @@ def infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         if isinstance(dim, int):
             dims.append(_count(dim, first, count))
         else:
+            if count < -1:
+                raise ShapeError(f"a slice of {count}")
             dims.append(dim if count == -1 and first == 0 else None if count == -1 else count)
     return (TensorType(x.dtype, tuple(dims)),)
 

@@ -11,6 +11,7 @@ from penstock.ir import Node
 from penstock.ops.base import TENSORFLOW, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.dtypes import INT32
 from penstock.ops.infer import ints, tensor
+from penstock.ops.tf_arrays import lengths
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 # CropAndResize
@@ -18,7 +19,7 @@ from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 def infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     image, boxes = tensor(types, 0).shape, tensor(types, 1).shape
-    size = ints(types, consts, 3) or (None, None)
+    size = lengths(ints(types, consts, 3)) or (None, None)
     count, channels = boxes and boxes[0], image and image[-1]
     return (TensorType(FLOAT32, (count or None, *size, channels or None)),)
 
@@ -136,7 +137,7 @@ def _one(x: Any, default: float) -> float:
 
 
 def infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    most = ints(types, consts, 2) if attrs.get("pad_to_max_output_size") else None
+    most = lengths(ints(types, consts, 2)) if attrs.get("pad_to_max_output_size") else None
     indices = TensorType(INT32, (most[0] if most else None,))
     scores = TensorType(tensor(types, 1).dtype, indices.shape)
     outputs = {3: (indices, scores, TensorType(INT32, ())), 2: (indices, TensorType(INT32, ()))}

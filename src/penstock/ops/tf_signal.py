@@ -10,7 +10,7 @@ import numpy as np
 from penstock.ir import Node
 from penstock.ops.base import TENSORFLOW, Attrs, Consts, Kernel, Types, operator
 from penstock.ops.infer import all_known, ints, same_type, tensor
-from penstock.ops.tf_arrays import named_dtype
+from penstock.ops.tf_arrays import lengths, named_dtype
 from penstock.types import ShapeError, TensorType, Type
 
 
@@ -21,8 +21,8 @@ def _length(given: np.ndarray) -> int:
 
 
 def infer_rfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims, length = tensor(types, 0).shape, all_known(ints(types, consts, 1))
-    dtype = named_dtype(attrs, "Tcomplex", "complex64")
+    dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
+    dtype = named_dtype(attrs, "Tcomplex", "complex64", "c")
     if not dims or length is None:
         return (TensorType(dtype),)
     return (TensorType(dtype, (*dims[:-1], length[0] // 2 + 1)),)
@@ -31,13 +31,13 @@ def infer_rfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("RFFT", domain=TENSORFLOW, infer=infer_rfft)
 def rfft(node: Node, types: Types) -> Kernel:
     """Along the last dim, which is cut or padded to the length of the transform."""
-    dtype = named_dtype(node.attrs, "Tcomplex", "complex64")
+    dtype = named_dtype(node.attrs, "Tcomplex", "complex64", "c")
     return Kernel(lambda x, length: np.fft.rfft(x, _length(length)).astype(dtype))
 
 
 def infer_irfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims, length = tensor(types, 0).shape, all_known(ints(types, consts, 1))
-    dtype = named_dtype(attrs, "Treal", "float32")
+    dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
+    dtype = named_dtype(attrs, "Treal", "float32", "f")
     if not dims or length is None:
         return (TensorType(dtype),)
     return (TensorType(dtype, (*dims[:-1], length[0])),)
@@ -45,7 +45,7 @@ def infer_irfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("IRFFT", domain=TENSORFLOW, infer=infer_irfft)
 def irfft(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "Treal", "float32")
+    dtype = named_dtype(node.attrs, "Treal", "float32", "f")
     return Kernel(lambda x, length: np.fft.irfft(x, _length(length)).astype(dtype))
 
 
@@ -61,12 +61,12 @@ operator("IFFT", domain=TENSORFLOW, infer=same_type)(_whole(np.fft.ifft))
 
 
 def infer_complex(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(named_dtype(attrs, "Tout", "complex64")),)
+    return (TensorType(named_dtype(attrs, "Tout", "complex64", "c")),)
 
 
 @operator("Complex", domain=TENSORFLOW, infer=infer_complex)
 def complex_operator(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "Tout", "complex64")
+    dtype = named_dtype(node.attrs, "Tout", "complex64", "c")
 
     def function(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
         out = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), dtype)

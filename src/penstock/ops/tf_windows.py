@@ -11,6 +11,7 @@ import numpy as np
 from penstock.ir import Node, Value
 from penstock.ops.base import TENSORFLOW, Attrs, Consts, Kernel, Types, find, operator
 from penstock.ops.infer import ints, tensor
+from penstock.ops.tf_arrays import lengths
 from penstock.types import ShapeError, TensorType, Type
 
 
@@ -56,7 +57,7 @@ def _image(sizes: Sequence[Any]) -> list[Any]:
 
 def infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     given, weights = tensor(types, 0), tensor(types, 1)
-    sizes = ints(types, consts, 2)
+    sizes = lengths(ints(types, consts, 2))
     batch = given.shape[0] if given.shape else None
     channels = weights.shape[1] if weights.shape and len(weights.shape) == 4 else None
     image = _image(sizes) if sizes is not None else [None, None]
