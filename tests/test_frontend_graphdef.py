@@ -321,6 +321,14 @@ def test_one_element_stands_for_all_without_their_memory() -> None:
     np.testing.assert_array_equal(out, np.full(3, 2.5, np.float32))
 
 
+def test_constants_have_a_limit() -> None:
+    g = Builder()
+    g.const(np.zeros(1000, np.float32), "c")
+    ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=4000))
+    with pytest.raises(InvalidModel, match="constants have 4000 bytes"):
+        ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=3999))
+
+
 # Functions.
 
 

@@ -56,6 +56,14 @@ def test_variables_that_nobody_assigns_to_are_constants() -> None:
     assert "ReadVariableOp" in ops
 
 
+def test_constants_of_called_functions_are_folded() -> None:
+    """Of arguments and the nodes that wait for them nothing is left but what computes."""
+    session = ps.compile(FOLDER / "frozen", backends=["numpy"])
+    session.run({"x": X})
+    ops = sorted(step.node.op.name for step in session.plan.steps)
+    assert ops == ["Add", "MatMul", "ReduceSum", "Relu"]
+
+
 def test_variables_begin_with_what_was_saved() -> None:
     model = ps.load(FOLDER / "stateful" / "saved_model.pb")
     model.entry = "count"

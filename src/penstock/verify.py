@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from math import prod
 
 import numpy as np
 
@@ -552,11 +553,27 @@ def constants(index: _Index, limits: Limits) -> Iterator[str]:
                 )
         if array.dtype == STRING and not all(isinstance(x, str) for x in array.flat):
             yield f"constant {value.name!r} has elements that are no strings; decode them to str"
+    total += _bytes_of_attributes(index)
     if limits.max_constant_bytes is not None and total > limits.max_constant_bytes:
         yield (
             f"the model's constants have {total} bytes, more than Limits.max_constant_bytes = "
             f"{limits.max_constant_bytes}; raise the limit if you trust the model"
         )
+
+
+def _bytes_of_attributes(index: _Index) -> int:
+    """Bytes of the arrays that nodes have as attributes, as constants of TensorFlow are nodes; each
+    array counts once, and an element that stands for many as one."""
+    arrays = {
+        id(attribute): attribute
+        for _, _, node in index.nodes()
+        for attribute in node.attrs.values()
+        if isinstance(attribute, np.ndarray)
+    }
+    return sum(
+        array.itemsize * prod(n for n, s in zip(array.shape, array.strides, strict=True) if s)
+        for array in arrays.values()
+    )
 
 
 def cycles(index: _Index, limits: Limits) -> Iterator[str]:
