@@ -125,6 +125,8 @@ def assert_same(a: Graph, b: Graph, values: dict[Value, Value] | None = None) ->
     assert a.name == b.name
     pairs(a.inputs, b.inputs)
     assert len(a.nodes) == len(b.nodes)
+    targets = [a.nodes.index(node) for node in a.targets]
+    assert targets == [b.nodes.index(node) for node in b.targets]
     for m, n in zip(a.nodes, b.nodes, strict=True):
         pairs(m.outputs, n.outputs)
     for m, n in zip(a.nodes, b.nodes, strict=True):

@@ -217,6 +217,16 @@ def test_nodes_without_a_name_of_their_own_are_waited_for_by_position() -> None:
     assert back.nodes[2].control_inputs == [back.nodes[1], back.nodes[0]]
 
 
+def test_targets_stand_behind_the_outputs() -> None:
+    checks = [Node(any_op("NoOp"), [], [], name=name) for name in ("a", "b", "b")]
+    whole = Graph([], [], checks, "g", [checks[2], checks[0]])
+    text = format_graph(whole)
+    assert text.startswith("graph g() -> () targets (2, a) {")
+    assert_same(graph(text), whole)
+    with pytest.raises(InvalidModel, match="0 nodes of this graph are 'c'"):
+        graph("graph g() -> () targets (c) {\n}")
+
+
 def test_invalid_graphs_can_be_looked_at() -> None:
     x, lost = Value("x"), Value("lost", producer=Node(any_op("Gone"), [], []))
     other = Node(any_op("NoOp"), [], [], name="elsewhere")

@@ -126,6 +126,7 @@ class _GraphText:
     inputs: list[_Declaration]
     uses: list[_Declaration]
     outputs: list[_Reference]
+    targets: list[_Reference] = field(default_factory=list)
     constants: list[_Declaration] = field(default_factory=list)
     nodes: list[_NodeText] = field(default_factory=list)
 
@@ -305,6 +306,8 @@ class _Parser:
         uses = self.many("(", self.declaration, ")") if self.accept("uses") else []
         self.expect("->")
         graph = _GraphText(name, inputs, uses, self.many("(", self.reference, ")"))
+        if self.accept("targets"):
+            graph.targets = self.many("(", self.node_reference, ")")
         self.expect("{")
         while not self.accept("}"):
             self.statement(graph)
@@ -587,19 +590,22 @@ class _Parser:
                     origin=node.origin,
                 )
             )
-        self.connect(text, nodes)
-        return Graph(inputs, [resolve(r) for r in text.outputs], nodes, text.name)
+        targets = self.connect(text, nodes)
+        return Graph(inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
 
-    def connect(self, text: _GraphText, nodes: list[Node]) -> None:
-        """Resolve the control inputs of the nodes of one graph."""
+    def connect(self, text: _GraphText, nodes: list[Node]) -> list[Node]:
+        """Resolve the control inputs of the nodes of one graph; its targets."""
         named: dict[str | int, list[Node]] = {i: [node] for i, node in enumerate(nodes)}
         for node in nodes:
             named.setdefault(node.name, []).append(node)
+
+        def resolve(reference: _Reference) -> Node:
+            found = named.get(reference.name, [])
+            if len(found) != 1:
+                told = f"{len(found)} nodes of this graph are {reference.name!r}"
+                self.fail(reference.offset, told)
+            return found[0]
+
         for node, written in zip(nodes, text.nodes, strict=True):
-            for reference in written.after:
-                found = named.get(reference.name, [])
-                if len(found) != 1:
-                    self.fail(
-                        reference.offset, f"{len(found)} nodes of this graph are {reference.name!r}"
-                    )
-                node.control_inputs.append(found[0])
+            node.control_inputs += map(resolve, written.after)
+        return [resolve(reference) for reference in text.targets]

@@ -23,6 +23,7 @@ What the marks mean, where it is not plain:
   contents are known for shape arithmetic; a constant's type has them without being written.
 * ``Relu-6``: an operation other than the newest of that name. ``"a"::"b.c"``: domain and name,
   where the name has a dot in it.
+* ``targets (node)`` behind a graph's outputs are the nodes that run though no output may need them.
 * ``after(node)`` are control inputs, by name, or by position where a name would not do;
   ``on`` a device; ``as`` the node's name; ``in model.onnx`` its origin if that is "name in
   model.onnx", and ``from`` any other origin.
@@ -159,10 +160,12 @@ class _Printer:
         inputs = ", ".join(map(self.declared, graph.inputs))
         around = f" uses ({', '.join(map(self.declared, uses))})" if uses else ""
         outputs = ", ".join(map(self.label, graph.outputs))
-        yield f"{indent}{prefix}graph{name}({inputs}){around} -> ({outputs}) {{"
+        references = _node_references(graph)
+        targets = [references.get(node, _quoted(node.name)) for node in graph.targets]
+        also = f" targets ({', '.join(targets)})" if targets else ""
+        yield f"{indent}{prefix}graph{name}({inputs}){around} -> ({outputs}){also} {{"
         for value in constants:
             yield f"{indent}{INDENT}{self.constant(value)}"
-        references = _node_references(graph)
         for node in graph.nodes:
             graphs = node.graphs
             yield f"{indent}{INDENT}{self.node(node, references)}{' {' if graphs else ''}"
@@ -301,8 +304,9 @@ def _constants_by_graph(root: Graph) -> dict[Graph, list[Value]]:
 
 
 def _node_references(graph: Graph) -> dict[Node, str]:
-    """How ``after`` refers to a node: by its name if no other has it, else by its position."""
-    if not any(node.control_inputs for node in graph.nodes):
+    """How ``after`` and ``targets`` refer to a node: by its name if no other has it, else by its
+    position."""
+    if not graph.targets and not any(node.control_inputs for node in graph.nodes):
         return {}
     count = Counter(node.name for node in graph.nodes)
     return {
