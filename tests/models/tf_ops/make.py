@@ -7,6 +7,7 @@ must come out). Arguments in ``fed`` are placeholders, all others constants.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,36 @@ F = np.float32
 
 def case(name: str, op: str, fed: dict[str, Any], **given: Any) -> None:
     """One operation of TensorFlow's, with these arguments and attributes."""
-    graph = tf.Graph()
-    with graph.as_default():
-        holders = {}
-        for key, value in fed.items():
-            if isinstance(value, list):
-                holders[key] = [
-                    tf.compat.v1.placeholder(x.dtype, x.shape, f"{key}_{i}")
-                    for i, x in enumerate(value)
-                ]
-            else:
-                shape = [None] * value.ndim if name.endswith("dynamic") else value.shape
-                holders[key] = tf.compat.v1.placeholder(value.dtype, shape, key)
-        outputs = getattr(tf.raw_ops, op)(**holders, **given)
-        flat = tf.nest.flatten(outputs)
+
+    def build(**holders: Any) -> list[tf.Tensor]:
+        flat = tf.nest.flatten(getattr(tf.raw_ops, op)(**holders, **given))
         if op.startswith("FusedBatchNorm") and not given["is_training"]:
-            flat = flat[:1]  # TensorFlow leaves the others as they are
-        feeds = {}
+            return flat[:1]  # TensorFlow leaves the others as they are
+        return flat
+
+    several(name, build, fed)
+
+
+def several(name: str, build: Callable[..., list[tf.Tensor]], fed: dict[str, Any]) -> None:
+    """A graph of several operations, which ``build`` makes of the placeholders."""
+    graph = tf.Graph()
+    feeds = {}
+    with graph.as_default():
+        holders: dict[str, Any] = {}
         for key, value in fed.items():
             many = value if isinstance(value, list) else [value]
-            named = holders[key] if isinstance(value, list) else [holders[key]]
-            feeds.update({h.name: x for h, x in zip(named, many, strict=True)})
-        config = tf.compat.v1.ConfigProto()
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        with tf.compat.v1.Session(graph=graph, config=config) as session:
-            results = session.run(flat, feeds)
+            named = []
+            for i, x in enumerate(many):
+                shape = [None] * x.ndim if name.endswith("dynamic") else x.shape
+                whole = f"{key}_{i}" if isinstance(value, list) else key
+                named.append(tf.compat.v1.placeholder(x.dtype, shape, whole))
+                feeds[named[-1].name] = x
+            holders[key] = named if isinstance(value, list) else named[0]
+        flat = build(**holders)
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        results = session.run(flat, feeds)
     assert f"{name}/graph" not in FOUND, name
     FOUND[f"{name}/graph"] = np.frombuffer(graph.as_graph_def().SerializeToString(), np.uint8)
     for key, value in feeds.items():
@@ -546,8 +552,52 @@ def sounds() -> None:
     case("Complex", "Complex", {"real": real(3)}, imag=real(3))
 
 
+def lists() -> None:
+    raw = tf.raw_ops
+
+    def made(x: tf.Tensor) -> tf.Tensor:
+        return raw.TensorListFromTensor(tensor=x, element_shape=[2])
+
+    def stacked(handle: tf.Tensor) -> tf.Tensor:
+        return raw.TensorListStack(input_handle=handle, element_shape=[2], element_dtype=tf.float32)
+
+    def resized(x: tf.Tensor) -> list[tf.Tensor]:
+        handles = [raw.TensorListResize(input_handle=made(x), size=n) for n in (5, 2)]
+        return [stacked(each) for each in handles]
+
+    def scattered(x: tf.Tensor) -> list[tf.Tensor]:
+        given = {"tensor": x, "indices": [3, 0, 1], "element_shape": [2]}
+        handles = [raw.TensorListScatterV2(num_elements=n, **given) for n in (-1, 6)]
+        return [stacked(each) for each in handles]
+
+    def gathered(x: tf.Tensor) -> list[tf.Tensor]:
+        handle = made(x)
+        shape = raw.TensorListElementShape(input_handle=handle, shape_type=tf.int32)
+        given = {"input_handle": handle, "element_shape": [2], "element_dtype": tf.float32}
+        return [raw.TensorListGather(indices=[2, 0, 2], **given), shape]
+
+    def joined(x: tf.Tensor) -> list[tf.Tensor]:
+        parts = raw.TensorListSplit(tensor=x, element_shape=[-1, 2], lengths=[1, 0, 2])
+        return list(
+            raw.TensorListConcatV2(
+                input_handle=parts,
+                element_shape=[-1, 2],
+                leading_dims=np.array([], np.int64),
+                element_dtype=tf.float32,
+            )
+        )
+
+    def reserved(x: tf.Tensor) -> list[tf.Tensor]:
+        handle = raw.TensorListReserve(element_shape=[2], num_elements=2, element_dtype=tf.float32)
+        handle = raw.TensorListSetItem(input_handle=handle, index=1, item=x[0])
+        return [stacked(handle), raw.TensorListLength(input_handle=handle)]
+
+    for build in (resized, scattered, gathered, joined, reserved):
+        several(f"TensorList_{build.__name__}", build, {"x": real(3, 2)})
+
+
 if __name__ == "__main__":
-    for part in (elementwise, along_axes, arrays, products, windows, images, sounds):
+    for part in (elementwise, along_axes, arrays, products, windows, images, sounds, lists):
         part()
     np.savez_compressed(Path(__file__).parent / "cases.npz", **FOUND)
     print(sum(key.endswith("/graph") for key in FOUND), "cases")
