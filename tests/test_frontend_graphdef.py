@@ -329,6 +329,22 @@ def test_constants_have_a_limit() -> None:
         ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=3999))
 
 
+def test_strings_pass_through() -> None:
+    g = Builder()
+    g.const(np.array(["cat", "dog", "mouse"]), "labels")
+    g.placeholder("best", "int32", -1)
+    zero = g.const(np.int32(0), "axis")
+    types = {"Tparams": Type("object"), "Tindices": Type("int32"), "Taxis": Type("int32")}
+    g.node("GatherV2", "labels", "best", zero, name="named", **types)
+    g.node("Pack", "named", "named", name="twice", N=2, T=Type("object"))
+    g.node("Equal", "named", "named", name="same", T=Type("object"))
+    for executor in ("linear", "dataflow", "frames"):
+        session = ps.compile(g.bytes(), executor=executor)
+        out = session.run({"best": [2, 0]}, ["twice", "same"])
+        assert out["twice"].tolist() == [["mouse", "cat"]] * 2
+        assert out["same"].tolist() == [True, True]
+
+
 # Functions.
 
 
