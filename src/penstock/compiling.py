@@ -39,7 +39,7 @@ from penstock.ops.cost import seconds as estimated
 from penstock.ops.tf_control import is_primitive
 from penstock.ops.transfer import HOST
 from penstock.passes.frames import frame_of
-from penstock.passes.fuse import fuse
+from penstock.passes.fuse import apart, fuse
 from penstock.passes.infer import fault, infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
@@ -188,6 +188,9 @@ class Compiler:
                 node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
                 for node, each in allowed.items()
             }
+            # NumPy has no kernels for several nodes, but for each of them.
+            for node, made in apart(graph, lambda node: placed[node].fuses).items():
+                placed.update(dict.fromkeys(made, placed.pop(node)))
             costs.allowed = {node: [backend] for node, backend in placed.items()}
         else:
             costs.complete(single_threaded=parallel)

@@ -45,6 +45,16 @@ _CALLS_S = {
 }
 
 
+# Calls of NumPy's own functions take a quarter of what others are taken for.
+_CALLS_S |= dict.fromkeys(
+    """
+    Abs Add And Ceil Cos Div Equal Exp Floor Greater Less Log Max Min Mul Neg Not Or Pow Reciprocal
+    Sin Sqrt Sub Tanh
+    """.split(),  # noqa: SIM905 - names are easier to read without quotes
+    -0.75e-6,
+)
+
+
 class NumpyBackend(HostBackend):
     """Every operation of the table, on the host."""
 
@@ -57,8 +67,7 @@ class NumpyBackend(HostBackend):
         return node.op.compile(node, types)
 
     def seconds(self, node: Node) -> float:
-        calls = sum(_CALLS_S.get(part.op.name, 0.0) for part in parts(node))
-        return seconds(node) + calls
+        return sum(seconds(part) + _CALLS_S.get(part.op.name, 0.0) for part in parts(node))
 
     @property
     def threads(self) -> int:

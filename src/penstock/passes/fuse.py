@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.ir import Graph, Node, Value
 from penstock.ops.base import MICROSOFT
-from penstock.ops.fused import fused
+from penstock.ops.fused import fused, is_fused
 from penstock.ops.zero_nan import ZERO_NAN
 from penstock.passes.rewrite import Substitution, readers_of
 
@@ -117,3 +117,33 @@ def _replace(graph: Graph, instead: Mapping[Node, Node]) -> None:
         for node in each.nodes:
             substitution.apply(node)
         substitution.apply_outputs(each)
+
+
+def apart(graph: Graph, keeps: Callable[[Node], bool]) -> dict[Node, list[Node]]:
+    """Put the nodes that a fused one is made of in its place, unless ``keeps`` says that it is to
+    stay; returns what stands for which."""
+    found: dict[Node, list[Node]] = {}
+    for each in graph.graphs():
+        nodes: list[Node] = []
+        for node in each.nodes:
+            if is_fused(node) and not keeps(node):
+                found[node] = _unfused(node)
+            nodes += found.get(node, [node])
+        each.nodes = nodes
+    return found
+
+
+def _unfused(node: Node) -> list[Node]:
+    region = node.attrs["region"]
+    known: dict[Value, Value | None] = dict(zip(region.inputs, node.inputs, strict=True))
+    made: list[Node] = []
+    for part in region.nodes:
+        inputs = [None if value is None else known[value] for value in part.inputs]
+        (old,) = part.outputs
+        assert old is not None
+        last = part is region.nodes[-1]
+        output = node.outputs[0] if last else Value(old.name, old.type)
+        known[old] = output
+        made.append(Node(part.op, inputs, [output], part.attrs, name=part.name, origin=part.origin))
+    made[0].control_inputs = list(node.control_inputs)
+    return made
