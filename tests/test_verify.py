@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.errors import MAX_PROBLEMS, InvalidModel
 from penstock.ir import Graph, Model, Node, Value
 from penstock.limits import Limits
 from penstock.types import (
@@ -21,7 +21,7 @@ from penstock.types import (
     TensorType,
     Type,
 )
-from penstock.verify import MAX_PROBLEMS, function_cycle, verify
+from penstock.verify import function_cycle, verify
 from tests.graphs import any_op, chain, model, nest, node_named, value_named
 
 VALID = """

@@ -7,8 +7,11 @@ bugs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+MAX_PROBLEMS = 50
+"""How many problems of a model are listed; of the others, the number is told."""
 
 
 class PenstockError(Exception):
@@ -52,6 +55,24 @@ class Unsupported(PenstockError):  # noqa: N818
 
     def __reduce__(self) -> tuple[type, tuple[tuple[UnsupportedOperation, ...]]]:
         return type(self), (self.operations,)
+
+
+def report(problems: Sequence[str], unsupported: Mapping[tuple[str, str], Sequence[str]]) -> None:
+    """Raise what reading a model has found, if anything: ``InvalidModel`` before ``Unsupported``.
+
+    ``unsupported``: the nodes by full name of their operation and the reason.
+    """
+    if len(problems) > MAX_PROBLEMS:
+        problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
+    if problems:
+        raise InvalidModel(problems)
+    if unsupported:
+        raise Unsupported(
+            [
+                UnsupportedOperation(operation, reason, tuple(nodes))
+                for (operation, reason), nodes in unsupported.items()
+            ]
+        )
 
 
 class InvalidInput(PenstockError):  # noqa: N818

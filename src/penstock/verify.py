@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 
 from penstock.dag import CycleError, Dag
-from penstock.errors import InvalidModel
+from penstock.errors import MAX_PROBLEMS, InvalidModel
 from penstock.ir import Graph, Model, Node, Value, dependencies, ordered
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.base import TENSORFLOW
@@ -37,7 +37,6 @@ from penstock.types import (
     type_of,
 )
 
-MAX_PROBLEMS = 50
 MAX_DIM = 2**63 - 1
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from penstock import garbage
-from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
+from penstock.errors import InvalidModel, report
 from penstock.frontends import graphdef_functions, graphdef_rules
 from penstock.frontends.graphdef_attrs import attribute
 from penstock.frontends.graphdef_conversion import Conversion, Reference, Scope
@@ -41,9 +41,6 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops.base import TENSORFLOW, find
 from penstock.ops.tf_state import VARIABLES, Store
 from penstock.types import ANY, TensorType
-
-MAX_PROBLEMS = 50
-"""How many problems are listed; of the others, the number is told."""
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 _NO_RESULTS = frozenset({"Const", "Placeholder", "PlaceholderV2"})
@@ -124,18 +121,11 @@ class Importer:
 
     def report(self) -> None:
         """Raise what was found to be wrong, if anything was."""
-        problems = self.problems
-        if len(problems) > MAX_PROBLEMS:
-            problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
-        if problems:
-            raise InvalidModel(problems)
-        if self.unsupported:
-            raise Unsupported(
-                [
-                    UnsupportedOperation(f"{TENSORFLOW}.{op}", why, tuple(nodes))
-                    for (op, why), nodes in self.unsupported.items()
-                ]
-            )
+        unsupported = self.unsupported.items()
+        report(
+            self.problems,
+            {(f"{TENSORFLOW}.{op}", why): nodes for (op, why), nodes in unsupported},
+        )
 
     def refuse(self, op: str, why: str, origin: str) -> None:
         """There is no kernel for a node."""

@@ -25,7 +25,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from penstock import garbage
-from penstock.errors import InvalidModel, Unsupported, UnsupportedOperation
+from penstock.errors import InvalidModel, report
 from penstock.frontends.onnx_attributes import Attributes
 from penstock.frontends.onnx_file import Source, Weights, opened
 from penstock.frontends.onnx_frames import Call, Entry, Frame, Made, Meanings, Scope
@@ -52,9 +52,6 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.types import ANY, Type, constant_type
 
 __all__ = ["element_dtype", "load", "value_type"]
-
-MAX_PROBLEMS = 50
-"""How many problems are listed; of the others, the number is told."""
 
 
 def load(source: Source, limits: Limits | None = None) -> Model:
@@ -132,18 +129,7 @@ class _Importer:
                 f"operator domain {domain or 'ai.onnx'!r} is undeclared: add it to the opset "
                 f"imports (used by {', '.join(nodes[:5])}{more})"
             )
-        problems = self.problems
-        if len(problems) > MAX_PROBLEMS:
-            problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
-        if problems:
-            raise InvalidModel(problems)
-        if self.unsupported:
-            raise Unsupported(
-                [
-                    UnsupportedOperation(name, reason, tuple(nodes))
-                    for (name, reason), nodes in self.unsupported.items()
-                ]
-            )
+        report(self.problems, self.unsupported)
 
     def value(self, name: str, frame: Frame, kind: Type = ANY) -> Value:
         """A new value, with a name that is unique where a function may be expanded many times."""
