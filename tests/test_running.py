@@ -615,6 +615,28 @@ def test_what_is_set_between_runs_counts_for_the_next():
     assert backend.threads == 6
 
 
+def test_each_thread_can_set_the_threads_of_numpys_products():
+    """Runs of clients are on threads of their own, and not on that which has set them first."""
+    backend = NumpyBackend()
+    before = backend.threads
+    seen: list[int] = []
+
+    def use() -> None:
+        for threads in (1, 2):
+            backend.set_threads(threads)
+            seen.append(backend.threads)
+
+    try:
+        backend.set_threads(2)
+        other = threading.Thread(target=use)
+        other.start()
+        other.join(30)
+        use()
+        assert seen == [1, 2, 1, 2]
+    finally:
+        backend.set_threads(before)
+
+
 def test_two_sessions_speak_of_the_same_library():
     # each session has objects of its own for the one library that goes by a name
     first, second = Counting("counting", 4), Counting("counting", 4)

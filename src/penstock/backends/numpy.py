@@ -75,7 +75,15 @@ class NumpyBackend(HostBackend):
 
     def set_threads(self, threads: int) -> None:
         for library in _blas():
-            library.set_num_threads(threads)
+            # From threadpoolctl 3.8 on, the first thread to set OpenBLAS's number is the only one
+            # that can, until it is forgotten; all others are ignored without a word.
+            forget = getattr(library, "clear_controlling_thread", None)
+            if forget is None:
+                library.set_num_threads(threads)
+            else:
+                forget(force=True)
+                library.set_num_threads(threads)
+                forget(force=True)
 
 
 @cache
