@@ -89,8 +89,28 @@ def test_another_library_is_none():
 
 @there
 def test_loading_leaves_the_environment_alone(dnnl):
-    program = "import os; from penstock.backends.onednn.library import library; library(); print('GOMP_SPINCOUNT' in os.environ)"
-    assert in_a_process(program) == "False"
+    program = "import os; before = dict(os.environ); from penstock.backends.onednn.library import library; library(); print(before == os.environ)"
+    assert in_a_process(program) == "True"
+    assert in_a_process(program, OMP_WAIT_POLICY="passive") == "True"
+
+
+@there
+@pytest.mark.parametrize(
+    ("said", "policy", "spins"),
+    [
+        ({}, "ACTIVE", "3000"),
+        ({"OMP_WAIT_POLICY": "passive"}, "PASSIVE", "0"),
+        ({"GOMP_SPINCOUNT": "7"}, "PASSIVE", "7"),
+    ],
+)
+def test_threads_spin_for_a_while_unless_somebody_says_otherwise(said, policy, spins):
+    # the runtime says so on the error output when it is loaded
+    program = (
+        "import os; os.dup2(1, 2); from penstock.backends.onednn.library import library; library()"
+    )
+    shown = in_a_process(program, OMP_DISPLAY_ENV="verbose", **said)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in shown
+    assert f"GOMP_SPINCOUNT = '{spins}'" in shown
 
 
 @there
