@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from time import sleep
 
 import numpy as np
@@ -13,7 +14,7 @@ import penstock as ps
 from penstock import costs
 from penstock.backends.numpy import NumpyBackend
 from penstock.forecast import forecast
-from penstock.measuring import Known
+from penstock.measuring import Known, threads_of
 from penstock.observe import ObservedRun
 from penstock.ops.base import Kernel
 from penstock.profile import Profile
@@ -137,7 +138,7 @@ def test_transfers_cost_by_bytes():
     table = costs.table()
     table.record_transfer("numpy", "far", 1000, 1e-3)
     table.record_transfer("numpy", "far", 3000, 2e-3)
-    known = Known()
+    known = Known([])
     assert known.transfer("numpy", "far", 2000) == pytest.approx(1.5e-3)
     assert known.transfer("far", "numpy", 2000) > 0  # estimated
 
@@ -198,6 +199,51 @@ def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatc
         "1 threads",
         "4 threads",
     ]
+
+
+class OfCaller(NumpyBackend):
+    """One whose kernels have threads of the calling thread."""
+
+    name = "own"
+    threads_of_caller = True
+
+    def supports(self, node, types):
+        return node.op.name == "Neg"
+
+
+def test_beside_a_library_with_threads_of_the_caller_numpy_is_measured_with_one(monkeypatch):
+    """As it runs there: of two sets of threads each waits, spinning, on the other's cores."""
+    monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: 4))
+    monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, threads: None)
+    own, numpy = OfCaller(), NumpyBackend()
+    assert [threads_of(b, [own, numpy], False) for b in (own, numpy)] == [4, 1]
+    assert threads_of(numpy, [numpy], False) == 4
+    assert threads_of(own, [own, numpy], True) == 1
+    compiled(backends=[own, numpy]).profile({"x": X}, runs=1)
+    kept = json.loads(costs.table().path.read_text())
+    (machine,) = kept["machines"].values()
+    assert {key.split(",")[0] for key in machine["numpy"]["Neg"]} == {"1 threads"}
+    assert {key.split(",")[0] for key in machine["own"]["Neg"]} == {"1 threads", "4 threads"}
+
+
+def test_costs_are_measured_in_memory_that_is_planned():
+    """What allocates its results, or has them in another layout, takes longer than in most runs."""
+    allocated = []
+
+    class Watched(NumpyBackend):
+        name = "watched"
+
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+
+            def function(*inputs):
+                allocated.append(node.op.name)
+                return kernel.function(*inputs)
+
+            return replace(kernel, function=function)
+
+    compiled(backends=[Watched()], shapes={"x": [3]}).profile({"x": X}, runs=2)
+    assert set(allocated) <= {"Add"}  # whose result leaves the run
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "auto"])

@@ -116,7 +116,7 @@ class Compiler:
     def forecast(self, plan: Plan, workers: int) -> Forecast:
         """What ``plan`` would take with so many workers of one thread each."""
         by_name = {backend.name: backend for backend in self.backends}
-        known = Known()
+        known = Known(self.backends)
         return forecast(plan, lambda step: known.of_step(step, by_name, True), workers)
 
     def streaming(self, plan: Plan, max_streams: int | None) -> Streaming:
@@ -124,7 +124,7 @@ class Compiler:
         says."""
         most = self._workers() if max_streams is None else max_streams
         by_name = {backend.name: backend for backend in self.backends}
-        known = Known()
+        known = Known(self.backends)
         return Streaming(
             plan,
             lambda step: known.of_step(step, by_name, True),

@@ -15,7 +15,7 @@ from penstock import costs
 from penstock.backends.base import Backend, Share
 from penstock.errors import PenstockError
 from penstock.executors.base import Control, Executor
-from penstock.executors.dataflow import DataflowExecutor
+from penstock.executors.linear import LinearExecutor
 from penstock.ir import Graph, Node, clone
 from penstock.limits import Limits
 from penstock.observe import ObservedRun
@@ -64,15 +64,16 @@ def measure(
 ) -> Profile:
     """Run ``graph`` on ``values``, each node where it is placed, and keep what its nodes and
     transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
-    Raises what the run raises.
+    With memory and layouts planned, as most runs have them. Raises what the run raises.
     """
     copy, where = on_backends(graph, placed, backends)
-    plan = compile_plan(copy, backends, where, planned=False)
+    plan = compile_plan(copy, backends, where)
     hosts = [backend for backend in backends if backend.memory == HOST]
-    executor = DataflowExecutor(plan, hosts, limits).observed()
+    threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
+    most = max([threads[b.name] for b in {*where.values()} if b.memory == HOST], default=1)
+    executor = LinearExecutor(plan, hosts, limits, threads=most, observed=True)
     fed = _contiguous(values)
     profile = Profile()
-    threads = {b.name: 1 if single_threaded else b.threads for b in backends}
     # The executor itself enters as one stream: beside it there is nobody, or so many.
     with Share(hosts, _ALL) if single_threaded else nullcontext():
         begin = perf_counter()
@@ -109,13 +110,22 @@ def _contiguous(values: Sequence[Any]) -> list[Any]:
     return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
 
 
+def threads_of(backend: Backend, among: Sequence[Backend], single_threaded: bool) -> int:
+    """How many threads the kernels of one of several backends have when a run is alone: NumPy's
+    have one beside those of a library whose threads are the caller's."""
+    beside = any(each.threads_of_caller for each in among) and not backend.threads_of_caller
+    return 1 if single_threaded or (beside and backend.memory == HOST) else backend.threads
+
+
 class Known:
-    """What nodes take, by the table of costs; what nobody has measured is estimated.
+    """What nodes take on some of ``backends``, by the table of costs; what nobody has measured is
+    estimated.
 
     Nodes whose shapes are known only during a run are kept here alone, by their labels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self.backends = backends
         self._own: dict[tuple[str, str, bool], float] = {}
 
     @cached_property
@@ -127,7 +137,7 @@ class Known:
         """What ``node`` took on ``backend`` when it was measured; None if it never was."""
         signature = costs.signature(node)
         if signature is not None:
-            threads = 1 if single_threaded else backend.threads
+            threads = threads_of(backend, self.backends, single_threaded)
             return self._table.lookup(backend.name, signature, threads)
         return self._own.get((node.label, backend.name, single_threaded))
 
@@ -138,7 +148,7 @@ class Known:
             return known
         signature = costs.signature(node)
         if signature is not None:
-            threads = 1 if single_threaded else backend.threads
+            threads = threads_of(backend, self.backends, single_threaded)
             near = self._table.estimate(backend.name, signature, threads)
             if near is not None:
                 return near
@@ -180,10 +190,9 @@ class Costs(Known):
         values: Sequence[Any],
         limits: Limits,
     ) -> None:
-        super().__init__()
+        super().__init__(backends)
         self.graph = graph
         self.allowed = allowed
-        self.backends = backends
         self.values = values
         self.limits = limits
 
