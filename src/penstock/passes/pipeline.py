@@ -12,6 +12,7 @@ from penstock.passes.pad import take_padding
 from penstock.passes.prune import prune
 from penstock.passes.quantize import weights
 from penstock.passes.simplify import simplify
+from penstock.passes.transpose import delay_transposes
 
 # Each round may open up work for the next (a folded shape makes a reshape known, and so on).
 _MOST_ROUNDS = 8
@@ -29,7 +30,16 @@ def optimize(graph: Graph, limits: Limits, codes: bool = False) -> None:
         return fold(graph, limits, weights(graph) if codes else ())
 
     prune(graph)
-    passes = (folded, simplify, compose, take_padding, absorb, eliminate_common, prune)
+    passes = (
+        folded,
+        simplify,
+        delay_transposes,
+        compose,
+        take_padding,
+        absorb,
+        eliminate_common,
+        prune,
+    )
     quiet = 0  # passes in a row that have found nothing to do
     for each in passes * _MOST_ROUNDS:
         quiet = 0 if each(graph) else quiet + 1

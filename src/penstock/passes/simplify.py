@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.ir import Graph, Node, Value
 from penstock.ops import Op, find
+from penstock.ops.base import TENSORFLOW
 from penstock.passes.rewrite import forward
 from penstock.types import TensorType
 
@@ -26,8 +27,8 @@ def simplify(graph: Graph) -> bool:
 
     def visit(node: Node) -> Replacement:
         nonlocal changed
-        rule = RULES.get(node.op.name)
-        if rule is None or node.op.domain or node.control_inputs:
+        rule = RULES.get(node.op.full_name)
+        if rule is None or node.control_inputs:
             return None
         result = rule(node)
         if isinstance(result, bool):
@@ -53,6 +54,11 @@ def _is_const(node: Node, index: int) -> np.ndarray | None:
 
 def identity(node: Node) -> Replacement:
     return (node.inputs[0],)
+
+
+def identities(node: Node) -> Replacement:
+    """TensorFlow's IdentityN, which it has around a function with a gradient of its own."""
+    return node.inputs
 
 
 def dropout(node: Node) -> Replacement:
@@ -218,6 +224,7 @@ def times(node: Node) -> Replacement | bool:
 
 RULES: dict[str, Rule] = {
     "Identity": identity,
+    f"{TENSORFLOW}.IdentityN": identities,
     "Dropout": dropout,
     "Cast": cast,
     "CastLike": cast,
