@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.frontends.graphdef_proto.graphdef_pb2 import GraphDef
 from penstock.types import ANY, accepts, type_of
 
 CASES = np.load(Path(__file__).parent / "models" / "tf_ops" / "cases.npz")
@@ -33,7 +34,24 @@ def test_operation(name: str, executor: str, backends: list[str] | None) -> None
         got = out[key]
         assert (got.dtype, got.shape) == (want.dtype, want.shape), key
         assert accepts(declared.get(key, ANY), type_of(got)), (key, declared[key])
-        if want.dtype.kind in "fc":
-            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
-        else:
-            np.testing.assert_array_equal(got, want)
+        alike(got, want)
+
+
+def alike(got: np.ndarray, want: np.ndarray) -> None:
+    if want.dtype.kind in "fc":
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_may_come_in_any_order(name: str) -> None:
+    proto = GraphDef.FromString(CASES[f"{name}/graph"].tobytes())
+    nodes = list(proto.node)
+    del proto.node[:]
+    proto.node.extend(reversed(nodes))
+    session = ps.compile(proto.SerializeToString(), backends=["numpy"])
+    wanted = part(name, "out")
+    out = session.run(part(name, "in"), list(wanted))
+    for key, want in wanted.items():
+        alike(out[key], want)

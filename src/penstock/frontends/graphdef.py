@@ -34,6 +34,7 @@ from penstock.frontends.graphdef_file import read_graph
 from penstock.frontends.graphdef_library import Library
 from penstock.frontends.graphdef_proto.graphdef_pb2 import GraphDef, NodeDef
 from penstock.frontends.graphdef_schemas import Schema, schemas
+from penstock.frontends.graphdef_shapes import Shapes, in_order
 from penstock.frontends.graphdef_tensors import TensorError
 from penstock.frontends.graphdef_types import declared_type
 from penstock.ir import Graph, Model, Value
@@ -87,6 +88,7 @@ class Importer:
         self.functions: dict[str, Graph] = {}
         self.handles: dict[Value | None, np.ndarray] = {}
         self.declared: dict[Value | None, TensorType] = {}
+        self.shapes = Shapes()
         self.nodes = 0
         self.taken = {node.name for node in proto.node}
         self.folders = {
@@ -157,7 +159,7 @@ class Importer:
                 "function bodies expanded; raise the limit if you trust the model"
             )
         declared = [proto for proto in protos if self.declare(scope, proto)]
-        for proto in declared:
+        for proto in in_order(declared):
             self.convert(scope, proto)
         scope.connect()
 

@@ -11,12 +11,13 @@ import numpy as np
 from penstock.frontends.graphdef_attrs import Tensor
 from penstock.frontends.graphdef_proto.graphdef_pb2 import NodeDef
 from penstock.frontends.graphdef_schemas import Argument, Schema
+from penstock.frontends.graphdef_shapes import made_constant
 from penstock.frontends.graphdef_tensors import array_of
 from penstock.frontends.graphdef_types import declared_type
 from penstock.ir import Node, Value
 from penstock.limits import Limits
 from penstock.ops.base import TENSORFLOW, find
-from penstock.types import ANY, Shape, TensorType, Type, dtype_name
+from penstock.types import ANY, Dim, Shape, TensorType, Type, dtype_name
 
 if TYPE_CHECKING:
     from penstock.frontends.graphdef import Importer
@@ -183,7 +184,7 @@ class Conversion:
         source = self.references[index].source
         found = self.scope.constant(source) if source else None
         # Where variables are constants, or constants are arguments, that shows only afterwards.
-        return _made_constant(self.inputs[index]) if found is None else found
+        return made_constant(self.inputs[index]) if found is None else found
 
     def integers(self, index: int) -> list[int] | None:
         """The elements of input ``index`` if it is a constant of integers, row-major."""
@@ -191,6 +192,13 @@ class Conversion:
         if found is None or found.dtype.kind not in "iu" or found.size > 65536:
             return None
         return [int(each) for each in found.reshape(-1)]
+
+    def elements(self, index: int) -> Sequence[Dim] | None:
+        """The elements of input ``index``, a vector of integers, as far as they follow from the
+        file: an element that does not is None, or has a name."""
+        found = self.integers(index)
+        kind = None if found is not None else self.importer.shapes.of(self.inputs[index])
+        return kind.data if isinstance(kind, TensorType) else found
 
     def integer(self, index: int) -> int | None:
         """The one element of input ``index`` if it is a constant."""
@@ -206,16 +214,16 @@ class Conversion:
         return kind.dtype if isinstance(kind, TensorType) else None
 
     def rank(self, index: int) -> int | None:
-        """The number of dims of input ``index``, as far as the file says."""
+        """The number of dims of input ``index``, as far as it follows from the file."""
         shape = self.shape(index)
         return None if shape is None else len(shape)
 
     def shape(self, index: int) -> Shape | None:
-        """The shape of input ``index``, as far as the file says."""
+        """The shape of input ``index``, as far as it follows from the file."""
         found = self.constant(index)
         if found is not None:
             return found.shape
-        kind = self.inputs[index].type
+        kind = self.importer.shapes.of(self.inputs[index])
         return kind.shape if isinstance(kind, TensorType) else None
 
     def static(self, index: int, what: str) -> tuple[int, ...]:
@@ -367,20 +375,6 @@ class Conversion:
                 if node.inputs[0] in known:
                     known[outputs[0]] = known[node.inputs[0]]  # type: ignore[assignment]
         return node
-
-
-def _made_constant(value: Value) -> np.ndarray | None:
-    """The constant that ``value`` is, if the node that makes it is there already."""
-    for _ in range(8):
-        node = value.producer
-        if node is None:
-            return None
-        if node.op.name == "Const":
-            return node.attrs.get("value")
-        if node.op.name != "Identity" or node.inputs[0] is None:
-            return None
-        value = node.inputs[0]
-    return None
 
 
 def _plain(value: Any) -> bool:

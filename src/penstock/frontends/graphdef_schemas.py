@@ -238,6 +238,7 @@ Einsum: inputs*N -> output
 Conv2D: input filter -> output ; data_format="NHWC" dilations=[1,1,1,1] explicit_paddings=[]
 Conv3D: input filter -> output ; data_format="NDHWC" dilations=[1,1,1,1,1]
 Conv2DBackpropInput: input_sizes filter out_backprop -> output ; data_format="NHWC" dilations=[1,1,1,1] explicit_paddings=[]
+Conv3DBackpropInputV2: input_sizes filter out_backprop -> output ; data_format="NDHWC" dilations=[1,1,1,1,1]
 DepthwiseConv2dNative: input filter -> output ; data_format="NHWC" dilations=[1,1,1,1] explicit_paddings=[]
 AvgPool: value -> output ; data_format="NHWC"
 MaxPool: input -> output ; data_format="NHWC" explicit_paddings=[]

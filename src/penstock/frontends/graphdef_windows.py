@@ -135,7 +135,8 @@ def _four(shape: tuple[int, ...], what: str) -> tuple[int, int, int, int]:
 
 def conv_transpose(c: Conversion) -> None:
     """The gradient of a convolution: what it takes for the image's size decides the padding."""
-    layout = Layout(c, 2)
+    n = 3 if c.op.startswith("Conv3D") else 2
+    layout = Layout(c, n)
     padding = layout.padding()
     attrs: dict[str, Any] = {
         "strides": layout.spatial_of("strides"),
@@ -143,22 +144,23 @@ def conv_transpose(c: Conversion) -> None:
         "padding": c.attrs["padding"],
         "pads": padding.get("pads", []),
     }
-    weights = c.node("Transpose", [c.inputs[1]], {"perm": [3, 2, 0, 1]})
+    weights = c.node("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
     inputs = [layout.enter(c.inputs[2]), weights]
-    sizes, window = c.integers(0), c.shape(1)
-    if sizes is not None and len(sizes) == 4:
-        sizes = sizes[1:3] if layout.last else sizes[2:]
-    if sizes is not None and window is not None and all_known(window) and len(sizes) == 2:
+    sizes, window = c.elements(0), c.shape(1)
+    if sizes is not None and len(sizes) == n + 2:
+        sizes = sizes[1:-1] if layout.last else sizes[2:]
+    image = None if sizes is None else all_known(sizes)
+    if image is not None and window is not None and all_known(window) and len(image) == n:
         try:
-            made = backward_attrs(sizes, all_known(window) or (), attrs)
+            made = backward_attrs(image, all_known(window) or (), attrs)
         except ShapeError as error:
             raise NodeError(str(error)) from error
         layout.leave("ConvTranspose", inputs, made)
         return
-    # Height and width stand last where channels come first.
-    order = c.known([0, 3, 1, 2] if layout.last else [0, 1, 2, 3], np.int64)
+    # The dims of the image stand last where channels come first.
+    order = c.known(layout.first if layout.last else range(n + 2), np.int64)
     size = c.node("GatherV2", [c.inputs[0], order], {"batch_dims": 0}, domain=TENSORFLOW)
-    layout.leave("Conv2DBackpropInput", [*inputs, size], attrs, domain=TENSORFLOW)
+    layout.leave(c.op, [*inputs, size], attrs, domain=TENSORFLOW)
 
 
 def pool(c: Conversion) -> None:
@@ -221,6 +223,7 @@ RULES.update(
         "Conv2D": conv,
         "Conv3D": conv,
         "Conv2DBackpropInput": conv_transpose,
+        "Conv3DBackpropInputV2": conv_transpose,
         "DepthwiseConv2dNative": depthwise,
         "AvgPool": pool,
         "AvgPool3D": pool,

@@ -49,25 +49,28 @@ def backward_attrs(
     }
 
 
-def _image(sizes: Sequence[Any]) -> list[Any]:
-    if len(sizes) not in (2, 4):
+def _image(sizes: Sequence[Any], rank: int) -> list[Any]:
+    if len(sizes) not in (rank - 2, rank):
         raise ShapeError(f"{list(sizes)} is no size of an image")
-    return list(sizes[-2:])
+    return list(sizes[2 - rank :])
 
 
 def infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     given, weights = tensor(types, 0), tensor(types, 1)
     sizes = lengths(ints(types, consts, 2))
+    rank = len(attrs["strides"]) + 2
     batch = given.shape[0] if given.shape else None
-    channels = weights.shape[1] if weights.shape and len(weights.shape) == 4 else None
-    image = _image(sizes) if sizes is not None else [None, None]
+    channels = weights.shape[1] if weights.shape and len(weights.shape) == rank else None
+    image = _image(sizes, rank) if sizes is not None else [None] * (rank - 2)
     return (TensorType(given.dtype, (batch, channels, *image)),)
 
 
 @operator("Conv2DBackpropInput", domain=TENSORFLOW, infer=infer_backward)
+@operator("Conv3DBackpropInputV2", domain=TENSORFLOW, infer=infer_backward)
 def conv_backward(node: Node, types: Types) -> Kernel:
     """What flows back [N, O, h, w], weights [O, I, kh, kw], and the size [..., H, W] of the image,
-    channels first; attributes as in ``backward_attrs``."""
+    channels first, or the same with depth; attributes as in ``backward_attrs``."""
+    rank = len(node.attrs["strides"]) + 2
     op = find("ConvTranspose")
     assert op is not None
 
@@ -78,9 +81,9 @@ def conv_backward(node: Node, types: Types) -> Kernel:
         return op.compile(inner, [TensorType(), TensorType()])
 
     def function(x: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        if x.ndim != 4 or weights.ndim != 4:
+        if x.ndim != rank or weights.ndim != rank:
             raise ShapeError(f"images of {x.shape} with weights of {weights.shape}")
-        image = tuple(_image(sizes.tolist()))
+        image = tuple(_image(sizes.tolist(), rank))
         return kernel(image, weights.shape[2:])(x, weights)
 
     return Kernel(function)

@@ -1,8 +1,9 @@
 """Makes ``cases.npz``: graphs of single operations, and what TensorFlow gives for them.
 
-Needs TensorFlow (2.21), which the tests do not: ``python tests/models/tf_ops/make.py``. Of each
-case there are ``name/graph`` (a GraphDef), ``name/in/x:0`` (what to feed) and ``name/out/y:0`` (what
-must come out). Arguments in ``fed`` are placeholders, all others constants.
+Needs TensorFlow (2.21), which the tests do not, and without its oneDNN, which makes less of what
+gradients read: ``TF_ENABLE_ONEDNN_OPTS=0 python tests/models/tf_ops/make.py``. Of each case there
+are ``name/graph`` (a GraphDef), ``name/in/x:0`` (what to feed) and ``name/out/y:0`` (what must come
+out). Arguments in ``fed`` are placeholders, all others constants.
 """
 
 from __future__ import annotations
@@ -596,8 +597,75 @@ def lists() -> None:
         several(f"TensorList_{build.__name__}", build, {"x": real(3, 2)})
 
 
+def inferred() -> None:
+    """Operations that mean one thing or another by shapes that only follow from others."""
+    raw = tf.raw_ops
+
+    def expanded(x: tf.Tensor) -> list[tf.Tensor]:
+        weights = tf.expand_dims(tf.constant(real(3, 2, 2)), 0)
+        kinds = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+        return [raw.DepthwiseConv2dNative(input=x, filter=weights, **kinds)]
+
+    several("DepthwiseConv2dNative_expanded", expanded, {"x": real(1, 4, 5, 2)})
+    weights = real(3, 3, 2, 6)
+
+    def grouped(x: tf.Tensor) -> list[tf.Tensor]:
+        y = raw.Relu(features=x)
+        kinds = {"strides": [1, 1, 1, 1], "padding": "VALID"}
+        return [raw.Conv2D(input=y, filter=weights, **kinds)]
+
+    several("Conv2D_grouped_behind", grouped, {"x": real(1, 4, 5, 4)})
+
+    @tf.function(input_signature=[tf.TensorSpec(None, F)], autograph=False)
+    def called(x: tf.Tensor) -> tf.Tensor:
+        return grouped(x)[0]
+
+    several("Conv2D_grouped_called", lambda x: [called(x)], {"x": real(1, 4, 5, 4)})
+    square = real(3, 3, 2, 4)
+
+    def as_large(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        kinds = {"strides": [1, 2, 2, 1], "padding": "SAME"}
+        return [
+            raw.Conv2DBackpropInput(input_sizes=tf.shape(x), filter=square, out_backprop=y, **kinds)
+        ]
+
+    several("Conv2DBackpropInput_shape", as_large, {"x": real(2, 7, 6, 2), "y": real(2, 4, 3, 4)})
+    cube = real(2, 3, 3, 2, 4)
+    for padding, sizes in (("SAME", (2, 4, 7, 5, 2)), ("VALID", (2, 4, 7, 6, 2))):
+        for step in (1, 2):
+            image = tf.zeros(sizes)
+            kinds = {"strides": [1, step, step, step, 1], "padding": padding}
+            back = real(*raw.Conv3D(input=image, filter=cube, **kinds).shape)
+            case(
+                f"Conv3DBackpropInputV2_{padding}_{step}",
+                "Conv3DBackpropInputV2",
+                {"out_backprop": back},
+                input_sizes=np.array(sizes, np.int32),
+                filter=cube,
+                **kinds,
+            )
+    case(
+        "Conv3DBackpropInputV2_dynamic",
+        "Conv3DBackpropInputV2",
+        {"input_sizes": np.array([2, 4, 7, 5, 2], np.int32), "out_backprop": real(2, 2, 4, 3, 4)},
+        filter=cube,
+        strides=[1, 2, 2, 2, 1],
+        padding="SAME",
+    )
+
+
 if __name__ == "__main__":
-    for part in (elementwise, along_axes, arrays, products, windows, images, sounds, lists):
+    for part in (
+        elementwise,
+        along_axes,
+        arrays,
+        products,
+        windows,
+        images,
+        sounds,
+        lists,
+        inferred,
+    ):
         part()
     np.savez_compressed(Path(__file__).parent / "cases.npz", **FOUND)
     print(sum(key.endswith("/graph") for key in FOUND), "cases")
