@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir import Node
-from penstock.ops.base import TENSORFLOW, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.base import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import INT32
+from penstock.ops.infer import ints
 from penstock.ops.tf_tensor_arrays import Dims, dims_of, known, matches, merged, of_type
 from penstock.types import ANY, INT64, ShapeError, TensorType, Type, dtypes
 
@@ -33,9 +34,11 @@ class TensorList:
         return value
 
     def item(self, index: int, shape: Dims | None) -> np.ndarray:
-        """Element ``index``; zeros where none was put, if it is known how many."""
+        """Element ``index``, of this shape; zeros where none was put, if it is known how many."""
         found = self.items[index]
         if found is not None:
+            if not matches(found.shape, shape):
+                raise ShapeError(f"element {index} has shape {found.shape}, which is not {shape}")
             return found
         dims = known(merged(merged(self.shape, shape), self._common()))
         if dims is None:
@@ -64,6 +67,28 @@ def _shape(value: np.ndarray) -> Dims | None:
             raise ShapeError(f"{value} is no shape")
         return None
     return dims_of(value.tolist())
+
+
+def _elements(index: int, before: int = 0) -> Infer:
+    """An element whose shape is what input ``index`` says, and so many unknown dims in front."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        dtype = dtypes().get(attrs.get("element_dtype", ""))
+        if dtype is None:
+            return (ANY,)
+        given = ints(types, consts, index)
+        dims = None if given is None or not _is_vector(types[index], consts[index]) else given
+        if dims is None:
+            return (TensorType(dtype),)
+        shape = [dim if isinstance(dim, int) and dim >= 0 else None for dim in dims]
+        return (TensorType(dtype, (*[None] * before, *shape)),)
+
+    return infer
+
+
+def _is_vector(kind: Type | None, const: np.ndarray | None) -> bool:
+    rank = const.ndim if const is not None else kind.rank if isinstance(kind, TensorType) else None
+    return rank == 1
 
 
 def _count(value: np.ndarray) -> int:
@@ -131,7 +156,7 @@ def push_back(node: Node, types: Types) -> Kernel:
 
 
 def infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return ANY, *of_type("element_dtype")(types, attrs, consts)
+    return ANY, *_elements(1)(types, attrs, consts)
 
 
 @operator("TensorListPopBack", domain=TENSORFLOW, infer=infer_pop)
@@ -146,7 +171,7 @@ def pop_back(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@operator("TensorListGetItem", domain=TENSORFLOW, infer=of_type("element_dtype"))
+@operator("TensorListGetItem", domain=TENSORFLOW, infer=_elements(2))
 def get_item(node: Node, types: Types) -> Kernel:
     def function(handle: Any, index: np.ndarray, shape: np.ndarray) -> np.ndarray:
         found = _list(handle)
@@ -183,7 +208,7 @@ def _stacked(found: TensorList, places: Sequence[int], shape: Dims | None) -> np
     return np.stack(rows)
 
 
-@operator("TensorListStack", domain=TENSORFLOW, infer=of_type("element_dtype"))
+@operator("TensorListStack", domain=TENSORFLOW, infer=_elements(1, 1))
 def stack(node: Node, types: Types) -> Kernel:
     wanted = node.attrs.get("num_elements", -1)
 
@@ -196,7 +221,7 @@ def stack(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@operator("TensorListGather", domain=TENSORFLOW, infer=of_type("element_dtype"))
+@operator("TensorListGather", domain=TENSORFLOW, infer=_elements(2, 1))
 def gather(node: Node, types: Types) -> Kernel:
     def function(handle: Any, indices: np.ndarray, shape: np.ndarray) -> np.ndarray:
         found = _list(handle)
