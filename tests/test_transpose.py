@@ -17,6 +17,7 @@ from penstock.ir import Graph, Model
 from penstock.limits import DEFAULT_LIMITS
 from penstock.parse import parse_graph
 from penstock.passes.pipeline import optimize
+from penstock.passes.transpose import delay_transposes
 
 FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
 RNG = np.random.default_rng(0)
@@ -241,6 +242,17 @@ def test_random_nets_with_channels_last_mean_what_they_did(data):
             made = net.conv(value)
         known.append(made)
     check(net.model(*{known[-1], known[len(known) // 2]}), image(2, 6, 5, 3))
+
+
+def test_nodes_that_make_nothing_are_passed_by():
+    graph = parse_graph(
+        """graph g(x: float32[1, 2, 2, 3], c: bool[]) -> (y) targets (check) {
+            tensorflow.Assert(c, x) as check
+            y = Transpose{perm=[0, 3, 1, 2]}(x)
+        }"""
+    )
+    assert not delay_transposes(graph)
+    assert len(graph.nodes) == 2
 
 
 def test_identities_around_a_function_with_a_gradient_of_its_own_are_gone():

@@ -234,8 +234,9 @@ _RULES: dict[str, _Rule] = {
 def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
     """The Transpose in front of a convolution, of what has its channels last, moved before a Pad
     that nobody else reads."""
-    padded = node.inputs[0] if _is_transpose(node) else None
-    output = node.outputs[0]
+    if not _is_transpose(node):
+        return None
+    padded, output = node.inputs[0], node.outputs[0]
     pad = None if padded is None else padded.producer
     if pad is None or padded is None or output is None or len(readers.get(padded, ())) != 1:
         return None
