@@ -44,6 +44,8 @@ from penstock.passes.infer import fault, infer_types
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
 from penstock.passes.quantize import left_as_codes, quantize
+from penstock.passes.raising import raise_control_flow
+from penstock.passes.release import release
 from penstock.passes.scale import pull_scales
 from penstock.passes.sizes import check_sizes
 from penstock.placement import candidates, choose, wanted
@@ -91,6 +93,17 @@ class Compiler:
         """Whether all nodes of ``graph`` are run as they are: passes know nothing of frames, and
         who asks for these wants to know how often each node runs."""
         return self.kind == "frames" or _is_framed(graph)
+
+    def prepare(self, graph: Graph) -> Graph:
+        """``graph``, which must be sorted, as simple as it can be without shapes: with structured
+        control flow where it has TensorFlow's, but for what must stay."""
+        if self.kind != "frames" and any(map(is_primitive, graph.walk())):
+            graph, _ = raise_control_flow(graph)
+        if not _is_framed(graph):
+            release(graph)
+        if not self.keeps(graph):
+            optimize(graph, self.limits, codes=bool(self.fusing))
+        return graph
 
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
@@ -212,12 +225,18 @@ class Compiler:
 
     def _frames(self, graph: Graph) -> Executor:
         """The executor of frames, on the host."""
-        if self.kind not in ("auto", "frames"):
-            names = sorted({node.op.full_name for node in graph.nodes if is_primitive(node)})
-            raise Unsupported(
-                [UnsupportedOperation(name, 'executor="frames" runs it', ()) for name in names]
-            )
         paths = {node: frame.path for node, frame in frame_of(graph).items()}
+        if self.kind not in ("auto", "frames"):
+            _, stays = raise_control_flow(graph)
+            reason = '{}, so that only executor="frames" or "auto" runs it'
+            raise Unsupported(
+                [
+                    UnsupportedOperation(
+                        each.node.op.full_name, reason.format(each.reason), (each.node.label,)
+                    )
+                    for each in stays
+                ]
+            )
         tokens = Tokens(graph, paths, self._function)
         return FramesExecutor(tokens, pool(), self.limits)
 
@@ -233,7 +252,11 @@ class Compiler:
                     raise
                 raise fault(node, error) from error
         graph, taken = alone(node)
-        infer_types(graph)
+        if self.kind == "frames":
+            infer_types(graph)
+        else:
+            release(graph)
+            optimize(graph, self.limits)
         plan = compile_plan(graph, self.hosts, {}, planned=False)
         inner = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
 

@@ -307,8 +307,26 @@ def clone(
     )
 
 
+def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node], list[Value]]:
+    """A copy of the nodes of ``graph`` that reads ``inputs``, and what it makes of its outputs.
+
+    What the nodes take from outside of the graph, the copies do too; what they make is named as it
+    is there, with ``suffix`` behind.
+    """
+    cloner = _Cloner(suffix)
+    cloner.values.update((value, value) for value in captures(graph))
+    cloner.values.update(zip(graph.inputs, inputs, strict=True))
+    nodes = [cloner.node(node) for node in graph.nodes]
+    for node, copy in zip(graph.nodes, nodes, strict=True):
+        copy.control_inputs = [cloner.nodes.get(each, each) for each in node.control_inputs]
+    return nodes, [cloner.value(value) for value in graph.outputs]
+
+
 class _Cloner:
-    def __init__(self) -> None:
+    """``suffix``: what the names of the values that the copy makes end with."""
+
+    def __init__(self, suffix: str = "") -> None:
+        self.suffix = suffix
         self.values: dict[Value, Value] = {}
         self.nodes: dict[Node, Node] = {}
         self.fed: set[Value] = set()
@@ -323,7 +341,7 @@ class _Cloner:
         fed = []
         for value in inputs:
             self.fed.add(value)
-            self.values[value] = Value(value.name, value.type)
+            self.values[value] = Value(value.name + self.suffix, value.type)
             fed.append(self.values[value])
         nodes = [self.node(node) for node in graph.nodes]
         for node, copy in zip(graph.nodes, nodes, strict=True):
@@ -356,7 +374,7 @@ class _Cloner:
         if copy is not None:
             return copy
         if value.const is None:
-            copy = Value(value.name, value.type)
+            copy = Value(value.name + self.suffix, value.type)
         else:
             copy = value  # constants are never changed, and belong to no graph
         self.values[value] = copy

@@ -33,9 +33,7 @@ from penstock.observe import Observer
 from penstock.ops.tf_control import is_primitive
 from penstock.ops.tf_state import own_store
 from penstock.passes.infer import infer_types
-from penstock.passes.pipeline import optimize
 from penstock.passes.prune import cut, unfed
-from penstock.passes.release import release
 from penstock.placement import check_overrides
 from penstock.plan import Plan
 from penstock.profile import Profile
@@ -552,10 +550,7 @@ class Session:
                 if isinstance(value.type, AnyType):
                     value.type = self._inferred.get(value.name, ANY)
                 value.type = checked(value.type)
-            if not self._framed:
-                release(graph)
-            if not self._compiler.keeps(graph):
-                optimize(graph, self.limits, codes=bool(self._compiler.fusing))
+            graph = self._compiler.prepare(graph)
         return Signature(graph, fetches)
 
     @cached_property
@@ -638,11 +633,13 @@ def compile(
     says that this is no slower; "streams": on streams that are scheduled when the plan is compiled,
     and wait for each other's signals, where these pay, or on exactly ``max_streams`` as far as the
     model is as wide; "frames": by tokens, as TensorFlow does, every node as it is; "auto": "frames"
-    where the model needs it, else "linear", or "parallel" where it clearly wins. ``backends``:
-    names, or backends of your own, those to be preferred first; where several can run a node,
-    costs decide, measured before or else estimated, unless ``place`` does: it maps operations
-    ("Conv"), or nodes ("node:add_3"), to names of backends. With ``autotune`` they are measured
-    when a plan is compiled, and kept for later ones. ``threads``: how many cores one run may keep
+    where the model needs it, else "linear", or "parallel" where it clearly wins. For all but
+    "frames", TensorFlow's loops and conditions become structured ones; what cannot is run by frames
+    with "auto", and refused by the others. ``backends``: names, or backends of your own, those to
+    be preferred first; where several can run a node, costs decide, measured before or else
+    estimated, unless ``place`` does: it maps operations ("Conv"), or nodes ("node:add_3"), to names
+    of backends. With ``autotune`` they are measured when a plan is compiled, and kept for later
+    ones. ``threads``: how many cores one run may keep
     busy; all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan
     for them now rather than at the first run. ``limits``: bounds on what the model may ask for.
     ``precision="bf16"`` lets oneDNN round operands of large products and convolutions to bfloat16,

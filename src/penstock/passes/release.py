@@ -30,7 +30,7 @@ def _release(graph: Graph) -> bool:
     for node in graph.nodes:
         waits: dict[Node, None] = {}
         for source in node.control_inputs:
-            waits.update({source: None} if _effective(source) else behind.get(source, {}))
+            waits.update({source: None} if effective(source) else behind.get(source, {}))
         if list(waits) != node.control_inputs:
             node.control_inputs = list(waits)
             changed = True
@@ -38,12 +38,13 @@ def _release(graph: Graph) -> bool:
         for value in node.inputs:
             source_ = None if value is None else value.producer
             if source_ is not None:
-                found.update({source_: None} if _effective(source_) else behind.get(source_, {}))
+                found.update({source_: None} if effective(source_) else behind.get(source_, {}))
         behind[node] = found
     return changed
 
 
-def _effective(node: Node) -> bool:
+def effective(node: Node) -> bool:
+    """Whether anybody can tell when ``node`` runs, or whether it does."""
     if node.op.domain == TENSORFLOW and node.op.name in _NOTHING:
         return False
     if not node.op.pure:
