@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import LimitExceeded
 from penstock.liveness import Layout
-from penstock.ops.base import array_of
+from penstock.ops.base import Outcome, array_of
 from penstock.ops.control import element_of, scalar, stack, truth
 from penstock.ops.transfer import is_transfer
 from penstock.plan import Kind, Plan, Slot, Step
@@ -99,6 +99,8 @@ class Binder:
             outputs = [None if i < 0 else self._values[i] for i in step.outputs]
             workspace = self._values[step.workspace] if step.workspace >= 0 else None
             function, arguments = step.kernel.bind(inputs, outputs, workspace)
+        if step.kernel.begin is not None:
+            function = step.kernel.begin
         name = function.__name__ if isinstance(function, np.ufunc) else ""
         if not name.isidentifier() or self.namespace.get(name, function) is not function:
             name = f"{step.node.op.name.lower()}_{number}"
@@ -106,6 +108,8 @@ class Binder:
         texts = [self._argument(number, i, value) for i, value in enumerate(arguments)]
         for i in step.copied:
             texts[i] = f"own({texts[i]})"
+        if step.kernel.begin is not None:
+            return f"awaited({', '.join(('control', name, *texts))})"
         return f"{name}({', '.join(texts)})"
 
     def _argument(self, number: int, position: int, value: Any) -> str:
@@ -141,6 +145,16 @@ def ended(control: Any, step: Step, *outputs: Any) -> None:
         taken = sum([_nbytes(x) for i, x in owned if i >= 0 and _allocated(slots[i])])
         if taken:
             observer.allocation(run, taken)
+
+
+def awaited(control: Any, begin: Callable[..., Any], *inputs: Any) -> Any:
+    """The outputs of an asynchronous kernel, unless the run is stopped before they come."""
+    outcome = Outcome(begin, inputs)
+    control.listen(outcome.stop)
+    try:
+        return outcome.wait()
+    finally:
+        control.ignore(outcome.stop)
 
 
 def freed(control: Any, *values: Any) -> None:
@@ -217,6 +231,7 @@ _HELPERS: dict[str, Callable[..., Any] | Any] = {
     "array": np.array,
     "array_of": array_of,
     "asarray": np.asarray,
+    "awaited": awaited,
     "began": began,
     "copied": copied,
     "copyto": np.copyto,

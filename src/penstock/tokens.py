@@ -12,8 +12,10 @@ from typing import Any
 
 from penstock.ir import Graph, Node, Value, captures, clone
 from penstock.ops.base import Kernel
+from penstock.ops.tf_transfer import RECV, SEND
 from penstock.plan import Kind as SlotKind
 from penstock.plan import Plan, Slot, Step
+from penstock.rendezvous import edge
 
 
 class Kind(IntEnum):
@@ -29,6 +31,9 @@ class Kind(IntEnum):
     TRIGGER = 7
     FETCH = 8
     FEED = 9
+    ASYNCHRONOUS = 10
+    SEND = 11
+    RECV = 12
 
 
 KINDS: Mapping[str, Kind] = {
@@ -45,6 +50,8 @@ KINDS: Mapping[str, Kind] = {
     "RefNextIteration": Kind.NEXT_ITERATION,
     "LoopCond": Kind.IDENTITY,
     "ControlTrigger": Kind.TRIGGER,
+    SEND.name: Kind.SEND,
+    RECV.name: Kind.RECV,
 }
 
 
@@ -69,6 +76,7 @@ class Item:
         "frame",
         "function",
         "index",
+        "key",
         "kind",
         "left",
         "nested",
@@ -92,6 +100,8 @@ class Item:
         # Of an Enter: the frame that it leads into, and whether all iterations get what it brings.
         self.child: FrameInfo | None = None
         self.constant = False
+        # Of a Send and a Recv: what keys of the rendezvous have of their edge.
+        self.key = ""
         # Seconds that its kernel takes, as far as that has been measured, and how often it runs
         # before it is measured again.
         self.cost = 0.0
@@ -131,7 +141,7 @@ class Tokens:
 
     ``frame_of`` gives the frame of each node, as names of frames from the outermost one inwards: of
     an Enter, that which it leaves. ``compile`` gives the function of a node that is none of the
-    primitives.
+    primitives. ``slots`` number the values, of this graph and of others that run with it.
     """
 
     def __init__(
@@ -139,10 +149,12 @@ class Tokens:
         graph: Graph,
         frame_of: Mapping[Node, tuple[str, ...]],
         compile: Callable[[Node], Kernel],
+        slots: dict[Value, int] | None = None,
     ) -> None:
         self.graph = graph
         self.root = FrameInfo("", None)
-        self._slots: dict[Value, int] = {}
+        self._slots = {} if slots is None else slots
+        self.asynchronous = False  # whether there are asynchronous kernels
         self._frames: dict[tuple[str, ...], FrameInfo] = {(): self.root}
         self.items: list[Item] = []
         of: dict[Node, Item] = {}
@@ -195,6 +207,13 @@ class Tokens:
             kernel = compile(node)
             item.function = kernel.function
             item.nested = bool(node.graphs)
+            if kernel.begin is not None:
+                item.kind = Kind.ASYNCHRONOUS
+                item.function = kernel.begin
+                self.asynchronous = True
+        elif kind is Kind.SEND or kind is Kind.RECV:
+            attrs = node.attrs
+            item.key = edge(attrs["send_device"], attrs["recv_device"], attrs["tensor_name"])
         inputs = tuple([-1 if v is None else self._slot(v) for v in node.inputs])
         outputs = tuple([-1 if v is None else self._slot(v) for v in node.outputs])
         item.step = Step(node, kernel, inputs, outputs)

@@ -47,12 +47,13 @@ class Control:
     is an observed one.
     """
 
-    __slots__ = ("error", "observer", "on_stop", "run", "stopped")
+    __slots__ = ("error", "listeners", "observer", "on_stop", "run", "stopped")
 
     def __init__(self) -> None:
         self.stopped = False
         self.error: Exception | None = None
         self.on_stop: Callable[[Exception], None] | None = None
+        self.listeners: set[Callable[[Exception], None]] = set()
         self.observer: Observer = _NOBODY
         self.run = _NO_RUN
 
@@ -62,8 +63,21 @@ class Control:
             self.error = error
             self.stopped = True
             on_stop = self.on_stop
-            if on_stop is not None:
-                on_stop(error)
+            with ExitStack() as stack:  # all are told, whatever one of them raises
+                for listener in list(self.listeners):
+                    stack.callback(listener, error)
+                if on_stop is not None:
+                    stack.callback(on_stop, error)
+
+    def listen(self, listener: Callable[[Exception], None]) -> None:
+        """Let ``set`` call ``listener`` with the error, perhaps twice; now, if it was called."""
+        self.listeners.add(listener)
+        if self.stopped and self.error is not None:
+            listener(self.error)
+
+    def ignore(self, listener: Callable[[Exception], None]) -> None:
+        """Call it no more, but for calls that have begun."""
+        self.listeners.discard(listener)
 
     def stop(self) -> None:
         """Raise what the run was stopped with."""

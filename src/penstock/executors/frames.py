@@ -4,12 +4,12 @@ A token is a value on its way to a node, in one iteration of one frame, or the w
 be none. A node runs when a token has come on each of its inputs; a Merge when the first living one
 has. Kernels that take long run on the pool of the process, all else on the thread that the run is
 on: only that thread touches what changes during a run, so that nothing of it is locked. Who ends a
-kernel when that thread has left for want of work goes on in its place.
+kernel when that thread has left for want of work goes on in its place. Asynchronous kernels end on
+whatever thread ends them, and so do Recvs, whose values other parts of the run send.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,12 +20,13 @@ import numpy as np
 
 from penstock.binding import unshared
 from penstock.errors import Cancelled, DeadTensor, LimitExceeded, PenstockError, RunError
-from penstock.executors.base import Control, Done, quiet
+from penstock.executors.barrier import Barrier, Joined
+from penstock.executors.base import Control, quiet
 from penstock.ir import Value
 from penstock.limits import Limits
 from penstock.liveness import Layout
 from penstock.ops.base import array_of
-from penstock.threads import Workers
+from penstock.threads import Workers, report
 from penstock.tokens import FrameInfo, Item, Kind, Tokens
 from penstock.types import ShapeError
 
@@ -40,6 +41,7 @@ _EXIT, _NEXT_ITERATION, _TRIGGER, _FETCH = (
     Kind.TRIGGER,
     Kind.FETCH,
 )
+_ASYNCHRONOUS, _SEND, _RECV = Kind.ASYNCHRONOUS, Kind.SEND, Kind.RECV
 
 Outputs = Sequence[Any]
 
@@ -75,6 +77,7 @@ class _Frame:
         "deferred",
         "entering",
         "exits",
+        "id",
         "info",
         "iterations",
         "last",
@@ -91,29 +94,52 @@ class _Frame:
         self.constants: list[tuple[Item, Any]] = []
         self.deferred: list[tuple[Item, Any]] = []
         self.exits: list[Item] = []
+        self.id = ""
+
+    def name(self) -> str:
+        """What distinguishes it from all other frames of the run, in all parts of that."""
+        if not self.id and self.parent is not None:
+            self.id = f"{self.parent.name()}/{self.at};{self.info.name}"
+        return self.id
 
 
 _Token = tuple[Item, _Frame, int, bool]
 
 
+class _Call:
+    """What an asynchronous kernel is told to call when it has ended; forgets the run then."""
+
+    __slots__ = ("cancel", "run", "token")
+
+    def __init__(self, run: FramesRun, token: _Token) -> None:
+        self.run: FramesRun | None = run
+        self.token = token
+        self.cancel: Callable[[], object] | None = None
+
+    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+        run, self.run = self.run, None
+        if run is not None:
+            run.post(run._answered, self, outputs, error)
+
+
 class FramesRun:
-    """One run: all that changes while it goes on."""
+    """One run of one part of a graph: all that changes while it goes on."""
 
     def __init__(
         self,
         tokens: Tokens,
-        control: Control,
+        inputs: Sequence[Any],
         pool: Workers | None,
         observe: bool,
         most: int | None,
-        on_end: Callable[[], None],
+        barrier: Barrier,
     ) -> None:
         self.tokens = tokens
         self.most = most  # iterations of a frame
-        self.control = control
+        self.control = barrier.control
         self.pool = pool
         self.observe = observe
-        self.on_end = on_end
+        self.barrier = barrier
         self.root = _Frame(tokens.root, None, 0)
         self.ready: deque[_Token] = deque()
         self.heavy: list[_Token] = []
@@ -122,25 +148,25 @@ class FramesRun:
         self.error: BaseException | None = None
         # By item, what a Switch has chosen last: it may be asked why a value is dead.
         self.chosen: dict[Item, int] = {}
-        self.away = 0  # kernels on other threads
-        # What kernels on other threads have made, and whether some thread is at work on the run.
-        self.lock = threading.Lock()
-        self.back: deque[tuple[_Token, Any, BaseException | None, float]] = deque()
+        self.away = 0  # kernels on other threads, asynchronous ones included
+        self.calls: set[_Call] = set()
+        # What other threads have left to do for the thread of the run.
+        self.lock = barrier.lock
+        self.back: deque[tuple[Any, ...]] = deque([(self._start, inputs)])
         self.active = True
+        self.resting = False
 
-    def start(self, inputs: Sequence[Any]) -> None:
-        """Run as long as there is something to do for this thread."""
+    def _start(self, inputs: Sequence[Any]) -> None:
         root = self.root
         roots = self.tokens.roots
         root.iterations[0].tokens = len(roots)
         self.ready.extend([(item, root, 0, False) for item in roots])
         for item, value in zip(self.tokens.feeds, inputs, strict=True):
             self._deliver(item, root, 0, False, (value,))
-        self._go()
 
     # The thread of the run.
 
-    def _go(self) -> None:
+    def go(self) -> None:
         while True:
             try:
                 self._work()
@@ -152,19 +178,21 @@ class FramesRun:
                 if self.back:
                     continue
                 self.active = False
-                ended = not self.away
+                self.resting = not self.away
+                ended = self.resting and self.barrier.rested()
             if ended:
-                on_end, self.on_end = self.on_end, _nothing  # which leads back to us
-                on_end()
+                self.barrier.end()
             return
+
+    def check(self) -> None:
+        """Nothing is to be done but to look at the control, as the thread of the run always does."""
 
     def _work(self) -> None:
         ready, back, control = self.ready, self.back, self.control
         while True:
             while back:
-                token, result, error, seconds = back.popleft()
-                self.away -= 1
-                self._came(token, result, error, seconds)
+                function, *arguments = back.popleft()
+                function(*arguments)
             if control.stopped and self.error is None:
                 self._stop()
             if ready:
@@ -188,15 +216,26 @@ class FramesRun:
         if dead and item.kind is not _TRIGGER:
             if item.kind is _FETCH:
                 self._fetch(item, DEAD)
+            elif item.kind is _SEND:
+                self._send(item, frame, number, None, True)
+            elif item.kind is _RECV:
+                self._receive(token)
+                return
             self._pass(item, frame, number, True, ())
         elif item.kind is _ORDINARY:
             if item.cost > _LONG_S and self.pool is not None and not self.observe:
                 self.heavy.append(token)
             else:
                 self._run(token)
+        elif item.kind is _RECV:
+            self._receive(token)
+        elif item.kind is _ASYNCHRONOUS:
+            self._call(token)
         else:
             inputs = frame.iterations[number].inputs
             try:
+                if item.kind is _SEND:
+                    self._send(item, frame, number, *inputs[item.first : item.end])
                 outputs = self._primitive(item, inputs[item.first : item.end])
             except Exception as error:
                 self._fail(_explained(item, inputs[item.first : item.end], error))
@@ -224,7 +263,7 @@ class FramesRun:
         if kind is _FETCH:
             self._fetch(item, inputs[0])
             return ()
-        return inputs
+        return () if kind is _SEND else inputs
 
     def _run(self, token: _Token) -> None:
         """Run a kernel here."""
@@ -262,6 +301,8 @@ class FramesRun:
         """Hand long kernels to other threads, but for one, which this thread runs."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
+        if pool is not None:
+            self.barrier.help(pool)
         for token in heavy[:-1]:
             item, frame, number, _ = token
             inputs = frame.iterations[number].inputs[item.first : item.end]
@@ -281,28 +322,93 @@ class FramesRun:
             error = (
                 _explained(token[0], inputs, raised) if isinstance(raised, Exception) else raised
             )
-        self._return(token, result, error, perf_counter() - start)
+        self.post(self._came, token, result, error, perf_counter() - start)
 
-    def _return(
-        self, token: _Token, result: Any, error: BaseException | None, seconds: float
-    ) -> None:
-        """A kernel has ended on another thread, which goes on with the run if nobody does."""
+    def post(self, *job: Any) -> None:
+        """Leave something to do for the thread of the run, which is this one if there is none."""
         with self.lock:
-            self.back.append((token, result, error, seconds))
-            if self.active:
+            self.back.append(job)
+            if self.active or (self.resting and not self.barrier.woke(self)):
                 return
             self.active = True
-        quiet(self._go)
+            self.resting = False
+        self.barrier.resume(self)
 
     def _came(
         self, token: _Token, result: Any, error: BaseException | None, seconds: float
     ) -> None:
+        """A kernel has ended on another thread."""
         item, frame, number, _ = token
+        self.away -= 1
         item.cost += _WEIGHT * (seconds - item.cost)
         if error is not None:
             self._fail(error)
         elif self.error is None:
             self._pass(item, frame, number, False, result)
+
+    # Asynchronous kernels, and what comes from other parts of the run.
+
+    def _call(self, token: _Token) -> None:
+        """Begin an asynchronous kernel."""
+        item, inputs = token[0], self._inputs(token)
+        call = _Call(self, token)
+        self.away += 1
+        self.calls.add(call)
+        if self.observe:
+            self._begun(item, inputs)
+        assert item.function is not None
+        try:
+            call.cancel = item.function(call, *inputs)
+        except Exception as error:
+            call(error=error)
+
+    def _answered(self, call: _Call, result: Any, error: BaseException | None) -> None:
+        """An asynchronous kernel has ended."""
+        if call not in self.calls:
+            return  # nobody waits for it any more
+        self.calls.remove(call)
+        self.away -= 1
+        item, frame, number, _ = call.token
+        if error is None:
+            try:
+                outputs = _outputs(item, result)
+            except Exception as raised:
+                self._fail(_explained(item, self._inputs(call.token), raised))
+                return
+            if self.observe:
+                self._ended(item, outputs)
+            self._pass(item, frame, number, False, outputs)
+        else:
+            self._fail(_explained(item, self._inputs(call.token), error))
+
+    @staticmethod
+    def _inputs(token: _Token) -> list[Any]:
+        item, frame, number, _ = token
+        return frame.iterations[number].inputs[item.first : item.end]
+
+    def _send(
+        self, item: Item, frame: _Frame, number: int, value: Any = None, dead: bool = False
+    ) -> None:
+        key = item.key, frame.id or frame.name(), number
+        self.barrier.rendezvous.send(key, value, dead)
+
+    def _receive(self, token: _Token) -> None:
+        item, frame, number, _ = token
+        if self.observe:
+            self._begun(item, ())
+        key = item.key, frame.id or frame.name(), number
+        self.barrier.rendezvous.recv(key, partial(self.post, self._received, token))
+
+    def _received(
+        self, token: _Token, value: Any, dead: bool, error: PenstockError | None
+    ) -> None:
+        if error is not None:
+            self._fail(error)
+        elif self.error is None:
+            item, frame, number, _ = token
+            if self.observe:
+                self._ended(item, (value,))
+            self._pass(item, frame, number, dead, (value,))
 
     def _fail(self, error: BaseException) -> None:
         """The first error ends the run: nothing that is ready will run."""
@@ -310,6 +416,16 @@ class FramesRun:
             self.error = error
         self.ready.clear()
         self.heavy.clear()
+        self.barrier.fail(error)
+        while self.calls:
+            call = self.calls.pop()
+            call.run = None
+            self.away -= 1
+            if call.cancel is not None:
+                try:
+                    call.cancel()
+                except Exception:  # the run has its error already
+                    report()
 
     def _fetch(self, item: Item, value: Any) -> None:
         i = self.fetched[item]
@@ -467,10 +583,6 @@ class FramesRun:
         return not frame.entering if not number else number - 1 not in frame.iterations
 
 
-def _nothing() -> None:
-    """At the end of a run that has ended."""
-
-
 def _index(i: int) -> Any:
     """What a Merge says of the input that it has taken."""
     return _INDICES[i] if i < len(_INDICES) else np.array(i, np.int32)
@@ -493,12 +605,17 @@ def _called(item: Item, inputs: Sequence[Any], control: Control) -> Outputs:
     """The outputs of a kernel."""
     assert item.function is not None
     result = item.function(control, *inputs) if item.nested else item.function(*inputs)
+    return _outputs(item, result)
+
+
+def _outputs(item: Item, result: Any) -> Outputs:
+    """What a kernel has made, one for each output."""
     if item.outputs == 1:
         return (array_of(result),)
     return () if result is None else tuple([array_of(each) for each in result])
 
 
-def _explained(item: Item, inputs: Sequence[Any], error: Exception) -> PenstockError:
+def _explained(item: Item, inputs: Sequence[Any], error: BaseException) -> PenstockError:
     """The error of a kernel, with its node."""
     node = item.node
     if node is None:
@@ -518,7 +635,7 @@ def _explained(item: Item, inputs: Sequence[Any], error: Exception) -> PenstockE
     return found
 
 
-class FramesExecutor:
+class FramesExecutor(Joined):
     """Runs a graph with TensorFlow's primitives of control flow, or without."""
 
     name = "frames"
@@ -551,46 +668,28 @@ class FramesExecutor:
     def trim(self) -> None:
         pass
 
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
-        control = control.own()
-        ended = threading.Lock()
-        ended.acquire()
-        run = self._run(control, ended.release)
-        quiet(run.start, inputs)
-        try:
-            ended.acquire()
-        except BaseException:  # an interrupt; the run ends on its own
-            control.set(Cancelled("the run was interrupted"))
-            raise
-        return self._results(run, inputs)
-
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        def end() -> None:
-            try:
-                outputs = self._results(run, inputs)
-            except BaseException as error:
-                done(None, error)
-            else:
-                done(outputs, None)
-
-        run = self._run(control.own(), end)
-        quiet(run.start, inputs)
-
-    def _run(self, control: Control, on_end: Callable[[], None]) -> FramesRun:
+    def part(self, barrier: Barrier, inputs: Sequence[Any]) -> FramesRun:
+        """A run that ends at a barrier, with others perhaps."""
         most = self._limits.max_iterations
-        return FramesRun(self.tokens, control, self._workers, self._observed, most, on_end)
+        return FramesRun(self.tokens, inputs, self._workers, self._observed, most, barrier)
 
-    def _results(self, run: FramesRun, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        error, run.error = run.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
+    @property
+    def asynchronous(self) -> bool:
+        """Whether its runs may wait for somebody outside."""
+        return self.tokens.asynchronous
+
+    def results(self, run: FramesRun) -> tuple[Any, ...]:
+        """The outputs of a run that has ended; raises ``DeadTensor``."""
         for value, result in zip(self.tokens.graph.outputs, run.results, strict=True):
             if result is None or result is DEAD:
                 raise _dead(value, result is DEAD, run)
         return tuple([unshared(result) for result in run.results])
+
+    def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
+        barrier.begin([self.part(barrier, inputs)], listens=self.asynchronous)
+
+    def _outputs(self, parts: Sequence[FramesRun]) -> tuple[Any, ...]:
+        return self.results(parts[0])
 
 
 # What an item takes, with its node, about.

@@ -20,6 +20,7 @@ constants (``node.inputs[i].const``) and the input types (``types``, as far as k
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -67,6 +68,8 @@ class Kernel:
     ``bound``: calls of ``function`` are slow, and those that ``bind`` makes are not. Even an output
     that leaves the run is written to planned memory then, and copied out.
 
+    ``begin``: the form of an asynchronous kernel that does not wait (``asynchronous``).
+
     ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
     nobody reads them afterwards. A value that is several inputs may be taken over only if all of
     these are named: others are read while the output is written.
@@ -83,6 +86,7 @@ class Kernel:
     free: bool = False
     bound: bool = False
     check: Callable[[Any], object] | None = None
+    begin: Callable[..., Callable[[], object] | None] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)
@@ -107,6 +111,68 @@ def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
         arrays[-1][...] = function(*arrays[:-1])
 
     return Kernel(function, into, view=view)
+
+
+def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
+    """The kernel of what is waited for and not computed here: a timer, a server's answer.
+
+    ``begin(done, *inputs)`` sees to it that the work begins, and returns. ``done(outputs)``, with
+    what the function of a kernel returns, or ``done(error=...)`` is then called once, on any
+    thread, perhaps before ``begin`` returns; what is called later changes nothing. ``begin`` may
+    return a function without arguments that makes the work end soon. A run that is stopped or fails
+    meanwhile calls that, on any thread, and does not wait: what ``done`` is told then, is dropped.
+    Without a call of ``done`` a run goes on until it is stopped.
+
+    The frames executor runs other nodes meanwhile; whoever calls the kernel's ``function`` waits.
+    """
+
+    def function(*inputs: Any) -> Any:
+        return Outcome(begin, inputs).wait()
+
+    return Kernel(function, begin=begin)
+
+
+class Outcome:
+    """What an asynchronous kernel is told to call, for a thread that waits until it does."""
+
+    __slots__ = ("_cancel", "_claim", "_come", "_error", "_outputs")
+
+    def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        self._claim = threading.Lock()  # held once somebody has said what came of it
+        self._come = threading.Event()
+        self._outputs: Any = None
+        self._error: BaseException | None = None
+        self._cancel: Callable[[], object] | None = None
+        self._cancel = begin(self, *inputs)
+
+    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
+        if self._claim.acquire(blocking=False):
+            self._outputs, self._error = outputs, error
+            self._come.set()
+
+    def stop(self, error: BaseException) -> None:
+        """Let who waits go on with ``error``, and the work end."""
+        if self._come.is_set():
+            return
+        self(error=error)
+        if self._cancel is not None:
+            self._cancel()
+
+    def wait(self) -> Any:
+        """What was made; raises what went wrong."""
+        try:
+            self._come.wait()
+        except BaseException:  # an interrupt
+            if self._cancel is not None:
+                self._cancel()
+            raise
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+        return self._outputs
 
 
 def array_of(value: Any) -> Any:
@@ -194,7 +260,8 @@ def numeric(compile: Compile) -> Compile:
             return call
 
         into = None if kernel.into is None else guarded(kernel.into)
-        return replace(kernel, function=guarded(kernel.function), into=into)
+        begin = None if kernel.begin is None else guarded(kernel.begin)
+        return replace(kernel, function=guarded(kernel.function), into=into, begin=begin)
 
     return checked
 

@@ -1,0 +1,103 @@
+"""Where values wait for who takes them: a queue for each key, in which nobody ever blocks.
+
+Whoever comes first leaves a value, or a function to call with it. Values for one key are taken in
+the order in which they were sent, by those who have asked in the order in which they did.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from penstock.errors import PenstockError
+
+Take = Callable[[Any, bool, PenstockError | None], None]
+"""Takes a value, and whether it is dead; or None, and the error that nothing will come for."""
+
+
+class Aborted(PenstockError):
+    """What a transfer ends with because something else has failed: never the first error."""
+
+
+def edge(source: str, target: str, name: str) -> str:
+    """What keys have of an edge: the devices at its ends, and the name of what is sent."""
+    return f"{source};{target};{name}"
+
+
+class Rendezvous:
+    """The queues of one run.
+
+    A key is whatever both ends agree on: an ``edge``, with the frame and the iteration that a value
+    is sent in.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: dict[Hashable, deque[tuple[Any, bool]]] = {}
+        self._asked: dict[Hashable, deque[Take]] = {}
+        self._error: str | None = None
+
+    def send(self, key: Hashable, value: Any, dead: bool = False) -> None:
+        """Leave a value, or call who waits for it, here and now. Raises ``Aborted``."""
+        with self._lock:
+            if self._error is not None:
+                raise Aborted(self._error)
+            takers = self._asked.get(key)
+            if takers is None:
+                waiting = self._sent.get(key)
+                if waiting is None:
+                    self._sent[key] = deque(((value, dead),))
+                else:
+                    waiting.append((value, dead))
+                return
+            take = takers.popleft()
+            if not takers:
+                del self._asked[key]
+        take(value, dead, None)
+
+    def recv(self, key: Hashable, take: Take) -> None:
+        """Call ``take`` with the next value: here and now if it is there, else on the thread that
+        sends it; or with ``Aborted``."""
+        with self._lock:
+            error = self._error
+            if error is None:
+                waiting = self._sent.get(key)
+                if waiting is None:
+                    takers = self._asked.get(key)
+                    if takers is None:
+                        self._asked[key] = deque((take,))
+                    else:
+                        takers.append(take)
+                    return
+                value, dead = waiting.popleft()
+                if not waiting:
+                    del self._sent[key]
+        if error is not None:
+            take(None, False, Aborted(error))
+        else:
+            take(value, dead, None)
+
+    def abort(self, error: BaseException) -> None:
+        """End it: all who wait, and all who come, get an ``Aborted`` that speaks of ``error``."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = f"a transfer was given up, because of {error!r}"
+            asked, self._asked = self._asked, {}
+            self._sent.clear()
+        for takers in asked.values():
+            for take in takers:
+                take(None, False, Aborted(self._error))
+
+    def close(self) -> None:
+        """The run is over: forget who waits, and what was sent, without a word."""
+        with self._lock:
+            self._asked.clear()
+            self._sent.clear()
+
+    def __len__(self) -> int:
+        """How many values, and how many who take them, are waiting."""
+        with self._lock:
+            return sum(map(len, self._sent.values())) + sum(map(len, self._asked.values()))
