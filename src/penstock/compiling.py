@@ -26,6 +26,7 @@ from penstock.executors.frames import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.loop import Queue
 from penstock.executors.parallel import ParallelExecutor
+from penstock.executors.partitioned import PartitionedExecutor, Placed
 from penstock.feeds import check_dims
 from penstock.forecast import Forecast, forecast
 from penstock.grouping import HAND_OVER_S, Clustered, Seconds
@@ -38,9 +39,11 @@ from penstock.ops.control import is_control
 from penstock.ops.cost import seconds as estimated
 from penstock.ops.tf_control import is_primitive
 from penstock.ops.transfer import HOST
+from penstock.passes.assign import assign
 from penstock.passes.frames import frame_of
 from penstock.passes.fuse import apart, fuse
 from penstock.passes.infer import fault, infer_types
+from penstock.passes.partition import Part, partition
 from penstock.passes.pipeline import optimize
 from penstock.passes.prune import prune
 from penstock.passes.quantize import left_as_codes, quantize
@@ -53,8 +56,8 @@ from penstock.plan import Plan, Step, compile_plan
 from penstock.profile import Profile
 from penstock.streaming import Streaming, stream_programs, stream_segments
 from penstock.tasks import arrange
-from penstock.threads import core_budget, pool
-from penstock.tokens import Tokens, alone
+from penstock.threads import Workers, core_budget, pool
+from penstock.tokens import Slots, Tokens, alone
 from penstock.types import OptionalType, TensorType, Type
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
@@ -66,7 +69,8 @@ class Compiler:
     ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
     A run may keep ``threads`` cores busy, all of the budget if it is None. With ``autotune`` nodes
     that several backends can run are measured on all of them. ``max_streams``: how many streams a
-    block has at most, whatever they cost; None for as many as pay.
+    block has at most, whatever they cost; None for as many as pay. ``devices``: full names of those
+    that the nodes of a graph may name; without any, all run on one, whatever they name.
     """
 
     def __init__(
@@ -78,11 +82,13 @@ class Compiler:
         threads: int | None = None,
         autotune: bool = False,
         max_streams: int | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
+        self.devices = tuple(devices)
         self.threads = threads
         self.max_streams = max_streams
         self.autotune = autotune
-        self.kind = executor
+        self.kind = "frames" if devices else executor
         self.backends = tuple(backends)
         self.limits = limits
         self.overrides = dict(overrides or {})
@@ -225,8 +231,8 @@ class Compiler:
 
     def _frames(self, graph: Graph) -> Executor:
         """The executor of frames, on the host."""
-        paths = {node: frame.path for node, frame in frame_of(graph).items()}
         if self.kind not in ("auto", "frames"):
+            frame_of(graph)  # what makes no sense is wrong, not unsupported
             _, stays = raise_control_flow(graph)
             reason = '{}, so that only executor="frames" or "auto" runs it'
             raise Unsupported(
@@ -237,8 +243,38 @@ class Compiler:
                     for each in stays
                 ]
             )
-        tokens = Tokens(graph, paths, self._function)
-        return FramesExecutor(tokens, pool(), self.limits)
+        if self.devices:
+            assign(graph, self.devices)
+            parts = partition(graph, {node: node.device for node in graph.nodes})
+            if len(parts) > 1:
+                return self._partitioned(graph, parts)
+        return FramesExecutor(self._tokens(graph), pool(), self.limits)
+
+    def _partitioned(self, graph: Graph, parts: Sequence[Part]) -> Executor:
+        """The executor of the parts of ``graph``, on a device each."""
+        slots = Slots()
+        outputs = list(graph.outputs)
+        placed: list[Placed] = []
+        steps: list[Step] = []
+        for part in parts:
+            for i, value in zip(part.inputs, part.graph.inputs, strict=True):
+                slots.same(value, graph.inputs[i])
+            for i, value in zip(part.outputs, part.graph.outputs, strict=True):
+                outputs[i] = value
+            tokens = self._tokens(part.graph, slots)
+            steps += tokens.steps
+            inner = FramesExecutor(tokens, self._workers_of(part.device), self.limits)
+            placed.append(Placed(part.device, inner, part.inputs, part.outputs))
+        return PartitionedExecutor(placed, slots.plan(graph.name, steps, graph.inputs, outputs))
+
+    def _tokens(self, graph: Graph, slots: Slots | None = None) -> Tokens:
+        paths = {node: frame.path for node, frame in frame_of(graph).items()}
+        return Tokens(graph, paths, self._function, slots)
+
+    def _workers_of(self, device: str) -> Workers:
+        """The threads of a virtual device: its share of the cores."""
+        share = max(1, core_budget() // len(self.devices))
+        return pool(device.rpartition("/device:")[2].lower(), share)
 
     def _function(self, node: Node) -> Kernel:
         """The kernel of a node whose shapes are known only in runs. What has graphs becomes a plan

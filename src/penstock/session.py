@@ -18,6 +18,7 @@ import numpy as np
 from penstock import garbage
 from penstock.backends.base import Backend
 from penstock.compiling import EXECUTORS, Compiler, compiling
+from penstock.devices import local
 from penstock.errors import InvalidInput, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Executor
 from penstock.explain import format_plan
@@ -134,6 +135,7 @@ class Session:
         autotune: bool = False,
         precision: str = "float32",
         max_streams: int | None = None,
+        devices: int | Sequence[str] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
@@ -143,6 +145,9 @@ class Session:
             raise ValueError(f"threads={threads}: a run needs at least one thread")
         if max_streams is not None and not max_streams >= 1:
             raise ValueError(f"max_streams={max_streams}: a plan needs at least one stream")
+        if devices is not None and executor not in ("auto", "frames"):
+            raise ValueError(f'devices= are for executor="frames", not {executor!r}')
+        virtual = () if devices is None else local(devices)
         chosen = [_backend(each, precision) for each in backends or _default()]
         if len({backend.name for backend in chosen}) < len(chosen):
             raise ValueError(f"backends= has two of one name: {[b.name for b in chosen]}")
@@ -156,11 +161,12 @@ class Session:
             "autotune": autotune,
             "precision": precision,
             "max_streams": max_streams,
+            "devices": devices,
         }
         keep_memory()
         self.limits = limits or DEFAULT_LIMITS
         self._compiler = Compiler(
-            executor, chosen, self.limits, place, threads, autotune, max_streams
+            executor, chosen, self.limits, place, threads, autotune, max_streams, virtual
         )
         self._closed = False
         self._lock = threading.Lock()
@@ -625,6 +631,7 @@ def compile(
     autotune: bool = False,
     precision: str = "float32",
     max_streams: int | None = None,
+    devices: int | Sequence[str] | None = None,
 ) -> Session:
     """Compile a model, or the file at a path, into a session.
 
@@ -643,7 +650,10 @@ def compile(
     busy; all that the process has, if not given. ``shapes``: dims of inputs, to compile the plan
     for them now rather than at the first run. ``limits``: bounds on what the model may ask for.
     ``precision="bf16"`` lets oneDNN round operands of large products and convolutions to bfloat16,
-    where the processor has it: faster, with two to three digits.
+    where the processor has it: faster, with two to three digits. ``devices``: how many virtual
+    devices of this process there are, ``cpu:0`` and so on, or their names: the frames executor then
+    runs each node where it says, each device by itself. Without, all nodes run on one, whatever
+    device they name.
 
     Raises ``InvalidModel`` for a file or model that breaks the rules, ``Unsupported`` with all
     operations that there are no kernels for.
@@ -659,6 +669,7 @@ def compile(
         autotune=autotune,
         precision=precision,
         max_streams=max_streams,
+        devices=devices,
     )
 
 

@@ -135,6 +135,38 @@ class FrameInfo:
         return f"FrameInfo({self.name!r})"
 
 
+class Slots:
+    """The numbers by which observers know values: those of one graph, or of all parts of one."""
+
+    def __init__(self) -> None:
+        self._values: list[Value] = []
+        self._of: dict[Value, int] = {}
+
+    def of(self, value: Value) -> int:
+        """The number of a value."""
+        found = self._of.get(value)
+        if found is None:
+            found = self._of[value] = len(self._values)
+            self._values.append(value)
+        return found
+
+    def same(self, value: Value, other: Value) -> None:
+        """Let ``value`` have the number of ``other``, whose copy it is."""
+        self._of[value] = self.of(other)
+
+    def plan(
+        self, name: str, steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> Plan:
+        """What observers are told of a graph: all values known in runs, no order."""
+        taken, given = (tuple(map(self.of, values)) for values in (inputs, outputs))
+        kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
+        slots = [
+            Slot(v.name, v.type, kinds[v.const is not None], v.const, owned=v.const is None)
+            for v in self._values
+        ]
+        return Plan(name, tuple(steps), tuple(slots), taken, given)
+
+
 class Tokens:
     """The items of a graph: ``roots`` wait for nothing; ``fetches`` has one for each output, and
     ``feeds`` one for each input.
@@ -149,11 +181,11 @@ class Tokens:
         graph: Graph,
         frame_of: Mapping[Node, tuple[str, ...]],
         compile: Callable[[Node], Kernel],
-        slots: dict[Value, int] | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self.graph = graph
         self.root = FrameInfo("", None)
-        self._slots = {} if slots is None else slots
+        self._slots = slots or Slots()
         self.asynchronous = False  # whether there are asynchronous kernels
         self._frames: dict[tuple[str, ...], FrameInfo] = {(): self.root}
         self.items: list[Item] = []
@@ -214,32 +246,21 @@ class Tokens:
         elif kind is Kind.SEND or kind is Kind.RECV:
             attrs = node.attrs
             item.key = edge(attrs["send_device"], attrs["recv_device"], attrs["tensor_name"])
-        inputs = tuple([-1 if v is None else self._slot(v) for v in node.inputs])
-        outputs = tuple([-1 if v is None else self._slot(v) for v in node.outputs])
+        of = self._slots.of
+        inputs = tuple([-1 if v is None else of(v) for v in node.inputs])
+        outputs = tuple([-1 if v is None else of(v) for v in node.outputs])
         item.step = Step(node, kernel, inputs, outputs)
         return item
 
-    def _slot(self, value: Value) -> int:
-        """The slot of a value: observers know it by that."""
-        found = self._slots.get(value)
-        if found is None:
-            found = self._slots[value] = len(self._slots)
-        return found
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that observers are told of."""
+        return [item.step for item in self.items if item.step is not None]
 
     def plan(self) -> Plan:
-        """What observers are told of the graph: all values known in runs, no order."""
-        kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
-        for value in (*self.graph.inputs, *self.graph.outputs):
-            self._slot(value)
-        slots = [
-            Slot(v.name, v.type, kinds[v.const is not None], v.const, owned=v.const is None)
-            for v in self._slots
-        ]
-        inputs, outputs = (
-            tuple(map(self._slot, values)) for values in (self.graph.inputs, self.graph.outputs)
-        )
-        steps = tuple([item.step for item in self.items if item.step is not None])
-        return Plan(self.graph.name, steps, tuple(slots), inputs, outputs)
+        """What observers are told of the graph."""
+        graph = self.graph
+        return self._slots.plan(graph.name, self.steps, graph.inputs, graph.outputs)
 
     def _place(
         self,

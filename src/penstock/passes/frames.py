@@ -58,6 +58,12 @@ def frame_of(graph: Graph) -> dict[Node, Frame]:
     return _Frames(graph).of
 
 
+def frames_of(graph: Graph) -> tuple[dict[Node, Frame], dict[Node, Frame]]:
+    """As ``frame_of``, and the frame that each node leaves what it makes in."""
+    found = _Frames(graph)
+    return found.of, found.after
+
+
 class _Frames:
     def __init__(self, graph: Graph) -> None:
         self.root = Frame("", None)
