@@ -99,5 +99,10 @@ class LimitExceeded(RunError):  # noqa: N818
     """The model or the run passed one of its ``Limits``."""
 
 
+class Aborted(RunError):  # noqa: N818
+    """Something has failed elsewhere, and so what was waited for will not come: never an error that
+    a run is said to have ended with."""
+
+
 class InternalError(PenstockError):
     """A bug in Penstock. Please report it with the model or the shapes in the message."""

@@ -11,14 +11,10 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import Aborted
 
-Take = Callable[[Any, bool, PenstockError | None], None]
+Take = Callable[[Any, bool, Aborted | None], None]
 """Takes a value, and whether it is dead; or None, and the error that nothing will come for."""
-
-
-class Aborted(PenstockError):
-    """What a transfer ends with because something else has failed: never the first error."""
 
 
 def edge(source: str, target: str, name: str) -> str:
@@ -57,30 +53,28 @@ class Rendezvous:
                 del self._asked[key]
         take(value, dead, None)
 
-    def recv(self, key: Hashable, take: Take) -> None:
-        """Call ``take`` with the next value: here and now if it is there, else on the thread that
-        sends it; or with ``Aborted``."""
+    def recv(self, key: Hashable, take: Take) -> tuple[Any, bool] | None:
+        """The next value, and whether it is dead, if it is there; else None, and ``take`` is called
+        with it, on the thread that sends it. Raises ``Aborted``."""
         with self._lock:
-            error = self._error
-            if error is None:
-                waiting = self._sent.get(key)
-                if waiting is None:
-                    takers = self._asked.get(key)
-                    if takers is None:
-                        self._asked[key] = deque((take,))
-                    else:
-                        takers.append(take)
-                    return
-                value, dead = waiting.popleft()
+            if self._error is not None:
+                raise Aborted(self._error)
+            waiting = self._sent.get(key)
+            if waiting is not None:
+                found = waiting.popleft()
                 if not waiting:
                     del self._sent[key]
-        if error is not None:
-            take(None, False, Aborted(error))
-        else:
-            take(value, dead, None)
+                return found
+            takers = self._asked.get(key)
+            if takers is None:
+                self._asked[key] = deque((take,))
+            else:
+                takers.append(take)
+            return None
 
     def abort(self, error: BaseException) -> None:
-        """End it: all who wait, and all who come, get an ``Aborted`` that speaks of ``error``."""
+        """End it: all who wait are told an ``Aborted`` that speaks of ``error``, and whoever comes
+        has one raised."""
         with self._lock:
             if self._error is not None:
                 return

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from penstock.ir import Graph, Node, Value, captures, clone
-from penstock.ops.base import Kernel
+from penstock.ops.base import TENSORFLOW, Kernel
 from penstock.ops.tf_transfer import RECV, SEND
 from penstock.plan import Kind as SlotKind
 from penstock.plan import Plan, Slot, Step
@@ -31,9 +31,9 @@ class Kind(IntEnum):
     TRIGGER = 7
     FETCH = 8
     FEED = 9
-    ASYNCHRONOUS = 10
-    SEND = 11
-    RECV = 12
+    ASYNCHRONOUS = 20
+    SEND = 21
+    RECV = 22
 
 
 KINDS: Mapping[str, Kind] = {
@@ -53,6 +53,12 @@ KINDS: Mapping[str, Kind] = {
     SEND.name: Kind.SEND,
     RECV.name: Kind.RECV,
 }
+_DOMAINS = frozenset({TENSORFLOW, SEND.domain})
+
+
+def kind_of(node: Node) -> Kind:
+    """How tokens pass ``node``."""
+    return KINDS.get(node.op.name, Kind.ORDINARY) if node.op.domain in _DOMAINS else Kind.ORDINARY
 
 
 class Item:
@@ -225,7 +231,7 @@ class Tokens:
         return found
 
     def _item(self, node: Node, path: tuple[str, ...], compile: Callable[[Node], Kernel]) -> Item:
-        kind = KINDS.get(node.op.name, Kind.ORDINARY) if node.op.domain else Kind.ORDINARY
+        kind = kind_of(node)
         kernel: Kernel | None = None
         item = Item(len(self.items), node, kind, self._frame(path))
         self.items.append(item)
@@ -297,7 +303,7 @@ class Tokens:
     @staticmethod
     def _inside(node: Node, frame_of: Mapping[Node, tuple[str, ...]]) -> tuple[str, ...]:
         """The frame that the outputs of a node are in."""
-        kind = KINDS.get(node.op.name) if node.op.domain else None
+        kind = kind_of(node)
         path = frame_of[node]
         if kind is Kind.ENTER:
             return (*path, node.attrs["frame_name"])

@@ -210,6 +210,8 @@ class _Writer:
             name, category = _name(step), "control" if step.control else "step"
             args["operation"] = _clean(step.node.op.full_name)
             args["origin"] = _clean(step.node.origin)
+            if step.node.device:
+                args["device"] = _clean(step.node.device)
             args["inputs"] = _values(plan, step.inputs, span.inputs)
             args["outputs"] = _values(plan, step.outputs, span.outputs)
             if span.transferred:

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 
 from penstock.binding import unshared
-from penstock.errors import Cancelled, DeadTensor, LimitExceeded, PenstockError, RunError
+from penstock.errors import (
+    Aborted,
+    Cancelled,
+    DeadTensor,
+    LimitExceeded,
+    PenstockError,
+    RunError,
+)
 from penstock.executors.barrier import Barrier, Joined
 from penstock.executors.base import Control, quiet
 from penstock.ir import Value
@@ -106,7 +113,7 @@ class _Frame:
 _Token = tuple[Item, _Frame, int, bool]
 
 
-class _Call:
+class _Answer:
     """What an asynchronous kernel is told to call when it has ended; forgets the run then."""
 
     __slots__ = ("cancel", "run", "token")
@@ -149,7 +156,7 @@ class FramesRun:
         # By item, what a Switch has chosen last: it may be asked why a value is dead.
         self.chosen: dict[Item, int] = {}
         self.away = 0  # kernels on other threads, asynchronous ones included
-        self.calls: set[_Call] = set()
+        self.asked: set[_Answer] = set()
         # What other threads have left to do for the thread of the run.
         self.lock = barrier.lock
         self.back: deque[tuple[Any, ...]] = deque([(self._start, inputs)])
@@ -185,7 +192,7 @@ class FramesRun:
             return
 
     def check(self) -> None:
-        """Nothing is to be done but to look at the control, as the thread of the run always does."""
+        """Nothing to do but to look at the control, as the thread of the run does all the time."""
 
     def _work(self) -> None:
         ready, back, control = self.ready, self.back, self.control
@@ -230,7 +237,7 @@ class FramesRun:
         elif item.kind is _RECV:
             self._receive(token)
         elif item.kind is _ASYNCHRONOUS:
-            self._call(token)
+            self._ask(token)
         else:
             inputs = frame.iterations[number].inputs
             try:
@@ -348,38 +355,38 @@ class FramesRun:
 
     # Asynchronous kernels, and what comes from other parts of the run.
 
-    def _call(self, token: _Token) -> None:
+    def _ask(self, token: _Token) -> None:
         """Begin an asynchronous kernel."""
         item, inputs = token[0], self._inputs(token)
-        call = _Call(self, token)
+        answer = _Answer(self, token)
         self.away += 1
-        self.calls.add(call)
+        self.asked.add(answer)
         if self.observe:
             self._begun(item, inputs)
         assert item.function is not None
         try:
-            call.cancel = item.function(call, *inputs)
+            answer.cancel = item.function(answer, *inputs)
         except Exception as error:
-            call(error=error)
+            answer(error=error)
 
-    def _answered(self, call: _Call, result: Any, error: BaseException | None) -> None:
+    def _answered(self, answer: _Answer, result: Any, error: BaseException | None) -> None:
         """An asynchronous kernel has ended."""
-        if call not in self.calls:
+        if answer not in self.asked:
             return  # nobody waits for it any more
-        self.calls.remove(call)
+        self.asked.remove(answer)
         self.away -= 1
-        item, frame, number, _ = call.token
+        item, frame, number, _ = answer.token
         if error is None:
             try:
                 outputs = _outputs(item, result)
             except Exception as raised:
-                self._fail(_explained(item, self._inputs(call.token), raised))
+                self._fail(_explained(item, self._inputs(answer.token), raised))
                 return
             if self.observe:
                 self._ended(item, outputs)
             self._pass(item, frame, number, False, outputs)
         else:
-            self._fail(_explained(item, self._inputs(call.token), error))
+            self._fail(_explained(item, self._inputs(answer.token), error))
 
     @staticmethod
     def _inputs(token: _Token) -> list[Any]:
@@ -397,11 +404,18 @@ class FramesRun:
         if self.observe:
             self._begun(item, ())
         key = item.key, frame.id or frame.name(), number
-        self.barrier.rendezvous.recv(key, partial(self.post, self._received, token))
+        try:
+            found = self.barrier.rendezvous.recv(key, partial(self.post, self._received, token))
+        except Aborted as error:
+            self._fail(error)
+            return
+        if found is not None:
+            value, dead = found
+            if self.observe:
+                self._ended(item, (value,))
+            self._pass(item, frame, number, dead, (value,))
 
-    def _received(
-        self, token: _Token, value: Any, dead: bool, error: PenstockError | None
-    ) -> None:
+    def _received(self, token: _Token, value: Any, dead: bool, error: Aborted | None) -> None:
         if error is not None:
             self._fail(error)
         elif self.error is None:
@@ -417,13 +431,13 @@ class FramesRun:
         self.ready.clear()
         self.heavy.clear()
         self.barrier.fail(error)
-        while self.calls:
-            call = self.calls.pop()
-            call.run = None
+        while self.asked:
+            answer = self.asked.pop()
+            answer.run = None
             self.away -= 1
-            if call.cancel is not None:
+            if answer.cancel is not None:
                 try:
-                    call.cancel()
+                    answer.cancel()
                 except Exception:  # the run has its error already
                     report()
 

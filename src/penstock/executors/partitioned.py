@@ -1,4 +1,4 @@
-"""The frames executor on several devices: one executor for each part of a graph, joined in each run.
+"""The frames executor on several devices: an executor for each part of a graph, joined in a run.
 
 The parts are executors of their own, passed in: this one hands them what they are fed, lets their
 runs meet at a barrier, and puts together what they give.

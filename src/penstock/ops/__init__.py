@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from penstock.ops.base import Kernel, Op, find, operator, registered
+from penstock.ops.base import Kernel, Op, asynchronous, find, operator, registered
 
 FAMILIES = (
     # Element by element, and along axes.
@@ -31,4 +31,4 @@ FAMILIES = (
 for _family in FAMILIES:
     import_module(f"penstock.ops.{_family}")
 
-__all__ = ["Kernel", "Op", "find", "operator", "registered"]
+__all__ = ["Kernel", "Op", "asynchronous", "find", "operator", "registered"]

@@ -1,0 +1,273 @@
+"""Asynchronous kernels, on every executor."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.ops import Kernel, asynchronous, operator
+from penstock.ops.base import Outcome
+from penstock.ops.infer import same_type
+from tests.tf_graphs import Builder
+from tests.tf_loops import counting
+
+SOON = 10  # seconds that a test waits before it fails
+EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames"]
+HEADER = '<ir_version: 10, opset_import: ["" : 21, "com.example" : 1]>\n'
+
+
+class Asked:
+    """One call of the kernel of Ask, which the test answers."""
+
+    def __init__(self, done: Callable[..., None], x: np.ndarray) -> None:
+        self.done = done
+        self.x = x
+        self.cancelled = threading.Event()
+
+
+ASKED: queue.Queue[Asked] = queue.Queue()
+
+
+@operator("Ask", domain="com.example", infer=same_type, pure=False)
+def ask(node, types) -> Kernel:
+    def begin(done, x):
+        asked = Asked(done, x)
+        ASKED.put(asked)
+        return asked.cancelled.set
+
+    return asynchronous(begin)
+
+
+@operator("Echo", domain="com.example", infer=same_type, pure=False)
+def echo(node, types) -> Kernel:
+    """Is done before it returns; says so twice."""
+
+    def begin(done, x):
+        done(2 * x)
+        done(3 * x)
+
+    return asynchronous(begin)
+
+
+@operator("Refuse", domain="com.example", infer=same_type, pure=False)
+def refuse(node, types) -> Kernel:
+    def begin(done, x):
+        raise ZeroDivisionError("no")
+
+    return asynchronous(begin)
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked():
+    while not ASKED.empty():
+        ASKED.get()
+
+
+def compile(text: str, executor: str) -> ps.Session:
+    return ps.compile(parser.parse_model(HEADER + text), executor=executor, backends=["numpy"])
+
+
+ONE = "g (float[2] x) => (float[2] y) { a = Exp(x) [asks] b = com.example.Ask(a) y = Neg(b) }"
+X = np.array([0, 1], np.float32)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_an_answer_may_come_from_any_thread(executor):
+    session = compile(ONE, executor)
+    future = session.submit({"x": X})
+    asked = ASKED.get(timeout=SOON)
+    np.testing.assert_array_equal(asked.x, np.exp(X))
+    threading.Thread(target=asked.done, args=(10 * asked.x,)).start()
+    np.testing.assert_array_equal(future.result(SOON)["y"], -10 * np.exp(X))
+    assert not asked.cancelled.is_set()
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_the_first_answer_counts_even_if_it_comes_at_once(executor):
+    session = compile("g (float[2] x) => (float[2] y) { y = com.example.Echo(x) }", executor)
+    assert session(X).tolist() == [0, 2]
+    trace = ps.Trace()
+    session.run({"x": X}, trace=trace)
+    assert list(trace.counts.values()) == [1]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_errors_name_the_node(executor):
+    session = compile(ONE, executor)
+    for error, says in ((ValueError("line is busy"), "line is busy"), (KeyboardInterrupt(), "")):
+        future = session.submit({"x": X})
+        asked = ASKED.get(timeout=SOON)
+        asked.done(error=error)
+        if executor != "frames" and not isinstance(error, Exception):
+            with pytest.raises(KeyboardInterrupt):
+                future.result(SOON)
+            continue
+        with pytest.raises(ps.RunError, match=f"asks.*{says}") as caught:
+            future.result(SOON)
+        assert caught.value.__cause__ is error
+    session = compile("g (float[2] x) => (float[2] y) { [no] y = com.example.Refuse(x) }", executor)
+    with pytest.raises(ps.RunError, match=r"no.*ZeroDivisionError"):
+        session(X)
+
+
+@pytest.mark.parametrize("way", ["deadline", "token"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_that_is_stopped_does_not_wait(executor, way):
+    session = compile(ONE, executor)
+    token = ps.CancelToken()
+    timeout = 0.05 if way == "deadline" else None
+    future = session.submit({"x": X}, timeout=timeout, cancel=token)
+    asked = ASKED.get(timeout=SOON)
+    if way == "token":
+        token.cancel()
+    with pytest.raises(ps.DeadlineExceeded if way == "deadline" else ps.Cancelled):
+        future.result(SOON)
+    assert asked.cancelled.wait(SOON)
+    asked.done(X)  # which nobody minds
+    future = session.submit({"x": X})
+    ASKED.get(timeout=SOON).done(X)
+    np.testing.assert_array_equal(future.result(SOON)["y"], -X)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_in_loops_and_branches(executor):
+    session = compile(
+        """g (float[2] x, int64 n) => (float[2] y) {
+            y = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+                { d = Identity(c) w = com.example.Ask(v) }>
+        }""",
+        executor,
+    )
+    future = session.submit({"x": X, "n": np.array(3)})
+    for _ in range(3):
+        asked = ASKED.get(timeout=SOON)
+        asked.done(asked.x + 1)
+    assert future.result(SOON)["y"].tolist() == [3, 4]
+    future = session.submit({"x": X, "n": np.array(3)}, timeout=0.05)
+    asked = ASKED.get(timeout=SOON)
+    with pytest.raises(ps.DeadlineExceeded):
+        future.result(SOON)
+    assert asked.cancelled.wait(SOON)
+
+
+def test_frames_go_on_meanwhile():
+    session = compile(
+        """g (float[2] x) => (float[2] y) {
+            a = com.example.Ask(x) b = com.example.Ask(x) c = Neg(x) y = Sum(a, b, c)
+        }""",
+        "frames",
+    )
+    seen: list[str] = []
+
+    class Ends(ps.Observer):
+        def step_end(self, run, step, outputs):
+            seen.append(step.node.op.name)
+
+    future = session.submit({"x": X}, observers=[Ends()])
+    first, second = ASKED.get(timeout=SOON), ASKED.get(timeout=SOON)
+    while "Neg" not in seen:
+        time.sleep(0.001)
+    second.done(5 * X)
+    first.done(3 * X)
+    np.testing.assert_array_equal(future.result(SOON)["y"], 7 * X)
+    assert seen == ["Neg", "Ask", "Ask", "Sum"]
+
+
+def test_an_error_elsewhere_ends_what_frames_have_begun():
+    session = compile(
+        """g (float[2] x, int64[1] i) => (float[2] y) {
+            a = com.example.Ask(x) b = com.example.Ask(x) [bad] c = Gather(a, i) y = Add(b, c)
+        }""",
+        "frames",
+    )
+    future = session.submit({"x": X, "i": np.array([9])})
+    first, second = ASKED.get(timeout=SOON), ASKED.get(timeout=SOON)
+    first.done(X)
+    with pytest.raises(ps.RunError, match="bad"):
+        future.result(SOON)
+    assert second.cancelled.is_set()
+    assert not first.cancelled.is_set()
+
+
+def test_what_is_never_answered_keeps_nothing_alive():
+    session = compile(ONE, "frames")
+    kept = []
+    for way in ("late", "never"):
+        with pytest.raises(ps.DeadlineExceeded):
+            session.run({"x": X}, timeout=0.02)
+        asked = ASKED.get(timeout=SOON)
+        if way == "late":
+            asked.done(X)
+        kept.append(asked)
+    gc.collect()
+    found = [each for each in gc.get_objects() if type(each).__name__ == "FramesRun"]
+    assert len(kept) == 2
+    assert not found
+
+
+def test_strings_are_refused_as_by_other_kernels():
+    with pytest.raises(ps.PenstockError, match="takes no strings"):
+        session = compile("g (string[2] x) => (string[2] y) { y = com.example.Ask(x) }", "frames")
+        session.run({"x": np.array(["a", "b"], object)}, timeout=1)
+
+
+def test_a_hook_that_fails_changes_nothing(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+
+    @operator("Stubborn", domain="com.example", infer=same_type, pure=False)
+    def stubborn(node, types) -> Kernel:
+        def refuse() -> Any:
+            raise ZeroDivisionError
+
+        return asynchronous(lambda done, x: refuse)
+
+    text = "g (float[2] x) => (float[2] y) { y = com.example.Stubborn(x) }"
+    for executor in ("frames", "linear"):
+        with pytest.raises(ps.DeadlineExceeded):
+            compile(text, executor).run({"x": X}, timeout=0.02)
+
+
+def test_iterations_wait_beside_each_other():
+    """As many at once as may: a body that only waits, in a loop of frames."""
+
+    class Asking(NumpyBackend):
+        def compile(self, node, types):
+            return ask(node, types) if node.op.name == "Neg" else super().compile(node, types)
+
+    for parallel in (1, 4, 16):
+        b = Builder()
+        total = counting(b, b.placeholder("n", "int32"), parallel)
+        session = ps.compile(b.bytes(), executor="frames", backends=[Asking()])
+        future = session.submit({"n": np.int32(20)}, [total])
+        answered = 0
+        while answered < 20:
+            left = [ASKED.get(timeout=SOON) for _ in range(min(parallel, 20 - answered))]
+            time.sleep(0.002)
+            assert ASKED.empty()
+            answered += len(left)
+            for asked in left:
+                asked.done(-asked.x)
+        assert future.result(SOON)[total] == sum(range(20))
+
+
+def test_who_waits_for_an_outcome_can_be_interrupted():
+    ended = threading.Event()
+
+    def begin(done):
+        return ended.set
+
+    outcome = Outcome(begin, ())
+    outcome._come.wait = lambda: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        outcome.wait()
+    assert ended.is_set()
