@@ -13,14 +13,13 @@ OPS = ("AddV2", "Sub", "Mul", "Maximum", "Minimum")
 
 
 class RandomGraph:
-    """A graph with an input ``x`` and an input ``p``; ``fetches`` are names of what leaves it."""
+    """A graph with an input ``x``; ``fetches`` are names of what leaves it."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.b = Builder()
         self.loops = 0
         x = self.b.placeholder("x", "int32")
-        self.p = self.b.placeholder("p", "bool")
         known = [x, self.b.const(np.int32(3)), self.b.const(np.int32(-2))]
         self.fetches = self.block(known, 3, self.random.randint(3, 6))[3:]
 

@@ -71,10 +71,16 @@ class Barrier:
         self._work()
 
     def resume(self, part: Part) -> None:
-        """Somebody must go on with a part that has just become active."""
+        """Somebody must go on with a part that is active: it has just become so, or leaves its
+        thread to another."""
         self._ready.append(part)
         if get_ident() not in self._threads:
             quiet(self._work)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some part waits for a thread."""
+        return bool(self._ready)
 
     def help(self, pool: Workers) -> None:
         """This thread begins something long: other threads are to go on with other parts."""

@@ -58,6 +58,9 @@ _LONG_S = 200e-6
 _WEIGHT = 0.25
 _SAMPLED = 16
 
+# Tokens that one part of a run moves before another has its turn on the same thread: 1 ms or so.
+_TURN = 1000
+
 
 class _Iteration:
     """One iteration of a frame: its inputs, what its items wait for, how many of these inputs are
@@ -181,6 +184,9 @@ class FramesRun:
                 self._fail(error)
                 if not isinstance(error, Exception):
                     self.control.set(Cancelled("the run was interrupted"))
+            if self.ready or self.heavy:  # it is another part's turn
+                self.barrier.resume(self)
+                return
             with self.lock:
                 if self.back:
                     continue
@@ -197,16 +203,19 @@ class FramesRun:
     def _work(self) -> None:
         ready, back, control = self.ready, self.back, self.control
         while True:
-            while back:
-                function, *arguments = back.popleft()
-                function(*arguments)
-            if control.stopped and self.error is None:
-                self._stop()
-            if ready:
-                self._token(ready.popleft())
-            elif self.heavy:
-                self._share()
-            else:
+            for _ in range(_TURN):
+                while back:
+                    function, *arguments = back.popleft()
+                    function(*arguments)
+                if control.stopped and self.error is None:
+                    self._stop()
+                if ready:
+                    self._token(ready.popleft())
+                elif self.heavy:
+                    self._share()
+                else:
+                    return
+            if self.barrier.waiting:
                 return
 
     def _stop(self) -> None:
