@@ -43,13 +43,13 @@ class Part(Protocol):
 
 
 class Barrier:
-    """Of one run. ``parts`` are set by who makes them, all of them active; ``lock`` is theirs too.
-    ``on_end`` is called once, by the thread that ends the run."""
+    """Of one run. Its ``lock`` is that of its parts, too. ``on_end`` is called once, by the thread
+    that ends the run. Only a run of several parts has a ``rendezvous``."""
 
     def __init__(self, control: Control, on_end: Callable[[], None]) -> None:
         self.control = control
         self.lock = threading.Lock()
-        self.rendezvous = Rendezvous()
+        self.rendezvous: Rendezvous | None = None
         self.parts: Sequence[Part] = ()
         self.error: BaseException | None = None
         self._on_end: Callable[[], None] | None = on_end  # which leads back to us
@@ -63,6 +63,8 @@ class Barrier:
         """Run parts that begin now, as long as there is something to do for the calling thread.
         ``listens``: whether they may all wait for somebody outside, and not see a stop."""
         self.parts = parts
+        if len(parts) > 1:
+            self.rendezvous = Rendezvous()
         self._busy = len(parts)
         self._ready.extend(parts)
         if listens:
@@ -122,7 +124,8 @@ class Barrier:
             if self.error is not None:
                 return
             self.error = error
-        self.rendezvous.abort(error)
+        if self.rendezvous is not None:
+            self.rendezvous.abort(error)
         if not self.control.stopped:
             self.control.set(Cancelled("another part of the run has failed"))
 
@@ -130,7 +133,8 @@ class Barrier:
         """The run is over."""
         if self._listens:
             self.control.ignore(self._stopped)
-        self.rendezvous.close()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
         on_end, self._on_end = self._on_end, None
         assert on_end is not None
         on_end()

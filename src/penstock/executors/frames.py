@@ -405,16 +405,19 @@ class FramesRun:
     def _send(
         self, item: Item, frame: _Frame, number: int, value: Any = None, dead: bool = False
     ) -> None:
-        key = item.key, frame.id or frame.name(), number
-        self.barrier.rendezvous.send(key, value, dead)
+        rendezvous = self.barrier.rendezvous
+        assert rendezvous is not None
+        rendezvous.send((item.key, frame.id or frame.name(), number), value, dead)
 
     def _receive(self, token: _Token) -> None:
         item, frame, number, _ = token
         if self.observe:
             self._begun(item, ())
+        rendezvous = self.barrier.rendezvous
+        assert rendezvous is not None
         key = item.key, frame.id or frame.name(), number
         try:
-            found = self.barrier.rendezvous.recv(key, partial(self.post, self._received, token))
+            found = rendezvous.recv(key, partial(self.post, self._received, token))
         except Aborted as error:
             self._fail(error)
             return
