@@ -45,6 +45,7 @@ FLOORS = (
         "grouping",
         "streaming",
         "tokens",
+        "calls",
         "liveness",
         "binding",
         "codegen",

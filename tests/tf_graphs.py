@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -134,3 +135,100 @@ class Builder:
 
     def bytes(self) -> bytes:
         return self.proto.SerializeToString()
+
+
+class Flow(Builder):
+    """A graph of TensorFlow's primitives of control flow, over int32 where ``T`` says nothing."""
+
+    def op(self, op: str, *inputs: str, name: str = "", T: str = "int32", **attrs: Any) -> str:
+        return self.node(op, *inputs, name=name, T=Type(T), **attrs)
+
+    def switch(self, data: str, predicate: str, name: str = "", T: str = "int32") -> str:
+        return self.op("Switch", data, predicate, name=name, T=T)
+
+    def merge(self, *inputs: str, name: str = "", T: str = "int32") -> str:
+        """Control inputs are the last ones, and begin with ^."""
+        data = sum(not each.startswith("^") for each in inputs)
+        return self.op("Merge", *inputs, name=name, T=T, N=data)
+
+    def enter(
+        self,
+        value: str,
+        *controls: str,
+        frame: str,
+        name: str = "",
+        constant: bool = False,
+        parallel: int = 10,
+        T: str = "int32",
+    ) -> str:
+        return self.op(
+            "Enter",
+            value,
+            *controls,
+            name=name,
+            T=T,
+            frame_name=frame,
+            is_constant=constant,
+            parallel_iterations=parallel,
+        )
+
+    def carry(
+        self,
+        loop: str,
+        variable: str,
+        start: str,
+        step: Callable[[str], str],
+        *,
+        frame: str = "",
+        predicate: str = "",
+        parallel: int = 10,
+        T: str = "int32",
+    ) -> str:
+        """One more variable of a loop; its Exit.
+
+                 start ─> enter ─> merge ─> switch ─F─> exit
+                                     ^        │ T
+                                   next <─ step(body)
+
+        The nodes are named "loop/variable/enter" and so on; the frame is that of ``loop`` unless it
+        is named, and the predicate "loop/cond".
+        """
+        at = f"{loop}/{variable}"
+        frame = frame or loop
+        entered = self.enter(start, frame=frame, name=f"{at}/enter", parallel=parallel, T=T)
+        merged = self.merge(entered, f"{at}/next", name=f"{at}/merge", T=T)
+        switched = self.switch(merged, predicate or f"{loop}/cond", f"{at}/switch", T)
+        body = self.op("Identity", f"{switched}:1", name=f"{at}/body", T=T)
+        self.op("NextIteration", step(body), name=f"{at}/next", T=T)
+        return self.op("Exit", switched, name=f"{at}/exit", T=T)
+
+    def loop(
+        self,
+        name: str,
+        start: str,
+        limit: str,
+        *,
+        frame: str = "",
+        loop_cond: bool = True,
+        parallel: int = 10,
+    ) -> str:
+        """``while i < limit: i += 1``; the Exit of i.
+
+        Beside those of the variable "i" it has the nodes limit, less, cond, and in the body one
+        and add.
+        """
+        bound = self.enter(
+            limit,
+            frame=frame or name,
+            name=f"{name}/limit",
+            constant=True,
+            parallel=parallel,
+        )
+        less = self.op("Less", f"{name}/i/merge", bound, name=f"{name}/less")
+        cond = self.node("LoopCond", less, name=f"{name}/cond") if loop_cond else less
+
+        def step(i: str) -> str:
+            one = self.const(np.int32(1), f"{name}/one", f"^{i}")
+            return self.op("AddV2", i, one, name=f"{name}/add")
+
+        return self.carry(name, "i", start, step, frame=frame, predicate=cond, parallel=parallel)

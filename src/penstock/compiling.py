@@ -12,6 +12,7 @@ import numpy as np
 from penstock import garbage
 from penstock.backends.base import Backend, Device
 from penstock.backends.numpy import NumpyBackend
+from penstock.calls import Calls
 from penstock.errors import (
     InvalidInput,
     InvalidModel,
@@ -37,10 +38,9 @@ from penstock.measuring import Costs, Known, on_backends
 from penstock.ops.base import Kernel
 from penstock.ops.control import is_control
 from penstock.ops.cost import seconds as estimated
-from penstock.ops.tf_control import is_primitive
+from penstock.ops.tf_control import is_framed, is_primitive
 from penstock.ops.transfer import HOST
 from penstock.passes.assign import assign
-from penstock.passes.frames import frame_of
 from penstock.passes.fuse import apart, fuse
 from penstock.passes.infer import fault, infer_types
 from penstock.passes.partition import Part, partition
@@ -57,7 +57,7 @@ from penstock.profile import Profile
 from penstock.streaming import Streaming, stream_programs, stream_segments
 from penstock.tasks import arrange
 from penstock.threads import Workers, core_budget, pool
-from penstock.tokens import Slots, Tokens, alone
+from penstock.tokens import Slots, alone
 from penstock.types import OptionalType, TensorType, Type
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
@@ -71,6 +71,7 @@ class Compiler:
     that several backends can run are measured on all of them. ``max_streams``: how many streams a
     block has at most, whatever they cost; None for as many as pay. ``devices``: full names of those
     that the nodes of a graph may name; without any, all run on one, whatever they name.
+    ``functions``: those that nodes may call.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Compiler:
         autotune: bool = False,
         max_streams: int | None = None,
         devices: Sequence[str] = (),
+        functions: Mapping[str, Graph] | None = None,
     ) -> None:
         self.devices = tuple(devices)
+        self.functions = functions or {}
         self.threads = threads
         self.max_streams = max_streams
         self.autotune = autotune
@@ -98,14 +101,14 @@ class Compiler:
     def keeps(self, graph: Graph) -> bool:
         """Whether all nodes of ``graph`` are run as they are: passes know nothing of frames, and
         who asks for these wants to know how often each node runs."""
-        return self.kind == "frames" or _is_framed(graph)
+        return self.kind == "frames" or is_framed(graph)
 
     def prepare(self, graph: Graph) -> Graph:
         """``graph``, which must be sorted, as simple as it can be without shapes: with structured
         control flow where it has TensorFlow's, but for what must stay."""
         if self.kind != "frames" and any(map(is_primitive, graph.walk())):
             graph, _ = raise_control_flow(graph)
-        if not _is_framed(graph):
+        if not is_framed(graph):
             release(graph)
         if not self.keeps(graph):
             optimize(graph, self.limits, codes=bool(self.fusing))
@@ -119,7 +122,7 @@ class Compiler:
                 graph = clone(graph)
                 for value, given in zip(graph.inputs, values, strict=True):
                     value.type = _concrete(value.type, given)
-                if not _is_framed(graph):
+                if not is_framed(graph):
                     infer_types(graph)
                 return self._frames(graph)
         with self._specialised(graph, values) as special:
@@ -248,7 +251,7 @@ class Compiler:
             parts = partition(graph, {node: node.device for node in graph.nodes})
             if len(parts) > 1:
                 return self._partitioned(graph, parts)
-        return FramesExecutor(self._tokens(graph), pool(), self.limits)
+        return FramesExecutor(self._calls().tokens(graph), pool(), self.limits)
 
     def _partitioned(self, graph: Graph, parts: Sequence[Part]) -> Executor:
         """The executor of the parts of ``graph``, on a device each."""
@@ -261,15 +264,14 @@ class Compiler:
                 slots.same(value, graph.inputs[i])
             for i, value in zip(part.outputs, part.graph.outputs, strict=True):
                 outputs[i] = value
-            tokens = self._tokens(part.graph, slots)
+            tokens = self._calls().tokens(part.graph, slots)
             steps += tokens.steps
             inner = FramesExecutor(tokens, self._workers_of(part.device), self.limits)
             placed.append(Placed(part.device, inner, part.inputs, part.outputs))
         return PartitionedExecutor(placed, slots.plan(graph.name, steps, graph.inputs, outputs))
 
-    def _tokens(self, graph: Graph, slots: Slots | None = None) -> Tokens:
-        paths = {node: frame.path for node, frame in frame_of(graph).items()}
-        return Tokens(graph, paths, self._function, slots)
+    def _calls(self) -> Calls:
+        return Calls(self.functions, self._function, self.limits)
 
     def _workers_of(self, device: str) -> Workers:
         """The threads of a virtual device: its share of the cores."""
@@ -383,11 +385,6 @@ class Compiler:
             plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
         )
         return costs.faster(made, linear, _TRIED[self.kind])
-
-
-def _is_framed(graph: Graph) -> bool:
-    """Whether some node needs an executor that knows of frames and dead values."""
-    return any(map(is_primitive, graph.nodes))
 
 
 def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: Node) -> bool:

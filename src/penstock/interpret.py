@@ -37,9 +37,20 @@ def interpret(
     for node in graph.nodes:
         inputs = [value_of(value) for value in node.inputs]
         if is_control(node):
-            run = CONTROL[node.op.name]
-            results = run(node, inputs, lambda inner, fed: interpret(inner, fed, values))
+            results = _controlled(node, inputs, values)
         else:
             results = list(evaluate(node, inputs))
         values.update((v, x) for v, x in zip(node.outputs, results, strict=False) if v is not None)
     return [value_of(value) for value in graph.outputs]
+
+
+def _controlled(node: Node, inputs: Sequence[Any], around: Mapping[Value, Any]) -> list[Any]:
+    """The outputs of a node that carries graphs, which read the values ``around`` them."""
+    steps = CONTROL[node.op.name](node, inputs)
+    try:
+        graph, fed = next(steps)
+        while True:
+            graph, fed = steps.send(interpret(graph, fed, around))
+    except StopIteration as end:
+        made: list[Any] = end.value
+        return made

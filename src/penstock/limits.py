@@ -45,6 +45,8 @@ class Limits:
     """bytes of all constants of a model"""
     max_iterations: int | None = None
     """iterations of one Loop, While or Scan"""
+    max_calls: int = 10_000
+    """calls of functions, each made by the one before it, that wait for each other in a run"""
     max_folded_bytes: int = 16 * 2**20
     """constant folding never makes a constant above this that is larger than what it replaces"""
     max_plans_bytes: int = 512 * 2**20

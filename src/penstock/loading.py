@@ -29,7 +29,7 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
     with garbage.paused():
         model = _read(source, limits)
         verify(model, limits)
-        for graph in model.graphs.values():
+        for graph in (*model.graphs.values(), *model.functions.values()):
             sort(graph)
     return model
 

@@ -31,8 +31,8 @@ from penstock.ir import Graph, Model, Node, Value, clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
 from penstock.observe import Observer
-from penstock.ops.tf_control import is_primitive
-from penstock.ops.tf_state import own_store
+from penstock.ops.tf_control import is_framed
+from penstock.ops.tf_state import own_stores
 from penstock.passes.infer import infer_types
 from penstock.passes.prune import cut, unfed
 from penstock.placement import check_overrides
@@ -165,9 +165,6 @@ class Session:
         }
         keep_memory()
         self.limits = limits or DEFAULT_LIMITS
-        self._compiler = Compiler(
-            executor, chosen, self.limits, place, threads, autotune, max_streams, virtual
-        )
         self._closed = False
         self._lock = threading.Lock()
         # Both in the order of their last use.
@@ -175,7 +172,11 @@ class Session:
         self._plans: OrderedDict[tuple[Signature, Any, bool], Executor] = OrderedDict()
         with garbage.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
-            graph = self._graph = own_store(self.model.graph)
+            model = self.model
+            functions = own_stores({"": model.graph, **model.functions})
+            graph = self._graph = functions.pop("")
+            options = threads, autotune, max_streams, virtual, functions
+            self._compiler = Compiler(executor, chosen, self.limits, place, *options)
             check_overrides(place or {}, graph, chosen)
             self._values = _values_by_name(graph)
             inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
@@ -596,7 +597,7 @@ class Session:
 
     @cached_property
     def _framed(self) -> bool:
-        return any(is_primitive(node) for node in self._graph.nodes)
+        return is_framed(self._graph)
 
     def _renamed(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """Feeds by the names that values have, not by aliases of these."""

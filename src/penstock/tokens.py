@@ -6,12 +6,13 @@ allocates a few lists for an iteration, and nothing for a node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.ir import Graph, Node, Value, captures, clone
 from penstock.ops.base import TENSORFLOW, Kernel
+from penstock.ops.tf_control import is_framed
 from penstock.ops.tf_transfer import RECV, SEND
 from penstock.plan import Kind as SlotKind
 from penstock.plan import Plan, Slot, Step
@@ -31,6 +32,8 @@ class Kind(IntEnum):
     TRIGGER = 7
     FETCH = 8
     FEED = 9
+    CALL = 10
+    RETURN = 11
     ASYNCHRONOUS = 20
     SEND = 21
     RECV = 22
@@ -52,6 +55,7 @@ KINDS: Mapping[str, Kind] = {
     "ControlTrigger": Kind.TRIGGER,
     SEND.name: Kind.SEND,
     RECV.name: Kind.RECV,
+    "Call": Kind.CALL,
 }
 _DOMAINS = frozenset({TENSORFLOW, SEND.domain})
 
@@ -68,6 +72,7 @@ class Item:
     waits for is counted. ``waits``: how much that is at first: for a Merge 1 for its data, and 2
     for each control input; else one for each input. ``data``: how many of its inputs are no
     constants. ``edges``: for each output who reads it, and where; ``controls``: who waits for it.
+    ``port``: of a fetch, which output of the graph it is.
     """
 
     __slots__ = (
@@ -89,6 +94,7 @@ class Item:
         "node",
         "outputs",
         "place",
+        "port",
         "step",
         "waits",
     )
@@ -98,7 +104,7 @@ class Item:
         self.node = node
         self.kind = kind
         self.frame = frame
-        self.first = self.end = self.place = self.waits = self.data = 0
+        self.first = self.end = self.place = self.waits = self.data = self.port = 0
         self.function: Callable[..., Any] | None = None
         self.outputs = 0 if node is None else len(node.outputs)
         self.edges: tuple[tuple[tuple[Item, int], ...], ...] = ()
@@ -173,13 +179,22 @@ class Slots:
         return Plan(name, tuple(steps), tuple(slots), taken, given)
 
 
+Caller: TypeAlias = (
+    "Callable[..., Generator[tuple[Tokens, Sequence[Any]], Sequence[Any], Sequence[Any]]]"
+)
+"""Begins a call: takes what its node reads, yields what is to run and with which inputs, is sent
+what that gives, and returns the outputs of the node."""
+
+
 class Tokens:
     """The items of a graph: ``roots`` wait for nothing; ``fetches`` has one for each output, and
     ``feeds`` one for each input.
 
     ``frame_of`` gives the frame of each node, as names of frames from the outermost one inwards: of
     an Enter, that which it leaves. ``compile`` gives the function of a node that is none of the
-    primitives. ``slots`` number the values, of this graph and of others that run with it.
+    primitives, ``call`` that of one whose graphs, or function, are run by tokens as well. ``end``
+    stands for the end of such a run. ``slots`` number the values, of this graph and of others that
+    run with it.
     """
 
     def __init__(
@@ -187,9 +202,11 @@ class Tokens:
         graph: Graph,
         frame_of: Mapping[Node, tuple[str, ...]],
         compile: Callable[[Node], Kernel],
+        call: Callable[[Node], Caller],
         slots: Slots | None = None,
     ) -> None:
         self.graph = graph
+        self.function = ""  # its name, if it is one
         self.root = FrameInfo("", None)
         self._slots = slots or Slots()
         self.asynchronous = False  # whether there are asynchronous kernels
@@ -197,7 +214,7 @@ class Tokens:
         self.items: list[Item] = []
         of: dict[Node, Item] = {}
         for node in graph.nodes:
-            of[node] = self._item(node, frame_of[node], compile)
+            of[node] = self._item(node, frame_of[node], compile, call)
         readers: dict[Value, list[tuple[Item, int]]] = {}
         controls: dict[Node, list[Item]] = {}
         for item in self.items:
@@ -207,7 +224,9 @@ class Tokens:
                 controls.setdefault(before, []).append(item)
             count = len(dict.fromkeys(item.node.control_inputs))
             item.waits = 1 + 2 * count if item.kind is Kind.MERGE else item.data + count
-        self.fetches = [self._fetch(value, frame_of, readers) for value in graph.outputs]
+        self.fetches = [
+            self._fetch(i, value, frame_of, readers) for i, value in enumerate(graph.outputs)
+        ]
         for item in self.items:
             item.place = len(item.frame.waits)
             item.frame.waits.append(item.waits)
@@ -217,6 +236,7 @@ class Tokens:
                 )
                 item.controls = tuple(controls.get(item.node, ()))
         self.roots = [item for item in self.items if not item.waits]
+        self.end = Item(-1, None, Kind.RETURN, self.root)
         self.feeds = []
         for value in graph.inputs:
             item = Item(len(self.items), None, Kind.FEED, self.root)
@@ -230,8 +250,16 @@ class Tokens:
             found = self._frames[path] = FrameInfo(path[-1], self._frame(path[:-1]))
         return found
 
-    def _item(self, node: Node, path: tuple[str, ...], compile: Callable[[Node], Kernel]) -> Item:
+    def _item(
+        self,
+        node: Node,
+        path: tuple[str, ...],
+        compile: Callable[[Node], Kernel],
+        call: Callable[[Node], Caller],
+    ) -> Item:
         kind = kind_of(node)
+        if any(is_framed(graph) for _, graph in node.graphs):
+            kind = Kind.CALL
         kernel: Kernel | None = None
         item = Item(len(self.items), node, kind, self._frame(path))
         self.items.append(item)
@@ -252,6 +280,8 @@ class Tokens:
         elif kind is Kind.SEND or kind is Kind.RECV:
             attrs = node.attrs
             item.key = edge(attrs["send_device"], attrs["recv_device"], attrs["tensor_name"])
+        elif kind is Kind.CALL:
+            item.function = call(node)
         of = self._slots.of
         inputs = tuple([-1 if v is None else of(v) for v in node.inputs])
         outputs = tuple([-1 if v is None else of(v) for v in node.outputs])
@@ -286,6 +316,7 @@ class Tokens:
 
     def _fetch(
         self,
+        port: int,
         value: Value,
         frame_of: Mapping[Node, tuple[str, ...]],
         readers: dict[Value, list[tuple[Item, int]]],
@@ -295,6 +326,7 @@ class Tokens:
         if value.producer is not None and value.producer in frame_of:
             path = self._inside(value.producer, frame_of)
         item = Item(len(self.items), None, Kind.FETCH, self._frame(path))
+        item.port = port
         self.items.append(item)
         self._place(item, [value], readers)
         item.waits = item.data

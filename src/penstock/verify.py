@@ -52,7 +52,7 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
             f"the model starts with graph {model.entry!r}, but its graphs are: {names}; "
             "name one of them as its entry"
         )
-    index = _Index([*model.graphs.values(), *model.functions.values()], limits)
+    index = _Index([*model.graphs.values(), *model.functions.values()], model.functions, limits)
     found = (problem for check in CHECKS for problem in check(index, limits))
     problems = list(islice(found, MAX_PROBLEMS))
     more = sum(1 for _ in found)
@@ -96,7 +96,10 @@ class _Scope:
 class _Index:
     """All graphs of a model in preorder, and where each node and value is at home."""
 
-    def __init__(self, roots: Iterable[Graph], limits: Limits) -> None:
+    def __init__(
+        self, roots: Iterable[Graph], functions: Mapping[str, Graph], limits: Limits
+    ) -> None:
+        self.functions = functions
         self.scopes = _nesting(roots, limits)
         self.home: dict[Node, int] = {}
         self.defined: dict[Value, int] = {}
@@ -464,6 +467,25 @@ def primitives(index: _Index, limits: Limits) -> Iterator[str]:
             yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
 
 
+def calls(index: _Index, limits: Limits) -> Iterator[str]:
+    """A call names a function of the model, and takes and gives as many values as that."""
+    for _, _, node in index.nodes():
+        if node.op.name != "Call" or node.op.domain != TENSORFLOW:
+            continue
+        name = node.attrs.get("function")
+        function = index.functions.get(name) if isinstance(name, str) else None
+        if function is None:
+            yield f"{node.label} calls {name!r}, which is no function of the model"
+            continue
+        here = len(node.inputs), len(node.outputs)
+        there = len(function.inputs), len(function.outputs)
+        if here != there:
+            yield (
+                f"{node.label} calls {name!r} with {here[0]} values for {here[1]}, but that takes "
+                f"{there[0]} and gives {there[1]}"
+            )
+
+
 def types(index: _Index, limits: Limits) -> Iterator[str]:
     """Types are those of values that can be: dtypes we know, dims that can be multiplied."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
@@ -598,6 +620,7 @@ CHECKS: tuple[Check, ...] = (
     control_flow,
     scan_lists,
     primitives,
+    calls,
     types,
     constants,
     cycles,

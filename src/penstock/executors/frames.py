@@ -11,7 +11,7 @@ whatever thread ends them, and so do Recvs, whose values other parts of the run 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -42,12 +42,8 @@ DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 
 # Looked up for every token: as names of this module, that takes a tenth of the time.
 _ORDINARY, _SWITCH, _MERGE, _ENTER = Kind.ORDINARY, Kind.SWITCH, Kind.MERGE, Kind.ENTER
-_EXIT, _NEXT_ITERATION, _TRIGGER, _FETCH = (
-    Kind.EXIT,
-    Kind.NEXT_ITERATION,
-    Kind.TRIGGER,
-    Kind.FETCH,
-)
+_EXIT, _NEXT_ITERATION, _TRIGGER = Kind.EXIT, Kind.NEXT_ITERATION, Kind.TRIGGER
+_FETCH, _CALL, _RETURN = Kind.FETCH, Kind.CALL, Kind.RETURN
 _ASYNCHRONOUS, _SEND, _RECV = Kind.ASYNCHRONOUS, Kind.SEND, Kind.RECV
 
 Outputs = Sequence[Any]
@@ -113,6 +109,37 @@ class _Frame:
         return self.id
 
 
+class _Call(_Frame):
+    """A graph that runs, in a frame of its own: that of the run, or what ``item`` calls in
+    iteration ``at`` of ``parent``, the ``depth``-th call of a function around this one included.
+    ``calling`` goes on with its ``results``."""
+
+    __slots__ = ("calling", "depth", "item", "results", "tokens")
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        parent: _Frame | None = None,
+        at: int = 0,
+        item: Item | None = None,
+        calling: Any = None,
+    ) -> None:
+        super().__init__(tokens.root, parent, at)
+        self.tokens = tokens
+        self.item = item
+        self.calling = calling
+        self.results: list[Any] = [None] * len(tokens.fetches)
+        self.depth = 0 if parent is None else _caller(parent).depth + bool(tokens.function)
+
+
+def _caller(frame: _Frame | None) -> _Call:
+    """The call that a frame is in, or is."""
+    while not isinstance(frame, _Call):
+        assert frame is not None
+        frame = frame.parent
+    return frame
+
+
 _Token = tuple[Item, _Frame, int, bool]
 
 
@@ -141,20 +168,18 @@ class FramesRun:
         inputs: Sequence[Any],
         pool: Workers | None,
         observe: bool,
-        most: int | None,
+        limits: Limits,
         barrier: Barrier,
     ) -> None:
-        self.tokens = tokens
-        self.most = most  # iterations of a frame
+        self.limits = limits
         self.control = barrier.control
         self.pool = pool
         self.observe = observe
         self.barrier = barrier
-        self.root = _Frame(tokens.root, None, 0)
+        self.root = _Call(tokens)
         self.ready: deque[_Token] = deque()
         self.heavy: list[_Token] = []
-        self.results: list[Any] = [None] * len(tokens.fetches)
-        self.fetched = {item: i for i, item in enumerate(tokens.fetches)}
+        self.calls: list[_Token] = []
         self.error: BaseException | None = None
         # By item, what a Switch has chosen last: it may be asked why a value is dead.
         self.chosen: dict[Item, int] = {}
@@ -167,12 +192,15 @@ class FramesRun:
         self.resting = False
 
     def _start(self, inputs: Sequence[Any]) -> None:
-        root = self.root
-        roots = self.tokens.roots
-        root.iterations[0].tokens = len(roots)
-        self.ready.extend([(item, root, 0, False) for item in roots])
-        for item, value in zip(self.tokens.feeds, inputs, strict=True):
-            self._deliver(item, root, 0, False, (value,))
+        self._begin(self.root, inputs)
+
+    def _begin(self, call: _Call, inputs: Sequence[Any]) -> None:
+        """Let a graph begin with its inputs."""
+        tokens = call.tokens
+        call.iterations[0].tokens = len(tokens.roots)
+        self.ready.extend([(item, call, 0, False) for item in tokens.roots])
+        for item, value in zip(tokens.feeds, inputs, strict=True):
+            self._deliver(item, call, 0, False, (value,))
 
     # The thread of the run.
 
@@ -213,6 +241,9 @@ class FramesRun:
                     self._token(ready.popleft())
                 elif self.heavy:
                     self._share()
+                elif self.calls:
+                    # The latest first, so that few go on at once.
+                    self._call(self.calls.pop())
                 else:
                     return
             if self.barrier.waiting:
@@ -221,7 +252,7 @@ class FramesRun:
     def _stop(self) -> None:
         """Somebody has stopped the run; say where it was."""
         error = self.control.error or Cancelled("the run was stopped")
-        for item, *_ in [*self.ready, *self.heavy][:1]:
+        for item, *_ in [*self.ready, *self.heavy, *self.calls][:1]:
             if item.node is not None:
                 error.add_note(f"The run had come to {item.node.op.name} ({item.node.label}).")
         self._fail(error)
@@ -231,7 +262,7 @@ class FramesRun:
         item, frame, number, dead = token
         if dead and item.kind is not _TRIGGER:
             if item.kind is _FETCH:
-                self._fetch(item, DEAD)
+                self._fetch(item, frame, DEAD)
             elif item.kind is _SEND:
                 self._send(item, frame, number, None, True)
             elif item.kind is _RECV:
@@ -243,6 +274,11 @@ class FramesRun:
                 self.heavy.append(token)
             else:
                 self._run(token)
+        elif item.kind is _CALL:
+            self.calls.append(token)
+        elif item.kind is _RETURN:
+            assert isinstance(frame, _Call)
+            self._resume(frame)
         elif item.kind is _RECV:
             self._receive(token)
         elif item.kind is _ASYNCHRONOUS:
@@ -252,7 +288,7 @@ class FramesRun:
             try:
                 if item.kind is _SEND:
                     self._send(item, frame, number, *inputs[item.first : item.end])
-                outputs = self._primitive(item, inputs[item.first : item.end])
+                outputs = self._primitive(item, frame, inputs[item.first : item.end])
             except Exception as error:
                 self._fail(_explained(item, inputs[item.first : item.end], error))
                 return
@@ -261,7 +297,7 @@ class FramesRun:
                 self._ended(item, outputs)
             self._pass(item, frame, number, False, outputs)
 
-    def _primitive(self, item: Item, inputs: list[Any]) -> Outputs:
+    def _primitive(self, item: Item, frame: _Frame, inputs: list[Any]) -> Outputs:
         """What a living primitive makes of its inputs."""
         kind = item.kind
         if kind is _MERGE:
@@ -277,7 +313,7 @@ class FramesRun:
             outputs[which] = value
             return outputs
         if kind is _FETCH:
-            self._fetch(item, inputs[0])
+            self._fetch(item, frame, inputs[0])
             return ()
         return () if kind is _SEND else inputs
 
@@ -302,6 +338,57 @@ class FramesRun:
         if self.observe:
             self._ended(item, outputs)
         self._pass(item, frame, number, False, outputs)
+
+    # Calls of functions, and of graphs that call them.
+
+    def _call(self, token: _Token) -> None:
+        """Begin a call; it has ended when there is nothing more to run for it."""
+        item, frame, number, _ = token
+        inputs = frame.iterations[number].inputs[item.first : item.end]
+        if self.observe:
+            self._begun(item, inputs)
+        assert item.function is not None
+        self._go_on(item, frame, number, item.function(*inputs), None)
+
+    def _go_on(
+        self, item: Item, frame: _Frame, number: int, calling: Any, results: Outputs | None
+    ) -> None:
+        """Run what a call asks for next, or pass on what it has made."""
+        try:
+            tokens, inputs = calling.send(results)
+            call = _Call(tokens, frame, number, item, calling)
+            if call.depth > self.limits.max_calls:
+                raise LimitExceeded(
+                    f"function {tokens.function!r} is called at the end of more calls than "
+                    f"Limits.max_calls = {self.limits.max_calls}: it may call itself without an "
+                    "end; raise the limit if the model should go that deep"
+                )
+        except StopIteration as end:
+            outputs = end.value
+        except Exception as error:
+            self._fail(
+                _explained(item, frame.iterations[number].inputs[item.first : item.end], error)
+            )
+            return
+        else:
+            self._begin(call, inputs)
+            if not call.iterations[0].tokens:
+                self._close(call, 0)
+            return
+        if self.observe:
+            self._ended(item, outputs)
+        self._pass(item, frame, number, False, outputs)
+
+    def _resume(self, call: _Call) -> None:
+        """A call has run all that it had to."""
+        error = _missing(call, self.chosen)
+        if error is not None:
+            self._fail(error)
+            return
+        assert call.item is not None and call.parent is not None
+        self._go_on(call.item, call.parent, call.at, call.calling, call.results)
+
+    # Observers.
 
     def _begun(self, item: Item, inputs: Sequence[Any]) -> None:
         if item.step is not None:
@@ -442,6 +529,7 @@ class FramesRun:
             self.error = error
         self.ready.clear()
         self.heavy.clear()
+        self.calls.clear()
         self.barrier.fail(error)
         while self.asked:
             answer = self.asked.pop()
@@ -453,17 +541,17 @@ class FramesRun:
                 except Exception:  # the run has its error already
                     report()
 
-    def _fetch(self, item: Item, value: Any) -> None:
-        i = self.fetched[item]
-        known = self.results[i]
+    def _fetch(self, item: Item, frame: _Frame, value: Any) -> None:
+        call = _caller(frame)
+        known = call.results[item.port]
         if known is not None and known is not DEAD:
             if value is DEAD:
                 return  # in another iteration
-            name = self.tokens.graph.outputs[i].name
+            name = call.tokens.graph.outputs[item.port].name
             raise RunError(
                 f"{name!r} was made twice: it is inside of a loop. Fetch what leaves the loop"
             )
-        self.results[i] = value
+        call.results[item.port] = value
 
     # Tokens on their way.
 
@@ -517,9 +605,10 @@ class FramesRun:
 
     def _advance(self, frame: _Frame) -> None:
         """Begin another iteration."""
-        if self.most is not None and frame.last >= self.most:
+        most = self.limits.max_iterations
+        if most is not None and frame.last >= most:
             raise LimitExceeded(
-                f"the frame {frame.info.name!r} passed the limit of {self.most} iterations; raise "
+                f"the frame {frame.info.name!r} passed the limit of {most} iterations; raise "
                 "Limits.max_iterations if that is what the model should do"
             )
         frame.last += 1
@@ -592,6 +681,9 @@ class FramesRun:
                     self._advance(frame)
             parent = frame.parent
             if frame.iterations or frame.entering or parent is None:
+                return
+            if isinstance(frame, _Call):
+                self.ready.append((frame.tokens.end, frame, 0, False))
                 return
             around = parent.iterations[frame.at]
             del around.children[frame.info.name]
@@ -696,8 +788,8 @@ class FramesExecutor(Joined):
 
     def part(self, barrier: Barrier, inputs: Sequence[Any]) -> FramesRun:
         """A run that ends at a barrier, with others perhaps."""
-        most = self._limits.max_iterations
-        return FramesRun(self.tokens, inputs, self._workers, self._observed, most, barrier)
+        observe, limits = self._observed, self._limits
+        return FramesRun(self.tokens, inputs, self._workers, observe, limits, barrier)
 
     @property
     def asynchronous(self) -> bool:
@@ -706,10 +798,10 @@ class FramesExecutor(Joined):
 
     def results(self, run: FramesRun) -> tuple[Any, ...]:
         """The outputs of a run that has ended; raises ``DeadTensor``."""
-        for value, result in zip(self.tokens.graph.outputs, run.results, strict=True):
-            if result is None or result is DEAD:
-                raise _dead(value, result is DEAD, run)
-        return tuple([unshared(result) for result in run.results])
+        dead = _missing(run.root, run.chosen)
+        if dead is not None:
+            raise dead
+        return tuple([unshared(result) for result in run.root.results])
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
         barrier.begin([self.part(barrier, inputs)], listens=self.asynchronous)
@@ -722,14 +814,22 @@ class FramesExecutor(Joined):
 _ITEM_BYTES = 2000
 
 
-def _dead(value: Value, dead: bool, run: FramesRun) -> DeadTensor:
+def _missing(call: _Call, chosen: Mapping[Item, int]) -> DeadTensor | None:
+    """The error of a graph that has ended without one of its results, if one is missing."""
+    for value, result in zip(call.tokens.graph.outputs, call.results, strict=True):
+        if result is None or result is DEAD:
+            return _dead(value, result is DEAD, chosen)
+    return None
+
+
+def _dead(value: Value, dead: bool, chosen: Mapping[Item, int]) -> DeadTensor:
     """The error of a fetch without a value, with what has killed it, if that was a Switch."""
     if not dead:
         return DeadTensor(
             f"{value.name!r} was never made: what it waits for did not come. It may be inside of a "
             "loop, or wait for a value that only the first iteration has"
         )
-    by_node = {item.node: item for item in run.chosen}
+    by_node = {item.node: item for item in chosen}
     seen: set[Value] = {value}
     queue = deque([value])
     while queue:
@@ -740,7 +840,7 @@ def _dead(value: Value, dead: bool, run: FramesRun) -> DeadTensor:
         if item is not None:
             return DeadTensor(
                 f"{value.name!r} has no value: it is in a branch that was not taken. {node.label} "
-                f"chose its output {run.chosen[item]}"
+                f"chose its output {chosen[item]}"
             )
         for each in node.inputs:
             if each is not None and each not in seen:

@@ -1,14 +1,15 @@
 """Control flow: operations that carry graphs.
 
 Their nodes have no kernels: an executor runs their graphs. Their meaning is written down here once,
-as plain Python over a ``run(graph, inputs) -> outputs`` that the caller provides.
+as generators that yield a graph and its inputs, are sent what it gives, and return the outputs: so
+the caller may run it at once, or let it wait its turn.
 
 Attributes: ``then_branch`` and ``else_branch`` of If; ``body`` of Loop, Scan and SequenceMap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,7 @@ from penstock.ir import Graph, Node, Value
 from penstock.ops.base import Kernel, Types, operator
 from penstock.types import ShapeError, TensorType, Type
 
-Run = Callable[[Graph, Sequence[Any]], list[Any]]
+Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]
 
 
 @operator("If", since=1)
@@ -53,13 +54,13 @@ class Carried:
         self.node = self.inputs = self.outputs = slice(0, count)
 
 
-def run_if(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
+def run_if(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX If: one of two graphs without inputs, by a condition of one element."""
     branch = "then_branch" if truth(inputs[0]) else "else_branch"
-    return run(node.attrs[branch], ())
+    return list((yield node.attrs[branch], ()))
 
 
-def run_loop(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
+def run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX Loop: ``body(iteration, condition, *carried) -> (condition, *carried, *scanned)``."""
     limit, condition, *carried = inputs
     body: Graph = node.attrs["body"]
@@ -68,7 +69,7 @@ def run_loop(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
     for i in count() if limit is None else range(scalar(limit)):
         if not go_on:
             break
-        proceed, *results = run(body, (np.array(i, np.int64), np.array(True), *carried))
+        proceed, *results = yield body, (np.array(i, np.int64), np.array(True), *carried)
         go_on = truth(proceed)
         carried = results[: len(carried)]
         for rows, row in zip(scanned, results[len(carried) :], strict=True):
@@ -77,7 +78,7 @@ def run_loop(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
     return [*carried, *(stack(rows, 0, 0, k) for rows, k in zip(scanned, kinds, strict=True))]
 
 
-def run_scan(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
+def run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX Scan: ``body(*states, *slices) -> (*states, *slices)`` along axes of the scan inputs."""
     body: Graph = node.attrs["body"]
     layout = ScanLayout(node)
@@ -89,8 +90,8 @@ def run_scan(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
         for x, axis, backward in zip(scans, layout.input_axes, layout.input_backward, strict=True)
     ]
     for i in range(length):
-        results = run(body, (*states, *(view[i, ...] for view in views)))
-        states = results[: layout.states]
+        results = yield body, (*states, *(view[i, ...] for view in views))
+        states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
             rows.append(row)
     kinds = [_row_type(value) for value in body.outputs[layout.states :]]
@@ -98,14 +99,14 @@ def run_scan(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
     return [*states, *(stack(*output) for output in outputs)]
 
 
-def run_sequence_map(node: Node, inputs: Sequence[Any], run: Run) -> list[Any]:
+def run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX SequenceMap: the body over the elements of one sequence, or of several in step."""
     body: Graph = node.attrs["body"]
     first, *others = inputs
     results: list[list[Any]] = [[] for _ in body.outputs]
     for i, element in enumerate(first):
         rest = (element_of(x, i) for x in others)
-        for rows, row in zip(results, run(body, (element, *rest)), strict=True):
+        for rows, row in zip(results, (yield body, (element, *rest)), strict=True):
             rows.append(row)
     return list(results)
 
@@ -184,7 +185,7 @@ def scalar(value: Any) -> int:
     return int(value.reshape(-1)[0])
 
 
-CONTROL: dict[str, Callable[[Node, Sequence[Any], Run], list[Any]]] = {
+CONTROL: dict[str, Callable[[Node, Sequence[Any]], Steps]] = {
     "If": run_if,
     "Loop": run_loop,
     "Scan": run_scan,

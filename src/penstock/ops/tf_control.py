@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import Unsupported, UnsupportedOperation
-from penstock.ir import MERGES, NEXT_ITERATIONS, Node
+from penstock.ir import MERGES, NEXT_ITERATIONS, Graph, Node
 from penstock.ops.base import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
 from penstock.ops.dtypes import INT32
 from penstock.types import ANY, TensorType, Type, dtypes
@@ -28,6 +28,11 @@ PRIMITIVES = frozenset(
 def is_primitive(node: Node) -> bool:
     """Whether ``node`` needs an executor that knows of frames and dead values."""
     return node.op.domain == TENSORFLOW and (node.op.name in PRIMITIVES or node.op.name == "Call")
+
+
+def is_framed(graph: Graph) -> bool:
+    """Whether some node, of nested graphs too, needs such an executor."""
+    return any(map(is_primitive, graph.walk()))
 
 
 def _kind(attrs: Attrs) -> Type:

@@ -1,7 +1,7 @@
 """Variables: what a session remembers from one run to the next.
 
 The node of a variable has its ``store`` among its attributes, which all nodes of a model share and
-each session has for itself (``own_store``). A handle is the ``Variable``; the arrays in it are
+each session has for itself (``own_stores``). A handle is the ``Variable``; the arrays in it are
 never changed, only replaced, so that who has read one may keep it.
 """
 
@@ -85,18 +85,19 @@ class Store:
         return f"Store({len(self._variables)} variables)"
 
 
-def own_store(graph: Graph) -> Graph:
-    """``graph`` itself if it has no variables, else a copy with variables of its own."""
-    stores = {id(s): s for n in graph.walk() if isinstance(s := n.attrs.get("store"), Store)}
-    if not stores:
-        return graph
-    copy = clone(graph)
-    fresh = {key: Store(store.initial) for key, store in stores.items()}
-    for node in copy.walk():
-        store = node.attrs.get("store")
-        if isinstance(store, Store):
-            node.attrs["store"] = fresh[id(store)]
-    return copy
+def own_stores(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
+    """The graphs by name, those with variables as copies with variables of their own."""
+    fresh: dict[Store, Store] = {}
+    own = {}
+    for name, graph in graphs.items():
+        if any(isinstance(node.attrs.get("store"), Store) for node in graph.walk()):
+            graph = clone(graph)
+        for node in graph.walk():
+            store = node.attrs.get("store")
+            if isinstance(store, Store):
+                node.attrs["store"] = fresh.setdefault(store, Store(store.initial))
+        own[name] = graph
+    return own
 
 
 # Handles.
