@@ -129,7 +129,7 @@ class _Call(_Frame):
         self.item = item
         self.calling = calling
         self.results: list[Any] = [None] * len(tokens.fetches)
-        self.depth = 0 if parent is None else _caller(parent).depth + bool(tokens.function)
+        self.depth: int = 0 if parent is None else _caller(parent).depth + bool(tokens.function)
 
 
 def _caller(frame: _Frame | None) -> _Call:
@@ -212,7 +212,7 @@ class FramesRun:
                 self._fail(error)
                 if not isinstance(error, Exception):
                     self.control.set(Cancelled("the run was interrupted"))
-            if self.ready or self.heavy:  # it is another part's turn
+            if self.ready or self.heavy or self.calls:  # it is another part's turn
                 self.barrier.resume(self)
                 return
             with self.lock:
