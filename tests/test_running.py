@@ -92,7 +92,7 @@ def job(
         assert watched == bool(observers)
         if isinstance(executor, Exception):
             raise executor
-        return executor, [], ["y"]
+        return executor, [], lambda outputs: dict(zip(["y"], outputs, strict=True))
 
     return Job(Run(timeout, cancel, observers), resolve)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, product
 from time import sleep
 
 import numpy as np
@@ -99,6 +100,37 @@ def test_signatures_are_compiled_once(session):
         session.run({"x": X, "scale": SCALE}, fetches=["product"])
         session.run({"scale": SCALE, "x": X}, fetches=["product"])
     assert len(session._signatures) == 1
+
+
+def test_orders_of_one_set_of_names_share_its_plan(session):
+    feeds = {"x": X, "scale": SCALE}
+    orders = (["z", "product"], ["product", "z"], ["product", "z", "product"])
+    for fetches in orders:
+        outputs = session.run(feeds, fetches, ["y"])
+        assert list(outputs) == list(dict.fromkeys(fetches))
+        np.testing.assert_array_equal(outputs["product"], X * SCALE)
+        assert outputs["z"].shape == X.shape
+        later = session.submit(feeds, fetches, ["y"]).result(30)
+        assert list(later) == list(outputs)
+    assert len(session._signatures) == 1
+    assert session.memory.count == 1
+    # targets are a set too, and what is fetched of all outputs in another order is no other part
+    session.run(feeds, ["z"], ["y", "product"])
+    session.run(feeds, ["z"], ["product", "y"])
+    assert session.memory.count == 2
+    names = [port.name for port in session.outputs]
+    assert list(session.run(feeds, names[::-1])) == names[::-1]
+    session.run(feeds)
+    assert len(session._signatures) == 2
+    assert session.memory.count == 3
+
+
+def test_requests_are_bounded(session):
+    names = ["x", "scale", "product", "y", "z"]
+    feeds = {"x": X, "scale": SCALE}
+    for fetches in islice(product(names, repeat=5), 400):
+        session.run(feeds, fetches)
+    assert len(session._requests) <= 256
 
 
 def test_every_set_of_shapes_has_a_plan(session):

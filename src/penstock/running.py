@@ -64,13 +64,14 @@ class Run:
             del error  # it holds this frame
 
 
-Resolve = Callable[[bool], tuple[Executor, Sequence[Any], Sequence[str]]]
+Named = Callable[[Sequence[Any]], dict[str, Any]]
+Resolve = Callable[[bool], tuple[Executor, Sequence[Any], Named]]
 
 
 class Job:
     """A run on a pool, whose outputs by name ``future`` gets.
 
-    ``resolve(watched)`` gives the executor, the values fed and the names of the outputs; it is
+    ``resolve(watched)`` gives the executor, the values fed and what names the outputs; it is
     called on the pool, since it may have to compile. A run that is stopped while it is queued ends
     at once, and what is left in the queue does nothing.
     """
@@ -80,7 +81,7 @@ class Job:
         self._run = run
         self._resolve = resolve
         self._claim = threading.Lock()  # held by whoever has begun, or ended, the run
-        self._names: Sequence[str] = ()
+        self._named: Named | None = None
         run.control.on_stop = self._stopped
         if run.control.stopped:
             self._stopped(run.control.error)
@@ -94,7 +95,7 @@ class Job:
             self._run.end(None)
             return
         try:
-            executor, values, self._names = self._resolve(self._run.watched)
+            executor, values, self._named = self._resolve(self._run.watched)
             self._run.begin(executor)
             executor.run_async(values, self._run.control, _Once(self._done))
         except BaseException as error:
@@ -125,8 +126,8 @@ class Job:
             if error is not None:
                 future.set_exception(error)
             else:
-                assert outputs is not None
-                future.set_result(dict(zip(self._names, outputs, strict=False)))
+                assert outputs is not None and self._named is not None
+                future.set_result(self._named(outputs))
         finally:
             del future, error  # an error holds this frame
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,7 +38,7 @@ from penstock.passes.prune import cut, unfed
 from penstock.placement import check_overrides
 from penstock.plan import Plan
 from penstock.profile import Profile
-from penstock.running import Job, Run
+from penstock.running import Job, Named, Run
 from penstock.threads import pool
 from penstock.types import ANY, AnyType, TensorType, Type
 
@@ -81,7 +81,7 @@ class Memory:
 class Signature:
     """The part of a model that one set of feeds and fetches needs."""
 
-    def __init__(self, graph: Graph, outputs: Sequence[str]) -> None:
+    def __init__(self, graph: Graph, outputs: Iterable[str]) -> None:
         self.graph = graph
         self.names = tuple(value.name for value in graph.inputs)
         self.types = tuple(value.type for value in graph.inputs)
@@ -112,6 +112,22 @@ class Signature:
         if self.loose:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
+
+
+class Request:
+    """A signature, and its outputs in the order in which somebody wants them."""
+
+    __slots__ = ("_reordered", "names", "signature")
+
+    def __init__(self, signature: Signature, names: Sequence[str]) -> None:
+        self.signature = signature
+        self.names = tuple(names)
+        self._reordered = self.names != signature.outputs
+
+    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
+        """The outputs of a run by name."""
+        found = dict(zip(self.signature.outputs, outputs, strict=False))
+        return {name: found[name] for name in self.names} if self._reordered else found
 
 
 class Session:
@@ -167,7 +183,9 @@ class Session:
         self.limits = limits or DEFAULT_LIMITS
         self._closed = False
         self._lock = threading.Lock()
-        # Both in the order of their last use.
+        # All in the order of their last use. Requests are found by names in the order in which
+        # they are given, signatures by sets of names.
+        self._requests: OrderedDict[Any, Request] = OrderedDict()
         self._signatures: OrderedDict[Any, Signature] = OrderedDict()
         self._plans: OrderedDict[tuple[Signature, Any, bool], Executor] = OrderedDict()
         with garbage.paused():
@@ -181,6 +199,7 @@ class Session:
             self._values = _values_by_name(graph)
             inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
             self._main = self._compile_signature(inputs, outputs, ())
+            self._all = Request(self._main, outputs)
             if shapes is not None:
                 self._prepare(shapes)
         renewed(self)
@@ -212,7 +231,8 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
-        signature, key, values = self._resolve(feeds, fetches, targets)
+        request, key, values = self._resolve(feeds, fetches, targets)
+        signature = request.signature
         last, executor = signature.last
         if executor is None or key != last:
             executor = self._executor(signature, key, values)
@@ -223,7 +243,7 @@ class Session:
             if told:
                 executor = self._observed(signature, key, values)
             outputs = Run(timeout, cancel, told).run_inline(executor, values)
-        return dict(zip(signature.outputs, outputs, strict=False))
+        return request.named(outputs)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run with inputs by position: the array of one output, a tuple of several."""
@@ -281,10 +301,10 @@ class Session:
         if self._closed:
             raise PenstockError("the session is closed")
 
-        def resolve(watched: bool) -> tuple[Executor, Sequence[Any], Sequence[str]]:
-            signature, key, values = self._resolve(feeds, fetches, targets)
+        def resolve(watched: bool) -> tuple[Executor, Sequence[Any], Named]:
+            request, key, values = self._resolve(feeds, fetches, targets)
             find = self._observed if watched else self._executor
-            return find(signature, key, values), values, signature.outputs
+            return find(request.signature, key, values), values, request.named
 
         return Job(Run(timeout, cancel, _told(trace, observers)), resolve)
 
@@ -311,8 +331,8 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
-        signature, _, values = self._resolve(feeds, None, None)
-        return self._compiler.profile(signature.graph, values, runs)
+        request, _, values = self._resolve(feeds, None, None)
+        return self._compiler.profile(request.signature.graph, values, runs)
 
     def forecast(self, workers: int) -> Forecast:
         """What the last plan would take with so many workers of one thread each, by a simulated
@@ -379,6 +399,7 @@ class Session:
             self._closed = True
             for signature, _, _ in self._plans:
                 signature.last = (None, None)
+            self._requests.clear()
             self._signatures.clear()
             self._plans.clear()
 
@@ -411,21 +432,21 @@ class Session:
         feeds: Mapping[str, Any] | None,
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
-    ) -> tuple[Signature, Any, list[Any]]:
+    ) -> tuple[Request, Any, list[Any]]:
         """The part of the model to run, the key of its plan, and the values fed."""
         if feeds is None:
             feeds = {}
         if self.model.aliases and isinstance(feeds, Mapping):
             feeds = self._renamed(feeds)
-        signature = self._main
-        if fetches is not None or targets is not None or len(feeds) != len(signature.names):
-            signature = self._signature_for(feeds, fetches, targets)
+        request = self._all
+        if fetches is not None or targets is not None or len(feeds) != len(self._main.names):
+            request = self._request_for(feeds, fetches, targets)
         try:
-            values = signature.values(feeds)
+            values = request.signature.values(feeds)
         except (KeyError, TypeError):  # perhaps other values of the model than its inputs
-            signature = self._signature_for(feeds, fetches, targets)
-            values = signature.values(feeds)
-        return signature, signature.key(values), values
+            request = self._request_for(feeds, fetches, targets)
+            values = request.signature.values(feeds)
+        return request, request.signature.key(values), values
 
     @property
     def latest(self) -> Executor:
@@ -511,38 +532,61 @@ class Session:
                 if old.last[1] is dropped:
                     old.last = (None, None)
 
-    def _signature_for(
+    def _request_for(
         self,
         feeds: Mapping[str, Any],
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
-    ) -> Signature:
+    ) -> Request:
         if not isinstance(feeds, Mapping):
             raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
         for names, what in ((fetches, "fetches"), (targets, "targets")):
             if isinstance(names, str):
                 raise InvalidInput(f"{what} must be a list of names; did you mean [{names!r}]?")
-        fetched = [v.name for v in self.model.graph.outputs] if fetches is None else list(fetches)
+        fetched = self._main.outputs if fetches is None else tuple(fetches)
+        key = (frozenset(feeds), fetched, tuple(targets or ()))
+        with self._lock:
+            found = self._requests.get(key)
+            if found is not None:
+                self._requests.move_to_end(key)
+                return found
+        signature = self._signature_for(
+            list(feeds), dict.fromkeys(fetched), dict.fromkeys(targets or ())
+        )
+        with self._lock:
+            found = self._requests.setdefault(
+                key, Request(signature, tuple(dict.fromkeys(fetched)))
+            )
+            while len(self._requests) > _MOST_SIGNATURES:
+                self._requests.popitem(last=False)
+        return found
+
+    def _signature_for(
+        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
+    ) -> Signature:
+        """What a set of feeds, fetches and targets needs, in whatever order they are given."""
         main = self._main
-        if not targets and tuple(fetched) == main.outputs and set(feeds) == set(main.names):
+        key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
+        if key == (frozenset(main.names), frozenset(main.outputs), frozenset()):
             return main
-        key = (frozenset(feeds), tuple(fetched), tuple(targets or ()))
         with self._lock:
             found = self._signatures.get(key)
             if found is not None:
                 self._signatures.move_to_end(key)
                 return found
-        made = self._compile_signature(list(feeds), fetched, targets or ())
+        made = self._compile_signature(feeds, fetches, targets)
         with self._lock:
             found = self._signatures.setdefault(key, made)
             while len(self._signatures) > _MOST_SIGNATURES:
                 _, dropped = self._signatures.popitem(last=False)
                 for plan in [plan for plan in self._plans if plan[0] is dropped]:
                     del self._plans[plan]
+                for each in [k for k, v in self._requests.items() if v.signature is dropped]:
+                    del self._requests[each]
         return found
 
     def _compile_signature(
-        self, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
+        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Signature:
         with compiling():
             fed = [self._value(name, "feed") for name in feeds]
@@ -574,7 +618,7 @@ class Session:
             if isinstance(value.type, TensorType)
         }
 
-    def _targets(self, names: Sequence[str]) -> tuple[list[Value], list[Node]]:
+    def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
         """What must be computed that nobody fetches: values, or nodes. A node of a frame may run
         many times and has no one value, so that where there are frames, all are nodes."""
         values: list[Value] = []
