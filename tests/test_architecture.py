@@ -45,6 +45,7 @@ FLOORS = (
         "grouping",
         "streaming",
         "tokens",
+        "flow",
         "calls",
         "liveness",
         "binding",

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from penstock.ir import Graph, Node, Value, captures, clone
 from penstock.ops.base import TENSORFLOW, Kernel
 from penstock.ops.tf_control import is_framed
@@ -17,6 +19,9 @@ from penstock.ops.tf_transfer import RECV, SEND
 from penstock.plan import Kind as SlotKind
 from penstock.plan import Plan, Slot, Step
 from penstock.rendezvous import edge
+
+DEATH = 1 << 29
+"""Added to what an item waits for when something of that is dead."""
 
 
 class Kind(IntEnum):
@@ -71,8 +76,13 @@ class Item:
     ``first`` to ``end``: where its inputs stand among those of its frame; ``place``: where what it
     waits for is counted. ``waits``: how much that is at first: for a Merge 1 for its data, and 2
     for each control input; else one for each input. ``data``: how many of its inputs are no
-    constants. ``edges``: for each output who reads it, and where; ``controls``: who waits for it.
-    ``port``: of a fetch, which output of the graph it is.
+    constants. A Merge has two inputs, the value that it takes and the index of that, and counts
+    behind its ``place`` how many are dead.
+
+    ``edges``: for each output who reads it, where that counts what it waits for and where its input
+    stands; apart from these the Merges, with the index that they then make. ``controls``: who waits
+    for it. ``passes``: whether it makes what it reads; ``leaves``: whether that goes to another
+    iteration or frame. ``port``: of a fetch, which output of the graph it is.
     """
 
     __slots__ = (
@@ -89,10 +99,12 @@ class Item:
         "index",
         "key",
         "kind",
+        "leaves",
         "left",
         "nested",
         "node",
         "outputs",
+        "passes",
         "place",
         "port",
         "step",
@@ -103,11 +115,13 @@ class Item:
         self.index = index
         self.node = node
         self.kind = kind
+        self.leaves = kind in (Kind.ENTER, Kind.EXIT, Kind.NEXT_ITERATION)
+        self.passes = self.leaves or kind in (Kind.MERGE, Kind.IDENTITY)
         self.frame = frame
         self.first = self.end = self.place = self.waits = self.data = self.port = 0
         self.function: Callable[..., Any] | None = None
         self.outputs = 0 if node is None else len(node.outputs)
-        self.edges: tuple[tuple[tuple[Item, int], ...], ...] = ()
+        self.edges: tuple[tuple[Readers, Readers], ...] = ()
         self.controls: tuple[Item, ...] = ()
         # Of an Enter: the frame that it leads into, and whether all iterations get what it brings.
         self.child: FrameInfo | None = None
@@ -124,6 +138,9 @@ class Item:
 
     def __repr__(self) -> str:
         return f"Item({self.node!r})"
+
+
+Readers: TypeAlias = tuple[tuple[Item, int, Any], ...]
 
 
 class FrameInfo:
@@ -215,32 +232,33 @@ class Tokens:
         of: dict[Node, Item] = {}
         for node in graph.nodes:
             of[node] = self._item(node, frame_of[node], compile, call)
-        readers: dict[Value, list[tuple[Item, int]]] = {}
+        readers: _Readers = {}
         controls: dict[Node, list[Item]] = {}
         for item in self.items:
             assert item.node is not None
-            self._place(item, read(item.node), readers)
+            self._place(item, _inputs(item.node, compile), readers)
             for before in dict.fromkeys(item.node.control_inputs):
                 controls.setdefault(before, []).append(item)
             count = len(dict.fromkeys(item.node.control_inputs))
-            item.waits = 1 + 2 * count if item.kind is Kind.MERGE else item.data + count
+            item.waits += 2 * count if item.kind is Kind.MERGE else item.data + count
         self.fetches = [
             self._fetch(i, value, frame_of, readers) for i, value in enumerate(graph.outputs)
         ]
         for item in self.items:
             item.place = len(item.frame.waits)
             item.frame.waits.append(item.waits)
+            if item.kind is Kind.MERGE:
+                item.frame.waits.append(0)
+        for item in self.items:
             if item.node is not None:
-                item.edges = tuple(
-                    [() if v is None else tuple(readers.get(v, ())) for v in item.node.outputs]
-                )
+                item.edges = tuple([_edges(readers, value) for value in item.node.outputs])
                 item.controls = tuple(controls.get(item.node, ()))
         self.roots = [item for item in self.items if not item.waits]
         self.end = Item(-1, None, Kind.RETURN, self.root)
         self.feeds = []
         for value in graph.inputs:
             item = Item(len(self.items), None, Kind.FEED, self.root)
-            item.edges = (tuple(readers.get(value, ())),)
+            item.edges = (_edges(readers, value),)
             self.items.append(item)
             self.feeds.append(item)
 
@@ -260,6 +278,8 @@ class Tokens:
         kind = kind_of(node)
         if any(is_framed(graph) for _, graph in node.graphs):
             kind = Kind.CALL
+        if _is_identity(node):
+            kind = Kind.IDENTITY
         kernel: Kernel | None = None
         item = Item(len(self.items), node, kind, self._frame(path))
         self.items.append(item)
@@ -302,11 +322,14 @@ class Tokens:
         self,
         item: Item,
         values: Sequence[Value | None],
-        readers: dict[Value, list[tuple[Item, int]]],
+        readers: _Readers,
     ) -> None:
         """Give the inputs of an item their places in its frame."""
         inputs = item.frame.inputs
         item.first = len(inputs)
+        if item.kind is Kind.MERGE:
+            self._place_merge(item, values, readers)
+            return
         for value in values:
             if value is not None and value.const is None:
                 readers.setdefault(value, []).append((item, len(inputs)))
@@ -314,12 +337,30 @@ class Tokens:
             inputs.append(None if value is None else value.const)
         item.end = len(inputs)
 
+    @staticmethod
+    def _place_merge(item: Item, values: Sequence[Value | None], readers: _Readers) -> None:
+        """A constant lives from the start, so that no other input is waited for."""
+        item.waits = 1
+        taken: list[Any] = [None, None]
+        for i, value in enumerate(values):
+            index = np.array(i, np.int32)
+            index.flags.writeable = False
+            if value is None:
+                continue
+            if value.const is None:
+                readers.setdefault(value, []).append((item, index))
+                item.data += 1
+            elif item.waits:
+                item.waits, taken = 0, [value.const, index]
+        item.frame.inputs += taken
+        item.end = item.first + 2
+
     def _fetch(
         self,
         port: int,
         value: Value,
         frame_of: Mapping[Node, tuple[str, ...]],
-        readers: dict[Value, list[tuple[Item, int]]],
+        readers: _Readers,
     ) -> Item:
         """An item that waits for an output, in the frame where that is made."""
         path: tuple[str, ...] = ()
@@ -340,6 +381,35 @@ class Tokens:
         if kind is Kind.ENTER:
             return (*path, node.attrs["frame_name"])
         return path[:-1] if kind is Kind.EXIT else path
+
+
+def _is_identity(node: Node) -> bool:
+    """Whether a node makes what it reads; a constant reads itself."""
+    alike = node.op.name == "Identity" and len(node.inputs) == len(node.outputs) == 1
+    return alike or _is_constant(node)
+
+
+def _is_constant(node: Node) -> bool:
+    return node.op.name == "Const" and node.op.domain == TENSORFLOW
+
+
+def _inputs(node: Node, compile: Callable[[Node], Kernel]) -> list[Value | None]:
+    if _is_constant(node):
+        return [Value(node.name, const=compile(node).function())]
+    return read(node)
+
+
+_Readers: TypeAlias = dict[Value, list[tuple[Item, Any]]]
+
+
+def _edges(readers: _Readers, value: Value | None) -> tuple[Readers, Readers]:
+    """Who reads an output, and apart from these the Merges."""
+    found = [] if value is None else readers.get(value, [])
+    placed = [(reader, reader.place, where) for reader, where in found]
+    return (
+        tuple([each for each in placed if each[0].kind is not Kind.MERGE]),
+        tuple([each for each in placed if each[0].kind is Kind.MERGE]),
+    )
 
 
 def read(node: Node) -> list[Value | None]:

@@ -29,22 +29,20 @@ from penstock.errors import (
 )
 from penstock.executors.barrier import Barrier, Joined
 from penstock.executors.base import Control, quiet
+from penstock.flow import DEAD, Call, Flow, Iteration, Token, caller
 from penstock.ir import Value
 from penstock.limits import Limits
 from penstock.liveness import Layout
 from penstock.ops.base import array_of
 from penstock.threads import Workers, report
-from penstock.tokens import FrameInfo, Item, Kind, Tokens
+from penstock.tokens import Item, Kind, Tokens
 from penstock.types import ShapeError
 
-DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
-"""Stands for a value that will not come."""
+_ORDINARY, _SWITCH, _TRIGGER, _FETCH = Kind.ORDINARY, Kind.SWITCH, Kind.TRIGGER, Kind.FETCH
+_CALL, _RETURN, _ASYNCHRONOUS = Kind.CALL, Kind.RETURN, Kind.ASYNCHRONOUS
+_SEND, _RECV = Kind.SEND, Kind.RECV
 
-# Looked up for every token: as names of this module, that takes a tenth of the time.
-_ORDINARY, _SWITCH, _MERGE, _ENTER = Kind.ORDINARY, Kind.SWITCH, Kind.MERGE, Kind.ENTER
-_EXIT, _NEXT_ITERATION, _TRIGGER = Kind.EXIT, Kind.NEXT_ITERATION, Kind.TRIGGER
-_FETCH, _CALL, _RETURN = Kind.FETCH, Kind.CALL, Kind.RETURN
-_ASYNCHRONOUS, _SEND, _RECV = Kind.ASYNCHRONOUS, Kind.SEND, Kind.RECV
+_ndarray = np.ndarray
 
 Outputs = Sequence[Any]
 
@@ -58,97 +56,12 @@ _SAMPLED = 16
 _TURN = 1000
 
 
-class _Iteration:
-    """One iteration of a frame: its inputs, what its items wait for, how many of these inputs are
-    dead, how many tokens are on their way in it, and the frames inside of it."""
-
-    __slots__ = ("children", "dead", "inputs", "tokens", "waits")
-
-    def __init__(self, info: FrameInfo) -> None:
-        self.inputs = info.inputs.copy()
-        self.waits = info.waits.copy()
-        self.dead = [0] * len(info.waits)
-        self.tokens = 0
-        self.children: dict[str, _Frame] = {}
-
-
-class _Frame:
-    """A frame that was entered, in iteration ``at`` of ``parent``. ``last`` is its newest
-    iteration, ``entering`` how many tokens are yet to enter; ``constants`` came to all iterations,
-    ``deferred`` wait for another to begin, dead ``exits`` for the frame to end."""
-
-    __slots__ = (
-        "at",
-        "constants",
-        "deferred",
-        "entering",
-        "exits",
-        "id",
-        "info",
-        "iterations",
-        "last",
-        "parent",
-    )
-
-    def __init__(self, info: FrameInfo, parent: _Frame | None, at: int) -> None:
-        self.info = info
-        self.parent = parent
-        self.at = at
-        self.iterations: dict[int, _Iteration] = {0: _Iteration(info)}
-        self.last = 0
-        self.entering = info.enters
-        self.constants: list[tuple[Item, Any]] = []
-        self.deferred: list[tuple[Item, Any]] = []
-        self.exits: list[Item] = []
-        self.id = ""
-
-    def name(self) -> str:
-        """What distinguishes it from all other frames of the run, in all parts of that."""
-        if not self.id and self.parent is not None:
-            self.id = f"{self.parent.name()}/{self.at};{self.info.name}"
-        return self.id
-
-
-class _Call(_Frame):
-    """A graph that runs, in a frame of its own: that of the run, or what ``item`` calls in
-    iteration ``at`` of ``parent``, the ``depth``-th call of a function around this one included.
-    ``calling`` goes on with its ``results``."""
-
-    __slots__ = ("calling", "depth", "item", "results", "tokens")
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        parent: _Frame | None = None,
-        at: int = 0,
-        item: Item | None = None,
-        calling: Any = None,
-    ) -> None:
-        super().__init__(tokens.root, parent, at)
-        self.tokens = tokens
-        self.item = item
-        self.calling = calling
-        self.results: list[Any] = [None] * len(tokens.fetches)
-        self.depth: int = 0 if parent is None else _caller(parent).depth + bool(tokens.function)
-
-
-def _caller(frame: _Frame | None) -> _Call:
-    """The call that a frame is in, or is."""
-    while not isinstance(frame, _Call):
-        assert frame is not None
-        frame = frame.parent
-    return frame
-
-
-_Token = tuple[Item, _Frame, int, bool]
-
-
 class _Answer:
     """What an asynchronous kernel is told to call when it has ended; forgets the run then."""
 
     __slots__ = ("cancel", "run", "token")
 
-    def __init__(self, run: FramesRun, token: _Token) -> None:
+    def __init__(self, run: FramesRun, token: Token) -> None:
         self.run: FramesRun | None = run
         self.token = token
         self.cancel: Callable[[], object] | None = None
@@ -176,10 +89,10 @@ class FramesRun:
         self.pool = pool
         self.observe = observe
         self.barrier = barrier
-        self.root = _Call(tokens)
-        self.ready: deque[_Token] = deque()
-        self.heavy: list[_Token] = []
-        self.calls: list[_Token] = []
+        self.root = Call(tokens)
+        self.flow = Flow(limits.max_iterations)
+        self.heavy: list[Token] = []
+        self.calls: list[Token] = []
         self.error: BaseException | None = None
         # By item, what a Switch has chosen last: it may be asked why a value is dead.
         self.chosen: dict[Item, int] = {}
@@ -187,20 +100,9 @@ class FramesRun:
         self.asked: set[_Answer] = set()
         # What other threads have left to do for the thread of the run.
         self.lock = barrier.lock
-        self.back: deque[tuple[Any, ...]] = deque([(self._start, inputs)])
+        self.back: deque[tuple[Any, ...]] = deque([(self.flow.begin, self.root, inputs)])
         self.active = True
         self.resting = False
-
-    def _start(self, inputs: Sequence[Any]) -> None:
-        self._begin(self.root, inputs)
-
-    def _begin(self, call: _Call, inputs: Sequence[Any]) -> None:
-        """Let a graph begin with its inputs."""
-        tokens = call.tokens
-        call.iterations[0].tokens = len(tokens.roots)
-        self.ready.extend([(item, call, 0, False) for item in tokens.roots])
-        for item, value in zip(tokens.feeds, inputs, strict=True):
-            self._deliver(item, call, 0, False, (value,))
 
     # The thread of the run.
 
@@ -229,46 +131,69 @@ class FramesRun:
         """Nothing to do but to look at the control, as the thread of the run does all the time."""
 
     def _work(self) -> None:
-        ready, back, control = self.ready, self.back, self.control
+        """Let tokens pass their items, as long as there are any.
+
+        The way of most tokens is written out here: to call a method for each takes a third longer.
+        """
+        back, control, ready, send = self.back, self.control, self.flow.ready, self.flow.send
+        observe = self.observe
         while True:
-            for _ in range(_TURN):
-                while back:
-                    function, *arguments = back.popleft()
-                    function(*arguments)
-                if control.stopped and self.error is None:
-                    self._stop()
-                if ready:
-                    self._token(ready.popleft())
-                elif self.heavy:
+            while back:
+                function, *arguments = back.popleft()
+                function(*arguments)
+            if control.stopped and self.error is None:
+                self._stop()
+            if not ready:
+                if self.heavy:
                     self._share()
                 elif self.calls:
                     # The latest first, so that few go on at once.
                     self._call(self.calls.pop())
                 else:
                     return
-            if self.barrier.waiting:
-                return
+                continue
+            token = ready.popleft()
+            item, iteration, dead = token
+            if dead or observe:
+                self._token(token)
+            elif item.passes:
+                send(item, iteration, iteration.inputs[item.first : item.end])
+            elif item.left:
+                item.left -= 1
+                inputs = iteration.inputs[item.first : item.end]
+                try:
+                    result = item.function(*inputs)  # type: ignore[misc]
+                    if result.__class__ is _ndarray and item.outputs == 1:
+                        outputs: Outputs = (result,)
+                    else:
+                        outputs = _outputs(item, result)
+                except Exception as error:
+                    self._fail(_explained(item, inputs, error))
+                else:
+                    send(item, iteration, outputs)
+            else:
+                self._token(token)
 
     def _stop(self) -> None:
         """Somebody has stopped the run; say where it was."""
         error = self.control.error or Cancelled("the run was stopped")
-        for item, *_ in [*self.ready, *self.heavy, *self.calls][:1]:
+        for item, *_ in [*self.flow.ready, *self.heavy, *self.calls][:1]:
             if item.node is not None:
                 error.add_note(f"The run had come to {item.node.op.name} ({item.node.label}).")
         self._fail(error)
 
-    def _token(self, token: _Token) -> None:
-        """Let a token pass its item."""
-        item, frame, number, dead = token
+    def _token(self, token: Token) -> None:
+        """Let a token pass its item, of whatever kind that is."""
+        item, iteration, dead = token
         if dead and item.kind is not _TRIGGER:
-            if item.kind is _FETCH:
-                self._fetch(item, frame, DEAD)
-            elif item.kind is _SEND:
-                self._send(item, frame, number, None, True)
-            elif item.kind is _RECV:
+            if item.kind is _RECV:
                 self._receive(token)
                 return
-            self._pass(item, frame, number, True, ())
+            if item.kind is _FETCH:
+                self._fetch(item, iteration, DEAD)
+            elif item.kind is _SEND:
+                self._send(item, iteration, None, True)
+            self.flow.bury(item, iteration)
         elif item.kind is _ORDINARY:
             if item.cost > _LONG_S and self.pool is not None and not self.observe:
                 self.heavy.append(token)
@@ -277,86 +202,77 @@ class FramesRun:
         elif item.kind is _CALL:
             self.calls.append(token)
         elif item.kind is _RETURN:
-            assert isinstance(frame, _Call)
-            self._resume(frame)
+            self._resume(caller(iteration.frame))
         elif item.kind is _RECV:
             self._receive(token)
         elif item.kind is _ASYNCHRONOUS:
             self._ask(token)
         else:
-            inputs = frame.iterations[number].inputs
+            inputs = _inputs(token)
             try:
-                if item.kind is _SEND:
-                    self._send(item, frame, number, *inputs[item.first : item.end])
-                outputs = self._primitive(item, frame, inputs[item.first : item.end])
+                outputs = self._primitive(item, iteration, inputs)
             except Exception as error:
-                self._fail(_explained(item, inputs[item.first : item.end], error))
+                self._fail(_explained(item, inputs, error))
                 return
             if self.observe and item.node is not None:
-                self._begun(item, inputs[item.first : item.end])
+                self._begun(item, inputs)
                 self._ended(item, outputs)
-            self._pass(item, frame, number, False, outputs)
+            self.flow.send(item, iteration, outputs)
 
-    def _primitive(self, item: Item, frame: _Frame, inputs: list[Any]) -> Outputs:
+    def _primitive(self, item: Item, iteration: Iteration, inputs: list[Any]) -> Outputs:
         """What a living primitive makes of its inputs."""
         kind = item.kind
-        if kind is _MERGE:
-            for i, value in enumerate(inputs):
-                if value is not None:
-                    return value, _index(i)
-            raise AssertionError("a Merge without a value")
         if kind is _SWITCH:
             value, predicate = inputs
-            which = _which(predicate, item.outputs)
-            self.chosen[item] = which
+            self.chosen[item] = which = _which(predicate, item.outputs)
+            if item.outputs == 2:
+                return (DEAD, value) if which else (value, DEAD)
             outputs = [DEAD] * item.outputs
             outputs[which] = value
             return outputs
         if kind is _FETCH:
-            self._fetch(item, frame, inputs[0])
+            self._fetch(item, iteration, inputs[0])
             return ()
-        return () if kind is _SEND else inputs
+        if kind is _SEND:
+            self._send(item, iteration, *inputs)
+            return ()
+        return inputs
 
-    def _run(self, token: _Token) -> None:
-        """Run a kernel here."""
-        item, frame, number, _ = token
-        iteration = frame.iterations[number]
-        inputs = iteration.inputs[item.first : item.end]
-        item.left -= 1
-        measured = item.left < 0
-        start = perf_counter() if measured else 0.0
+    def _run(self, token: Token) -> None:
+        """Run a kernel here, and measure it."""
+        item, iteration, _ = token
+        inputs = _inputs(token)
         if self.observe:
             self._begun(item, inputs)
+        start = perf_counter()
         try:
             outputs = _called(item, inputs, self.control)
         except Exception as error:
             self._fail(_explained(item, inputs, error))
             return
-        if measured:
-            item.left = _SAMPLED
-            item.cost += _WEIGHT * (perf_counter() - start - item.cost)
+        _took(item, perf_counter() - start)
         if self.observe:
             self._ended(item, outputs)
-        self._pass(item, frame, number, False, outputs)
+        self.flow.send(item, iteration, outputs)
 
     # Calls of functions, and of graphs that call them.
 
-    def _call(self, token: _Token) -> None:
+    def _call(self, token: Token) -> None:
         """Begin a call; it has ended when there is nothing more to run for it."""
-        item, frame, number, _ = token
-        inputs = frame.iterations[number].inputs[item.first : item.end]
+        item, iteration, _ = token
+        inputs = _inputs(token)
         if self.observe:
             self._begun(item, inputs)
         assert item.function is not None
-        self._go_on(item, frame, number, item.function(*inputs), None)
+        self._go_on(item, iteration, item.function(*inputs), None)
 
     def _go_on(
-        self, item: Item, frame: _Frame, number: int, calling: Any, results: Outputs | None
+        self, item: Item, iteration: Iteration, calling: Any, results: Outputs | None
     ) -> None:
         """Run what a call asks for next, or pass on what it has made."""
         try:
             tokens, inputs = calling.send(results)
-            call = _Call(tokens, frame, number, item, calling)
+            call = Call(tokens, iteration, item, calling)
             if call.depth > self.limits.max_calls:
                 raise LimitExceeded(
                     f"function {tokens.function!r} is called at the end of more calls than "
@@ -366,27 +282,23 @@ class FramesRun:
         except StopIteration as end:
             outputs = end.value
         except Exception as error:
-            self._fail(
-                _explained(item, frame.iterations[number].inputs[item.first : item.end], error)
-            )
+            self._fail(_explained(item, iteration.inputs[item.first : item.end], error))
             return
         else:
-            self._begin(call, inputs)
-            if not call.iterations[0].tokens:
-                self._close(call, 0)
+            self.flow.begin(call, inputs)
             return
         if self.observe:
             self._ended(item, outputs)
-        self._pass(item, frame, number, False, outputs)
+        self.flow.send(item, iteration, outputs)
 
-    def _resume(self, call: _Call) -> None:
+    def _resume(self, call: Call) -> None:
         """A call has run all that it had to."""
         error = _missing(call, self.chosen)
         if error is not None:
             self._fail(error)
             return
-        assert call.item is not None and call.parent is not None
-        self._go_on(call.item, call.parent, call.at, call.calling, call.results)
+        assert call.item is not None and call.around is not None
+        self._go_on(call.item, call.around, call.calling, call.results)
 
     # Observers.
 
@@ -407,15 +319,13 @@ class FramesRun:
         if pool is not None:
             self.barrier.help(pool)
         for token in heavy[:-1]:
-            item, frame, number, _ = token
-            inputs = frame.iterations[number].inputs[item.first : item.end]
-            if pool is not None and pool.offer(partial(self._elsewhere, token, inputs)):
+            if pool is not None and pool.offer(partial(self._elsewhere, token, _inputs(token))):
                 self.away += 1
             else:
                 self._run(token)
         self._run(heavy[-1])
 
-    def _elsewhere(self, token: _Token, inputs: list[Any]) -> None:
+    def _elsewhere(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
         start = perf_counter()
         result, error = None, None
@@ -437,23 +347,21 @@ class FramesRun:
             self.resting = False
         self.barrier.resume(self)
 
-    def _came(
-        self, token: _Token, result: Any, error: BaseException | None, seconds: float
-    ) -> None:
+    def _came(self, token: Token, result: Any, error: BaseException | None, seconds: float) -> None:
         """A kernel has ended on another thread."""
-        item, frame, number, _ = token
+        item, iteration, _ = token
         self.away -= 1
-        item.cost += _WEIGHT * (seconds - item.cost)
+        _took(item, seconds)
         if error is not None:
             self._fail(error)
         elif self.error is None:
-            self._pass(item, frame, number, False, result)
+            self.flow.send(item, iteration, result)
 
     # Asynchronous kernels, and what comes from other parts of the run.
 
-    def _ask(self, token: _Token) -> None:
+    def _ask(self, token: Token) -> None:
         """Begin an asynchronous kernel."""
-        item, inputs = token[0], self._inputs(token)
+        item, inputs = token[0], _inputs(token)
         answer = _Answer(self, token)
         self.away += 1
         self.asked.add(answer)
@@ -471,63 +379,60 @@ class FramesRun:
             return  # nobody waits for it any more
         self.asked.remove(answer)
         self.away -= 1
-        item, frame, number, _ = answer.token
+        item, iteration, _ = answer.token
+        inputs = _inputs(answer.token)
         if error is None:
             try:
                 outputs = _outputs(item, result)
             except Exception as raised:
-                self._fail(_explained(item, self._inputs(answer.token), raised))
+                self._fail(_explained(item, inputs, raised))
                 return
             if self.observe:
                 self._ended(item, outputs)
-            self._pass(item, frame, number, False, outputs)
+            self.flow.send(item, iteration, outputs)
         else:
-            self._fail(_explained(item, self._inputs(answer.token), error))
-
-    @staticmethod
-    def _inputs(token: _Token) -> list[Any]:
-        item, frame, number, _ = token
-        return frame.iterations[number].inputs[item.first : item.end]
+            self._fail(_explained(item, inputs, error))
 
     def _send(
-        self, item: Item, frame: _Frame, number: int, value: Any = None, dead: bool = False
+        self, item: Item, iteration: Iteration, value: Any = None, dead: bool = False
     ) -> None:
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
-        rendezvous.send((item.key, frame.id or frame.name(), number), value, dead)
+        rendezvous.send(_key(item, iteration), value, dead)
 
-    def _receive(self, token: _Token) -> None:
-        item, frame, number, _ = token
+    def _receive(self, token: Token) -> None:
+        item, iteration, _ = token
         if self.observe:
             self._begun(item, ())
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
-        key = item.key, frame.id or frame.name(), number
         try:
-            found = rendezvous.recv(key, partial(self.post, self._received, token))
+            found = rendezvous.recv(
+                _key(item, iteration), partial(self.post, self._received, token)
+            )
         except Aborted as error:
             self._fail(error)
             return
         if found is not None:
-            value, dead = found
-            if self.observe:
-                self._ended(item, (value,))
-            self._pass(item, frame, number, dead, (value,))
+            self._received(token, *found, None)
 
-    def _received(self, token: _Token, value: Any, dead: bool, error: Aborted | None) -> None:
+    def _received(self, token: Token, value: Any, dead: bool, error: Aborted | None) -> None:
         if error is not None:
             self._fail(error)
         elif self.error is None:
-            item, frame, number, _ = token
+            item, iteration, _ = token
+            if dead:
+                self.flow.bury(item, iteration)
+                return
             if self.observe:
                 self._ended(item, (value,))
-            self._pass(item, frame, number, dead, (value,))
+            self.flow.send(item, iteration, (value,))
 
     def _fail(self, error: BaseException) -> None:
         """The first error ends the run: nothing that is ready will run."""
         if self.error is None:
             self.error = error
-        self.ready.clear()
+        self.flow.ready.clear()
         self.heavy.clear()
         self.calls.clear()
         self.barrier.fail(error)
@@ -541,8 +446,8 @@ class FramesRun:
                 except Exception:  # the run has its error already
                     report()
 
-    def _fetch(self, item: Item, frame: _Frame, value: Any) -> None:
-        call = _caller(frame)
+    def _fetch(self, item: Item, iteration: Iteration, value: Any) -> None:
+        call = caller(iteration.frame)
         known = call.results[item.port]
         if known is not None and known is not DEAD:
             if value is DEAD:
@@ -553,169 +458,30 @@ class FramesRun:
             )
         call.results[item.port] = value
 
-    # Tokens on their way.
 
-    def _pass(self, item: Item, frame: _Frame, number: int, dead: bool, outputs: Outputs) -> None:
-        """Send on what an item has made, and count its own token as gone."""
-        kind = item.kind
-        if kind is _ENTER:
-            self._enter(item, frame, number, dead, outputs)
-        elif kind is _EXIT:
-            if not dead:
-                assert frame.parent is not None
-                self._deliver(item, frame.parent, frame.at, False, outputs)
-            elif number == frame.last:
-                frame.exits.append(item)
-        elif kind is _NEXT_ITERATION:
-            if not dead:
-                self._next(item, frame, number, outputs)
-        else:
-            self._deliver(item, frame, number, dead, outputs)
-        iteration = frame.iterations[number]
-        iteration.tokens -= 1
-        if not iteration.tokens:
-            self._close(frame, number)
-
-    def _enter(self, item: Item, frame: _Frame, number: int, dead: bool, outputs: Outputs) -> None:
-        info = item.child
-        assert info is not None
-        children = frame.iterations[number].children
-        child = children.get(info.name)
-        if child is None:
-            child = children[info.name] = _Frame(info, frame, number)
-        child.entering -= 1
-        if not item.constant:
-            self._deliver(item, child, 0, dead, outputs)
-        else:
-            value = DEAD if dead else outputs[0]
-            child.constants.append((item, value))
-            for each in list(child.iterations):
-                self._deliver(item, child, each, dead, outputs)
-        first = child.iterations.get(0)
-        if first is not None and not first.tokens and not child.entering:
-            self._close(child, 0)
-
-    def _next(self, item: Item, frame: _Frame, number: int, outputs: Outputs) -> None:
-        if number == frame.last:
-            if len(frame.iterations) >= frame.info.parallel:
-                frame.deferred.append((item, outputs[0]))
-                return
-            self._advance(frame)
-        self._deliver(item, frame, number + 1, False, outputs)
-
-    def _advance(self, frame: _Frame) -> None:
-        """Begin another iteration."""
-        most = self.limits.max_iterations
-        if most is not None and frame.last >= most:
-            raise LimitExceeded(
-                f"the frame {frame.info.name!r} passed the limit of {most} iterations; raise "
-                "Limits.max_iterations if that is what the model should do"
-            )
-        frame.last += 1
-        frame.iterations[frame.last] = _Iteration(frame.info)
-        frame.exits.clear()
-        deferred, frame.deferred = frame.deferred, []
-        for item, value in deferred:
-            self._deliver(item, frame, frame.last, False, (value,))
-        for item, value in frame.constants:
-            self._deliver(item, frame, frame.last, value is DEAD, (value,))
-
-    def _deliver(
-        self, item: Item, frame: _Frame, number: int, dead: bool, outputs: Outputs
-    ) -> None:
-        """Bring outputs, or the word that they are dead, to all who wait for them."""
-        iteration = frame.iterations[number]
-        inputs, waits, deaths = iteration.inputs, iteration.waits, iteration.dead
-        ready = self.ready
-        before = len(ready)
-        for k, edges in enumerate(item.edges):
-            value = DEAD if dead else outputs[k] if edges else None
-            for reader, place in edges:
-                at = reader.place
-                if reader.kind is _MERGE:
-                    left = waits[at]
-                    if value is not DEAD:
-                        # The first that lives counts: later ones find the bit gone.
-                        if left & 1:
-                            inputs[place] = value
-                            waits[at] = left = left - 1
-                            if not left:
-                                ready.append((reader, frame, number, False))
-                        continue
-                    deaths[at] += 1
-                    if left == 1 and (deaths[at] == reader.data or item.kind is _ENTER):
-                        waits[at] = 0
-                        ready.append((reader, frame, number, True))
-                    continue
-                if value is DEAD:
-                    deaths[at] = 1
-                else:
-                    inputs[place] = value
-                waits[at] = left = waits[at] - 1
-                if not left:
-                    ready.append((reader, frame, number, bool(deaths[at])))
-        for reader in item.controls:
-            at = reader.place
-            if reader.kind is _MERGE:
-                waits[at] = left = waits[at] - 2
-                if not left:
-                    ready.append((reader, frame, number, False))
-                elif left == 1 and deaths[at] == reader.data:
-                    waits[at] = 0
-                    ready.append((reader, frame, number, True))
-                continue
-            if dead:
-                deaths[at] = 1
-            waits[at] = left = waits[at] - 1
-            if not left:
-                ready.append((reader, frame, number, bool(deaths[at])))
-        iteration.tokens += len(ready) - before
-
-    def _close(self, frame: _Frame, number: int) -> None:
-        """End iterations, from this one on, and frames, as far as nothing goes on in them."""
-        while True:
-            while self._is_over(frame, number):
-                del frame.iterations[number]
-                number += 1
-                if frame.deferred:
-                    self._advance(frame)
-            parent = frame.parent
-            if frame.iterations or frame.entering or parent is None:
-                return
-            if isinstance(frame, _Call):
-                self.ready.append((frame.tokens.end, frame, 0, False))
-                return
-            around = parent.iterations[frame.at]
-            del around.children[frame.info.name]
-            for item in frame.exits:
-                self._deliver(item, parent, frame.at, True, ())
-            if around.tokens:
-                return
-            frame, number = parent, frame.at
-
-    @staticmethod
-    def _is_over(frame: _Frame, number: int) -> bool:
-        iteration = frame.iterations.get(number)
-        if iteration is None or iteration.tokens or iteration.children:
-            return False
-        return not frame.entering if not number else number - 1 not in frame.iterations
+def _key(item: Item, iteration: Iteration) -> tuple[Any, ...]:
+    """The key of a value on its way between parts."""
+    frame = iteration.frame
+    return item.key, frame.id or frame.name(), iteration.number
 
 
-def _index(i: int) -> Any:
-    """What a Merge says of the input that it has taken."""
-    return _INDICES[i] if i < len(_INDICES) else np.array(i, np.int32)
+def _inputs(token: Token) -> list[Any]:
+    item, iteration, _ = token
+    return iteration.inputs[item.first : item.end]
 
 
-_INDICES = [np.array(i, np.int32) for i in range(16)]
-for _each in _INDICES:
-    _each.flags.writeable = False
+def _took(item: Item, seconds: float) -> None:
+    """Note what a kernel took, and how often it runs before it is measured again: long ones, and
+    those with graphs, are measured each time."""
+    item.cost += _WEIGHT * (seconds - item.cost)
+    item.left = 0 if item.cost > _LONG_S or item.nested else _SAMPLED
 
 
 def _which(predicate: Any, outputs: int) -> int:
     """The output that a Switch chooses; out of range, the last."""
     if predicate.size != 1:
         raise ShapeError(f"a predicate must have one element, not shape {list(predicate.shape)}")
-    chosen = int(predicate.reshape(-1)[0])
+    chosen = int(predicate.item())
     return chosen if 0 <= chosen < outputs else outputs - 1
 
 
@@ -814,7 +580,7 @@ class FramesExecutor(Joined):
 _ITEM_BYTES = 2000
 
 
-def _missing(call: _Call, chosen: Mapping[Item, int]) -> DeadTensor | None:
+def _missing(call: Call, chosen: Mapping[Item, int]) -> DeadTensor | None:
     """The error of a graph that has ended without one of its results, if one is missing."""
     for value, result in zip(call.tokens.graph.outputs, call.results, strict=True):
         if result is None or result is DEAD:
