@@ -141,15 +141,21 @@ class Flow:
         if not iteration.tokens:
             self._close(iteration)
 
+    def spent(self, reader: Item, iteration: Iteration, left: int) -> None:
+        """A token has gone to a reader that waits for more, or that now dies."""
+        if left == DEATH:
+            before = len(self.ready)
+            self._die(reader, iteration)
+            iteration.tokens += len(self.ready) - before
+        iteration.tokens -= 1
+        if not iteration.tokens:
+            self._close(iteration)
+
     def bury(self, item: Item, iteration: Iteration) -> None:
         """As ``send``, for a dead item: who waits for it learns that nothing will come."""
-        frame = iteration.frame
         if item.kind is _ENTER:
             self._enter(item, iteration, DEAD)
-        elif item.kind is _EXIT:
-            if iteration.number == frame.last:
-                frame.exits.append(item)
-        elif item.kind is not _NEXT_ITERATION:
+        else:
             self._kill(item, iteration)
         iteration.tokens -= 1
         if not iteration.tokens:
@@ -171,7 +177,7 @@ class Flow:
                 if not left:
                     ready.append((reader, iteration, False))
                 elif left == DEATH:
-                    ready.append((reader, iteration, True))
+                    self._die(reader, iteration)
             for reader, at, index in merges:
                 left = waits[at]
                 # The first that lives counts: later ones find the bit gone.
@@ -203,13 +209,22 @@ class Flow:
         for reader, at, _ in readers:
             waits[at] = left = (waits[at] | DEATH) - 1
             if left == DEATH:
-                ready.append((reader, iteration, True))
+                self._die(reader, iteration)
         for reader, at, _ in merges:
             waits[at + 1] += 1
             # What comes back around a loop is not waited for if nothing enters.
             if waits[at] == 1 and (entered or waits[at + 1] == reader.data):
                 waits[at] = 0
                 ready.append((reader, iteration, True))
+
+    def _die(self, item: Item, iteration: Iteration) -> None:
+        """An item has all that it waits for, and something of that is dead."""
+        if item.kind is _EXIT:
+            # Kept until the frame ends, or another iteration begins.
+            if iteration.number == iteration.frame.last:
+                iteration.frame.exits.append(item)
+        elif item.kind is not _NEXT_ITERATION:
+            self.ready.append((item, iteration, True))
 
     def _signal(self, item: Item, iteration: Iteration, dead: bool) -> None:
         """Let those go on who wait for an item, whatever it makes."""
@@ -231,7 +246,7 @@ class Flow:
             if not left:
                 ready.append((reader, iteration, False))
             elif left == DEATH:
-                ready.append((reader, iteration, True))
+                self._die(reader, iteration)
 
     # Between frames and iterations.
 
@@ -311,13 +326,21 @@ class Flow:
         """End iterations, from this one on, and frames, as far as nothing goes on in them."""
         while True:
             frame, number = iteration.frame, iteration.number
-            while self._is_over(frame, number):
-                del frame.iterations[number]
+            iterations = frame.iterations
+            next_: Iteration | None = iterations.get(number)
+            while (
+                next_ is not None
+                and not next_.tokens
+                and not next_.children
+                and (number - 1 not in iterations if number else not frame.entering)
+            ):
+                del iterations[number]
                 number += 1
                 if frame.deferred:
                     self._advance(frame)
+                next_ = iterations.get(number)
             around = frame.around
-            if frame.iterations or frame.entering or around is None:
+            if iterations or frame.entering or around is None:
                 return
             if isinstance(frame, Call):
                 self.ready.append((frame.tokens.end, iteration, False))
@@ -329,10 +352,3 @@ class Flow:
             if around.tokens:
                 return
             iteration = around
-
-    @staticmethod
-    def _is_over(frame: Frame, number: int) -> bool:
-        iteration = frame.iterations.get(number)
-        if iteration is None or iteration.tokens or iteration.children:
-            return False
-        return not frame.entering if not number else number - 1 not in frame.iterations

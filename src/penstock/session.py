@@ -436,7 +436,7 @@ class Session:
         """The part of the model to run, the key of its plan, and the values fed."""
         if feeds is None:
             feeds = {}
-        if self.model.aliases and isinstance(feeds, Mapping):
+        if feeds and self.model.aliases and isinstance(feeds, Mapping):
             feeds = self._renamed(feeds)
         request = self._all
         if fetches is not None or targets is not None or len(feeds) != len(self._main.names):
@@ -538,11 +538,12 @@ class Session:
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
     ) -> Request:
-        if not isinstance(feeds, Mapping):
+        # A dict is one, which takes a tenth of the time to ask.
+        if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
             raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
-        for names, what in ((fetches, "fetches"), (targets, "targets")):
-            if isinstance(names, str):
-                raise InvalidInput(f"{what} must be a list of names; did you mean [{names!r}]?")
+        if isinstance(fetches, str) or isinstance(targets, str):
+            what, name = ("fetches", fetches) if isinstance(fetches, str) else ("targets", targets)
+            raise InvalidInput(f"{what} must be a list of names; did you mean [{name!r}]?")
         fetched = self._main.outputs if fetches is None else tuple(fetches)
         key = (frozenset(feeds), fetched, tuple(targets or ()))
         with self._lock:

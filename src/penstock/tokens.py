@@ -107,6 +107,7 @@ class Item:
         "passes",
         "place",
         "port",
+        "single",
         "step",
         "waits",
     )
@@ -123,6 +124,8 @@ class Item:
         self.outputs = 0 if node is None else len(node.outputs)
         self.edges: tuple[tuple[Readers, Readers], ...] = ()
         self.controls: tuple[Item, ...] = ()
+        # Of the only edge to anybody, if that is no Merge.
+        self.single: tuple[Item, int, Any] | None = None
         # Of an Enter: the frame that it leads into, and whether all iterations get what it brings.
         self.child: FrameInfo | None = None
         self.constant = False
@@ -253,6 +256,7 @@ class Tokens:
             if item.node is not None:
                 item.edges = tuple([_edges(readers, value) for value in item.node.outputs])
                 item.controls = tuple(controls.get(item.node, ()))
+                item.single = _single(item)
         self.roots = [item for item in self.items if not item.waits]
         self.end = Item(-1, None, Kind.RETURN, self.root)
         self.feeds = []
@@ -410,6 +414,15 @@ def _edges(readers: _Readers, value: Value | None) -> tuple[Readers, Readers]:
         tuple([each for each in placed if each[0].kind is not Kind.MERGE]),
         tuple([each for each in placed if each[0].kind is Kind.MERGE]),
     )
+
+
+def _single(item: Item) -> tuple[Item, int, Any] | None:
+    if item.controls or item.leaves or not item.edges:
+        return None
+    (readers, merges), *others = item.edges
+    if merges or len(readers) != 1 or any(a or b for a, b in others):
+        return None
+    return readers[0]
 
 
 def read(node: Node) -> list[Value | None]:

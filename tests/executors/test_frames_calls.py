@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock import flow
 from penstock.executors import frames
 from tests.tf_graphs import Flow, Func, Shape, Type
 
@@ -112,7 +113,7 @@ def test_calls_that_branch_go_on_one_after_the_other(executor: str) -> None:
 
 def test_calls_at_once_are_bounded_by_their_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     alive, most = 0, 0
-    begin, resume = frames.FramesRun._begin, frames.FramesRun._resume
+    begin, resume = flow.Flow.begin, frames.FramesRun._resume
 
     def begun(*arguments: Any) -> None:
         nonlocal alive, most
@@ -125,7 +126,7 @@ def test_calls_at_once_are_bounded_by_their_depth(monkeypatch: pytest.MonkeyPatc
         alive -= 1
         resume(*arguments)
 
-    monkeypatch.setattr(frames.FramesRun, "_begin", begun)
+    monkeypatch.setattr(flow.Flow, "begin", begun)
     monkeypatch.setattr(frames.FramesRun, "_resume", resumed)
     assert fibonacci().value(12) == 144
     assert alive == 1  # the run's own graph

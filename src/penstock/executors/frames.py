@@ -136,7 +136,7 @@ class FramesRun:
         The way of most tokens is written out here: to call a method for each takes a third longer.
         """
         back, control, ready, send = self.back, self.control, self.flow.ready, self.flow.send
-        observe = self.observe
+        observe, spent = self.observe, self.flow.spent
         while True:
             while back:
                 function, *arguments = back.popleft()
@@ -156,23 +156,44 @@ class FramesRun:
             item, iteration, dead = token
             if dead or observe:
                 self._token(token)
-            elif item.passes:
-                send(item, iteration, iteration.inputs[item.first : item.end])
+                continue
+            if item.passes:
+                outputs: Outputs = iteration.inputs[item.first : item.end]
             elif item.left:
                 item.left -= 1
                 inputs = iteration.inputs[item.first : item.end]
                 try:
                     result = item.function(*inputs)  # type: ignore[misc]
-                    if result.__class__ is _ndarray and item.outputs == 1:
-                        outputs: Outputs = (result,)
+                    if item.outputs == 1:
+                        outputs = (result if result.__class__ is _ndarray else array_of(result),)
                     else:
                         outputs = _outputs(item, result)
                 except Exception as error:
                     self._fail(_explained(item, inputs, error))
-                else:
-                    send(item, iteration, outputs)
+                    continue
+            elif item.kind is _SWITCH:
+                inputs = iteration.inputs[item.first : item.end]
+                try:
+                    outputs = self._switch(item, *inputs)
+                except Exception as error:
+                    self._fail(_explained(item, inputs, error))
+                    continue
             else:
                 self._token(token)
+                continue
+            single = item.single
+            if single is None:
+                send(item, iteration, outputs)
+                continue
+            reader, at, place = single
+            iteration.inputs[place] = outputs[0]
+            waits = iteration.waits
+            waits[at] = left = waits[at] - 1
+            if not left:
+                # One token for another.
+                ready.append((reader, iteration, False))
+            else:
+                spent(reader, iteration, left)
 
     def _stop(self) -> None:
         """Somebody has stopped the run; say where it was."""
@@ -223,13 +244,7 @@ class FramesRun:
         """What a living primitive makes of its inputs."""
         kind = item.kind
         if kind is _SWITCH:
-            value, predicate = inputs
-            self.chosen[item] = which = _which(predicate, item.outputs)
-            if item.outputs == 2:
-                return (DEAD, value) if which else (value, DEAD)
-            outputs = [DEAD] * item.outputs
-            outputs[which] = value
-            return outputs
+            return self._switch(item, *inputs)
         if kind is _FETCH:
             self._fetch(item, iteration, inputs[0])
             return ()
@@ -237,6 +252,20 @@ class FramesRun:
             self._send(item, iteration, *inputs)
             return ()
         return inputs
+
+    def _switch(self, item: Item, value: Any, predicate: Any) -> Outputs:
+        if predicate.size != 1:
+            shape = list(predicate.shape)
+            raise ShapeError(f"a predicate must have one element, not shape {shape}")
+        which, count = int(predicate.item()), item.outputs
+        if not 0 <= which < count:
+            which = count - 1
+        self.chosen[item] = which
+        if count == 2:
+            return (DEAD, value) if which else (value, DEAD)
+        outputs = [DEAD] * count
+        outputs[which] = value
+        return outputs
 
     def _run(self, token: Token) -> None:
         """Run a kernel here, and measure it."""
@@ -475,14 +504,6 @@ def _took(item: Item, seconds: float) -> None:
     those with graphs, are measured each time."""
     item.cost += _WEIGHT * (seconds - item.cost)
     item.left = 0 if item.cost > _LONG_S or item.nested else _SAMPLED
-
-
-def _which(predicate: Any, outputs: int) -> int:
-    """The output that a Switch chooses; out of range, the last."""
-    if predicate.size != 1:
-        raise ShapeError(f"a predicate must have one element, not shape {list(predicate.shape)}")
-    chosen = int(predicate.item())
-    return chosen if 0 <= chosen < outputs else outputs - 1
 
 
 def _called(item: Item, inputs: Sequence[Any], control: Control) -> Outputs:
