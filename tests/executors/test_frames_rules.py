@@ -147,6 +147,29 @@ def test_dead_exits_of_iterations_before_the_last_stay_inside() -> None:
     assert counts == {"switch": 1, "merge": 1, **loop_counts("while", 5)}
 
 
+def test_what_waits_for_a_dead_node_leaves_no_iteration() -> None:
+    """Neither out of the frame nor to the next iteration, however alive its value is.
+
+    body(y) ─> next(y)        dead ..> next(y)        last(y) ─> exit_1
+    off ─> switch ─T─> dead                 dead ..> exit_1
+    """
+    g = inputs(zero="int32", n="int32", off="bool")
+    left = g.loop("while", "zero", "n")
+    off = g.enter("off", frame="while", constant=True, T="bool")
+    switch = g.switch("while/i/merge", off, "switch")
+    dead = g.op("Identity", f"{switch}:1", name="dead")
+    y = g.merge(g.enter("zero", frame="while", name="y"), "y_next", name="y_merge")
+    g.op("NextIteration", y, f"^{dead}", name="y_next")
+    g.op("Exit", "while/i/switch", f"^{dead}", name="exit_1")
+    g.merge(left, g.op("Neg", "exit_1", name="never"), name="join")
+    feeds = {"zero": 0, "n": 3, "off": False}
+    values, counts = ran(g, feeds, "join", "join:1", targets=["y_next"])
+    assert values == [3, 0]
+    assert counts["y_merge"] == 1
+    assert counts["y_next"] == counts["exit_1"] == counts["never"] == counts["dead"] == 0
+    assert counts["switch"] == 4
+
+
 # 5
 
 

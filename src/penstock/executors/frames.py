@@ -114,7 +114,7 @@ class FramesRun:
                 self._fail(error)
                 if not isinstance(error, Exception):
                     self.control.set(Cancelled("the run was interrupted"))
-            if self.ready or self.heavy or self.calls:  # it is another part's turn
+            if self.flow.ready or self.heavy or self.calls:  # it is another part's turn
                 self.barrier.resume(self)
                 return
             with self.lock:
@@ -131,13 +131,19 @@ class FramesRun:
         """Nothing to do but to look at the control, as the thread of the run does all the time."""
 
     def _work(self) -> None:
-        """Let tokens pass their items, as long as there are any.
+        """Go on until nothing is left to do, or another part has its turn."""
+        while self._turn():
+            if self.barrier.waiting:
+                return
+
+    def _turn(self) -> bool:
+        """Let so many tokens pass their items as one turn has; False if no more are left.
 
         The way of most tokens is written out here: to call a method for each takes a third longer.
         """
         back, control, ready, send = self.back, self.control, self.flow.ready, self.flow.send
         observe, spent = self.observe, self.flow.spent
-        while True:
+        for _ in range(_TURN):
             while back:
                 function, *arguments = back.popleft()
                 function(*arguments)
@@ -150,7 +156,7 @@ class FramesRun:
                     # The latest first, so that few go on at once.
                     self._call(self.calls.pop())
                 else:
-                    return
+                    return False
                 continue
             token = ready.popleft()
             item, iteration, dead = token
@@ -194,6 +200,7 @@ class FramesRun:
                 ready.append((reader, iteration, False))
             else:
                 spent(reader, iteration, left)
+        return True
 
     def _stop(self) -> None:
         """Somebody has stopped the run; say where it was."""
