@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench bench-full proto clean
+.PHONY: help setup demo test lint bench bench-full bench-tf proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    check format, style and types"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
+	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
 	@echo "make proto   generate the messages of TensorFlow's files from their declaration"
 	@echo "make setup   make .venv with Penstock in it, which all of these do first"
 	@echo "make clean   remove all that these made"
@@ -43,6 +44,20 @@ bench: $(VENV)/.installed-bench
 bench-full: $(VENV)/.installed-bench-full
 	$(RUN) -m bench.versus
 
+# TensorFlow has an environment of its own: what it asks for is nobody else's concern.
+TENSORFLOW := .venv-tf
+
+bench-tf: $(VENV)/.installed-bench $(TENSORFLOW)/.installed
+	$(RUN) -m bench.frames --tensorflow $(TENSORFLOW)/bin/python
+
+$(TENSORFLOW)/.installed: pyproject.toml
+	@echo "installing TensorFlow into $(TENSORFLOW)"
+	@$(PYTHON) -m venv $(TENSORFLOW)
+	@$(TENSORFLOW)/bin/python -m pip install -qq --disable-pip-version-check \
+		$$($(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+		print(*project["project"]["optional-dependencies"]["bench-tf"])')
+	@touch $@
+
 # The compiler of protobuf 6.31.1, the oldest that onnx, and so Penstock, works with.
 PROTO := penstock/frontends/graphdef_proto/graphdef.proto
 
@@ -66,6 +81,6 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) $(TENSORFLOW) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 	rm -rf src/penstock.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,17 +5,15 @@ What TensorFlow 2.21 takes for the same graphs, on two cores, stands beside each
 
 from __future__ import annotations
 
-import heapq
 import statistics
-import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 from tests.tf_graphs import Builder
 from tests.tf_loops import INT, Names, add, const, counting, enter, while_loop
 
 import penstock as ps
+from bench.frames_trial import Clock
 from penstock.backends.numpy import NumpyBackend
 from penstock.ops import Kernel, asynchronous
 
@@ -74,7 +72,7 @@ def two_devices_us() -> float:
 def waiting_ms(parallel: int) -> float:
     """Milliseconds of a loop of 64 iterations whose bodies wait for 5 ms, so many at once."""
     source, fetch = waiting(parallel)
-    clock = _Clock()
+    clock = Clock()
 
     class Waiting(NumpyBackend):
         def compile(self, node, types) -> Kernel:
@@ -90,30 +88,6 @@ def waiting_ms(parallel: int) -> float:
         times.append(time.perf_counter() - start)
         assert outputs[fetch] == WAITS * (WAITS - 1) // 2
     return statistics.median(times) * 1e3
-
-
-class _Clock:
-    """One thread that calls functions when their time has come."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def call(self, seconds: float, function: Callable[[], None]) -> None:
-        with self._changed:
-            self._count += 1
-            heapq.heappush(self._queue, (time.perf_counter() + seconds, self._count, function))
-            self._changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue or (left := self._queue[0][0] - time.perf_counter()) > 0:
-                    self._changed.wait(left if self._queue else None)
-                _, _, function = heapq.heappop(self._queue)
-            function()
 
 
 def main() -> None:

@@ -19,11 +19,12 @@ DEADLINE = 2.0
 
 
 def mutated(graph: GraphDef, rng: random.Random) -> GraphDef:
-    """The graph with one to three things changed: nodes, edges, attributes."""
+    """The graph with one to three things changed: nodes, edges, attributes, in bodies too."""
     made = GraphDef()
     made.CopyFrom(graph)
+    bodies = [function.node_def for function in made.library.function]
     for _ in range(rng.randint(1, 3)):
-        nodes = made.node
+        nodes = rng.choice(bodies) if bodies and rng.random() < 0.5 else made.node
         if not nodes:
             break
         node = rng.choice(nodes)
@@ -31,7 +32,7 @@ def mutated(graph: GraphDef, rng: random.Random) -> GraphDef:
         if what == 0:
             del nodes[rng.randrange(len(nodes))]
         elif what == 1:
-            copy = made.node.add()
+            copy = nodes.add()
             copy.CopyFrom(node)
             if rng.random() < 0.7:
                 copy.name += "_copy"

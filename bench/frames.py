@@ -1,0 +1,283 @@
+"""Time control flow side by side with TensorFlow: ``python -m bench.frames``.
+
+TensorFlow lives in an environment of its own, which ``make bench-tf`` makes; with another one:
+
+    python -m bench.frames --tensorflow PATH_TO_ITS_PYTHON
+
+Where it is not installed, its column stays empty. Each engine runs in a process of its own, and
+engines take turns; a ratio is the median of the turns' ratios. Writes ``bench/frames.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.tf_graphs import Flow, Type
+
+from bench.devices import two_devices, waiting
+from bench.frames_trial import Job
+from bench.run import machine
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "frames_trial.py"
+TENSORFLOW = HERE.parent / ".venv-tf" / "bin" / "python"
+TURNS = 3
+TIMEOUT_S = 300
+ITERATIONS, LONG_CHAIN, WAITS, WAIT_S = 2000, 1000, 64, 5e-3
+EXECUTORS = ("auto", "frames")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph and a run of it. ``per``: how many of what ``unit`` names a run has; ``scale``: how
+    many units a second has."""
+
+    name: str
+    unit: str
+    graph: bytes
+    feeds: Mapping[str, tuple[str, float]]
+    fetch: str
+    per: int = 1
+    scale: float = 1e6
+    executors: Sequence[str] = EXECUTORS
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def loop(variables: int) -> tuple[bytes, str]:
+    """``while i < n`` that adds to each of so many variables, as tf.while_loop writes it."""
+    g = Flow()
+    g.placeholder("n", "int32")
+    zero = g.const(np.int32(0), "zero")
+    exits = [g.loop("while", zero, "n")]
+    for k in range(1, variables):
+
+        def step(value: str, k: int = k) -> str:
+            one = g.const(np.int32(k), f"while/constant{k}", "^while/i/body")
+            return g.op("AddV2", value, one, name=f"while/add{k}")
+
+        exits.append(g.carry("while", f"v{k}", zero, step))
+    total = g.op("AddN", *exits, name="total", N=variables)
+    return g.bytes(), total
+
+
+def chain(n: int) -> tuple[bytes, str]:
+    """``x + x + ...``, of scalars."""
+    g = Flow()
+    last = g.placeholder("x", "float32")
+    for i in range(n):
+        last = g.op("AddV2", last, "x", name=f"add{i}", T="float32")
+    return g.bytes(), last
+
+
+def small() -> bytes:
+    g = Flow()
+    g.const(np.float32(3), "constant")
+    g.node("Neg", g.placeholder("x", "float32"), name="negated", T=Type("float32"))
+    return g.bytes()
+
+
+def cases() -> list[Case]:
+    n = {"n": ("int32", ITERATIONS)}
+    found = [
+        Case("while, 1 variable", "us an iteration", *_run(loop(1), n), ITERATIONS),
+        Case("while, 4 variables", "us an iteration", *_run(loop(4), n), ITERATIONS),
+        Case(
+            "while on 2 devices",
+            "us an iteration",
+            *_run(two_devices(), n),
+            ITERATIONS,
+            executors=("frames",),
+            options={"devices": 2},
+        ),
+        Case(
+            f"chain of {LONG_CHAIN} additions",
+            "us a node",
+            *_run(chain(LONG_CHAIN), {"x": ("float32", 1.0)}),
+            LONG_CHAIN,
+            options={"calls": 10},
+        ),
+        Case("run of a constant", "us", small(), {}, "constant", options={"calls": 2000}),
+        Case(
+            "run with one feed",
+            "us",
+            small(),
+            {"x": ("float32", 1.0)},
+            "negated",
+            options={"calls": 2000},
+        ),
+    ]
+    for parallel in (1, 2, 4, 8, 16, 32):
+        graph = waiting(parallel)
+        found.append(
+            Case(
+                f"{WAITS} waits of 5 ms, {parallel} at once",
+                "ms",
+                *_run(graph, {"n": ("int32", WAITS)}),
+                scale=1e3,
+                executors=("frames",),
+                options={"wait_s": WAIT_S, "parallel": parallel, "repetitions": 3},
+            )
+        )
+    return found
+
+
+def _run(
+    graph: tuple[bytes, str], feeds: Mapping[str, tuple[str, float]]
+) -> tuple[bytes, Mapping[str, tuple[str, float]], str]:
+    return graph[0], feeds, graph[1]
+
+
+@dataclass
+class Row:
+    """What was measured of a case: units of it by engine, one for each turn; which executor ran
+    what "auto" chose; and why an engine has none."""
+
+    case: Case
+    values: dict[str, list[float]] = field(default_factory=dict)
+    by: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def median(self, engine: str) -> float | None:
+        found = self.values.get(engine)
+        return statistics.median(found) if found else None
+
+    def ratio(self, engine: str) -> float | None:
+        """Of ours to TensorFlow's, turn by turn."""
+        ours, theirs = self.values.get(engine, []), self.values.get("tensorflow", [])
+        ratios = [a / b for a, b in zip(ours, theirs, strict=False)]
+        return statistics.median(ratios) if ratios else None
+
+
+Measure = Callable[[Job], Mapping[str, Any]]
+
+
+def measured(python: Path | None) -> Measure:
+    """Does jobs in processes: TensorFlow's with this interpreter."""
+
+    def measure(job: Job) -> Mapping[str, Any]:
+        own = job.engine != "tensorflow"
+        assert own or python is not None
+        command = [sys.executable if own else str(python), str(SCRIPT), json.dumps(asdict(job))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return {"error": f"no end within {TIMEOUT_S} s"}
+        if done.returncode:
+            return {"error": (done.stderr.strip().splitlines() or ["?"])[-1]}
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    return measure
+
+
+def measure_case(
+    case: Case, folder: Path, measure: Measure, peers: Sequence[str], turns: int
+) -> Row:
+    """A row: engines in turn, so many times; one that has failed is not asked again."""
+    path = folder / "graph.pb"
+    path.write_bytes(case.graph)
+    row = Row(case)
+    engines = [*[f"penstock:{executor}" for executor in case.executors], *peers]
+    for _ in range(turns):
+        for engine in engines:
+            if engine in row.errors:
+                continue
+            job = Job(engine, str(path), dict(case.feeds), case.fetch, **case.options)
+            found = measure(job)
+            if "error" in found:
+                row.errors[engine] = found["error"]
+                continue
+            seconds = statistics.median(found["seconds"])
+            row.values.setdefault(engine, []).append(seconds / case.per * case.scale)
+            row.by[engine] = found["by"]
+    return row
+
+
+def markdown(rows: Sequence[Row], turns: int, missing: str | None) -> list[str]:
+    """The report; ``missing``: why there is no TensorFlow, if there is none."""
+    versions = {row.by["tensorflow"] for row in rows if "tensorflow" in row.by}
+    lines = [
+        "# Control flow",
+        "",
+        f"Measured on {date.today().isoformat()} by `make bench-tf`: {machine()}"
+        + "".join(f", {each}" for each in sorted(versions))
+        + ".",
+        "Graphs of TensorFlow's primitives, run as they are. Engines in turn, each in its own "
+        f"process, medians of {turns} turns; a ratio is the median of the turns' ratios.",
+    ]
+    if missing:
+        lines += ["", missing]
+    lines += [
+        "",
+        "| what | unit | TensorFlow | auto | ratio | frames | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes: list[str] = []
+    for row in rows:
+        cells = [row.case.name, row.case.unit, _shown(row.median("tensorflow"))]
+        for executor in EXECUTORS:
+            engine = f"penstock:{executor}"
+            cells += [_shown(row.median(engine)), _shown(row.ratio(engine))]
+        lines.append(f"| {' | '.join(cells)} |")
+        if row.by.get("penstock:auto") == "frames":
+            notes.append(f"{row.case.name}: auto runs it on frames.")
+        notes += [f"{row.case.name}, {each}: {why}" for each, why in row.errors.items()]
+    return [*lines, *[line for note in notes for line in ("", note)]]
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def absent(python: Path) -> str | None:
+    """Why there is no TensorFlow to measure, if there is none."""
+    if not python.exists():
+        return f"TensorFlow is left out: there is no {python}; `make bench-tf` installs it."
+    probe = [
+        str(python),
+        "-c",
+        "import importlib.util as u, sys; sys.exit(not u.find_spec('tensorflow'))",
+    ]
+    if subprocess.run(probe, capture_output=True).returncode:
+        return f"TensorFlow is left out: {python} has none; `make bench-tf` installs one."
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time control flow side by side with TensorFlow.")
+    parser.add_argument("--tensorflow", type=Path, default=TENSORFLOW, metavar="PYTHON")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--only", nargs="*", default=None, help="words in the names of cases")
+    options = parser.parse_args()
+    missing = absent(options.tensorflow)
+    if missing:
+        print(missing, file=sys.stderr)
+    peers = [] if missing else ["tensorflow"]
+    measure = measured(options.tensorflow)
+    wanted = [
+        case
+        for case in cases()
+        if options.only is None or any(word in case.name for word in options.only)
+    ]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for case in wanted:
+            rows.append(measure_case(case, Path(folder), measure, peers, options.turns))
+            print("\n".join(markdown(rows[-1:], options.turns, None)[7:]), flush=True)
+    if options.only is None:
+        (HERE / "frames.md").write_text("\n".join(markdown(rows, options.turns, missing)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
