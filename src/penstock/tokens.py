@@ -417,7 +417,8 @@ def _edges(readers: _Readers, value: Value | None) -> tuple[Readers, Readers]:
 
 
 def _single(item: Item) -> tuple[Item, int, Any] | None:
-    if item.controls or item.leaves or not item.edges:
+    """The one who reads an item, if what it makes lives whenever the item does."""
+    if item.controls or item.leaves or item.kind is Kind.SWITCH or not item.edges:
         return None
     (readers, merges), *others = item.edges
     if merges or len(readers) != 1 or any(a or b for a, b in others):

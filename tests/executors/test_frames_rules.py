@@ -108,6 +108,25 @@ def test_who_waits_for_a_switch_lives_and_who_waits_for_its_dead_output_dies(p: 
         refused(g, feeds, "after_on", error=ps.DeadTensor, match="'after_on:0'")
 
 
+@pytest.mark.parametrize("output", [0, 1])
+@pytest.mark.parametrize("p", [True, False])
+def test_the_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
+    """
+        x ─> switch ─F or T─> read ─> merge <── y
+        p ──────┘
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    read = g.op("Neg", f"{g.switch('x', 'p', 'switch')}:{output}", name="read")
+    g.merge(read, "y", name="merge")
+    feeds, live = {"x": 1, "p": p, "y": 5}, p == bool(output)
+    _, counts = ran(g, feeds, "merge")
+    assert counts == {"switch": 1, "merge": 1, **({"read": 1} if live else {})}
+    if live:
+        assert ran(g, feeds, "read")[0] == [-1]
+    else:
+        refused(g, feeds, "read", error=ps.DeadTensor, match=f"chose its output {1 - output}")
+
+
 # 3
 
 
