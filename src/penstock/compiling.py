@@ -106,7 +106,7 @@ class Compiler:
     def prepare(self, graph: Graph) -> Graph:
         """``graph``, which must be sorted, as simple as it can be without shapes: with structured
         control flow where it has TensorFlow's, but for what must stay."""
-        if self.kind != "frames" and any(map(is_primitive, graph.walk())):
+        if self.kind != "frames" and is_framed(graph):
             graph, _ = raise_control_flow(graph)
         if not is_framed(graph):
             release(graph)

@@ -112,8 +112,8 @@ def test_who_waits_for_a_switch_lives_and_who_waits_for_its_dead_output_dies(p: 
 @pytest.mark.parametrize("p", [True, False])
 def test_the_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
     """
-        x ─> switch ─F or T─> read ─> merge <── y
-        p ──────┘
+    x ─> switch ─F or T─> read ─> merge <── y
+    p ──────┘
     """
     g = inputs(x="int32", p="bool", y="int32")
     read = g.op("Neg", f"{g.switch('x', 'p', 'switch')}:{output}", name="read")
