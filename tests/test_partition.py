@@ -122,7 +122,6 @@ def test_a_control_edge_sends_a_word_unless_the_value_is_sent_anyway():
     quiet = add(b, x, x, "Mul")
     after_both = b.const(np.int32(1), "after", f"^{a}", f"^{quiet}")
     y = add(b, a, after_both)
-    b.node("ControlTrigger", f"^{y}")  # where none is, edges from nodes without effects go first
     on(b, B, after_both, y)
     parts = parts_of(b, y)
     assert transfers(parts) == {(A, B, f"{a}:0"): 1, (A, B, f"^{quiet}"): 1}

@@ -38,9 +38,10 @@ from penstock.measuring import Costs, Known, on_backends
 from penstock.ops.base import Kernel
 from penstock.ops.control import is_control
 from penstock.ops.cost import seconds as estimated
-from penstock.ops.tf_control import is_framed, is_primitive
+from penstock.ops.tf_control import is_framed
 from penstock.ops.transfer import HOST
 from penstock.passes.assign import assign
+from penstock.passes.frames import frame_of
 from penstock.passes.fuse import apart, fuse
 from penstock.passes.infer import fault, infer_types
 from penstock.passes.partition import Part, partition
@@ -108,9 +109,8 @@ class Compiler:
         control flow where it has TensorFlow's, but for what must stay."""
         if self.kind != "frames" and is_framed(graph):
             graph, _ = raise_control_flow(graph)
-        if not is_framed(graph):
-            release(graph)
         if not self.keeps(graph):
+            release(graph)
             optimize(graph, self.limits, codes=bool(self.fusing))
         return graph
 
