@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.rendezvous import Rendezvous
 from tests.tf_graphs import Flow, Func, Shape, Type
 
 EXECUTORS = ("frames", "auto")
@@ -477,7 +478,54 @@ def test_a_dead_next_iteration_begins_no_iteration() -> None:
     )
 
 
-# 14: a dead Recv still consumes its key: beside the tests of several devices.
+# 14
+
+
+def test_a_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two devices, in each turn of a loop; what is odd goes over and comes back.
+
+    cpu:0                    :     cpu:1
+    i ─> switch ─T─> send ── : ──> recv ─> there
+    i % 2 ─┘     ┌── recv <─ : ──────────── send
+              merge ─> next(y)
+    """
+    sent: list[bool] = []
+    left: list[int] = []
+    send, close = Rendezvous.send, Rendezvous.close
+
+    def watched(self: Rendezvous, key: Any, value: Any, dead: bool = False) -> None:
+        if "switch:1" in str(key):
+            sent.append(dead)
+        send(self, key, value, dead)
+
+    def closed(self: Rendezvous) -> None:
+        left.append(len(self))
+        close(self)
+
+    monkeypatch.setattr(Rendezvous, "send", watched)
+    monkeypatch.setattr(Rendezvous, "close", closed)
+    g = inputs(zero="int32", n="int32")
+    g.loop("while", "zero", "n")
+
+    def step(y: str) -> str:
+        two = g.const(np.int32(2), "two", "^while/i/body")
+        rest = g.op("FloorMod", "while/i/body", two, name="rest")
+        odd = g.node("Cast", rest, name="odd", SrcT=Type("int32"), DstT=Type("bool"))
+        chosen = g.switch("while/i/body", odd, "switch")
+        there = g.op("Identity", f"{chosen}:1", name="there")
+        return g.merge(there, f"{chosen}:0", name="merge")
+
+    g.carry("while", "y", "zero", step)
+    for node in g.proto.node:
+        node.device = "/device:CPU:1" if node.name == "there" else "/device:CPU:0"
+    session = ps.compile(g.bytes(), "frames", backends=["numpy"], devices=2)
+    trace = ps.Trace()
+    outputs = session.run({"zero": 0, "n": 6}, ["while/y/exit"], timeout=20, trace=trace)
+    assert outputs["while/y/exit"] == 5
+    assert trace.counts["there"] == 3
+    # What the predicate does not let in is dead in the last turn, too.
+    assert Counter(sent) == {False: 3, True: 4}
+    assert left == [0]
 
 
 # 15
