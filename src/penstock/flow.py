@@ -7,10 +7,11 @@ What an item has made is brought to all who wait for it; whoever then has all th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.errors import LimitExceeded
+from penstock.errors import DeadTensor, LimitExceeded
+from penstock.ir import Value
 from penstock.tokens import DEATH, FrameInfo, Item, Kind, Tokens
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
@@ -352,3 +353,41 @@ class Flow:
             if around.tokens:
                 return
             iteration = around
+
+
+# What a graph has not made.
+
+
+def missing(call: Call, chosen: Mapping[Item, int]) -> DeadTensor | None:
+    """The error of a graph that has ended without one of its results, if one is missing."""
+    for value, result in zip(call.tokens.graph.outputs, call.results, strict=True):
+        if result is None or result is DEAD:
+            return _dead(value, result is DEAD, chosen)
+    return None
+
+
+def _dead(value: Value, dead: bool, chosen: Mapping[Item, int]) -> DeadTensor:
+    """The error of a fetch without a value, with what has killed it, if that was a Switch."""
+    if not dead:
+        return DeadTensor(
+            f"{value.name!r} was never made: what it waits for did not come. It may be inside of a "
+            "loop, or wait for a value that only the first iteration has"
+        )
+    by_node = {item.node: item for item in chosen}
+    seen: set[Value] = {value}
+    queue = deque([value])
+    while queue:
+        node = queue.popleft().producer
+        if node is None:
+            continue
+        item = by_node.get(node)
+        if item is not None:
+            return DeadTensor(
+                f"{value.name!r} has no value: it is in a branch that was not taken. {node.label} "
+                f"chose its output {chosen[item]}"
+            )
+        for each in node.inputs:
+            if each is not None and each not in seen:
+                seen.add(each)
+                queue.append(each)
+    return DeadTensor(f"{value.name!r} has no value: it is in a branch that was not taken")

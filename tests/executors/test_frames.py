@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
-from penstock.executors.frames import FramesRun
+from penstock.executors.frames_run import FramesRun
 from penstock.frontends.graphdef_file import read_graph
 from penstock.ops.base import Kernel
 from penstock.threads import pool

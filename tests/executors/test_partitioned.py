@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.barrier import Barrier
-from penstock.executors.frames import FramesRun
+from penstock.executors.frames_run import FramesRun
 from penstock.executors.partitioned import PartitionedExecutor
 from penstock.frontends.graphdef_file import read_graph
 from penstock.ir import Model
