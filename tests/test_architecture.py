@@ -59,6 +59,7 @@ FLOORS = (
     ("backends",),
     ("executors",),
     (
+        "signatures",
         "session",
         "running",
         "stream",

@@ -130,7 +130,7 @@ def test_requests_are_bounded(session):
     feeds = {"x": X, "scale": SCALE}
     for fetches in islice(product(names, repeat=5), 400):
         session.run(feeds, fetches)
-    assert len(session._requests) <= 256
+    assert len(session._signatures._requests) <= 256
 
 
 def test_every_set_of_shapes_has_a_plan(session):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,30 +15,27 @@ import numpy as np
 
 from penstock import garbage
 from penstock.backends.base import Backend
-from penstock.compiling import EXECUTORS, Compiler, compiling
+from penstock.compiling import EXECUTORS, Compiler
 from penstock.devices import local
 from penstock.errors import InvalidInput, PenstockError
 from penstock.executors.base import NEVER, CancelToken, Executor
 from penstock.explain import format_plan
-from penstock.feeds import checked, convert
 from penstock.forecast import Forecast
 from penstock.fork import renewed
 from penstock.gantt import Chart, charts
 from penstock.heap import keep_memory
-from penstock.ir import Graph, Model, Node, Value, clone
+from penstock.ir import Model
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.loading import load
 from penstock.observe import Observer
-from penstock.ops.tf_control import is_framed
 from penstock.ops.tf_state import own_stores
-from penstock.passes.infer import infer_types
-from penstock.passes.prune import cut, unfed
 from penstock.placement import check_overrides
 from penstock.plan import Plan
 from penstock.profile import Profile
 from penstock.running import Job, Named, Run
+from penstock.signatures import Signature, Signatures
 from penstock.threads import pool
-from penstock.types import ANY, AnyType, TensorType, Type
+from penstock.types import TensorType, Type
 
 BACKENDS = {
     "numpy": "penstock.backends.numpy.NumpyBackend",
@@ -76,58 +71,6 @@ class Memory:
     arenas: int
     plans: int
     count: int
-
-
-class Signature:
-    """The part of a model that one set of feeds and fetches needs."""
-
-    def __init__(self, graph: Graph, outputs: Iterable[str]) -> None:
-        self.graph = graph
-        self.names = tuple(value.name for value in graph.inputs)
-        self.types = tuple(value.type for value in graph.inputs)
-        self.dtypes = tuple(
-            kind.dtype if isinstance(kind, TensorType) else None for kind in self.types
-        )
-        # Whether a plan depends on the dtypes of what is fed, and not on shapes alone.
-        self.loose = None in self.dtypes
-        self.outputs = tuple(outputs)
-        self.lock = threading.Lock()  # held by the thread that compiles
-        # The plan of the last run: most sessions see the same shapes again and again.
-        self.last: tuple[Any, Executor | None] = (None, None)
-
-    def values(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
-        values = []
-        for name, kind, dtype in zip(self.names, self.types, self.dtypes, strict=True):
-            value = feeds[name]
-            if value.__class__ is not _ndarray or value.dtype != dtype:
-                value = convert(name, value, kind)
-            values.append(value)
-        if len(values) != len(feeds):
-            raise KeyError
-        return values
-
-    def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What of the fed values a plan depends on."""
-        if self.loose:
-            return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
-        return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
-
-
-class Request:
-    """A signature, and its outputs in the order in which somebody wants them."""
-
-    __slots__ = ("_reordered", "names", "signature")
-
-    def __init__(self, signature: Signature, names: Sequence[str]) -> None:
-        self.signature = signature
-        self.names = tuple(names)
-        self._reordered = self.names != signature.outputs
-
-    def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
-        """The outputs of a run by name."""
-        found = dict(zip(self.signature.outputs, outputs, strict=False))
-        return {name: found[name] for name in self.names} if self._reordered else found
 
 
 class Session:
@@ -183,23 +126,19 @@ class Session:
         self.limits = limits or DEFAULT_LIMITS
         self._closed = False
         self._lock = threading.Lock()
-        # All in the order of their last use. Requests are found by names in the order in which
-        # they are given, signatures by sets of names.
-        self._requests: OrderedDict[Any, Request] = OrderedDict()
-        self._signatures: OrderedDict[Any, Signature] = OrderedDict()
+        # In the order of their last use.
         self._plans: OrderedDict[tuple[Signature, Any, bool], Executor] = OrderedDict()
         with garbage.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
             model = self.model
             functions = own_stores({"": model.graph, **model.functions})
-            graph = self._graph = functions.pop("")
+            graph = functions.pop("")
             options = threads, autotune, max_streams, virtual, functions
             self._compiler = Compiler(executor, chosen, self.limits, place, *options)
             check_overrides(place or {}, graph, chosen)
-            self._values = _values_by_name(graph)
-            inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
-            self._main = self._compile_signature(inputs, outputs, ())
-            self._all = Request(self._main, outputs)
+            self._signatures = Signatures(graph, model.aliases, self._compiler.prepare)
+            self._main = self._signatures.main
+            self._resolve = self._signatures.resolve
             if shapes is not None:
                 self._prepare(shapes)
         renewed(self)
@@ -399,15 +338,13 @@ class Session:
             self._closed = True
             for signature, _, _ in self._plans:
                 signature.last = (None, None)
-            self._requests.clear()
-            self._signatures.clear()
             self._plans.clear()
+        self._signatures.clear()
 
     def forked(self) -> None:
         """In a forked child: nobody compiles, and nobody holds a lock."""
         self._lock = threading.Lock()
-        for signature in (self._main, *self._signatures.values()):
-            signature.lock = threading.Lock()
+        self._signatures.forked()
 
     def __enter__(self) -> Session:
         return self
@@ -427,27 +364,6 @@ class Session:
 
     # Inside.
 
-    def _resolve(
-        self,
-        feeds: Mapping[str, Any] | None,
-        fetches: Sequence[str] | None,
-        targets: Sequence[str] | None,
-    ) -> tuple[Request, Any, list[Any]]:
-        """The part of the model to run, the key of its plan, and the values fed."""
-        if feeds is None:
-            feeds = {}
-        if feeds and self.model.aliases and isinstance(feeds, Mapping):
-            feeds = self._renamed(feeds)
-        request = self._all
-        if fetches is not None or targets is not None or len(feeds) != len(self._main.names):
-            request = self._request_for(feeds, fetches, targets)
-        try:
-            values = request.signature.values(feeds)
-        except (KeyError, TypeError):  # perhaps other values of the model than its inputs
-            request = self._request_for(feeds, fetches, targets)
-            values = request.signature.values(feeds)
-        return request, request.signature.key(values), values
-
     @property
     def latest(self) -> Executor:
         """The executor that was used last; compiled now if all dims are known before a run."""
@@ -465,7 +381,7 @@ class Session:
         """Compile the plan for the given shapes of inputs ahead of the first run."""
         signature = self._main
         for name in sorted(set(shapes) - set(signature.names)):
-            self._value(name, "feed")
+            self._signatures.value(name, "feed")
             raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
         values = []
         for name, kind in zip(signature.names, signature.types, strict=True):
@@ -524,6 +440,8 @@ class Session:
         with self._lock:
             if self._closed:
                 return
+            for plan in [plan for plan in self._plans if plan[0].dropped]:
+                del self._plans[plan]
             self._plans[signature, key, observed] = executor
             held = sum(map(_bytes, self._plans.values()))
             while held > self.limits.max_plans_bytes and len(self._plans) > 1:
@@ -531,139 +449,6 @@ class Session:
                 held -= _bytes(dropped)
                 if old.last[1] is dropped:
                     old.last = (None, None)
-
-    def _request_for(
-        self,
-        feeds: Mapping[str, Any],
-        fetches: Sequence[str] | None,
-        targets: Sequence[str] | None,
-    ) -> Request:
-        # A dict is one, which takes a tenth of the time to ask.
-        if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
-            raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
-        if isinstance(fetches, str) or isinstance(targets, str):
-            what, name = ("fetches", fetches) if isinstance(fetches, str) else ("targets", targets)
-            raise InvalidInput(f"{what} must be a list of names; did you mean [{name!r}]?")
-        fetched = self._main.outputs if fetches is None else tuple(fetches)
-        key = (frozenset(feeds), fetched, tuple(targets or ()))
-        with self._lock:
-            found = self._requests.get(key)
-            if found is not None:
-                self._requests.move_to_end(key)
-                return found
-        signature = self._signature_for(
-            list(feeds), dict.fromkeys(fetched), dict.fromkeys(targets or ())
-        )
-        with self._lock:
-            found = self._requests.setdefault(
-                key, Request(signature, tuple(dict.fromkeys(fetched)))
-            )
-            while len(self._requests) > _MOST_SIGNATURES:
-                self._requests.popitem(last=False)
-        return found
-
-    def _signature_for(
-        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
-    ) -> Signature:
-        """What a set of feeds, fetches and targets needs, in whatever order they are given."""
-        main = self._main
-        key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
-        if key == (frozenset(main.names), frozenset(main.outputs), frozenset()):
-            return main
-        with self._lock:
-            found = self._signatures.get(key)
-            if found is not None:
-                self._signatures.move_to_end(key)
-                return found
-        made = self._compile_signature(feeds, fetches, targets)
-        with self._lock:
-            found = self._signatures.setdefault(key, made)
-            while len(self._signatures) > _MOST_SIGNATURES:
-                _, dropped = self._signatures.popitem(last=False)
-                for plan in [plan for plan in self._plans if plan[0] is dropped]:
-                    del self._plans[plan]
-                for each in [k for k, v in self._requests.items() if v.signature is dropped]:
-                    del self._requests[each]
-        return found
-
-    def _compile_signature(
-        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
-    ) -> Signature:
-        with compiling():
-            fed = [self._value(name, "feed") for name in feeds]
-            fetched = [self._value(name, "fetch") for name in fetches]
-            more, nodes = self._targets(targets)
-            graph = cut(self._graph, fed, [*fetched, *more], nodes)
-            missing = unfed(graph)
-            if missing:
-                names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
-                raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
-            for value in graph.inputs:
-                if isinstance(value.type, AnyType):
-                    value.type = self._inferred.get(value.name, ANY)
-                value.type = checked(value.type)
-            graph = self._compiler.prepare(graph)
-        return Signature(graph, fetches)
-
-    @cached_property
-    def _inferred(self) -> dict[str, Type]:
-        """What is known of the values that the model declares no type of: dtypes, no shapes.
-
-        Which shapes fit a value that is fed instead of computed, the graph behind it decides.
-        """
-        graph = clone(self._graph)
-        infer_types(graph)
-        return {
-            name: TensorType(value.type.dtype)
-            for name, value in _values_by_name(graph).items()
-            if isinstance(value.type, TensorType)
-        }
-
-    def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
-        """What must be computed that nobody fetches: values, or nodes. A node of a frame may run
-        many times and has no one value, so that where there are frames, all are nodes."""
-        values: list[Value] = []
-        nodes: list[Node] = []
-        for name in names:
-            value = self._values.get(self.model.aliases.get(name, name))
-            node = self._nodes.get(name) if value is None else value.producer
-            if value is not None and (node is None or not self._framed):
-                values.append(value)
-            elif node is not None:
-                nodes.append(node)
-            else:
-                raise InvalidInput(f"no target is {name!r}: {suggest(name, self._values)}")
-        return values, nodes
-
-    @cached_property
-    def _nodes(self) -> dict[str, Node]:
-        """Every node of the outermost graph that has a name."""
-        return {node.name: node for node in self._graph.nodes if node.name}
-
-    @cached_property
-    def _framed(self) -> bool:
-        return is_framed(self._graph)
-
-    def _renamed(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Feeds by the names that values have, not by aliases of these."""
-        aliases = self.model.aliases
-        if aliases.keys().isdisjoint(feeds):
-            return feeds
-        found: dict[str, Any] = {}
-        for name, value in feeds.items():
-            known = name if name in self._values else aliases.get(name, name)
-            if known in found:
-                raise InvalidInput(f"{known!r} is fed twice, once as {name!r}; feed it once")
-            found[known] = value
-        return found
-
-    def _value(self, name: str, role: str) -> Value:
-        found = self._values.get(name)
-        if found is None:
-            found = self._values.get(self.model.aliases.get(name, name))
-        if found is None:
-            raise InvalidInput(f"cannot {role} {name!r}: {suggest(name, self._values)}")
-        return found
 
 
 def compile(
@@ -755,30 +540,6 @@ def _bytes(executor: Executor) -> int:
 
 def _restore(path: str, options: dict[str, Any]) -> Session:
     return compile(path, **options)
-
-
-def _values_by_name(graph: Graph) -> dict[str, Value]:
-    """Every value of the outermost graph that can be fed or fetched."""
-    found = {value.name: value for value in graph.inputs}
-    for node in graph.nodes:
-        for value in (*node.inputs, *node.outputs):
-            if value is not None:
-                found.setdefault(value.name, value)
-    for value in graph.outputs:
-        found.setdefault(value.name, value)
-    return found
-
-
-def suggest(name: str, names: Iterable[str]) -> str:
-    """What to say of a name that is none of ``names``."""
-    alike = [other for other in names if other.casefold() == name.casefold()]
-    close = alike or get_close_matches(name, list(names), n=3, cutoff=0.6)
-    if close:
-        return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"
-    shown = list(names)[:8]
-    return f"the model has no such value; it has {', '.join(map(repr, shown))}" + (
-        ", ..." if len(shown) == 8 else ""
-    )
 
 
 def _is_dim(dim: Any) -> TypeGuard[int]:
