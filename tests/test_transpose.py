@@ -135,6 +135,20 @@ def test_reductions_name_other_axes(axes, keep):
     check(net.model(y), image(2, 6, 5, 3))
 
 
+def test_where_channels_are_reduced_they_stay_next_to_each_other():
+    net = Net(2, 6, 5, 3)
+    y = net.add("ReduceMean", net.conv("x"), net.constant([3], np.int64))
+    graph = check(net.model(y), image(2, 6, 5, 3))
+    assert [node.op.name for node in graph.nodes][-2:] == ["Transpose", "ReduceMean"]
+
+
+@pytest.mark.parametrize(("slopes", "left"), [((4,), 2), ((1,), 2), ((5, 1), 4)])
+def test_slopes_for_channels_and_no_others_are_moved(slopes, left):
+    net = Net(2, 6, 5, 3)
+    y = net.conv(net.add("PRelu", net.conv("x"), net.constant(RNG.standard_normal(slopes))))
+    assert ops(check(net.model(y), image(2, 6, 5, 3)))["Transpose"] == left
+
+
 def test_the_mean_of_an_image_needs_no_transpose():
     net = Net(2, 6, 5, 3)
     y = net.add("ReduceMean", net.conv("x"), net.constant([1, 2], np.int64), keepdims=0)

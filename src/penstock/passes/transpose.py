@@ -145,6 +145,16 @@ def _pointwise(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
     return _Moved(inputs, _last(rank), {}, before)
 
 
+def _prelu(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    """PRelu with slopes for channels: backends have kernels for no others than theirs."""
+    moved = _pointwise(node, sources, rank)
+    slopes = None if moved is None else moved.inputs[1]
+    if slopes is None or slopes.const is None:
+        return None
+    alike = all(dim == 1 for dim in slopes.const.shape[2:])
+    return moved if alike else None
+
+
 def _own(node: Node, i: int) -> str:
     """The name of what ``node`` reads now in the place of input ``i``."""
     output = node.outputs[0]
@@ -214,7 +224,8 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
         return None
     perm = _last(rank)
     reduced = _axes(axes.const, perm)
-    if reduced is None:
+    # Channels are last, and next to each other: nothing is won where they are reduced.
+    if reduced is None or min(reduced) < 2:
         return None
     if not node.attrs.get("keepdims", 1):
         left = [axis for axis in range(rank) if axis not in reduced]
@@ -224,6 +235,7 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(UNARY | BINARY, _pointwise),
+    "PRelu": _prelu,
     **dict.fromkeys(("Cast", "Equal", "Erf", "Greater", "Less", "Not", "Sum", "Where"), _pointwise),
     "Concat": _concat,
     "Pad": _pad,
