@@ -16,6 +16,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.algorithms import BINARY, ELTWISE
 from penstock.backends.onednn.attention import AttentionKernel, attention_of
 from penstock.backends.onednn.codes import DTYPES, OPERATIONS
+from penstock.backends.onednn.concat import concat
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
 from penstock.backends.onednn.dynamic import Dynamic, is_dynamic
@@ -57,6 +58,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(REDUCTIONS, reduction),
     "AveragePool": pooling,
     "BatchNormalization": batch_normalization,
+    "Concat": concat,
     "Conv": convolution,
     "ConvTranspose": deconvolution,
     "GRU": recurrent,
@@ -88,6 +90,9 @@ _CALL_S = 1.2e-6
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 
+
+# Bytes from which on copies are worth a second thread; one copies as fast in NumPy, or faster.
+_WORTH_THREADS = 100_000
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
 _WORTH_ROUNDING = 5_000_000
@@ -146,6 +151,8 @@ class OneDnnBackend(HostBackend):
         values = (*node.inputs, *node.outputs)
         kinds = [v.type for v in values if v is not None and v.const is None]
         moved = sum(k.nbytes for k in kinds if isinstance(k, TensorType) and k.static)
+        if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
+            return 2 * self._numpy.seconds(node)
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 
     def _kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:

@@ -15,6 +15,7 @@ from penstock.backends.onednn.library import Library
 # Arguments of primitives (DNNL_ARG_*).
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 SCALE, SHIFT = 51, 52
+SOURCES = 1024  # the first of as many as there are
 
 _TYPES = {"float32": "dnnl_f32", "int32": "dnnl_s32", "int8": "dnnl_s8", "uint8": "dnnl_u8"}
 _TYPES["bfloat16"], _TYPES["float16"] = "dnnl_bf16", "dnnl_f16"
