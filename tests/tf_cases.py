@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+import penstock as ps
+from penstock.frontends.graphdef_file import read_graph
 from penstock.types import dtypes
 
 FOLDER = Path(__file__).parent / "models" / "tf"
@@ -62,3 +66,49 @@ def check(case: Case, run: dict[str, Any], outputs: dict[str, Any]) -> None:
             np.testing.assert_allclose(got, want, **case.tolerance)
         else:
             np.testing.assert_array_equal(got, want)
+
+
+# Following a case.
+
+SOON_S = 20  # what a run may take that is to end
+_ERRORS: dict[str, tuple[type[Exception], ...]] = {
+    "DeadTensor": (ps.DeadTensor,),
+    "DeadlineExceeded": (ps.DeadlineExceeded,),
+}
+_OTHERS = (ps.InvalidModel, ps.InvalidInput, ps.RunError)
+
+
+@cache
+def _own_nodes(path: Path) -> frozenset[str]:
+    """The nodes of a graph's own list: what else runs is not counted."""
+    return frozenset(node.name for node in read_graph(path).node)
+
+
+def follow(
+    case: Case, compile: Callable[[], ps.Session], *, counted: bool = True
+) -> ps.Session | None:
+    """Make the runs of a case in one session, and see that they give what they must; with
+    ``counted``, that each node ran as often as it did in TensorFlow."""
+    session = None
+    for run in case.runs:
+        expected, trace = run["expect"], ps.Trace()
+        timeout = run.get("timeout_ms", 1000 * SOON_S) / 1000
+
+        def made(run=run, trace=trace, timeout=timeout):
+            nonlocal session
+            session = session or compile()
+            return session.run(
+                feeds(run), run["fetches"], run["targets"], trace=trace, timeout=timeout
+            )
+
+        if "error" in expected:
+            with pytest.raises(_ERRORS.get(expected["error"], _OTHERS)) as caught:
+                made()
+            if expected["error"] != "DeadlineExceeded":
+                assert not isinstance(caught.value, ps.DeadlineExceeded)
+        else:
+            check(case, run, made())
+        if counted and "live_exec" in expected:
+            counts = {n: k for n, k in trace.counts.items() if n in _own_nodes(case.path)}
+            assert counts == {n: k for n, k in expected["live_exec"].items() if k}
+    return session

@@ -6,8 +6,6 @@ import gc
 import queue
 import threading
 import time
-from functools import cache
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -22,9 +20,10 @@ from penstock.frontends.graphdef_file import read_graph
 from penstock.ir import Model
 from penstock.ops import asynchronous
 from penstock.rendezvous import Rendezvous
-from tests.executors.conformance import ExecutorConformance, Recorder, model
+from tests.executors import test_frames
+from tests.executors.conformance import Recorder, model
 from tests.random_frames import RandomGraph
-from tests.tf_cases import Case, cases, check, feeds
+from tests.tf_cases import Case, cases, feeds, follow
 from tests.tf_graphs import Builder
 from tests.tf_loops import INT, Names, add, const, counting, enter, while_loop
 
@@ -44,84 +43,24 @@ def parted(session: ps.Session) -> bool:
     return any(isinstance(each, PartitionedExecutor) for each in session._executors())
 
 
-class TestPartitioned(ExecutorConformance):
-    executor = "frames"
-
+class TestPartitioned(test_frames.TestFrames):
     def compile(self, source, **options):
         loaded = source if isinstance(source, Model) else ps.load(source)
         return super().compile(place(loaded, 3), devices=3, **options)
 
-    def test_runs_at_once_are_as_many_as_memory_allows(self):
-        """It plans no memory, and so has no arenas to bound."""
-        session = self.compile(model("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
-        session.run({"x": np.zeros(4, np.float32)})
-        assert session.memory.arenas == 0
-
-    def test_observers_see_each_step_once_and_what_it_makes(self):
-        """A node with graphs of its own is one step, as it is in TensorFlow."""
-        session = self.compile(
-            model("""g (float[2] x, int64 n) => (float[2] y) {
-                [first] a = Exp(x)
-                [loop] l = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
-                    { d = Identity(c) [inner] w = Neg(v) }>
-                [last] y = Sin(l)
-            }""")
-        )
-        x, seen = np.array([1, 2], np.float32), Recorder()
-        outputs = session.run({"x": x, "n": np.array(3)}, observers=[seen])
-        self.assert_same(outputs["y"], np.sin(-np.exp(x)))
-        own = {"first": 1, "loop": 1, "last": 1}
-        assert {name: seen.begun[name] for name in own} == own
-        assert seen.begun == seen.ended
-        self.assert_same(seen.made["last"][0], outputs["y"])
-
 
 # TensorFlow's corpus: outputs, errors, and how often each node ran, wherever that was.
 
-ERRORS: dict[str, tuple[type[Exception], ...]] = {
-    "DeadTensor": (ps.DeadTensor,),
-    "DeadlineExceeded": (ps.DeadlineExceeded,),
-}
-OTHERS = (ps.InvalidModel, ps.InvalidInput, ps.RunError)
 
-
-@cache
-def own_nodes(path: Path) -> frozenset[str]:
-    return frozenset(node.name for node in read_graph(path).node)
-
-
-def follow(case: Case, source: bytes, devices: int) -> ps.Session | None:
-    """Make the runs of a case, and see that they give what they must."""
-    session = None
-    for run in case.runs:
-        expected, trace = run["expect"], ps.Trace()
-        timeout = run.get("timeout_ms", 1000 * SOON) / 1000
-
-        def made(run=run, trace=trace, timeout=timeout):
-            nonlocal session
-            session = session or ps.compile(source, "frames", ["numpy"], devices=devices)
-            return session.run(
-                feeds(run), run["fetches"], run["targets"], trace=trace, timeout=timeout
-            )
-
-        if "error" in expected:
-            with pytest.raises(ERRORS.get(expected["error"], OTHERS)) as caught:
-                made()
-            if expected["error"] != "DeadlineExceeded":
-                assert not isinstance(caught.value, ps.DeadlineExceeded)
-        else:
-            check(case, run, made())
-        if "live_exec" in expected:
-            counts = {n: k for n, k in trace.counts.items() if n in own_nodes(case.path)}
-            assert counts == {n: k for n, k in expected["live_exec"].items() if k}
-    return session
+def on_devices(case: Case, source: bytes, devices: int) -> ps.Session | None:
+    return follow(case, lambda: ps.compile(source, "frames", ["numpy"], devices=devices))
 
 
 @pytest.mark.parametrize(
     "case", [case for case in cases() if case.name.startswith("dev_")], ids=lambda case: case.name
 )
 def test_the_corpus_on_the_devices_that_it_names(case):
-    session = follow(case, case.path.read_bytes(), 2)
+    session = on_devices(case, case.path.read_bytes(), 2)
     assert session is not None
     assert parted(session)
 
@@ -133,7 +72,7 @@ def test_the_corpus_on_three_devices_by_chance(case):
         graph = read_graph(case.path)
         for node in graph.node:
             node.device = f"/device:CPU:{random.randrange(3)}"
-        follow(case, graph.SerializeToString(), 3)
+        on_devices(case, graph.SerializeToString(), 3)
 
 
 def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict]:
