@@ -142,7 +142,7 @@ def test_a_target_runs_without_being_fetched() -> None:
     for target in ("check", "all"):
         with pytest.raises(RunError, match="assertion failed: \\[-1\\]"):
             session.run({"x": -1}, [], [target])
-    with pytest.raises(InvalidInput, match="no target is 'al'"):
+    with pytest.raises(InvalidInput, match=r"no target is 'al'"):
         session.run({"x": 1}, [], ["al"])
 
 
@@ -481,3 +481,20 @@ def test_references_to_variables() -> None:
 def test_arrays_of_the_corpus_are_read() -> None:
     tensor = {"dtype": "float32", "shape": [2], "values": ["NaN", "-Infinity"]}
     np.testing.assert_array_equal(array(tensor), [np.nan, -np.inf])
+
+
+def test_a_wrong_name_is_answered_by_names_of_nodes_inputs_and_outputs() -> None:
+    g = Builder()
+    x = g.placeholder("image", "float32", 2)
+    hidden = g.node("Neg", x, name="hidden", T=Type("float32"))
+    g.node("Neg", hidden, name="result", T=Type("float32"))
+    session = ps.compile(g.bytes())
+    value = np.ones(2, np.float32)
+    with pytest.raises(ps.InvalidInput, match=r"'Image'.* did you mean 'image'"):
+        session.run({"Image": value})
+    with pytest.raises(ps.InvalidInput, match=r"'qqq'.* it has 'image:0'$"):
+        session.run({"qqq": value})
+    with pytest.raises(ps.InvalidInput, match=r"'qqq'.* it has 'result:0'$"):
+        session.run({"image": value}, ["qqq"])
+    with pytest.raises(ps.InvalidInput, match=r"no target is 'hiden'.* did you mean 'hidden'"):
+        session.run({"image": value}, targets=["hiden"])

@@ -103,6 +103,7 @@ class Calls:
                 except StopIteration as end:
                     outputs: Sequence[Any] = end.value
                     return outputs
+                # The one branch of an If, which has no inputs, is no iteration.
                 if most is not None and count >= most and graph.inputs:
                     too_many(most, node.label)
                 count += 1

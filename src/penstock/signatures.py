@@ -242,7 +242,8 @@ class Signatures:
             elif node is not None:
                 nodes.append(node)
             else:
-                raise InvalidInput(f"no target is {name!r}: {suggest(name, self._values)}")
+                hint = suggest(name, [*self._values, *self._aliases, *self._nodes])
+                raise InvalidInput(f"no target is {name!r}: {hint}")
         return values, nodes
 
     @cached_property
@@ -272,7 +273,9 @@ class Signatures:
         if found is None:
             found = self._values.get(self._aliases.get(name, name))
         if found is None:
-            raise InvalidInput(f"cannot {role} {name!r}: {suggest(name, self._values)}")
+            ports = self._graph.inputs if role == "feed" else self._graph.outputs
+            hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
+            raise InvalidInput(f"cannot {role} {name!r}: {hint}")
         return found
 
 
@@ -288,13 +291,13 @@ def _values_by_name(graph: Graph) -> dict[str, Value]:
     return found
 
 
-def suggest(name: str, names: Iterable[str]) -> str:
-    """What to say of a name that is none of ``names``."""
+def suggest(name: str, names: Iterable[str], usual: Iterable[str] = ()) -> str:
+    """What to say of a name that is none of ``names``; ``usual`` are those to be told first."""
+    names = list(dict.fromkeys(names))
     alike = [other for other in names if other.casefold() == name.casefold()]
-    close = alike or get_close_matches(name, list(names), n=3, cutoff=0.6)
+    close = alike or get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"
-    shown = list(names)[:8]
-    return f"the model has no such value; it has {', '.join(map(repr, shown))}" + (
-        ", ..." if len(shown) == 8 else ""
-    )
+    shown = list(usual) or names
+    more = ", ..." if len(shown) > 8 else ""
+    return f"the model has no such value; it has {', '.join(map(repr, shown[:8]))}{more}"

@@ -6,27 +6,21 @@ takes them as inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from penstock.frontends.graphdef_conversion import Conversion, InexpressibleError, Rule
+from penstock.frontends.graphdef_conversion import (
+    Conversion,
+    InexpressibleError,
+    Rule,
+    registering,
+)
 from penstock.ir import Value
 from penstock.ops.base import TENSORFLOW
 from penstock.ops.infer import element_number
 
 RULES: dict[str, Rule] = {}
 
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations of these names."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return register
+rule = registering(RULES)
 
 
 def vector(c: Conversion, index: int) -> Value:

@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 Rule: TypeAlias = Callable[["Conversion"], None]
 
 
+def registering(rules: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
+    """What puts a rule into ``rules``, for operations of the names that it is given."""
+
+    def rule(*names: str) -> Callable[[Rule], Rule]:
+        def register(function: Rule) -> Rule:
+            rules.update(dict.fromkeys(names, function))
+            return function
+
+        return register
+
+    return rule
+
+
 class NodeError(Exception):
     """What is wrong with a node: how the sentence goes on that begins with its name."""
 

@@ -7,7 +7,7 @@ the domain "tensorflow" of the same name, inputs and attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,13 @@ from penstock.frontends import (
     graphdef_windows,
 )
 from penstock.frontends.graphdef_attrs import Tensor
-from penstock.frontends.graphdef_conversion import Conversion, InexpressibleError, NodeError, Rule
+from penstock.frontends.graphdef_conversion import (
+    Conversion,
+    InexpressibleError,
+    NodeError,
+    Rule,
+    registering,
+)
 from penstock.frontends.graphdef_tensors import array_of
 from penstock.frontends.graphdef_types import declared_type
 from penstock.ops.base import TENSORFLOW
@@ -83,16 +89,7 @@ RULES.update(graphdef_windows.RULES)
 RULES.update(graphdef_images.RULES)
 RULES.update(graphdef_functions.RULES)
 
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operations of these names."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return register
+rule = registering(RULES)
 
 
 # Values from nowhere.
