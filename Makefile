@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
-	@echo "make test    run all tests; make test PYTEST_ARGS='tests/test_session.py -x' runs some"
+	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
 	@echo "make lint    check format, style and types"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
@@ -59,7 +59,7 @@ $(TENSORFLOW)/.installed: pyproject.toml
 	@touch $@
 
 # The compiler of protobuf 6.31.1, the oldest that onnx, and so Penstock, works with.
-PROTO := penstock/frontends/graphdef_proto/graphdef.proto
+PROTO := penstock/frontends/tensorflow/proto/graphdef.proto
 
 proto:
 	@$(PYTHON) -m venv .cache/protoc

@@ -9,8 +9,8 @@ import statistics
 import time
 
 import numpy as np
-from tests.tf_graphs import Builder
-from tests.tf_loops import INT, Names, add, const, counting, enter, while_loop
+from tests.support.tf_graphs import Builder
+from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
 
 import penstock as ps
 from bench.frames_trial import Clock

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.tf_graphs import Flow, Type
+from tests.support.tf_graphs import Flow, Type
 
 from bench.devices import two_devices, waiting
 from bench.frames_trial import Job

@@ -42,16 +42,16 @@ class Penstock:
     def __init__(self, threads: int) -> None:
         # Penstock imports what it needs when that is first used, its peers all of it at once: what
         # loading a model imports is imported here, so that all loads are timed without imports.
-        import penstock.frontends.onnx
-        import penstock.session
+        import penstock.frontends.onnx.importer
+        import penstock.session.session
 
         for backend in self.backends:
-            importlib.import_module(f"penstock.backends.{backend}")
+            importlib.import_module(penstock.session.session.BACKENDS[backend].rpartition(".")[0])
         # Peers' libraries are there when they are imported; so are these, then.
         if "onednn" in self.backends:
             importlib.import_module("penstock.backends.onednn.library").library()
         importlib.import_module("onnx.defs").has("Add")
-        self.compile = penstock.session.compile
+        self.compile = penstock.session.session.compile
         self.threads = threads
 
     def load(self, path: Path) -> Run:
@@ -60,7 +60,7 @@ class Penstock:
 
     def inside(self, feeds: dict[str, np.ndarray]) -> float:
         """Seconds that a run of the model loaded last spends in kernels, each at its best."""
-        from penstock.profile import Profile
+        from penstock.observers.profile import Profile
 
         profile = Profile()
         for _ in range(_PROFILED):

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.memory import memory_rows
-from penstock.threads import core_budget
+from penstock.host.threads import core_budget
 
 HERE = Path(__file__).parent
 TURNS = 5

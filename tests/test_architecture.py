@@ -1,6 +1,7 @@
-"""The floors of the design: a module imports from its own floor or from below, never upward.
+"""The order of the folders: a folder imports only from folders above it.
 
-Read off the source, function bodies included, so that an import which hides in a function counts.
+Imports are read from the source, function bodies included, so that an import hidden in a function
+counts. Imports under ``TYPE_CHECKING`` do not: only annotations need them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -17,95 +19,52 @@ import pytest
 PACKAGE = "penstock"
 SOURCE = Path(__file__).parent.parent / "src" / PACKAGE
 
-# From the ground up. A name stands for a module or a package and all in it that is not
-# named itself. text, parse and verify stand above the operations although they speak of graphs
-# only: to read "Add" back, the parser needs the table of operations. backends.base is what a plan
-# asks of a backend, and so stands with the plan.
-FLOORS = (
-    (
-        "errors",
-        "types",
-        "limits",
-        "devices",
-        "rendezvous",
-        "fork",
-        "threads",
-        "garbage",
-        "heap",
-        "pace",
-    ),
-    ("ir",),
-    ("ops",),
-    ("interpret", "verify", "text", "parse"),
-    ("frontends", "loading"),
-    ("passes",),
-    (
-        "plan",
-        "tasks",
-        "grouping",
-        "streaming",
-        "tokens",
-        "flow",
-        "calls",
-        "liveness",
-        "binding",
-        "codegen",
-        "arenas",
-        "observe",
-        "explain",
-        "gantt",
-        "backends.base",
-    ),
-    ("backends",),
-    ("executors",),
-    (
-        "signatures",
-        "session",
-        "running",
-        "stream",
-        "compiling",
-        "placement",
-        "forecast",
-        "measuring",
-        "profile",
-        "costs",
-        "feeds",
-        "trace",
-        "timeline",
-        "watch",
-    ),
-    ("cli", "__init__", "__main__", "onnx_backend"),
+# In the order in which the data flows. Each name is a module at the top of the package or a folder;
+# it imports from itself and from names above it. New files need no entry.
+ORDER = (
+    *("types", "errors", "limits"),
+    *("host", "algorithms", "ir", "ops", "analysis", "textual", "frontends", "passes"),
+    *("backends", "plan", "observers", "codegen", "executors", "inspect", "tuning", "session"),
+    *("__init__", "cli", "onnx_backend"),
 )
 
-# Pure functions over plain integers, for everybody's use: below all floors.
-POLICY = ("dag", "order", "memory", "chains", "streams", "heft", "minsum", "cluster")
+# Sub-folders in their order, for folders whose sub-folders build on one another. Elsewhere
+# sub-folders do not import their siblings at all.
+SUBFOLDERS = {
+    "ops": ("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "internal"),
+    "frontends": ("common", "onnx", "tensorflow"),
+}
+
+# What stands at the top of the package beside the folders.
+MOST_TOP_MODULES = 8
+MOST_LEVELS = 12
 
 # Third-party packages that only some modules may import.
 CONFINED = {
-    "onnx": ("frontends.onnx*", "ops.reference", "onnx_backend"),
+    "onnx": ("frontends.onnx.*", "ops.common.reference", "onnx_backend"),
     "onnxruntime": (),
     "tensorflow": (),
-    "google": ("frontends.onnx_file", "frontends.graphdef*"),
+    "google": ("frontends.onnx.file", "frontends.tensorflow.*"),
 }
 
 
 @cache
 def modules() -> dict[str, Path]:
     """Every module by its dotted name below the package; a package by that of its folder."""
-    found = {}
+    paths = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         if len(parts) > 1 and parts[-1] == "__init__":
             parts = parts[:-1]
-        found[".".join(parts)] = path
-    return found
+        paths[".".join(parts)] = path
+    return paths
 
 
 @cache
 def imports(module: str) -> list[tuple[str, int]]:
     """Dotted names that ``module`` imports, with the line; not those for type checkers only."""
     tree = ast.parse(modules()[module].read_text())
-    found: list[tuple[str, int]] = []
+    names: list[tuple[str, int]] = []
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -113,83 +72,135 @@ def imports(module: str) -> list[tuple[str, int]]:
             stack.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            names += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}, line {node.lineno}: write imports from the root"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
             # "from package import name" may mean a module of it, or something in its __init__.
-            known = [n for n in names if n.removeprefix(f"{PACKAGE}.") in modules()]
-            rest = len(known) < len(names)
-            found += [(name, node.lineno) for name in known]
-            found += [(node.module, node.lineno)] if rest and node.module else []
+            known = [n for n in full if n.removeprefix(f"{PACKAGE}.") in modules()]
+            names += [(name, node.lineno) for name in known]
+            if len(known) < len(full) and node.module:
+                names.append((node.module, node.lineno))
         stack.extend(ast.iter_child_nodes(node))
-    return found
+    return names
 
 
 def own_imports(module: str) -> list[tuple[str, int]]:
-    """The modules of ours that ``module`` imports, by dotted name below the package."""
-    found = []
+    """The modules of the package that ``module`` imports, by dotted name below the package."""
+    names = []
     for name, line in imports(module):
         if name == PACKAGE:
-            found.append(("__init__", line))
+            names.append(("__init__", line))
         elif name.startswith(f"{PACKAGE}."):
-            found.append((name.removeprefix(f"{PACKAGE}."), line))
-    return found
+            names.append((name.removeprefix(f"{PACKAGE}."), line))
+    return names
 
 
 def top(module: str) -> str:
     return module.split(".")[0]
 
 
-def floor(module: str) -> int:
-    """How high a module stands; policy modules stand at -1."""
-    if top(module) in POLICY:
-        return -1
-    for name in (module, top(module)):
-        for height, names in enumerate(FLOORS):
-            if name in names:
-                return height
-    raise AssertionError(
-        f"{module} stands on no floor: add it to FLOORS or POLICY in {Path(__file__).name}, on the "
-        "lowest floor that has all it imports below it, and to docs/layout.md"
-    )
+def subfolder(module: str) -> str | None:
+    """The sub-folder of its folder in which a module stands, if in any."""
+    parts = module.split(".")
+    path = SOURCE.joinpath(*parts[:2])
+    return parts[1] if len(parts) > 1 and path.is_dir() else None
+
+
+def circles() -> Iterator[list[str]]:
+    """Sets of modules that import one another, by Tarjan's algorithm."""
+    edges = {m: {i for i, _ in own_imports(m) if i in modules() and i != m} for m in modules()}
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in edges[module]:
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[module] = min(low[module], low[other])
+        if low[module] == index[module]:
+            position = stack.index(module)
+            found.append(stack[position:])
+            del stack[position:]
+
+    for module in edges:
+        if module not in index:
+            visit(module)
+    return (members for members in found if len(members) > 1)
+
+
+def levels() -> dict[str, int]:
+    """The length of the longest path of imports below each folder or module at the top."""
+    below: dict[str, set[str]] = {name: set() for name in ORDER}
+    for module in modules():
+        below[top(module)] |= {top(i) for i, _ in own_imports(module)} - {top(module)}
+    height: dict[str, int] = {}
+    for name in ORDER:
+        height[name] = 1 + max((height[other] for other in below[name]), default=0)
+    return height
 
 
 @pytest.mark.parametrize("module", modules())
-def test_nobody_imports_upward(module: str) -> None:
-    height = floor(module)
+def test_module_imports_only_from_folders_above(module: str) -> None:
+    assert top(module) in ORDER, f"{module} stands in no folder of ORDER in {Path(__file__).name}"
     for imported, line in own_imports(module):
-        assert floor(imported) <= height, (
-            f"{module}, line {line}, imports {imported}, which stands above it. Move what both "
-            "need to a floor below, pass it in as an argument, or import it under TYPE_CHECKING "
-            "if only annotations need it"
+        assert ORDER.index(top(imported)) <= ORDER.index(top(module)), (
+            f"{module}, line {line}, imports {imported}, which comes later in the flow of data. "
+            "Move what both need to an earlier folder, pass it in as an argument, or import it "
+            "under TYPE_CHECKING if only annotations need it"
         )
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if top(m) in POLICY])
-def test_policy_knows_nothing_of_graphs(module: str) -> None:
+@pytest.mark.parametrize("module", [m for m in modules() if subfolder(m)])
+def test_subfolders_do_not_import_one_another(module: str) -> None:
+    order = SUBFOLDERS.get(top(module), ())
+    own = subfolder(module)
     for imported, line in own_imports(module):
-        assert top(imported) in POLICY, (
-            f"{module}, line {line}, imports {imported}. Policy is pure functions over plain "
+        other = subfolder(imported)
+        if top(imported) != top(module) or other in (None, own):
+            continue
+        allowed = own in order and other in order and order.index(other) < order.index(own)
+        assert allowed, f"{module}, line {line}, imports {imported}, of a sibling folder"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert list(circles()) == []
+
+
+def test_top_of_the_package_has_few_modules() -> None:
+    assert len(list(SOURCE.glob("*.py"))) <= MOST_TOP_MODULES
+
+
+def test_imports_of_the_top_have_few_levels() -> None:
+    assert max(levels().values()) <= MOST_LEVELS, levels()
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if top(m) == "algorithms"])
+def test_algorithms_import_nothing_of_graphs(module: str) -> None:
+    for imported, line in own_imports(module):
+        assert top(imported) == "algorithms", (
+            f"{module}, line {line}, imports {imported}. Algorithms are pure functions over plain "
             "integers: let the caller turn graphs into these"
         )
 
 
 @pytest.mark.parametrize("module", [m for m in modules() if top(m) == "executors"])
-def test_executors_know_only_what_they_share(module: str) -> None:
-    allowed = {"executors.base", "executors.loop", "executors.barrier", "executors.frames_run"}
-    allowed |= {"backends.base", "backends", "executors"}
-    apart = ("executors", "backends", "frontends", "passes")
+def test_executors_do_not_import_passes_or_concrete_backends(module: str) -> None:
     for imported, line in own_imports(module):
-        assert top(imported) not in apart or imported in allowed or imported == module, (
-            f"{module}, line {line}, imports {imported}. An executor is built from a plan and "
-            "imports no front end, pass, concrete backend or other executor: move what they share "
-            "to executors.base or executors.loop, or let the session pass it in"
+        assert top(imported) not in ("frontends", "passes"), f"{module}, line {line}: {imported}"
+        assert top(imported) != "backends" or imported in ("backends", "backends.base"), (
+            f"{module}, line {line}, imports {imported}: an executor is built from a plan; let the "
+            "session pass in what else it needs"
         )
 
 
 @pytest.mark.parametrize("module", modules())
-def test_third_parties_stay_where_they_belong(module: str) -> None:
+def test_third_party_packages_stay_where_they_belong(module: str) -> None:
     for imported, line in imports(module):
         package = imported.split(".")[0]
         places = CONFINED.get(package)
@@ -200,7 +211,7 @@ def test_third_parties_stay_where_they_belong(module: str) -> None:
 
 
 @pytest.mark.parametrize("package", CONFINED)
-def test_importing_penstock_is_light(package: str) -> None:
+def test_importing_penstock_imports_no_parser(package: str) -> None:
     """Third-party parsers are imported when a file of their kind is loaded."""
     program = f"import penstock, sys; sys.exit({package!r} in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)

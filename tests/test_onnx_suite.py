@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
-from penstock import compiling, session
 from penstock.backends.onednn.library import library
-from penstock.measuring import Costs
 from penstock.onnx_backend import PenstockBackend
-
-from . import conformance
+from penstock.session import compiler, session
+from penstock.tuning.measure import Costs
+from tests.support import onnx_suite
 
 pytestmark = pytest.mark.suite
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _scratch(tmp_path_factory):
-    with conformance.scratch(tmp_path_factory.mktemp("onnx")):
+    with onnx_suite.scratch(tmp_path_factory.mktemp("onnx")):
         yield
 
 
@@ -30,16 +29,16 @@ class First(Costs):
 
 
 @pytest.mark.parametrize("backends", ["numpy", "onednn,numpy"])
-@pytest.mark.parametrize("name", conformance.cases())
+@pytest.mark.parametrize("name", onnx_suite.cases())
 def test_case(name, backends, monkeypatch):
     chosen = backends.split(",")
     if "onednn" in chosen and library() is None:
         pytest.skip("needs libdnnl.so.3")
     monkeypatch.setattr(session, "_default", lambda: chosen)
-    monkeypatch.setattr(compiling, "Costs", First)
-    assert conformance.outcome(name) is None
-    if name in conformance.EXCEPTIONS:
-        pytest.xfail(conformance.EXCEPTIONS[name][1])
+    monkeypatch.setattr(compiler, "Costs", First)
+    assert onnx_suite.outcome(name) is None
+    if name in onnx_suite.EXCEPTIONS:
+        pytest.xfail(onnx_suite.EXCEPTIONS[name][1])
 
 
 def test_results_that_the_suite_cannot_compare():
@@ -52,11 +51,11 @@ def test_results_that_the_suite_cannot_compare():
 
 
 def test_exceptions_are_cases():
-    assert conformance.EXCEPTIONS.keys() <= conformance.cases().keys()
+    assert onnx_suite.EXCEPTIONS.keys() <= onnx_suite.cases().keys()
 
 
 def test_the_page_is_current():
     """What the page says of cases holds because the tests above do."""
-    assert conformance.PAGE.read_text() == conformance.page(), (
-        f"{conformance.PAGE} is not what the suite says: run 'python -m tests.conformance'"
+    assert onnx_suite.PAGE.read_text() == onnx_suite.page(), (
+        f"{onnx_suite.PAGE} is not what the suite says: run 'python -m tests.support.onnx_suite'"
     )

@@ -16,9 +16,8 @@ from onnx import parser
 import penstock as ps
 from penstock.cli import main
 from penstock.limits import machine_bytes
-
-from .mutants import feed, models, mutant
-from .ops.harness import node_model
+from tests.ops.harness import node_model
+from tests.support.mutants import feed, models, mutant
 
 HEAD = '<ir_version: 9, opset_import: ["" : 21]>\n'
 TIGHT = ps.Limits(max_bytes=2**24, max_constant_bytes=2**24, max_iterations=1000, max_nodes=10_000)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from penstock.executors.base import CancelToken
+    from penstock.frontends.load import load
     from penstock.limits import Limits
-    from penstock.loading import load
-    from penstock.observe import Observer
-    from penstock.profile import Profile
-    from penstock.session import Session, compile
-    from penstock.stream import Signal, Stream
-    from penstock.trace import Trace
-    from penstock.watch import NanGuard, Ranges
+    from penstock.observers.base import Observer
+    from penstock.observers.profile import Profile
+    from penstock.observers.trace import Trace
+    from penstock.observers.values import NanGuard, Ranges
+    from penstock.session.session import Session, compile
+    from penstock.session.stream import Signal, Stream
 
 __version__ = "0.1.0"
 
@@ -49,19 +49,19 @@ _HOMES = {
     "InvalidModel": "penstock.errors",
     "LimitExceeded": "penstock.errors",
     "Limits": "penstock.limits",
-    "NanGuard": "penstock.watch",
-    "Observer": "penstock.observe",
+    "NanGuard": "penstock.observers.values",
+    "Observer": "penstock.observers.base",
     "PenstockError": "penstock.errors",
-    "Profile": "penstock.profile",
-    "Ranges": "penstock.watch",
+    "Profile": "penstock.observers.profile",
+    "Ranges": "penstock.observers.values",
     "RunError": "penstock.errors",
-    "Session": "penstock.session",
-    "Signal": "penstock.stream",
-    "Stream": "penstock.stream",
-    "Trace": "penstock.trace",
+    "Session": "penstock.session.session",
+    "Signal": "penstock.session.stream",
+    "Stream": "penstock.session.stream",
+    "Trace": "penstock.observers.trace",
     "Unsupported": "penstock.errors",
-    "compile": "penstock.session",
-    "load": "penstock.loading",
+    "compile": "penstock.session.session",
+    "load": "penstock.frontends.load",
 }
 
 __all__ = [

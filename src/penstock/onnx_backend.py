@@ -12,7 +12,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from penstock.errors import InvalidInput, PenstockError, Unsupported
-from penstock.session import Session, compile
+from penstock.session.session import Session, compile
 
 
 class PenstockRep(BackendRep):  # type: ignore[misc]

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from onnx import parser
 
 import penstock as ps
+from penstock.analysis.interpreter import interpret
+from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend
-from penstock.interpret import interpret
-from penstock.ir import Graph, Model, clone
-from penstock.observe import Observer
-from penstock.passes.infer import infer_types
-from penstock.threads import core_budget
-from tests.random_graphs import feeds_for, graphs, seeded
+from penstock.host.threads import core_budget
+from penstock.ir.graph import Graph, Model, clone
+from penstock.observers.base import Observer
+from tests.support.random_graphs import feeds_for, graphs, seeded
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.threads import Workers
+from penstock.host.threads import Workers
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from onnx import parser
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.ops import Kernel, asynchronous, operator
-from penstock.ops.base import Outcome
-from penstock.ops.infer import same_type
-from tests.tf_graphs import Builder
-from tests.tf_loops import counting
+from penstock.ops.common.shape_rules import same_type
+from penstock.ops.registry import Outcome
+from tests.support.tf_graphs import Builder
+from tests.support.tf_loops import counting
 
 SOON = 10  # seconds that a test waits before it fails
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames"]

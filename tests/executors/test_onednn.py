@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import compiling
 from penstock.backends.onednn.library import library
-from penstock.ir import Graph
-from penstock.measuring import Costs
+from penstock.ir.graph import Graph
+from penstock.session import compiler
+from penstock.tuning.measure import Costs
 from tests.executors.conformance import ExecutorConformance, assert_equal, model
-from tests.test_threads import in_child
-from tests.timing import uncollected
+from tests.host.test_threads import in_child
+from tests.support.timing import uncollected
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
@@ -79,7 +79,7 @@ class WhereverItCan(OnOneDnn):
     @classmethod
     def first(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiling, "Costs", First)
+            patch.setattr(compiler, "Costs", First)
             yield
 
 
@@ -140,7 +140,7 @@ def test_an_arena_goes_with_its_plan():
 
 
 def test_a_sequence_with_gaps_between_its_steps(monkeypatch):
-    monkeypatch.setattr(compiling, "Costs", First)
+    monkeypatch.setattr(compiler, "Costs", First)
     text = """g (float[2, 3] x) => (float[2, 1, 1, 2] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
          float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {

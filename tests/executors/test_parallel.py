@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import compiling
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.library import library
-from penstock.grouping import OneByOne
-from penstock.measuring import Costs
-from penstock.observe import Observer
-from penstock.threads import Workers, core_budget
+from penstock.host.threads import Workers, core_budget
+from penstock.observers.base import Observer
+from penstock.plan.grouping import OneByOne
+from penstock.session import compiler
+from penstock.tuning.measure import Costs
 from tests.executors.conformance import ExecutorConformance, model
 
 
@@ -55,10 +55,10 @@ class EveryStepATask(ExecutorConformance):
     def every_step_a_task(cls) -> Iterator[None]:
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiling, "Clustered", OfAllSteps)
-            patch.setattr(compiling, "Costs", Unmeasured)
-            patch.setattr(compiling, "HAND_OVER_S", 0.0)
-            patch.setattr(compiling, "pool", lambda: workers)
+            patch.setattr(compiler, "Clustered", OfAllSteps)
+            patch.setattr(compiler, "Costs", Unmeasured)
+            patch.setattr(compiler, "HAND_OVER_S", 0.0)
+            patch.setattr(compiler, "pool", lambda: workers)
             yield
         workers.close()
 
@@ -90,8 +90,8 @@ class Heavy(Costs):
 
 @pytest.fixture
 def heavy(monkeypatch) -> None:
-    monkeypatch.setattr(compiling, "Costs", Heavy)
-    monkeypatch.setattr(compiling, "estimated", lambda node: 1e-3)
+    monkeypatch.setattr(compiler, "Costs", Heavy)
+    monkeypatch.setattr(compiler, "estimated", lambda node: 1e-3)
 
 
 def workers() -> int:

@@ -15,27 +15,22 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock import compiling
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import Control
-from penstock.executors.loop import Queue
 from penstock.executors.parallel import ParallelExecutor
-from penstock.grouping import OneByOne
-from penstock.ir import clone
+from penstock.executors.task_loop import Queue
+from penstock.host.threads import Workers
+from penstock.ir.graph import clone
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.observe import ObservedRun, Observer
+from penstock.observers.base import ObservedRun, Observer
 from penstock.passes.pipeline import optimize
-from penstock.plan import Plan, Step, compile_plan
-from penstock.tasks import arrange
-from penstock.threads import Workers
-from tests.executors.flows import (
-    BrokenError,
-    ended,
-    idle,
-    on,
-)
+from penstock.plan.grouping import OneByOne
+from penstock.plan.plan import Plan, Step, compile_plan
+from penstock.plan.tasks import arrange
+from penstock.session import compiler
 from tests.executors.test_parallel import OfAllSteps, Unmeasured
-from tests.timing import SOON, uncollected
+from tests.support.flows import BrokenError, ended, idle, on
+from tests.support.timing import SOON, uncollected
 
 # Through executors.
 
@@ -56,10 +51,10 @@ ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
 @pytest.fixture
 def every_step_a_task(monkeypatch, workers) -> Workers:
     """The parallel executor takes each step for a task, and has a pool of two threads."""
-    monkeypatch.setattr(compiling, "Clustered", OfAllSteps)
-    monkeypatch.setattr(compiling, "Costs", Unmeasured)
-    monkeypatch.setattr(compiling, "HAND_OVER_S", 0.0)
-    monkeypatch.setattr(compiling, "pool", lambda *arguments: workers)
+    monkeypatch.setattr(compiler, "Clustered", OfAllSteps)
+    monkeypatch.setattr(compiler, "Costs", Unmeasured)
+    monkeypatch.setattr(compiler, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(compiler, "pool", lambda *arguments: workers)
     return workers
 
 
@@ -106,7 +101,7 @@ def test_a_run_holds_nothing_of_what_was_fed(every_step_a_task, executor):
 @each_executor
 @pytest.mark.parametrize("i", [1, 7])
 def test_a_submitted_run_holds_nothing_when_it_is_over(every_step_a_task, executor, monkeypatch, i):
-    from penstock import session as module
+    from penstock.session import session as module
 
     monkeypatch.setattr(module, "pool", lambda: every_step_a_task)
     made = session(TWO, executor)
@@ -379,7 +374,7 @@ def test_an_interrupted_run_gives_its_arena_up(workers, gate):
 
 
 def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
-    from tests.test_threads import in_child
+    from tests.host.test_threads import in_child
 
     executor = parallel(ENDLESS, workers)
     executor.run([X, np.array(1)], Control())  # what is imported by the first run
@@ -402,7 +397,7 @@ def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
 
 
 def test_nor_does_it_wait_for_the_arena_of_that_run(workers):
-    from tests.test_threads import in_child
+    from tests.host.test_threads import in_child
 
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     executor.run([X, np.array(1)], Control())

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock import compiling
-from penstock.threads import Workers
+from penstock.host.threads import Workers
+from penstock.session import compiler
 from tests.executors.conformance import ExecutorConformance
 
 
@@ -27,8 +27,8 @@ class OnManyStreams(ExecutorConformance):
     def threads_for_all(cls) -> Iterator[None]:
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiling, "pool", lambda: workers)
-            patch.setattr(compiling.Compiler, "_workers", lambda self: cls.threads)
+            patch.setattr(compiler, "pool", lambda: workers)
+            patch.setattr(compiler.Compiler, "_workers", lambda self: cls.threads)
             yield
         workers.close()
 

@@ -13,10 +13,10 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock import compiling
+from penstock.session import compiler
 from tests.executors.conformance import ExecutorConformance, model
-from tests.executors.device import DelayedBackend, Moment
-from tests.test_placement import AtRandom
+from tests.support.device_backend import DelayedBackend, Moment
+from tests.tuning.test_placement import AtRandom
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
@@ -31,7 +31,7 @@ class OnDevices(ExecutorConformance):
     @classmethod
     def at_random(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiling, "Costs", AtRandom)
+            patch.setattr(compiler, "Costs", AtRandom)
             yield
 
     def compile(self, source, **options) -> ps.Session:
@@ -143,7 +143,7 @@ def test_the_host_goes_on_while_a_loop_waits_for_a_device(monkeypatch):
             if step.node.op.name == "Abs":
                 beside.set()
 
-    monkeypatch.setattr(compiling.Compiler, "_workers", lambda self: 1)
+    monkeypatch.setattr(compiler.Compiler, "_workers", lambda self: 1)
     session = compiled(LOOP_AND_MORE, backend, max_streams=4)
     feeds = {"n": np.int64(3), "x": X}
     wanted = expected(LOOP_AND_MORE, feeds)

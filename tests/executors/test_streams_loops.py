@@ -11,10 +11,10 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock import compiling
 from penstock.backends.numpy import NumpyBackend
-from penstock.ops.base import Kernel
-from penstock.threads import Workers
+from penstock.host.threads import Workers
+from penstock.ops.registry import Kernel
+from penstock.session import compiler
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 PATIENCE = 30
@@ -55,8 +55,8 @@ def workers() -> Iterator[Workers]:
     """Four threads, however many cores there are."""
     made = Workers("test", 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "pool", lambda: made)
-        patch.setattr(compiling.Compiler, "_workers", lambda self: 4)
+        patch.setattr(compiler, "pool", lambda: made)
+        patch.setattr(compiler.Compiler, "_workers", lambda self: 4)
         yield made
     made.close()
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.frontends.onnx import load
-from penstock.interpret import evaluate
+from penstock.analysis.interpreter import evaluate
+from penstock.frontends.onnx.importer import load
 from penstock.ops import find
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type, constant_type
 from tests.ops.harness import check_node, node_model

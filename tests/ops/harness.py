@@ -19,9 +19,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from penstock.frontends.onnx import load
-from penstock.interpret import evaluate
-from penstock.ir import Node
+from penstock.analysis.interpreter import evaluate
+from penstock.frontends.onnx.importer import load
+from penstock.ir.graph import Node
 from penstock.types import TensorType, accepts, constant_type, type_of
 
 

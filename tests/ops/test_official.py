@@ -18,11 +18,11 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import _normalize_tensor
 
+from penstock.analysis.interpreter import evaluate
 from penstock.errors import PenstockError
-from penstock.frontends.onnx import load
-from penstock.interpret import evaluate
-from penstock.ir import Graph, Node, Value
-from penstock.ops.control import is_control
+from penstock.frontends.onnx.importer import load
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.onnx.control_flow import is_control
 from penstock.types import ANY, TensorType
 from tests.ops.harness import assert_same, check_infer, check_into, epsilon
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.fork import in_child
-from penstock.ir import Node
-from penstock.ops.base import Kernel
-from penstock.ops.cost import seconds
-from penstock.ops.transfer import HOST
-from penstock.pace import Pace
-from penstock.threads import core_budget
+from penstock.host.fork import in_child
+from penstock.host.thread_tuner import Pace
+from penstock.host.threads import core_budget
+from penstock.ir.graph import Node
+from penstock.ops.internal.transfer import HOST
+from penstock.ops.registry import Kernel
+from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register

@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 from penstock.backends.base import HostBackend
-from penstock.ir import Node
-from penstock.ops.base import Kernel
-from penstock.ops.cost import seconds
-from penstock.ops.fused import parts
+from penstock.ir.graph import Node
+from penstock.ops.internal.fused import parts
+from penstock.ops.registry import Kernel
+from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 
 # What kernels made of many calls take at least, about.

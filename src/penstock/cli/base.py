@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 import penstock
-from penstock.compiling import EXECUTORS
 from penstock.errors import PenstockError
-from penstock.ir import Model
+from penstock.ir.graph import Model
+from penstock.session.compiler import EXECUTORS
 from penstock.types import TensorType
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}

@@ -15,10 +15,10 @@ import numpy as np
 
 from penstock.cli.base import MODEL, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
-from penstock.compiling import EXECUTORS
-from penstock.loading import load
-from penstock.session import Session, compile
-from penstock.threads import core_budget
+from penstock.frontends.load import load
+from penstock.host.threads import core_budget
+from penstock.session.compiler import EXECUTORS
+from penstock.session.session import Session, compile
 
 _WARM = 3
 _LEAST = 5

@@ -14,12 +14,12 @@ import numpy as np
 from penstock.backends.onednn.library import library
 from penstock.cli.base import EXECUTOR, MODEL, SHAPES, all_shapes, command, show_table
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
-from penstock.explain import format_bytes
-from penstock.gantt import draw_charts, format_charts
-from penstock.ir import Model, Value
-from penstock.loading import load
-from penstock.ops.cost import flops
-from penstock.session import compile
+from penstock.frontends.load import load
+from penstock.inspect.explain import format_bytes
+from penstock.inspect.gantt import draw_charts, format_charts
+from penstock.ir.graph import Model, Value
+from penstock.ops.work_estimate import flops
+from penstock.session.session import compile
 
 # info
 

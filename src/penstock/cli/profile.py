@@ -11,13 +11,13 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock import costs
 from penstock.cli.base import EXECUTOR, MODEL, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
-from penstock.loading import load
-from penstock.profile import Row
-from penstock.session import compile
-from penstock.trace import Trace
+from penstock.frontends.load import load
+from penstock.observers.profile import Row
+from penstock.observers.trace import Trace
+from penstock.session.session import compile
+from penstock.tuning import cost_table
 
 # Rows of each table that are shown.
 _MOST_ROWS = 20
@@ -117,5 +117,5 @@ def profile(
         "executor": session.latest.name,
         "run_ms": statistics.median(times) * 1e3,
         "trace": None if no_trace else str(trace),
-        "costs": str(costs.table().path),
+        "costs": str(cost_table.table().path),
     }

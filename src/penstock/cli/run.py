@@ -16,9 +16,9 @@ import numpy as np
 from penstock.cli.base import EXECUTOR, MODEL, command, read_dims, show_table
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
-from penstock.session import Port, Session, compile
-from penstock.signatures import suggest
-from penstock.trace import Trace
+from penstock.observers.trace import Trace
+from penstock.session.session import Port, Session, compile
+from penstock.session.subgraphs import suggest
 from penstock.types import STRING, TensorType, dtype_name
 
 INPUTS = click.option(

@@ -14,23 +14,17 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend, Share
-from penstock.codegen import Program
-from penstock.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    PenstockError,
-    RunError,
-)
-from penstock.fork import in_child
-from penstock.liveness import Layout
-from penstock.observe import ObservedRun, Observer
-from penstock.ops.cost import flops
-from penstock.plan import Plan, Step
-from penstock.tasks import Tasks
-from penstock.threads import report
+from penstock.codegen.writer import Program
+from penstock.errors import Cancelled, DeadlineExceeded, InternalError, PenstockError, RunError
+from penstock.executors.arenas import Arenas, Code
+from penstock.host.fork import in_child
+from penstock.host.threads import report
+from penstock.observers.base import ObservedRun, Observer
+from penstock.ops.work_estimate import flops
+from penstock.plan.arena_layout import Layout
+from penstock.plan.plan import Plan, Step
+from penstock.plan.tasks import Tasks
 from penstock.types import ShapeError, TensorType
 
 T = TypeVar("T")

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.arenas import Code
 from penstock.backends.base import Backend
+from penstock.executors.arenas import Code
 from penstock.executors.base import ByThreads, Control, Done, Generated, fail, run_inline, share_of
-from penstock.executors.loop import Flow, FlowRun, Queue
-from penstock.grouping import OneByOne
+from penstock.executors.task_loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
-from penstock.liveness import Layout
-from penstock.plan import Plan
-from penstock.tasks import arrange
+from penstock.plan.arena_layout import Layout
+from penstock.plan.grouping import OneByOne
+from penstock.plan.plan import Plan
+from penstock.plan.tasks import arrange
 
 
 class DataflowExecutor(Generated):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend
+from penstock.executors.arenas import Arenas, Code
 from penstock.executors.base import (
     ByThreads,
     Control,
@@ -22,8 +22,8 @@ from penstock.executors.base import (
     silent,
 )
 from penstock.limits import Limits
-from penstock.liveness import Layout, lay_out
-from penstock.plan import Plan
+from penstock.plan.arena_layout import Layout, lay_out
+from penstock.plan.plan import Plan
 
 Run = Callable[..., tuple[Any, ...]]
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.arenas import Arenas, Code
 from penstock.backends.base import Backend, Device
+from penstock.executors.arenas import Arenas, Code
 from penstock.executors.base import ByThreads, Control, Done, Generated, explained, fail, share_of
-from penstock.executors.loop import Flow, FlowRun, Queue
+from penstock.executors.task_loop import Flow, FlowRun, Queue
 from penstock.limits import Limits
-from penstock.liveness import Layout, lay_out_tasks
-from penstock.plan import Plan
-from penstock.tasks import Tasks
+from penstock.plan.arena_layout import Layout, lay_out_tasks
+from penstock.plan.plan import Plan
+from penstock.plan.tasks import Tasks
 
 
 class _Bound(NamedTuple):

@@ -2,33 +2,39 @@
 
 from importlib import import_module
 
-from penstock.ops.base import Kernel, Op, asynchronous, find, operator, registered
+from penstock.ops.registry import Kernel, Op, asynchronous, find, operator, registered
 
-FAMILIES = (
-    # Element by element, and along axes.
-    *("arithmetic", "compare", "activation", "softmax", "reduce", "search", "loss"),
-    # Where elements are, how many, and of which type.
-    *("shape", "arrange", "index", "scatter", "pad", "fill", "cast"),
-    # Matrix products.
-    *("matmul", "einsum"),
-    # Over windows, regions and positions.
-    *("convolution", "deconvolution", "pooling", "regions", "image", "resize"),
-    # Normalisation and attention.
-    *("normalization", "normalization_ms"),
-    *("attention", "attention_ms", "linear_attention", "rotary"),
-    # Sequences in time.
-    *("recurrent", "signal"),
-    # Integers for real numbers.
-    *("quantization", "quantized", "quantized_conv", "quantized_lstm", "quantized_ms"),
-    "quantized_weights",
-    # Random numbers; sequences, optionals and strings; classical machine learning.
-    *("random", "sequence", "text", "ml", "ml_models", "ml_trees"),
-    "control",
-    # What TensorFlow has beside ONNX.
-    *("tf_control", "tf_math", "tf_arrays", "tf_state", "tf_tensor_arrays", "tf_lists"),
-    *("tf_matrices", "tf_images", "tf_blocks", "tf_windows", "tf_signal"),
-)
-for _family in FAMILIES:
-    import_module(f"penstock.ops.{_family}")
+FAMILIES = {
+    "onnx": (
+        # Element by element, and along axes.
+        *("arithmetic", "compare", "activation", "softmax", "reduce", "search", "loss"),
+        # Where elements are, how many, and of which type.
+        *("shape", "arrange", "index", "scatter", "pad", "fill", "cast"),
+        # Matrix products.
+        *("matmul", "einsum"),
+        # Over windows, regions and positions.
+        *("convolution", "deconvolution", "pooling", "regions", "image", "resize"),
+        # Normalisation and attention.
+        *("normalization", "attention", "rotary"),
+        # Sequences in time.
+        *("recurrent", "signal"),
+        # Integers for real numbers.
+        *("quantization", "quantized", "quantized_conv"),
+        # Random numbers; sequences, optionals and strings; control flow.
+        *("random", "sequence", "text", "control_flow"),
+    ),
+    "onnx_ml": ("features", "models", "trees"),
+    "microsoft": (
+        *("attention", "linear_attention", "normalization"),
+        *("quantized", "quantized_lstm", "quantized_weights"),
+    ),
+    "tensorflow": (
+        *("control_flow", "math", "arrays", "state", "tensor_arrays", "lists"),
+        *("matrices", "images", "blocks", "windows", "signal"),
+    ),
+}
+for _domain, _families in FAMILIES.items():
+    for _family in _families:
+        import_module(f"penstock.ops.{_domain}.{_family}")
 
 __all__ = ["Kernel", "Op", "asynchronous", "find", "operator", "registered"]

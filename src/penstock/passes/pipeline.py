@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from penstock.ir import Graph
+from penstock.ir.graph import Graph
 from penstock.limits import Limits
-from penstock.passes.absorb import absorb
-from penstock.passes.compose import compose
-from penstock.passes.cse import eliminate_common
-from penstock.passes.fold import fold
-from penstock.passes.pad import take_padding
-from penstock.passes.prune import prune
-from penstock.passes.quantize import weights
-from penstock.passes.simplify import simplify
-from penstock.passes.transpose import delay_transposes
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.quantize import weights
+from penstock.passes.optimize.common_subexpressions import eliminate_common
+from penstock.passes.optimize.fold_affine import absorb
+from penstock.passes.optimize.fold_constants import fold
+from penstock.passes.optimize.fold_padding import take_padding
+from penstock.passes.optimize.recompose import compose
+from penstock.passes.optimize.simplify import simplify
+from penstock.passes.optimize.sink_transposes import delay_transposes
 
 # Each round may open up work for the next (a folded shape makes a reshape known, and so on).
 _MOST_ROUNDS = 8

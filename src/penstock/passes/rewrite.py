@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.ir import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value
 
 Visit = Callable[[Node], Sequence[Value | None] | None]
 

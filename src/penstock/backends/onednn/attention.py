@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.posts import Post, Posts, posts_of
+from penstock.backends.onednn.post_ops import Post, Posts, posts_of
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -33,11 +34,10 @@ from penstock.backends.onednn.primitive import (
     memory,
     post_argument,
 )
-from penstock.backends.onednn.strides import padded
-from penstock.ir import Node
-from penstock.ops.base import Kernel
-from penstock.ops.zero_nan import ZERO_NAN
-from penstock.threads import pool
+from penstock.host.threads import pool
+from penstock.ir.graph import Node
+from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.ops.registry import Kernel
 from penstock.types import FLOAT32, TensorType, Type
 
 # Bytes of scores that are worked on at once: what the cache of a core has room for beside keys and

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.backends.onednn.op_desc import Work
 from penstock.backends.onednn.primitive import DST, SOURCES
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.work import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
 
 
 def concat(work: Work) -> Recipe | None:

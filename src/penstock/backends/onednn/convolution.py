@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.backends.onednn.layouts import channels_last
+from penstock.backends.onednn.op_desc import Work
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import channels_last
-from penstock.backends.onednn.work import Work
-from penstock.ops.window import behind, windows
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.windows import behind, windows
 
 
 def convolution(work: Work) -> Recipe | None:

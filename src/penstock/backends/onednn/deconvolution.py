@@ -6,13 +6,13 @@ from math import prod
 
 import numpy as np
 
+from penstock.backends.onednn.layouts import channels_last
+from penstock.backends.onednn.op_desc import Work
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import channels_last
-from penstock.backends.onednn.work import Work
-from penstock.ops.deconvolution import transposed_windows
-from penstock.ops.shared import shared
-from penstock.ops.window import Window, behind
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.windows import Window, behind
+from penstock.ops.onnx.deconvolution import transposed_windows
 
 
 def deconvolution(work: Work) -> Recipe | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.backends.onednn.algorithms import BINARY, ELTWISE
-from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
+from penstock.backends.onednn.layouts import broadcasts, padded
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.post_ops import Post
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import broadcasts, padded
-from penstock.backends.onednn.work import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
 
 
 def eltwise(work: Work) -> Recipe | None:

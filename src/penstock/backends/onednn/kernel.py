@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.backends.onednn.layouts import steps_of, usual
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import (
     DST,
@@ -20,9 +21,8 @@ from penstock.backends.onednn.primitive import (
     copying,
     memory,
 )
-from penstock.backends.onednn.recipe import Made, Maker, Recipe, Strides
-from penstock.backends.onednn.strides import steps_of, usual
-from penstock.ops.base import Kernel
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe, Strides
+from penstock.ops.registry import Kernel
 from penstock.types import TensorType
 
 # Primitives of one kernel that are kept, for so many sets of strides and numbers of threads.

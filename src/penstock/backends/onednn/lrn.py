@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import channels_last
-from penstock.backends.onednn.work import Work
+from penstock.backends.onednn.layouts import channels_last
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
 
 
 def lrn(work: Work) -> Recipe | None:

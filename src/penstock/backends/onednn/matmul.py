@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.backends.onednn.algorithms import Eltwise
-from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.eltwise_algorithms import Eltwise
+from penstock.backends.onednn.layouts import padded
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.post_ops import Post
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import padded
-from penstock.backends.onednn.work import Work
-from penstock.ops.shared import shared
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.constant_cache import shared
 from penstock.types import FLOAT32
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.backends.onednn.algorithms import BINARY, Eltwise
 from penstock.backends.onednn.eltwise import eltwise, posted
-from penstock.backends.onednn.posts import Post
-from penstock.backends.onednn.recipe import Recipe
-from penstock.backends.onednn.strides import broadcasts
-from penstock.backends.onednn.work import Work
+from penstock.backends.onednn.eltwise_algorithms import BINARY, Eltwise
+from penstock.backends.onednn.layouts import broadcasts
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.post_ops import Post
+from penstock.backends.onednn.primitive_spec import Recipe
 
 NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
 """``dnnl_binary_<name>`` of operations of any number of tensors"""

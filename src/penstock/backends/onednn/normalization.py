@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.backends.onednn.algorithms import Eltwise
 from penstock.backends.onednn.eltwise import posted
-from penstock.backends.onednn.posts import Post
+from penstock.backends.onednn.eltwise_algorithms import Eltwise
+from penstock.backends.onednn.layouts import broadcasts, channels_last
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.post_ops import Post
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import broadcasts, channels_last
-from penstock.backends.onednn.work import Work
-from penstock.ops.infer import normalize_axis
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32
 
 

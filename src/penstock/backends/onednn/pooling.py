@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import channels_last
-from penstock.backends.onednn.work import Work
-from penstock.ops.pooling import pool_windows
-from penstock.ops.window import Window, behind
+from penstock.backends.onednn.layouts import channels_last
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.windows import Window, behind
+from penstock.ops.onnx.pooling import pool_windows
 
 
 def pooling(work: Work) -> Recipe | None:

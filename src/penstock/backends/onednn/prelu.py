@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.backends.onednn.algorithms import ELTWISE
 from penstock.backends.onednn.eltwise import eltwise
+from penstock.backends.onednn.eltwise_algorithms import ELTWISE
+from penstock.backends.onednn.layouts import broadcasts, channels_last, padded
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
-from penstock.backends.onednn.posts import BROADCASTING_PRELU
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.post_ops import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import broadcasts, channels_last, padded
-from penstock.backends.onednn.work import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
 
 
 def prelu(work: Work) -> Recipe | None:

@@ -12,22 +12,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.backends.onednn.algorithms import Eltwise
-from penstock.backends.onednn.codes import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.eltwise_algorithms import Eltwise
+from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.matmul import batched, product
-from penstock.backends.onednn.posts import Post, Posts
+from penstock.backends.onednn.op_desc import Work, tensors_of
+from penstock.backends.onednn.post_ops import Post, Posts
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
+from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.reorder import copying
-from penstock.backends.onednn.scaling import ZERO_POINTS, Scaling
-from penstock.backends.onednn.strides import broadcasts
-from penstock.backends.onednn.work import Work, tensors_of
-from penstock.ir import Node
-from penstock.ops.dtypes import INT8, UINT8
-from penstock.ops.shared import Shared, shared
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.types import FLOAT32, Type
 
 _MOST_DIMS = 6

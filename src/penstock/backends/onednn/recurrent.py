@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.backends.onednn.layouts import steps_of
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
+from penstock.backends.onednn.op_desc import Work
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import steps_of
-from penstock.backends.onednn.work import Work
-from penstock.ops.base import Attrs
-from penstock.ops.recurrent import Layer, parse_layer
-from penstock.ops.shared import shared
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.onnx.recurrent import Layer, parse_layer
+from penstock.ops.registry import Attrs
 from penstock.types import FLOAT32
 
 # Arguments of primitives (DNNL_ARG_*), beside those for what comes and goes with each step.

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import ITEM
-from penstock.backends.onednn.work import Work
-from penstock.ops.reduce import form_of
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.onnx.reduce import form_of
 from penstock.types import FLOAT32
 
 

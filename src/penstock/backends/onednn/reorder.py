@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.work import Work
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
 
 
 def reorder(work: Work) -> Recipe | None:

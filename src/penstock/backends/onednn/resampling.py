@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import channels_last
-from penstock.backends.onednn.work import Work
-from penstock.ops.resize import Table, resize_tables
+from penstock.backends.onednn.layouts import channels_last
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.onnx.resize import Table, resize_tables
 
 # How near to halfway between two elements is too near to be sure which one oneDNN takes.
 _TIE = 1e-3

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.onednn.recipe import Made, Maker, Recipe
-from penstock.backends.onednn.strides import channels_last
-from penstock.backends.onednn.work import Work
-from penstock.ops.infer import normalize_axis
+from penstock.backends.onednn.layouts import channels_last
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.ops.common.shape_rules import normalize_axis
 
 _SINGLE_AXIS = 13  # the version from which on it is one axis, and not all from that one on
 

@@ -1,0 +1,150 @@
+"""Which nodes of a graph to run as one: pieces large enough to be worth handing to a worker.
+
+Sarkar 1989, "Partitioning and scheduling parallel programs for multiprocessors", calls the question
+internalisation; here it is answered without a schedule, by local rules that never make two pieces
+wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.algorithms.dag import Dag
+from penstock.algorithms.ordering import topological_order
+
+# Rounds of joining that a graph gets; each shrinks what is left of it several times over.
+_ROUNDS = 8
+# Grains of small nodes that all of a chain together may take in.
+_MOST_TAKEN = 4
+
+
+def cluster(
+    dag: Dag, cost: Sequence[float], grain: float, kinds: Sequence[int] | None = None
+) -> list[list[int]]:
+    """The nodes of ``dag`` in groups; deterministic, nearly linear in nodes and edges.
+
+    ``cost[i]`` is what node i takes, ``grain`` in the same unit what a group should take at least:
+    a chain is one group, whatever it costs; of the other nodes those below ``grain`` join the group
+    that alone reads them, the one that they alone read, or others that read just the same. No group
+    grows by more than a few grains through nodes that are not of its chain, so that a wide graph of
+    small nodes stays wide. Nodes of different ``kinds[i]`` never share a group.
+
+    Each group is in an order in which it can run, groups are in the order of their first nodes, and
+    no two wait for each other: what reads a group can run after all of it.
+
+    Raises:
+        ValueError: ``cost`` or ``kinds`` does not have one entry per node.
+    """
+    kinds = [0] * dag.n if kinds is None else kinds
+    if len(cost) != dag.n or len(kinds) != dag.n:
+        raise ValueError(f"cost and kinds need an entry for each of {dag.n} nodes")
+    clusters = _Clusters(dag, cost, grain, kinds)
+    for _ in range(_ROUNDS):
+        before = clusters.count
+        clusters.join_chains()
+        clusters.join_small()
+        clusters.join_siblings()
+        if clusters.count == before:
+            break
+    place = [0] * dag.n
+    for at, i in enumerate(topological_order(dag)):
+        place[i] = at
+    groups: dict[int, list[int]] = {}
+    for i in sorted(range(dag.n), key=place.__getitem__):
+        groups.setdefault(clusters.find(i), []).append(i)
+    return list(groups.values())
+
+
+class _Clusters:
+    """Groups by the number of one of their nodes, and the edges between them."""
+
+    def __init__(self, dag: Dag, cost: Sequence[float], grain: float, kinds: Sequence[int]) -> None:
+        self.grain = grain
+        self.kinds = kinds
+        self.leader = list(range(dag.n))
+        self.cost = list(cost)
+        # What each group has taken in beside its chain.
+        self.taken = [0.0] * dag.n
+        self.succ: list[set[int]] = [set(after) for after in dag.succ]
+        self.pred: list[set[int]] = [set(before) for before in dag.pred]
+        self.alive = dict.fromkeys(topological_order(dag))
+        self.count = dag.n
+
+    def find(self, i: int) -> int:
+        while self.leader[i] != i:
+            self.leader[i] = self.leader[self.leader[i]]
+            i = self.leader[i]
+        return i
+
+    def merge(self, a: int, b: int) -> int:
+        """Make one group of two that neither has a path to the other but an edge."""
+        edges = (len(self.succ[x]) + len(self.pred[x]) for x in (a, b))
+        if next(edges) < next(edges):
+            a, b = b, a
+        for other in self.succ[b]:
+            self.pred[other].discard(b)
+            if other != a:
+                self.pred[other].add(a)
+                self.succ[a].add(other)
+        for other in self.pred[b]:
+            self.succ[other].discard(b)
+            if other != a:
+                self.succ[other].add(a)
+                self.pred[a].add(other)
+        self.succ[b] = self.pred[b] = set()
+        self.leader[b] = a
+        self.cost[a] += self.cost[b]
+        self.taken[a] += self.taken[b]
+        del self.alive[b]
+        self.count -= 1
+        return a
+
+    def join_chains(self) -> None:
+        """A node and its only successor, if that has no other predecessor."""
+        for i in list(self.alive):
+            if i not in self.alive:
+                continue
+            while len(self.succ[i]) == 1:
+                (after,) = self.succ[i]
+                taken = self.taken[i] + self.taken[after]
+                if (
+                    len(self.pred[after]) > 1
+                    or self.kinds[after] != self.kinds[i]
+                    or taken > _MOST_TAKEN * self.grain
+                ):
+                    break
+                i = self.merge(i, after)
+
+    def join_small(self) -> None:
+        """A small group goes to its only successor, else to its only predecessor."""
+        for i in list(self.alive):
+            if i not in self.alive or self.cost[i] >= self.grain:
+                continue
+            for near in (self.succ[i], self.pred[i]):
+                if len(near) != 1:
+                    continue
+                (other,) = near
+                small = self.cost[i]
+                if self.kinds[other] == self.kinds[i] and self.taken[other] + small <= self.grain:
+                    self.taken[other] += small
+                    self.merge(other, i)
+                    break
+
+    def join_siblings(self) -> None:
+        """Small groups with the same predecessors make one, as far as that stays small.
+
+        Any number of such groups at once: where one waited for another and that for the first, a
+        node would come before one of its own predecessors.
+        """
+        open_groups: dict[tuple[int, frozenset[int]], list[int]] = {}
+        for i in list(self.alive):
+            if self.cost[i] < self.grain:
+                key = (self.kinds[i], frozenset(self.pred[i]))
+                open_groups.setdefault(key, []).append(i)
+        for members in open_groups.values():
+            group = members[0]
+            for i in members[1:]:
+                if self.cost[group] >= self.grain:
+                    group = i
+                else:
+                    group = self.merge(group, i)

@@ -1,0 +1,430 @@
+"""Placement in series: the least sum over variables that have a few states each.
+
+What nodes take that run one at a time is a sum, and the backend of each is a state of its. Two
+methods find the states with the least sum, for two forms of it:
+
+``eliminate``: tables by one variable and by two. Variables are eliminated one after another: of all
+tables that a variable is in, one is made that has the least over its states (nonserial dynamic
+programming, Bertelè and Brioschi 1972). Fast where variables have few neighbours when their turn
+comes: in chains and trees, and wherever branches part and join again.
+
+``cut``: two states, and costs that are paid once however many variables ask for them. On the side
+of the source of a minimum cut are those in state 0 (Stone 1977, "Multiprocessor scheduling with the
+aid of network flow algorithms"). Fast on all but very long graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from itertools import combinations
+from math import fsum, inf, isfinite, prod
+from operator import add
+from typing import NamedTuple
+
+from penstock.algorithms.dag import Dag
+from penstock.algorithms.ordering import topological_order
+
+# Backends that a result may be brought to, of which all sets can be looked at.
+_ALL_SETS = 4
+
+# Nodes that are placed by one cut; and rounds over all nodes, where there are more of these, or
+# more than two backends. They end when one gains less than this part.
+_REGION = 4096
+_TURNS = 4
+_GAIN = 1e-3
+
+# Entries of the largest table that is made; for two backends smaller ones, because there is the
+# cut. And of all tables: so many, and some more for each variable.
+_ENTRIES = 2**16
+_ENTRIES_FOR_TWO = 2**9
+_ENTRIES_OF_ALL = 500_000
+_ENTRIES_OF_EACH = 1000
+
+# What is left of an arc, in parts of the widest, that counts as nothing but an error of rounding.
+_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Nodes that run one at a time: ``options[i][b]`` is what node i takes on backend b, and
+    ``costs[i][a, b]`` what it takes to bring its results from a to b, for all that read them there;
+    nothing, if it is not given."""
+
+    dag: Dag
+    options: Sequence[dict[int, float]]
+    costs: Sequence[dict[tuple[int, int], float]]
+
+    def best(self) -> list[int]:
+        """A backend for every node, such that all together take little."""
+        cheapest = [min(each, key=each.__getitem__) for each in self.options]
+        backends = sorted(set().union(*self.options))
+        if len(backends) < 2 or not any(self.costs):
+            return cheapest
+        found = self.eliminated(_ENTRIES if len(backends) > 2 else _ENTRIES_FOR_TWO)
+        if found is not None:
+            return found
+        # All on one backend, as far as it goes. What leads where cannot be told beforehand.
+        plans = [
+            [b if b in o else c for o, c in zip(self.options, cheapest, strict=True)]
+            for b in backends
+        ]
+        plans = sorted([cheapest, *plans], key=self.time)
+        small = self.dag.n <= _REGION
+        order = topological_order(self.dag)
+        starts = plans if small and len(backends) > 2 else plans[:1]
+        turns = 1 if small and len(backends) == 2 else _TURNS
+        plans += [self.swapped(plan, order, backends, turns) for plan in starts]
+        return min(plans, key=self.time)
+
+    def time(self, plan: Sequence[int]) -> float:
+        """What all nodes take, and the transfers between them."""
+        times = [each[a] for each, a in zip(self.options, plan, strict=True)]
+        for i, after in enumerate(self.dag.succ):
+            a, costs = plan[i], self.costs[i]
+            times += [costs.get((a, b), 0.0) for b in {plan[j] for j in after}]
+        return fsum(times)
+
+    def eliminated(self, entries: int) -> list[int] | None:
+        """The best plan there is; None if the graph is too wide for tables of so many entries."""
+        states = [self.states(i) for i in range(self.dag.n)]
+        if not all(states):
+            return None
+        tables = [
+            [own[a] + sum([costs.get((a, b), 0.0) for b in there]) for a, there in of]
+            for own, costs, of in zip(self.options, self.costs, states, strict=True)
+        ]
+
+        def pairs() -> Iterator[Pair]:
+            for i, j in self.dag.edges:
+                costs, to = self.costs[i], [b for b, _ in states[j]]
+                if len(self.dag.succ[i]) == 1:
+                    table = [costs.get((a, b), 0.0) for a, _ in states[i] for b in to]
+                else:
+                    table = [0.0 if b in there else inf for _, there in states[i] for b in to]
+                yield Pair(i, j, table)
+
+        found = eliminate(tables, pairs(), entries)
+        return None if found is None else [states[i][k][0] for i, k in enumerate(found)]
+
+    def states(self, i: int) -> list[tuple[int, frozenset[int]]]:
+        """The backend of node i, and the set of those where its results are: all that can be.
+
+        Of a single successor the edge says where it is, and no set is needed. Empty, if there were
+        too many sets.
+        """
+        after = [self.options[j] for j in self.dag.succ[i]]
+        targets = sorted(set().union(*after)) if len(after) > 1 else []
+        forced = {b for options in after for b in options if len(options) == 1}
+        found = []
+        for a in self.options[i]:
+            # Where they are needed in any case, or come for nothing.
+            known = {a, *[b for b in targets if b in forced or not self.costs[i].get((a, b))]}
+            sets = [frozenset(known)]
+            rest = [b for b in targets if b not in known]
+            if len(rest) > _ALL_SETS:
+                return []
+            for b in rest:
+                sets += [each | {b} for each in sets]
+            found += [(a, each) for each in sets]
+        return found
+
+    def swapped(
+        self, plan: Sequence[int], order: Sequence[int], backends: Sequence[int], turns: int
+    ) -> list[int]:
+        """A plan that no swap makes much better; of large graphs, no swap within some region."""
+        least, best = self.time(plan), list(plan)
+        for turn in range(turns):
+            found = best[:]
+            for start in range(-(_REGION // 2) * (turn % 2), self.dag.n, _REGION):
+                region = order[max(start, 0) : start + _REGION]
+                for pair in combinations(backends, 2):
+                    self.swap(found, region, pair)
+            before, now = least, self.time(found)
+            if now < least:
+                best, least = found, now
+            if before - now <= before * _GAIN:
+                break
+        return best
+
+    def swap(self, plan: list[int], region: Iterable[int], pair: tuple[int, int]) -> None:
+        """Change ``plan`` for those nodes of ``region`` that are on one of two backends, to the
+        best there is on these two while all others stay where they are."""
+        inside = {i: k for k, i in enumerate([i for i in region if plan[i] in pair])}
+        own: list[tuple[float, float]] = []
+        terms: list[Once] = []
+        for p in dict.fromkeys((*inside, *[p for i in inside for p in self.dag.pred[i]])):
+            costs, options = self.costs[p], self.options[p]
+            there = {plan[j] for j in self.dag.succ[p] if j not in inside}
+            readers = [inside[j] for j in self.dag.succ[p] if j in inside]
+            sources = [plan[p]] * 2
+            if p in inside:
+                sources = [*pair[::-1]]
+                in_0, in_1 = [
+                    options.get(x, inf) + sum([costs.get((x, b), 0.0) for b in there]) for x in pair
+                ]
+                own.append((in_0, in_1))
+            for state, target in enumerate(pair):
+                time = costs.get((sources[state], target))
+                if readers and time and target not in there:
+                    terms.append(Once(inside.get(p, -1), readers, state, time))
+        for i, state in zip(inside, cut(own, terms), strict=True):
+            plan[i] = pair[state]
+
+
+class Pair(NamedTuple):
+    """What two variables add: ``table[s * states of second + t]`` in the states s and t."""
+
+    first: int
+    second: int
+    table: Sequence[float]
+
+
+# A table by several variables has the entries of the last in sequence.
+_Scope = tuple[int, ...]
+_Factor = tuple[_Scope, Sequence[float]]
+
+
+def eliminate(
+    tables: Sequence[Sequence[float]], pairs: Iterable[Pair], entries: int
+) -> list[int] | None:
+    """The states with the least sum; None if it takes a table of more than ``entries``, or too many
+    of them.
+
+    ``tables[v][s]`` is what variable v adds in state s; no two of ``pairs`` are of the same two
+    variables. Deterministic, and linear in variables and pairs times ``entries``.
+    """
+    return _Elimination(tables, pairs, entries).run()
+
+
+class _Elimination:
+    def __init__(
+        self, tables: Sequence[Sequence[float]], pairs: Iterable[Pair], entries: int
+    ) -> None:
+        self.entries = entries
+        self.own = [list(table) for table in tables]
+        self.sizes = [len(table) for table in tables]
+        self.factors: list[_Factor] = []
+        # Sets that keep their order: what is done must not depend on anything else.
+        self.factors_of: list[dict[int, None]] = [{} for _ in tables]
+        self.near: list[dict[int, None]] = [{} for _ in tables]
+        self.done: list[tuple[int, list[float], list[_Factor]]] = []
+        self.left = _ENTRIES_OF_ALL + _ENTRIES_OF_EACH * len(tables)
+        # Most tables are alike in size. Not kept for the process: this is much memory for little.
+        self.places: Callable[[_Scope, _Scope], list[int]] = lru_cache(1 << 8)(_places)
+        for first, second, table in pairs:
+            self.add((first, second), table)
+            self.near[first][second] = self.near[second][first] = None
+
+    def run(self) -> list[int] | None:
+        gone = [size == 1 for size in self.sizes]
+        for v, only in enumerate(gone):
+            if only:
+                self.fix(v)
+        fewest = [(len(self.near[v]), v) for v, out in enumerate(gone) if not out]
+        heapify(fewest)
+        while fewest:
+            count, v = heappop(fewest)
+            if gone[v] or count != len(self.near[v]):
+                continue  # there is a newer entry
+            around = list(self.near[v])
+            if not self.eliminate(v):
+                return None
+            gone[v] = True
+            for u in around:
+                heappush(fewest, (len(self.near[u]), u))
+        states = [0] * len(gone)
+        # The last one first: it depends on no other.
+        for v, own, factors in reversed(self.done):
+            total = own
+            for scope, table in factors:
+                strides = self.strides(scope)
+                step = strides.pop(v)
+                start = sum([stride * states[u] for u, stride in strides.items()])
+                total = [x + table[start + step * s] for s, x in enumerate(total)]
+            states[v] = total.index(min(total))
+        return states
+
+    def eliminate(self, v: int) -> bool:
+        """Whether the table by ``v`` and its neighbours is not too large; if so, ``v`` is gone."""
+        entries = size = self.sizes[v]
+        for u in self.near[v]:
+            entries *= self.sizes[u]
+            if entries > self.entries:
+                return False
+        self.left -= entries
+        if self.left < 0:
+            return False
+        scope = tuple(sorted(self.near[v]))
+        factors = self.take(v)
+        self.done.append((v, self.own[v], factors))
+        if not scope:
+            return True
+        sizes = (*[self.sizes[u] for u in scope], size)
+        total = self.own[v] * prod(sizes[:-1])
+        for within, table in factors:
+            strides = self.strides(within)
+            steps = tuple([strides.get(u, 0) for u in (*scope, v)])
+            total = [x + table[k] for x, k in zip(total, self.places(sizes, steps), strict=True)]
+        self.add(scope, [min(total[k : k + size]) for k in range(0, len(total), size)])
+        for u in scope:
+            self.near[u].update(dict.fromkeys(scope))
+            del self.near[u][u]
+        return True
+
+    def fix(self, v: int) -> None:
+        """Take ``v`` out, which has one state: however many neighbours it has, it joins none."""
+        for scope, table in self.take(v):
+            self.add(tuple([u for u in scope if u != v]), table)
+
+    def add(self, scope: _Scope, table: Sequence[float]) -> None:
+        if len(scope) == 1:
+            self.own[scope[0]] = list(map(add, self.own[scope[0]], table))
+            return
+        for v in scope:
+            self.factors_of[v][len(self.factors)] = None
+        self.factors.append((scope, table))
+
+    def take(self, v: int) -> list[_Factor]:
+        """The tables that ``v`` is in, which no other variable has any more."""
+        taken = [self.factors[k] for k in self.factors_of[v]]
+        for k in self.factors_of[v]:
+            for u in self.factors[k][0]:
+                if u != v:
+                    del self.factors_of[u][k]
+        for u in self.near[v]:
+            del self.near[u][v]
+        return taken
+
+    def strides(self, scope: _Scope) -> dict[int, int]:
+        found: dict[int, int] = {}
+        stride = 1
+        for v in reversed(scope):
+            found[v] = stride
+            stride *= self.sizes[v]
+        return found
+
+
+def _places(sizes: _Scope, strides: _Scope) -> list[int]:
+    """Where in a table with these ``strides`` the entries of one with these ``sizes`` are."""
+    places = [0]
+    for size, stride in zip(sizes, strides, strict=True):
+        places = [k + s * stride for k in places for s in range(size)]
+    return places
+
+
+class Once(NamedTuple):
+    """A cost that is paid once if any of ``readers`` is in ``state`` and ``maker`` is not.
+
+    Without a maker, which is then -1, one reader in that state is enough.
+    """
+
+    maker: int
+    readers: Sequence[int]
+    state: int
+    cost: float
+
+
+def cut(costs: Sequence[tuple[float, float]], terms: Iterable[Once]) -> list[int]:
+    """The states, 0 or 1, with the least sum; of equal ones those with most zeros.
+
+    ``costs[v]`` is what variable v adds in either state; one of them may be infinite.
+    """
+    n = len(costs)
+    network = _Network(n, n + 1, n + 2)
+    for v, (in_0, in_1) in enumerate(costs):
+        # To be on the side of the source, and so in state 0, cuts off the sink.
+        both = min(in_0, in_1)
+        network.arc(n, v, in_1 - both)
+        network.arc(v, n + 1, in_0 - both)
+    for maker, readers, state, cost in terms:
+        # Cannot be on another side than a reader in that state, and what it costs to be on another
+        # side than the maker is the cost.
+        helper = network.node()
+        if state:
+            network.arc(n if maker < 0 else maker, helper, cost)
+        else:
+            network.arc(helper, n + 1 if maker < 0 else maker, cost)
+        for reader in readers:
+            network.arc(*((helper, reader) if state else (reader, helper)), inf)
+    return [int(reaches) for reaches in network.cut()[:n]]
+
+
+class _Network:
+    """Maximum flow by Dinic 1970. Arc k ^ 1 is arc k backward."""
+
+    def __init__(self, source: int, sink: int, nodes: int) -> None:
+        self.source = source
+        self.sink = sink
+        self.arcs: list[list[int]] = [[] for _ in range(nodes)]
+        self.ends: list[int] = []
+        self.room: list[float] = []
+        self.least = 0.0
+
+    def node(self) -> int:
+        self.arcs.append([])
+        return len(self.arcs) - 1
+
+    def arc(self, a: int, b: int, room: float) -> None:
+        if room:
+            self.arcs[a].append(len(self.ends))
+            self.arcs[b].append(len(self.ends) + 1)
+            self.ends += (b, a)
+            self.room += (room, 0.0)
+
+    def cut(self) -> list[bool]:
+        """Which nodes still reach the sink when no more can flow."""
+        # With an arc of no width, what is left after rounding would be followed round by round.
+        self.least = _ROUNDING * max(filter(isfinite, self.room), default=0.0)
+        while True:
+            level = self.levels()
+            if level[self.source] < 0:
+                return [each >= 0 for each in level]
+            self.fill(level)
+
+    def levels(self) -> list[int]:
+        """How many arcs with room lie between each node and the sink; -1 where there is no way."""
+        arcs, ends, room, least = self.arcs, self.ends, self.room, self.least
+        level = [-1] * len(arcs)
+        level[self.sink] = 0
+        queue = [self.sink]
+        for b in queue:
+            for k in arcs[b]:
+                a = ends[k]
+                if level[a] < 0 and room[k ^ 1] > least:
+                    level[a] = level[b] + 1
+                    queue.append(a)
+        return level
+
+    def fill(self, level: list[int]) -> None:
+        """Let flow what can on shortest ways."""
+        arcs, ends, room, least = self.arcs, self.ends, self.room, self.least
+        untried = [list(each) for each in arcs]
+        path: list[int] = []
+        a = self.source
+        while True:
+            if a == self.sink:
+                most = min([room[k] for k in path])
+                full = -1
+                for at, k in enumerate(path):
+                    room[k] -= most
+                    room[k ^ 1] += most
+                    if full < 0 and room[k] <= least:
+                        full = at
+                a = ends[path[full] ^ 1]
+                del path[full:]
+            elif untried[a]:
+                k = untried[a][-1]
+                b = ends[k]
+                if room[k] > least and level[b] == level[a] - 1:
+                    path.append(k)
+                    a = b
+                else:
+                    untried[a].pop()
+            elif path:
+                a = ends[path.pop() ^ 1]
+                untried[a].pop()
+            else:
+                return

@@ -1,0 +1,287 @@
+"""Orders in which the nodes of a DAG can run, and what decides among them.
+
+``topological_order`` obeys priorities, ``memory_order`` keeps the bytes that are live at once low.
+``ranks`` and ``critical_path`` measure chains of nodes, for priorities and for bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from penstock.algorithms.dag import Dag
+
+# What a node's output says about itself: its bytes, and the nodes that read it. See memory_order.
+Output = tuple[int, Sequence[int] | None]
+
+
+def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list[int]:
+    """The nodes of ``dag``, each after all its predecessors; deterministic.
+
+    Among the nodes that could run next, the one with the highest ``priority[i]`` does, of equal
+    ones that with the lowest index. So without ``priority``, nodes that already stand in an order
+    in which they can run keep that order.
+
+    List scheduling (Graham 1966) over Kahn's count of predecessors (1962), with a heap.
+
+    Raises:
+        ValueError: ``priority`` does not have one entry per node.
+    """
+    choice: Sequence[int] = range(dag.n)
+    if priority is not None:
+        _expect_one_per_node(dag, priority, "priority")
+        choice = sorted(choice, key=priority.__getitem__, reverse=True)
+    place = [0] * dag.n
+    for k, i in enumerate(choice):
+        place[i] = k
+    waiting = [len(before) for before in dag.pred]
+    heap = [place[i] for i, count in enumerate(waiting) if not count]
+    heapify(heap)
+    order: list[int] = []
+    while heap:
+        i = choice[heappop(heap)]
+        order.append(i)
+        for j in dag.succ[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                heappush(heap, place[j])
+    return order
+
+
+def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
+    """For each node the cost of the longest chain of nodes that follows it, itself excluded.
+
+    ``cost[i]`` is what node i costs, in any unit and not negative; 1 each if not given, which makes
+    a rank the number of nodes. A node without successors has rank 0. As priorities, ranks give
+    the critical-path order (Hu 1961, "Parallel sequencing and assembly line problems").
+
+    Raises:
+        ValueError: ``cost`` does not have one entry per node, or an entry is negative.
+    """
+    if cost is None:
+        cost = [1.0] * dag.n
+    _expect_one_per_node(dag, cost, "cost")
+    if min(cost, default=0.0) < 0:
+        raise ValueError(f"a node cannot have the negative cost {min(cost)}")
+    rank = [0.0] * dag.n
+    for i in reversed(topological_order(dag)):
+        rank[i] = float(max((cost[j] + rank[j] for j in dag.succ[i]), default=0.0))
+    return rank
+
+
+def critical_path(dag: Dag, cost: Sequence[float]) -> float:
+    """The cost of the longest chain of nodes, both ends included; 0.0 for an empty graph.
+
+    No number of workers runs the graph in less than this. Units and errors as for ``ranks``.
+    """
+    return max((a + b for a, b in zip(cost, ranks(dag, cost), strict=True)), default=0.0)
+
+
+def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
+    """An order in which ``dag`` can run that keeps the peak of live bytes low; deterministic.
+
+    ``outputs[i]`` lists the buffers that node i produces, each as (bytes, consumers). A buffer
+    lives from the step of its node to the step of its last consumer, both included:
+
+        (bytes, (3, 5))   until nodes 3 and 5 have run; they must come after node i in the graph
+        (bytes, ())       during the step of node i only: a workspace, or an output nobody reads
+        (bytes, None)     for good: an output of the graph
+
+    A view has no buffer of its own: the consumers of the view are consumers of what it views.
+
+    The order is the best by ``peak_bytes`` of four: the lowest-index order (kept on a tie, so that
+    a graph which gains nothing stays as its author wrote it); greedy by net growth (the bytes that
+    a node adds less those that it frees), the node that became ready last first among equals; the
+    same from the end of the graph backward; and a post-order that evaluates the input with the
+    largest need beyond what it leaves behind first (Sethi and Ullman 1970, "The generation of
+    optimal code for arithmetic expressions"; with sizes, Liu 1986). The problem is NP-hard, and
+    the result is not always the minimum: on random graphs of 6 to 11 nodes it is in four of five,
+    and 1 percent above in the mean. Nearly linear in nodes, edges and consumers.
+
+    Raises:
+        ValueError: ``outputs`` does not have one entry per node, bytes are negative, or a consumer
+            is outside 0 to n - 1.
+    """
+    live = _Liveness(dag, outputs)
+    bound = live.largest_step()
+    best: list[int] = []
+    lowest: int | None = None
+    for order in _candidates(dag, live):
+        peak = live.peak(order)
+        if lowest is None or peak < lowest:
+            best, lowest = order, peak
+        if lowest <= bound:
+            break
+    return best
+
+
+def peak_bytes(dag: Dag, outputs: Sequence[Sequence[Output]], order: Sequence[int]) -> int:
+    """The most bytes live at once when the nodes of ``dag`` run in ``order``, a topological order.
+
+    ``outputs`` and errors as for ``memory_order``.
+    """
+    return _Liveness(dag, outputs).peak(order)
+
+
+class _Liveness:
+    """The buffers of ``memory_order`` by number, and which nodes touch them.
+
+    A buffer lives from the first to the last of the nodes that touch it: its producer and its
+    consumers. Said so, it reads the same backward, and one greedy search serves both directions.
+    Node number n stands for whoever holds the outputs of the graph: it touches the buffers that
+    live for good, and runs after all others.
+    """
+
+    __slots__ = ("n", "sizes", "touched_by", "touches")
+
+    def __init__(self, dag: Dag, outputs: Sequence[Sequence[Output]]) -> None:
+        _expect_one_per_node(dag, outputs, "outputs")
+        self.n = dag.n
+        self.sizes: list[int] = []
+        self.touched_by: list[tuple[int, ...]] = []  # per buffer, its producer first
+        self.touches: list[list[int]] = [[] for _ in range(dag.n + 1)]  # per node
+        for i, produced in enumerate(outputs):
+            for size, consumers in produced:
+                if size < 0:
+                    raise ValueError(f"node {i} cannot produce {size} bytes")
+                if consumers is None:
+                    consumers = (dag.n,)
+                elif consumers and not 0 <= min(consumers) <= max(consumers) < dag.n:
+                    raise ValueError(f"node {i} has a consumer outside 0 to {dag.n - 1}")
+                nodes = tuple(dict.fromkeys((i, *consumers)))
+                for node in nodes:
+                    self.touches[node].append(len(self.sizes))
+                self.sizes.append(size)
+                self.touched_by.append(nodes)
+
+    def largest_step(self) -> int:
+        """What no order can go below: the bytes that the largest node touches."""
+        return max(sum(self.sizes[b] for b in touched) for touched in self.touches)
+
+    def peak(self, order: Sequence[int]) -> int:
+        untouched = [True] * len(self.sizes)
+        remaining = [len(nodes) for nodes in self.touched_by]
+        now = peak = 0
+        for i in order:
+            for b in self.touches[i]:
+                if untouched[b]:
+                    untouched[b] = False
+                    now += self.sizes[b]
+            if now > peak:
+                peak = now
+            for b in self.touches[i]:
+                remaining[b] -= 1
+                if not remaining[b]:
+                    now -= self.sizes[b]
+        return peak
+
+
+def _candidates(dag: Dag, live: _Liveness) -> Iterator[list[int]]:
+    yield topological_order(dag)
+    yield _greedy(dag.succ, dag.pred, live)
+    # Backward, whoever holds the outputs comes first, and makes them live.
+    yield _greedy(dag.pred, dag.succ, live, first=dag.n)[::-1]
+    yield _postorder(dag, live)
+
+
+def _greedy(
+    succ: Sequence[Sequence[int]],
+    pred: Sequence[Sequence[int]],
+    live: _Liveness,
+    first: int | None = None,
+) -> list[int]:
+    """List scheduling by net growth; ``first`` names a node to run ahead of the graph."""
+    n, sizes = live.n, live.sizes
+    untouched = [True] * len(sizes)
+    remaining = [len(nodes) for nodes in live.touched_by]
+    # With one node of a buffer left, the sum of those that are left is that node.
+    remaining_sum = [sum(nodes) for nodes in live.touched_by]
+    growth = [sum(sizes[b] for b in touched if remaining[b] > 1) for touched in live.touches]
+    waiting = [len(before) for before in pred]
+    since = [0] * n  # the step at which a node became ready
+    heap: list[tuple[int, int, int]] = []
+    order: list[int] = []
+    done = [False] * (n + 1)
+
+    def push(i: int) -> None:
+        # A node whose growth fell is pushed again; the entry it had before is passed over.
+        heappush(heap, (growth[i], -since[i], i))
+
+    def lower(i: int, by: int) -> None:
+        growth[i] -= by
+        if i < n and not waiting[i]:
+            push(i)
+
+    def run(i: int) -> None:
+        done[i] = True
+        for b in live.touches[i]:
+            if untouched[b]:
+                untouched[b] = False
+                for j in live.touched_by[b]:
+                    if j != i:
+                        lower(j, sizes[b])
+            remaining[b] -= 1
+            remaining_sum[b] -= i
+            if remaining[b] == 1:
+                lower(remaining_sum[b], sizes[b])
+
+    if first is not None:
+        run(first)
+    for i in range(n):
+        if not waiting[i]:
+            push(i)
+    while heap:
+        i = heappop(heap)[2]
+        if done[i]:
+            continue
+        run(i)
+        order.append(i)
+        for j in succ[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                since[j] = len(order)
+                push(j)
+    return order
+
+
+def _postorder(dag: Dag, live: _Liveness) -> list[int]:
+    """The order of Sethi and Ullman, who took each node to have one successor at most."""
+    makes = [0] * dag.n  # bytes that a node produces
+    leaves = [0] * dag.n  # those of them that outlive its step
+    for size, nodes in zip(live.sizes, live.touched_by, strict=True):
+        makes[nodes[0]] += size
+        if len(nodes) > 1:
+            leaves[nodes[0]] += size
+    needs = [0] * dag.n  # peak of running a node and everything above it
+
+    def hungriest_first(nodes: Iterable[int]) -> list[int]:
+        return sorted(nodes, key=lambda i: leaves[i] - needs[i])
+
+    inputs: list[list[int]] = [[]] * dag.n
+    for i in topological_order(dag):
+        inputs[i] = hungriest_first(dag.pred[i])
+        held = 0
+        for j in inputs[i]:
+            needs[i] = max(needs[i], held + needs[j])
+            held += leaves[j]
+        needs[i] = max(needs[i], held + makes[i])
+
+    order: list[int] = []
+    done = [False] * dag.n
+    stack = hungriest_first(i for i in range(dag.n) if not dag.succ[i])[::-1]
+    while stack:
+        i = stack[-1]
+        missing = [j for j in reversed(inputs[i]) if not done[j]]
+        if missing and not done[i]:
+            stack += missing
+            continue
+        stack.pop()
+        if not done[i]:
+            done[i] = True
+            order.append(i)
+    return order
+
+
+def _expect_one_per_node(dag: Dag, entries: Sequence[object], name: str) -> None:
+    if len(entries) != dag.n:
+        raise ValueError(f"{name} has {len(entries)} entries for {dag.n} nodes")

@@ -1,0 +1,1 @@
+"""Facts about graphs; nothing here changes one."""

@@ -1,0 +1,200 @@
+"""Types of all values, from the types of the graph's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import InternalError, InvalidModel, LimitExceeded, PenstockError
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.onnx.control_flow import Carried, ScanLayout, is_control, scalar
+from penstock.types import (
+    ANY,
+    BOOL,
+    INT64,
+    Dim,
+    OptionalType,
+    SequenceType,
+    ShapeError,
+    TensorType,
+    Type,
+    join,
+)
+
+# A carried type is widened at most once a dim, once for its rank and once for its dtype; nested
+# optionals and sequences add little. Past that something is wrong, and nothing is claimed.
+_MOST_ROUNDS = 70
+
+Settled = dict[Node, list[Type]]
+"""The types of what loops carry, as far as they were widened while those around them settled.
+
+Every round over a loop's body comes to the loops in it again. Were these to begin anew each time,
+the work would double with every level of nesting."""
+
+
+def infer_types(graph: Graph, *, certain: bool = True) -> None:
+    """Set the type of every value that a node of ``graph`` produces, nested graphs included.
+
+    ``certain``: every node of this graph runs whenever the graph does, so one that can never run is
+    an error of the model; in a branch or body it may not run at all, and its outputs stay unknown.
+    """
+    _infer(graph, certain, {})
+
+
+def _infer(graph: Graph, certain: bool, settled: Settled) -> None:
+    for node in graph.nodes:
+        types = _node_types(node, certain, settled)
+        for i, value in enumerate(node.outputs):
+            if value is not None:
+                value.type = types[i] if i < len(types) else ANY
+
+
+def node_types(node: Node, *, certain: bool = True) -> Sequence[Type]:
+    """The types of a node's outputs, as far as they can be known; sets those in its graphs."""
+    return _node_types(node, certain, {})
+
+
+def _node_types(node: Node, certain: bool, settled: Settled) -> Sequence[Type]:
+    try:
+        if is_control(node):
+            return _CONTROL_TYPES[node.op.name](node, settled)
+        inputs = node.inputs
+        return node.op.infer(
+            [None if v is None else v.type for v in inputs],
+            node.attrs,
+            [None if v is None else v.const for v in inputs],
+        )
+    except PenstockError:
+        raise
+    except Exception as error:
+        if isinstance(error, ShapeError) and not certain:
+            return ()
+        raise fault(node, error) from error
+
+
+def fault(node: Node, error: Exception) -> PenstockError:
+    """What to raise for an exception out of an operation's own code, before any run.
+
+    Operations say by a ``ShapeError`` what is wrong with a model; but for errors that say all of it
+    themselves, all else is our bug.
+    """
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, ShapeError):
+        return InvalidModel(f"{describe(node)}: {error}")
+    if isinstance(error, MemoryError):
+        return LimitExceeded(f"{describe(node)}: there is not enough memory to compile it: {error}")
+    return InternalError(f"{describe(node)}: compiling it failed with {error!r}. Please report it")
+
+
+def describe(node: Node) -> str:
+    """A node for an error message: operation, origin and the types at hand."""
+    types = ", ".join("none" if v is None else f"{v.name}: {v.type}" for v in node.inputs)
+    return f"{node.op.name} ({node.origin or node.name}) with inputs ({types})"
+
+
+def _if(node: Node, settled: Settled) -> Sequence[Type]:
+    branches = [node.attrs["then_branch"], node.attrs["else_branch"]]
+    for branch in branches:
+        _infer(branch, False, settled)
+    outputs = zip(*[branch.outputs for branch in branches], strict=True)
+    return [join(a.type, b.type) for a, b in outputs]
+
+
+def _loop(node: Node, settled: Settled) -> Sequence[Type]:
+    body: Graph = node.attrs["body"]
+    iteration, condition = body.inputs[:2]
+    iteration.type = TensorType(INT64, ())
+    condition.type = TensorType(BOOL, ())
+    final = _settle(node, settled)
+    limit = node.inputs[0]
+    trips: Dim = None
+    if limit is not None and limit.const is not None and _always(node):
+        trips = max(0, scalar(limit.const))
+    collected = body.outputs[Carried(node).outputs.stop :]
+    return [*final, *(_stacked(v.type, trips, 0) for v in collected)]
+
+
+def _always(node: Node) -> bool:
+    """Whether a Loop's condition is true from the start, and handed through or true again."""
+    before, body = node.inputs[1], node.attrs["body"]
+    after = body.outputs[0]
+    return (before is None or _is_true(before)) and (after is body.inputs[1] or _is_true(after))
+
+
+def _is_true(value: Value) -> bool:
+    return value.const is not None and value.const.size == 1 and bool(value.const.all())
+
+
+def _scan(node: Node, settled: Settled) -> Sequence[Type]:
+    body: Graph = node.attrs["body"]
+    layout = ScanLayout(node)
+    n = layout.states
+    length: Dim = None
+    for value, scanned, axis in zip(
+        node.inputs[n:], body.inputs[n:], layout.input_axes, strict=True
+    ):
+        kind = _type(value)
+        scanned.type = TensorType(kind.dtype if isinstance(kind, TensorType) else None, None)
+        if isinstance(kind, TensorType) and kind.shape is not None:
+            if not -len(kind.shape) <= axis < len(kind.shape):
+                raise ShapeError(f"scan axis {axis} is out of range for {kind}")
+            axis %= len(kind.shape)
+            dim = kind.shape[axis]
+            length = dim if length is None else length
+            scanned.type = TensorType(kind.dtype, kind.shape[:axis] + kind.shape[axis + 1 :])
+    final = _settle(node, settled)
+    outputs = zip(body.outputs[n:], layout.output_axes, strict=True)
+    return [*final, *(_stacked(v.type, length, axis) for v, axis in outputs)]
+
+
+def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
+    body: Graph = node.attrs["body"]
+    for value, inner in zip(node.inputs, body.inputs, strict=False):
+        kind = _type(value)
+        inner.type = kind.element if isinstance(kind, SequenceType) else kind
+    _infer(body, False, settled)
+    return [SequenceType(value.type) for value in body.outputs]
+
+
+def _settle(node: Node, settled: Settled) -> list[Type]:
+    """Types of carried values that hold in every iteration, the first and the last included."""
+    body: Graph = node.attrs["body"]
+    carried = Carried(node)
+    inputs, outputs = body.inputs[carried.inputs], body.outputs[carried.outputs]
+    types = [_no_data(_type(value)) for value in node.inputs[carried.node]]
+    if node in settled:
+        types = [join(a, b) for a, b in zip(types, settled[node], strict=True)]
+    for _ in range(_MOST_ROUNDS):
+        for value, kind in zip(inputs, types, strict=True):
+            value.type = kind
+        _infer(body, False, settled)
+        wider = [join(kind, _no_data(v.type)) for kind, v in zip(types, outputs, strict=True)]
+        settled[node] = wider
+        if wider == types:
+            return types
+        types = wider
+    types = settled[node] = [ANY] * len(types)
+    for value in inputs:
+        value.type = ANY
+    _infer(body, False, settled)
+    return types
+
+
+def _stacked(kind: Type, length: Dim, axis: int) -> Type:
+    """The type of scanned rows of type ``kind``; of none at all, only the dtype is known."""
+    if not isinstance(kind, TensorType) or kind.shape is None:
+        return TensorType(kind.dtype if isinstance(kind, TensorType) else None, None)
+    rank = len(kind.shape) + 1
+    axis = axis % rank if -rank <= axis < rank else 0
+    return TensorType(kind.dtype, (*kind.shape[:axis], length, *kind.shape[axis:]))
+
+
+def _type(value: Value | None) -> Type:
+    return OptionalType(ANY) if value is None else value.type
+
+
+def _no_data(kind: Type) -> Type:
+    return kind.without_data() if isinstance(kind, TensorType) else kind
+
+
+_CONTROL_TYPES = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}

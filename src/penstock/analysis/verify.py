@@ -1,0 +1,627 @@
+"""What a valid model is: every rule that graphs must keep before anything else touches them.
+
+``verify`` first walks the nesting of graphs, which bounds depth and size, so that what follows is
+linear in the model and ends; then it asks each of ``CHECKS`` for the faults it finds. A check is a
+generator of sentences that name the node, by its origin, or the value, and say what to do. None of
+them recurses: how deep a file nests its graphs is not the file's to decide.
+
+What only a format knows (schemas, opsets, which functions there are) its front end checks, with
+``function_cycle`` for functions that call each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from math import prod
+
+import numpy as np
+
+from penstock.algorithms.dag import CycleError, Dag
+from penstock.errors import MAX_PROBLEMS, InvalidModel
+from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.ops.registry import TENSORFLOW
+from penstock.types import (
+    STRING,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    accepts,
+    constant_type,
+    dtypes,
+    type_of,
+)
+
+MAX_DIM = 2**63 - 1
+
+
+def verify(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Raise ``InvalidModel``, which lists what is wrong with ``model``, unless nothing is.
+
+    At most ``MAX_PROBLEMS`` problems are listed, and how many more there are. Where graphs nest too
+    deep, hold too many nodes or contain themselves, that is the only problem reported.
+    """
+    if model.entry not in model.graphs:
+        names = ", ".join(repr(name) for name in list(model.graphs)[:5]) or "none"
+        raise InvalidModel(
+            f"the model starts with graph {model.entry!r}, but its graphs are: {names}; "
+            "name one of them as its entry"
+        )
+    index = _Index([*model.graphs.values(), *model.functions.values()], model.functions, limits)
+    found = (problem for check in CHECKS for problem in check(index, limits))
+    problems = list(islice(found, MAX_PROBLEMS))
+    more = sum(1 for _ in found)
+    if problems:
+        raise InvalidModel([*problems, f"and {more} more"] if more else problems)
+
+
+def function_cycle(calls: Mapping[str, Collection[str]]) -> list[str] | None:
+    """Functions that call each other in a circle, each once, caller before callee; or ``None``.
+
+    ``calls`` maps each function to those it calls; callees that are no key of it are ignored.
+    """
+    position = {name: i for i, name in enumerate(calls)}
+    edges = [(position[a], position[b]) for a in calls for b in calls[a] if b in position]
+    try:
+        Dag(len(position), edges)
+    except CycleError as error:
+        names = list(calls)
+        return [names[i] for i in error.cycle]
+    return None
+
+
+@dataclass(slots=True)
+class _Scope:
+    """One graph, and where it stands."""
+
+    graph: Graph
+    parent: int  # index of the scope around it; -1 for a graph of the model
+    carrier: Node | None  # the node that carries it
+    attribute: str
+    depth: int
+    last: int = -1  # index of the last scope nested in it: in preorder they follow it
+    values: list[Value] = field(default_factory=list)  # its inputs, then its nodes' outputs
+
+    def __str__(self) -> str:
+        if self.carrier is None:
+            return f"graph {self.graph.name!r}"
+        return f"the {self.attribute} of {self.carrier.label}"
+
+
+class _Index:
+    """All graphs of a model in preorder, and where each node and value is at home."""
+
+    def __init__(
+        self, roots: Iterable[Graph], functions: Mapping[str, Graph], limits: Limits
+    ) -> None:
+        self.functions = functions
+        self.scopes = _nesting(roots, limits)
+        self.home: dict[Node, int] = {}
+        self.defined: dict[Value, int] = {}
+        self.constants: dict[Value, None] = {}
+        for i, scope in enumerate(self.scopes):
+            read = list(scope.graph.outputs)
+            scope.values += scope.graph.inputs
+            for node in scope.graph.nodes:
+                self.home.setdefault(node, i)
+                scope.values += [v for v in node.outputs if v is not None]
+                read += [v for v in node.inputs if v is not None]
+            for value in scope.values:
+                self.defined.setdefault(value, i)
+            self.constants.update((v, None) for v in read if v.const is not None)
+        for i in reversed(range(len(self.scopes))):
+            scope = self.scopes[i]
+            scope.last = max(scope.last, i)
+            if scope.parent >= 0:
+                around = self.scopes[scope.parent]
+                around.last = max(around.last, scope.last)
+
+    def within(self, inner: int, outer: int) -> bool:
+        """Whether scope ``inner`` is ``outer`` or nested in it."""
+        return outer <= inner <= self.scopes[outer].last
+
+    def nodes(self) -> Iterator[tuple[int, _Scope, Node]]:
+        for i, scope in enumerate(self.scopes):
+            for node in scope.graph.nodes:
+                yield i, scope, node
+
+
+def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
+    """The scopes of all graphs. Raises where there is no end to them, or none within limits."""
+    scopes: list[_Scope] = []
+    seen: set[Graph] = set()
+    nodes = 0
+    stack = [_Scope(graph, -1, None, "", 1) for graph in roots][::-1]
+    while stack:
+        scope = stack.pop()
+        if scope.graph in seen:
+            raise InvalidModel(
+                f"{scope} is a graph that also stands elsewhere, or around itself; "
+                "give each place a copy of its own"
+            )
+        if scope.depth > limits.max_depth:
+            raise InvalidModel(
+                f"{scope} nests deeper than Limits.max_depth = {limits.max_depth}; "
+                "raise the limit if you trust the model"
+            )
+        nodes += len(scope.graph.nodes)
+        if limits.max_nodes is not None and nodes > limits.max_nodes:
+            raise InvalidModel(
+                f"the model has more nodes than Limits.max_nodes = {limits.max_nodes}; "
+                "raise the limit if you trust the model"
+            )
+        seen.add(scope.graph)
+        position = len(scopes)
+        scopes.append(scope)
+        inner = [
+            _Scope(graph, position, node, name, scope.depth + 1)
+            for node in scope.graph.nodes
+            for name, graph in node.graphs
+        ]
+        stack.extend(reversed(inner))
+    return scopes
+
+
+def _described(value: Value) -> str:
+    if value.const is not None:
+        return f"constant {value.name!r}"
+    if value.producer is not None:
+        return f"{value.name!r}, made by {value.producer.label}"
+    return f"input {value.name!r}"
+
+
+# The checks, in the order in which they report.
+
+Check = Callable[[_Index, Limits], Iterator[str]]
+
+
+def repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
+    """A node stands in one place only."""
+    seen: set[Node] = set()
+    for _, scope, node in index.nodes():
+        if node in seen:
+            yield f"{node.label} is listed again in {scope}; a node runs once: make a copy of it"
+        seen.add(node)
+
+
+def graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
+    """A graph is an attribute itself, where walks over nested graphs find it."""
+    for _, _, node in index.nodes():
+        for name, attribute in node.attrs.items():
+            if isinstance(attribute, list | tuple) and any(isinstance(x, Graph) for x in attribute):
+                yield (
+                    f"attribute {name!r} of {node.label} is a list with graphs in it; "
+                    "give each graph an attribute of its own"
+                )
+
+
+def graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
+    """An input comes from outside: it is listed once, and nothing makes it."""
+    for i, scope in enumerate(index.scopes):
+        seen: set[Value] = set()
+        for value in scope.graph.inputs:
+            if value in seen or index.defined[value] != i:
+                yield f"input {value.name!r} of {scope} is an input twice; list it once"
+            seen.add(value)
+            if value.producer is not None:
+                yield (
+                    f"input {value.name!r} of {scope} is also made by {value.producer.label}; "
+                    "it can be one of these only"
+                )
+            if value.const is not None:
+                yield f"input {value.name!r} of {scope} is a constant; take it off the inputs"
+
+
+def node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
+    """Each value is made once, by the node that it names as its producer."""
+    for _, _, node in index.nodes():
+        outputs = node.outputs
+        if not outputs and node.op.pure:
+            yield f"{node.label} ({node.op.name}) has no outputs; give it one, or remove it"
+        if len(outputs) > 1:
+            given = [v for v in outputs if v is not None]
+            if len(set(given)) < len(given):
+                yield f"{node.label} lists one value twice among its outputs; make two values"
+        for value in outputs:
+            if value is None:
+                continue
+            if value.producer is not node:
+                other = "nobody" if value.producer is None else value.producer.label
+                yield (
+                    f"{value.name!r} is an output of {node.label}, but names {other} as its "
+                    "producer; a value has one producer, and names it"
+                )
+            if value.const is not None:
+                yield (
+                    f"{value.name!r} is a constant and an output of {node.label}; "
+                    "use a new value for the constant"
+                )
+
+
+def names(index: _Index, limits: Limits) -> Iterator[str]:
+    """A name means one value, in its graph and in all that are nested in it."""
+    # One entry per name is enough: one that stands in a graph around the present one is never
+    # replaced, because what would replace it is reported instead.
+    latest: dict[str, tuple[int, Value]] = {}
+    for i, scope in enumerate(index.scopes):
+        for value in scope.values:
+            name = value.name
+            if not name:
+                yield f"a value of {scope} ({_described(value)}) has no name; name it"
+                continue
+            known = latest.get(name)
+            if known is None or not index.within(i, known[0]):
+                latest[name] = (i, value)
+                continue
+            home, other = known
+            if other is value:
+                continue
+            if home == i:
+                yield (
+                    f"two values of {scope} are named {name!r} ({_described(other)}, and "
+                    f"{_described(value)}); rename one"
+                )
+            else:
+                yield (
+                    f"{_described(value)}, in {scope} has the name of a value of "
+                    f"{index.scopes[home]}, and hides it; rename one"
+                )
+
+
+def reads(index: _Index, limits: Limits) -> Iterator[str]:
+    """What a node or a graph's result refers to is there: here, around here, or a constant."""
+    for i, _, node in index.nodes():
+        for value in node.inputs:
+            if value is None or index.defined.get(value) == i:
+                continue
+            if (fault := _unreadable(index, i, value)) is not None:
+                yield f"{node.label} reads {value.name!r}, {fault}"
+    for i, scope in enumerate(index.scopes):
+        for value in scope.graph.outputs:
+            if (fault := _unreadable(index, i, value)) is not None:
+                yield f"{scope} gives {value.name!r} as an output, {fault}"
+
+
+def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
+    """Why ``value`` cannot be read in scope ``reader``, if so."""
+    if value.const is not None:
+        if value.producer is None:
+            return None
+        return (
+            f"a constant with a producer ({value.producer.label}); set its producer to None, or "
+            "do not make it a constant"
+        )
+    home = index.defined.get(value)
+    if home is not None:
+        if index.within(reader, home):
+            return None
+        return (
+            f"which belongs to {index.scopes[home]} and is not known outside of it; make it an "
+            "output there, or an input here"
+        )
+    if value.producer is None:
+        around = " or of a graph around it" if index.scopes[reader].parent >= 0 else ""
+        return (
+            f"which nothing makes: it is neither a constant nor an input or a node's output of "
+            f"{index.scopes[reader]}{around}; add what makes it, or correct the name"
+        )
+    if value.producer in index.home:
+        return f"but {value.producer.label}, its producer, does not list it among its outputs"
+    return f"but {value.producer.label}, which makes it, is not in the model; add that node"
+
+
+def control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
+    """A node waits for nodes of its own graph only."""
+    for i, scope, node in index.nodes():
+        for other in node.control_inputs:
+            if index.home.get(other) != i:
+                yield (
+                    f"{node.label} has {other.label} as a control input, which is not a node of "
+                    f"{scope}; it can only wait for nodes of its own graph"
+                )
+    for i, scope in enumerate(index.scopes):
+        for other in scope.graph.targets:
+            if index.home.get(other) != i:
+                yield (
+                    f"{scope} has {other.label} as a target, which is not a node of it; only nodes "
+                    "of its own can be"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bodies:
+    """What the graphs that a control-flow operation carries must take and give."""
+
+    attributes: tuple[str, ...]
+    inputs: Callable[[Node], int]
+    outputs: Callable[[Node], int]
+    rule: str
+    node: Callable[[Node], bool]  # whether the node's own arity is right
+    node_rule: str
+
+
+def _scan_states(node: Node) -> int:
+    count = node.attrs.get("num_scan_inputs")
+    # Up to version 8 the first input held sequence lengths.
+    return -1 if type(count) is not int else len(node.inputs) - count - (node.op.version <= 8)
+
+
+CONTROL_FLOW = {
+    "If": _Bodies(
+        ("then_branch", "else_branch"),
+        lambda node: 0,
+        lambda node: len(node.outputs),
+        "a branch takes nothing and gives one value for each output of its If",
+        lambda node: len(node.inputs) == 1,
+        "an If has one input, the condition",
+    ),
+    "Loop": _Bodies(
+        ("body",),
+        lambda node: max(2, len(node.inputs)),
+        lambda node: 1 + len(node.outputs),
+        "the body of a Loop takes the iteration, the condition and the carried values, and gives "
+        "the condition and one value for each output of the node",
+        lambda node: len(node.outputs) >= len(node.inputs) - 2,
+        "a Loop has an output for each carried value, then one for each that it collects",
+    ),
+    "Scan": _Bodies(
+        ("body",),
+        lambda node: len(node.inputs) - (node.op.version <= 8),
+        lambda node: len(node.outputs),
+        "the body of a Scan takes the states and a slice of each sequence, and gives one value "
+        "for each output of the node",
+        lambda node: 0 <= _scan_states(node) <= len(node.outputs),
+        "num_scan_inputs of the inputs of a Scan are sequences, the others states, and each state "
+        "is an output",
+    ),
+    "SequenceMap": _Bodies(
+        ("body",),
+        lambda node: len(node.inputs),
+        lambda node: len(node.outputs),
+        "the body of a SequenceMap takes an element for each input and gives one for each output",
+        lambda node: len(node.inputs) >= 1,
+        "a SequenceMap has at least one input, a sequence",
+    ),
+}
+
+
+def control_flow(index: _Index, limits: Limits) -> Iterator[str]:
+    """What goes into and comes out of a node's graphs fits the node."""
+    for _, _, node in index.nodes():
+        rule = CONTROL_FLOW.get(node.op.name)
+        if rule is None or node.op.domain:
+            continue
+        if not rule.node(node):
+            yield (
+                f"{node.label} has {len(node.inputs)} inputs and {len(node.outputs)} outputs: "
+                f"{rule.node_rule}"
+            )
+        for name in rule.attributes:
+            graph = node.attrs.get(name)
+            if not isinstance(graph, Graph):
+                yield f"{node.label} needs a graph as its attribute {name!r}"
+                continue
+            wanted = (rule.inputs(node), rule.outputs(node))
+            if (len(graph.inputs), len(graph.outputs)) != wanted:
+                yield (
+                    f"the {name} of {node.label} has {len(graph.inputs)} inputs and "
+                    f"{len(graph.outputs)} outputs instead of {wanted[0]} and {wanted[1]}: "
+                    f"{rule.rule}"
+                )
+
+
+def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
+    """The lists among the attributes of a Scan have an entry for each sequence."""
+    for _, _, node in index.nodes():
+        if node.op.name != "Scan" or node.op.domain:
+            continue
+        states = _scan_states(node)
+        taken, given = len(node.inputs) - states, len(node.outputs) - states
+        for name, count in (
+            ("scan_input_axes", taken),
+            ("scan_input_directions", taken),
+            ("scan_output_axes", given),
+            ("scan_output_directions", given),
+        ):
+            listed = node.attrs.get(name)
+            if listed and len(listed) != count:
+                yield f"{node.label} has {len(listed)} {name} for {count} sequences; give each one"
+
+
+_ARITIES = {
+    # inputs and outputs
+    **dict.fromkeys(("Switch", "RefSwitch"), (2, 2)),
+    "_SwitchN": (2, None),
+    **dict.fromkeys(("Merge", "RefMerge"), (None, 2)),
+    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit"), (1, 1)),
+    **dict.fromkeys(("NextIteration", "RefNextIteration", "LoopCond"), (1, 1)),
+}
+
+
+def primitives(index: _Index, limits: Limits) -> Iterator[str]:
+    """TensorFlow's primitives of control flow have their inputs, outputs and attributes. Whether
+    frames fit together is asked only of what a run needs (``passes/frames.py``)."""
+    for _, _, node in index.nodes():
+        arity = _ARITIES.get(node.op.name)
+        if arity is None or node.op.domain != TENSORFLOW:
+            continue
+        name, attrs = node.op.name, node.attrs
+        for what, wanted, given in zip(
+            ("inputs", "outputs"), arity, (node.inputs, node.outputs), strict=True
+        ):
+            if (wanted is None and not given) or (wanted is not None and len(given) != wanted):
+                yield f"{node.label}: {name} has {len(given)} {what} instead of {wanted or 'some'}"
+        if any(value is None for value in (*node.inputs, *node.outputs)):
+            yield f"{node.label}: {name} leaves out an input or an output, but has no optional one"
+        if name not in ("Enter", "RefEnter"):
+            continue
+        frame, limit = attrs.get("frame_name"), attrs.get("parallel_iterations", 1)
+        if not isinstance(frame, str) or not frame:
+            yield f"{node.label} enters a frame without a name; give it a frame_name"
+        if type(limit) is not int or limit < 1:
+            yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
+
+
+def calls(index: _Index, limits: Limits) -> Iterator[str]:
+    """A call names a function of the model, and takes and gives as many values as that."""
+    for _, _, node in index.nodes():
+        if node.op.name != "Call" or node.op.domain != TENSORFLOW:
+            continue
+        name = node.attrs.get("function")
+        function = index.functions.get(name) if isinstance(name, str) else None
+        if function is None:
+            yield f"{node.label} calls {name!r}, which is no function of the model"
+            continue
+        here = len(node.inputs), len(node.outputs)
+        there = len(function.inputs), len(function.outputs)
+        if here != there:
+            yield (
+                f"{node.label} calls {name!r} with {here[0]} values for {here[1]}, but that takes "
+                f"{there[0]} and gives {there[1]}"
+            )
+
+
+def types(index: _Index, limits: Limits) -> Iterator[str]:
+    """Types are those of values that can be: dtypes we know, dims that can be multiplied."""
+    sound: set[int] = set()  # many values share a type; all of these outlive this loop
+    for values in (*(scope.values for scope in index.scopes), index.constants):
+        for value in values:
+            if id(value.type) in sound:
+                continue
+            fault = _type_fault(value.type, limits)
+            if fault is None:
+                sound.add(id(value.type))
+            else:
+                yield f"{_described(value)}: {fault}"
+
+
+def _type_fault(kind: Type, limits: Limits) -> str | None:
+    for _ in range(limits.max_depth):
+        if isinstance(kind, TensorType):
+            return _tensor_fault(kind, limits)
+        if isinstance(kind, SequenceType | OptionalType):
+            kind = kind.element
+        elif isinstance(kind, MapType):
+            if kind.key not in _known_dtypes():
+                return f"no map has keys of dtype {kind.key!r}"
+            kind = kind.value
+        else:
+            return None
+    return f"its type nests deeper than Limits.max_depth = {limits.max_depth}"
+
+
+@cache
+def _known_dtypes() -> frozenset[np.dtype]:
+    return frozenset(dtypes().values())
+
+
+def _tensor_fault(kind: TensorType, limits: Limits) -> str | None:
+    if kind.dtype is not None and kind.dtype not in _known_dtypes():
+        return f"no tensor has dtype {kind.dtype!r}; use one of {', '.join(dtypes())}"
+    if kind.shape is None:
+        return None
+    if len(kind.shape) > limits.max_dims:
+        return f"it has {len(kind.shape)} dims, more than Limits.max_dims = {limits.max_dims}"
+    elements, known = 1, True
+    for dim in kind.shape:
+        if isinstance(dim, int):
+            if not 0 <= dim <= MAX_DIM:
+                return f"dim {dim} is not between 0 and 2**63 - 1"
+            # A zero among the dims does not help: strides are products of the others.
+            elements *= dim or 1
+        elif dim is None or isinstance(dim, str):
+            known = False
+        else:
+            return f"dim {dim!r} is neither an int, nor a name, nor None (unknown)"
+    if elements > limits.max_elements:
+        return (
+            f"its dims {list(kind.shape)} multiply to more than Limits.max_elements = "
+            f"{limits.max_elements}"
+        )
+    if kind.data is not None:
+        size = 0 if 0 in kind.shape else elements
+        if len(kind.shape) > 1 or (known and size != len(kind.data)):
+            return f"its known contents, {len(kind.data)} elements, do not fit {kind}"
+    return None
+
+
+def constants(index: _Index, limits: Limits) -> Iterator[str]:
+    """A constant is an array that its type describes; all of them together are bounded."""
+    total = 0
+    for value in index.constants:
+        array = value.const
+        if not isinstance(array, np.ndarray):
+            yield f"constant {value.name!r} is a {type(array).__name__}; make it a NumPy array"
+            continue
+        total += array.nbytes
+        declared, held = value.type, type_of(array)
+        if not isinstance(declared, TensorType) or not accepts(declared, held):
+            yield (
+                f"constant {value.name!r} is declared {declared} but holds {held}; "
+                "its contents must fit its type"
+            )
+        elif declared.data is not None:
+            contents = constant_type(array).data
+            if contents is not None and contents != declared.data:
+                yield (
+                    f"constant {value.name!r} holds {list(contents)}, but its type says "
+                    f"{list(declared.data)}; its contents must fit its type"
+                )
+        if array.dtype == STRING and not all(isinstance(x, str) for x in array.flat):
+            yield f"constant {value.name!r} has elements that are no strings; decode them to str"
+    total += _bytes_of_attributes(index)
+    if limits.max_constant_bytes is not None and total > limits.max_constant_bytes:
+        yield (
+            f"the model's constants have {total} bytes, more than Limits.max_constant_bytes = "
+            f"{limits.max_constant_bytes}; raise the limit if you trust the model"
+        )
+
+
+def _bytes_of_attributes(index: _Index) -> int:
+    """Bytes of the arrays that nodes have as attributes, as constants of TensorFlow are nodes; each
+    array counts once, and an element that stands for many as one."""
+    arrays = {
+        id(attribute): attribute
+        for _, _, node in index.nodes()
+        for attribute in node.attrs.values()
+        if isinstance(attribute, np.ndarray)
+    }
+    return sum(
+        array.itemsize * prod(n for n, s in zip(array.shape, array.strides, strict=True) if s)
+        for array in arrays.values()
+    )
+
+
+def cycles(index: _Index, limits: Limits) -> Iterator[str]:
+    """Some order of each graph's nodes has every node after all that it depends on."""
+    for scope in index.scopes:
+        if scope.parent >= 0:
+            continue
+        for graph, edges in dependencies(scope.graph):
+            try:
+                ordered(graph, edges)
+            except InvalidModel as error:
+                yield from error.problems
+
+
+CHECKS: tuple[Check, ...] = (
+    repeated_nodes,
+    graph_lists,
+    graph_inputs,
+    node_outputs,
+    names,
+    reads,
+    control_inputs,
+    control_flow,
+    scan_lists,
+    primitives,
+    calls,
+    types,
+    constants,
+    cycles,
+)

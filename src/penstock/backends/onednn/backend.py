@@ -1,0 +1,219 @@
+"""oneDNN: products and convolutions at the hardware's limit.
+
+``OneDnnBackend`` takes what it has a primitive for, in float32 and with shapes that are known; a
+session has NumPy beside it for the rest: ``backends=["onednn", "numpy"]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.backends.base import HostBackend
+from penstock.backends.numpy import NumpyBackend
+from penstock.backends.onednn.attention import AttentionKernel, attention_of
+from penstock.backends.onednn.concat import concat
+from penstock.backends.onednn.convolution import convolution
+from penstock.backends.onednn.deconvolution import deconvolution
+from penstock.backends.onednn.eltwise import eltwise
+from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
+from penstock.backends.onednn.kernel import DnnlKernel
+from penstock.backends.onednn.library import DnnlError, Library, library
+from penstock.backends.onednn.lrn import lrn
+from penstock.backends.onednn.matmul import gemm, matmul
+from penstock.backends.onednn.nary import NARY, nary
+from penstock.backends.onednn.normalization import (
+    batch_normalization,
+    instance_normalization,
+    layer_normalization,
+)
+from penstock.backends.onednn.op_desc import Work, work_of
+from penstock.backends.onednn.pooling import pooling
+from penstock.backends.onednn.prelu import prelu
+from penstock.backends.onednn.primitive_spec import Recipe
+from penstock.backends.onednn.quantized import quantized
+from penstock.backends.onednn.quantized_forms import DTYPES, OPERATIONS
+from penstock.backends.onednn.recurrent import recurrent
+from penstock.backends.onednn.reduction import REDUCTIONS, reduction
+from penstock.backends.onednn.reorder import reorder
+from penstock.backends.onednn.resampling import resampling
+from penstock.backends.onednn.shape_cache import Dynamic, is_dynamic
+from penstock.backends.onednn.softmax import softmax
+from penstock.errors import PenstockError
+from penstock.host.threads import core_budget
+from penstock.ir.graph import Node
+from penstock.ops.internal.fused import parts
+from penstock.ops.internal.transfer import REORDER
+from penstock.ops.registry import Kernel
+from penstock.ops.work_estimate import flops
+from penstock.types import FLOAT32, TensorType, Type
+
+Family = Callable[[Work], Recipe | None]
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys([*ELTWISE, *BINARY], eltwise),
+    **dict.fromkeys(NARY, nary),
+    **dict.fromkeys(REDUCTIONS, reduction),
+    "AveragePool": pooling,
+    "BatchNormalization": batch_normalization,
+    "Concat": concat,
+    "Conv": convolution,
+    "ConvTranspose": deconvolution,
+    "GRU": recurrent,
+    "Gemm": gemm,
+    "GlobalAveragePool": pooling,
+    "GlobalMaxPool": pooling,
+    "InstanceNormalization": instance_normalization,
+    "LRN": lrn,
+    "LSTM": recurrent,
+    "LayerNormalization": layer_normalization,
+    "LogSoftmax": softmax,
+    "MatMul": matmul,
+    "MaxPool": pooling,
+    "PRelu": prelu,
+    "RNN": recurrent,
+    "Resize": resampling,
+    "Softmax": softmax,
+    REORDER.full_name: reorder,
+}
+"""by operation, who makes recipes of its nodes, and of chains that begin with one"""
+
+MOVING = frozenset({"MaxPool", REORDER.full_name})
+"""those that take 8-bit integers, too: they give elements of theirs, as they are"""
+
+
+# On one core, about: what a call takes that does nothing, bytes a second through the cache, and
+# operations a second in products.
+_CALL_S = 1.2e-6
+_BYTES_PER_S = 20e9
+_FLOPS_PER_S = 100e9
+
+
+# Bytes from which on copies are worth a second thread; one copies as fast in NumPy, or faster.
+_WORTH_THREADS = 100_000
+
+# Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
+_WORTH_ROUNDING = 5_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """The kernel of a node whose inputs and outputs have these types and are these constants."""
+
+    types: list[Type | None]
+    constants: list[np.ndarray | None]
+    kernel: Kernel | None
+
+    def is_to(self, types: list[Type | None], constants: list[np.ndarray | None]) -> bool:
+        return types == self.types and all(
+            a is b for a, b in zip(constants, self.constants, strict=True)
+        )
+
+
+class OneDnnBackend(HostBackend):
+    """Runs what oneDNN has primitives for.
+
+    With ``precision="bf16"`` operands of convolutions and of products with constants are rounded to
+    bfloat16, and summed in float32, where the processor has instructions for that.
+    """
+
+    name = "onednn"
+    fuses = True
+
+    def __init__(self, precision: str = "float32") -> None:
+        found = library()
+        if found is None:
+            raise PenstockError(
+                "there is no oneDNN: install the wheel onednn-cpu-gomp, or name a libdnnl.so.3 in "
+                "PENSTOCK_DNNL"
+            )
+        self.library: Library = found
+        self._numpy = NumpyBackend()
+        self.narrow = precision == "bf16" and found.bfloat16
+        self._answers: dict[Node, _Answer] = {}
+
+    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
+        return self._kernel(node, types) is not None
+
+    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+        kernel = self._kernel(node, types)
+        assert kernel is not None, "compile() of what supports() refuses"
+        return kernel
+
+    def forget(self) -> None:
+        self._answers.clear()
+
+    def seconds(self, node: Node) -> float:
+        if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
+            return 0.0  # whichever is faster, it will turn out
+        values = (*node.inputs, *node.outputs)
+        kinds = [v.type for v in values if v is not None and v.const is None]
+        moved = sum(k.nbytes for k in kinds if isinstance(k, TensorType) and k.static)
+        if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
+            return 2 * self._numpy.seconds(node)
+        return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
+
+    def _kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        """The kernel of a node with these types of inputs, None if there is none. It is asked for
+        when nodes are fused, when they are placed, and when they are compiled."""
+        values = [*node.inputs, *node.outputs]
+        outputs = [None if value is None else value.type for value in node.outputs]
+        question = [*types, *outputs], [None if value is None else value.const for value in values]
+        answer = self._answers.get(node)
+        if answer is not None and answer.is_to(*question):
+            return answer.kernel
+        kernel = self._new(node, types)
+        self._answers[node] = _Answer(*question, kernel)
+        return kernel
+
+    def _new(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        if any(part.op.name == "Softmax" for part in parts(node)[1:]):
+            return self._attention(node, types)
+        if is_dynamic(node, types):
+            return Kernel(Dynamic(node, self._faster))
+        name = parts(node)[0].op.full_name
+        if name in OPERATIONS:
+            recipe = quantized(node, types) if self.library.int8 else None
+        else:
+            family = FAMILIES.get(name)
+            dtypes = DTYPES if name in MOVING else (FLOAT32,)
+            work = None if family is None else work_of(node, types, dtypes)
+            recipe = None if family is None or work is None else family(work)
+        if recipe is None:
+            return None
+        if self.narrow and recipe.work.scaling is None and flops(node) >= _WORTH_ROUNDING:
+            recipe = replace(recipe, narrow=True)
+        try:
+            return DnnlKernel.of(self.library, recipe)
+        except DnnlError:
+            return None
+
+    def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+        """The kernel of a node that NumPy could run, too."""
+        kernel = self._new(node, types)
+        if kernel is None or self.seconds(node) > self._numpy.seconds(node):
+            return self._numpy.compile(node, types)
+        return kernel
+
+    def _attention(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        attention = attention_of(node, types)
+        (output,) = node.outputs
+        if attention is None or output is None or not isinstance(output.type, TensorType):
+            return None
+        try:
+            return AttentionKernel.of(self.library, attention, output.type)
+        except DnnlError:
+            return None
+
+    @property
+    def threads(self) -> int:
+        return core_budget()
+
+    @property
+    def threads_of_caller(self) -> bool:
+        return True  # with OpenMP, it is
+
+    def set_threads(self, threads: int) -> None:
+        self.library.set_threads(threads)

@@ -1,0 +1,53 @@
+"""Scales and zero points of what a primitive reads and writes: oneDNN's attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.onednn.library import Library
+from penstock.backends.onednn.primitive import SRC, Descriptor, memory
+from penstock.ops.common.constant_cache import Shared
+
+# What is added to an argument of a primitive (DNNL_ARG_ATTR_*).
+_SCALES, ZERO_POINTS = 4096, 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaling:
+    """By argument of the primitive: factors of its elements, one, or one for each index of the axes
+    in a mask; and what is taken off each of them, or added to each of a result. ``late``: tensors
+    of the work that are such zero points, by argument of the primitive. ``signed``: those of uint8
+    that it takes as int8, each element 128 less. ``weights`` are those that it has beside: all
+    works of the same ones share what is made of them."""
+
+    scales: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
+    zeros: Mapping[int, int] = field(default_factory=dict)
+    weights: Shared[Any] | None = None
+    late: Mapping[int, int] = field(default_factory=dict)
+    signed: Collection[int] = ()
+
+    def arguments(self, library: Library, attributes: Any) -> dict[int, Any]:
+        """Sets these on ``attributes``; returns the memory, by argument, that calls need for it."""
+        lib, found = library.lib, {}
+        for argument, (mask, factors) in self.scales.items():
+            library.check(lib.dnnl_primitive_attr_set_scales_mask(attributes, argument, mask))
+            found[_SCALES | argument] = _held(library, factors)
+        for argument, zero in self.zeros.items():
+            library.check(lib.dnnl_primitive_attr_set_zero_points_mask(attributes, argument, 0))
+            found[ZERO_POINTS | argument] = _held(library, np.array([zero], np.int32))
+        for argument in self.late:
+            at = argument & ~ZERO_POINTS
+            library.check(lib.dnnl_primitive_attr_set_zero_points_mask(attributes, at, 0))
+        return found
+
+
+SIGNED = Scaling(zeros={SRC: 128})
+"""of a copy of uint8 as int8"""
+
+
+def _held(library: Library, array: np.ndarray) -> Any:
+    return memory(library, Descriptor.of(library, array).handle, array)

@@ -1,0 +1,220 @@
+"""What nodes with 8-bit codes are of real numbers.
+
+A code stands for ``scale * (code - zero)``. Nodes say what is done with them in three ways: as
+operations of codes (QLinearConv and its like); as fused ones that begin with the DequantizeLinear
+of what an operation reads, and mostly end with the QuantizeLinear of what it makes; and as products
+of integers that are cast to float32 and scaled afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from penstock.backends.onednn.eltwise_algorithms import ELTWISE
+from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.post_ops import Posts, posts_of
+from penstock.ir.graph import Node, Value
+from penstock.ops.common.dtypes import INT8, INT32, UINT8
+from penstock.ops.internal.fused import is_fused, parts
+from penstock.ops.registry import MICROSOFT
+from penstock.types import FLOAT32, TensorType
+
+DTYPES: Collection[np.dtype] = frozenset({FLOAT32, INT8, UINT8})
+"""of tensors that such nodes read and make"""
+INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
+_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """What tensor ``tensor`` of a work stands for: scales and zero points, one, or one for each
+    index of ``axis``. Real numbers have the scale 1. If the zero point comes with each run, tensor
+    ``late`` has it."""
+
+    tensor: int
+    scale: np.ndarray = field(default_factory=lambda: _ONE)
+    zero: np.ndarray = field(default_factory=lambda: _ZERO)
+    axis: int = 0
+    late: int = -1
+
+    @property
+    def single(self) -> bool:
+        """Whether one scale and zero point are for all elements."""
+        return self.scale.size == self.zero.size == 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """An operation of real numbers, all of which may be codes: that of ``node``, for ``inputs``,
+    of which the result, at most ``high`` and at least ``low``, becomes ``output``. ``bias`` are
+    real numbers that are added first, ``posts`` what is done at last."""
+
+    node: Node
+    inputs: Sequence[Codes | None]
+    output: Codes
+    low: float = -math.inf
+    high: float = math.inf
+    bias: np.ndarray | None = None
+    posts: Posts = field(default_factory=Posts)
+
+
+def form_of(work: Work) -> Form | None:
+    """What the node of a work is; None if its codes are not of one scale and zero point that are
+    known before the run."""
+    node = work.node
+    if not is_fused(node):
+        return _FORMS[node.op.full_name](work)
+    return _of_integers(work) if parts(node)[0].op.name in INTEGERS else _between_conversions(work)
+
+
+def _codes(work: Work, tensor: int, scale: int, zero: int, axis: int = 0) -> Codes | None:
+    """Codes whose scale and zero point are inputs of the work, -1 where there is none; None if
+    these are not known, or are none of a kind that codes of a byte have."""
+    if scale < 0:
+        return Codes(tensor)
+    scales = work.constants[scale]
+    zeros = work.constants[zero] if zero >= 0 else np.zeros(1, INT8)
+    if scales is None or zeros is None or scales.dtype != FLOAT32:
+        return None
+    if zeros.dtype not in (INT8, UINT8, INT32) or max(scales.ndim, zeros.ndim) > 1:
+        return None
+    if not np.all(np.isfinite(scales) & (scales > 0)):
+        return None
+    return Codes(tensor, scales.reshape(-1), zeros.reshape(-1).astype(np.int32), axis)
+
+
+def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[Work], Form | None]:
+    """The form of an operation of two tensors of codes, each followed by its scale and zero point:
+    where its inputs have those of the ``output``, and int32 that are added to its sums."""
+
+    def form(work: Work) -> Form | None:
+        attrs = work.node.attrs
+        given = [*work.inputs, *[-1] * 9][:9]
+        # What has scales of its own is each filter of a convolution, each column of a matrix.
+        axis = 0 if "Conv" in work.node.op.name or attrs.get("transB") else -1
+        x, w = _codes(work, *given[:3]), _codes(work, given[3], given[4], given[5], axis)
+        y = _codes(work, work.outputs[0], given[output[0]], given[output[1]])
+        term = work.constant(bias) if bias >= 0 else None
+        if x is None or w is None or y is None or attrs.get("channels_last"):
+            return None
+        if term is None:
+            left_out = bias < 0 or given[bias] < 0
+            return Form(work.node, (x, w), y) if left_out else None
+        factor = attrs.get("alpha", 1.0) * x.scale.astype(np.float64) * w.scale
+        return Form(work.node, (x, w), y, bias=term * factor)
+
+    return form
+
+
+def _conversion(work: Work) -> Form | None:
+    """QuantizeLinear or DequantizeLinear alone."""
+    given = _parameters(work, work.node, dict(zip(work.node.inputs, work.inputs, strict=True)))
+    if given is None or not given.single:
+        return None
+    target = Codes(work.outputs[0])
+    if work.node.op.name == "DequantizeLinear":
+        return Form(work.node, (given,), target)
+    return Form(work.node, (Codes(given.tensor),), replace(given, tensor=target.tensor))
+
+
+_FORMS: Mapping[str, Callable[[Work], Form | None]] = {
+    "DequantizeLinear": _conversion,
+    "QLinearConv": _operation((6, 7), bias=8),
+    "QLinearMatMul": _operation((6, 7)),
+    "QuantizeLinear": _conversion,
+    f"{MICROSOFT}.DequantizeLinear": _conversion,
+    f"{MICROSOFT}.QGemm": _operation((7, 8), bias=6),
+    f"{MICROSOFT}.QLinearAdd": _operation((6, 7)),
+    f"{MICROSOFT}.QLinearConv": _operation((6, 7), bias=8),
+    f"{MICROSOFT}.QuantizeLinear": _conversion,
+}
+OPERATIONS = frozenset({*_FORMS, *INTEGERS})
+"""what nodes with codes begin with"""
+
+
+def _parameters(work: Work, node: Node, place: Mapping[Value | None, int]) -> Codes | None:
+    """Scale and zero point of a QuantizeLinear or DequantizeLinear, for the tensor it reads."""
+    values = (node.inputs[0], node.outputs[0])
+    kinds = [None if value is None else value.type for value in values]
+    dtypes = {kind.dtype if isinstance(kind, TensorType) else None for kind in kinds}
+    if node.attrs.get("block_size") or node.attrs.get("precision"):
+        return None
+    if not dtypes <= {*DTYPES, INT32}:
+        return None
+    axis = node.attrs.get("axis")
+    x, scale, zero = [-1 if v is None else place[v] for v in [*node.inputs, None][:3]]
+    return _codes(work, x, scale, zero, 1 if axis is None else axis)
+
+
+def _between_conversions(work: Work) -> Form | None:
+    """What a fused node is, that begins with DequantizeLinear."""
+    region = work.node.attrs["region"]
+    place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
+    known: dict[Value | None, Codes] = {}
+    form = None
+    for node in region.nodes:
+        if node.op.name == "DequantizeLinear":
+            codes = _parameters(work, node, place)
+            if codes is None:
+                return None
+            known[node.outputs[0]] = codes
+        elif form is None:
+            inputs = [
+                None if value is None else known.get(value) or Codes(place[value])
+                for value in node.inputs
+            ]
+            form = Form(node, inputs, Codes(work.outputs[0]))
+        elif node.op.name == "QuantizeLinear":
+            output = _parameters(work, node, {**place, node.inputs[0]: work.outputs[0]})
+            if output is None:
+                return None
+            form = replace(form, output=output)
+        else:
+            bounds = _BOUNDS[node.op.name](node)
+            if bounds is None:
+                return None
+            form = _within(form, *bounds)
+    return form
+
+
+def _of_integers(work: Work) -> Form | None:
+    """ConvInteger or MatMulInteger, whose result is cast to float32, and what follows that."""
+    region = work.node.attrs["region"]
+    node, cast = region.nodes[:2]
+    place = {value: i for i, value in enumerate(region.inputs)}
+    chain = posts_of(region.nodes[1:], place, work.tensors, work.constants)
+    if chain is None or cast.outputs[0].type.dtype != FLOAT32:
+        return None
+    x, w, *zeros = [-1 if v is None else place[v] for v in [*node.inputs, None, None][:4]]
+    one, many = [_ZERO if i < 0 else work.constants[i] for i in zeros]
+    kind = work.tensors[zeros[0]] if one is None else None
+    if many is None or many.ndim > 1 or (kind is not None and math.prod(kind.dims) > 1):
+        return None
+    axis = 0 if node.op.name == "ConvInteger" else -1
+    weights = Codes(w, zero=many.reshape(-1).astype(np.int32), axis=axis)
+    if one is None:
+        source = Codes(x, late=zeros[0])
+    else:
+        source = Codes(x, zero=one.reshape(-1).astype(np.int32))
+    return Form(node, (source, weights), Codes(work.outputs[0]), posts=chain)
+
+
+def _relu(node: Node) -> tuple[float, float]:
+    return 0.0, math.inf
+
+
+def _clip(node: Node) -> tuple[float, float] | None:
+    chain = ELTWISE["Clip"](node)
+    return None if chain is None else (chain[0].alpha, chain[0].beta)
+
+
+_BOUNDS: Mapping[str, Callable[[Node], tuple[float, float] | None]] = {"Clip": _clip, "Relu": _relu}
+
+
+def _within(form: Form, low: float, high: float) -> Form:
+    """``form``, with a result between ``low`` and ``high``."""
+    return replace(form, low=min(max(form.low, low), high), high=max(min(form.high, high), low))

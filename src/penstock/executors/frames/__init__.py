@@ -1,0 +1,1 @@
+"""The frames executor: TensorFlow's tagged tokens."""

@@ -1,0 +1,500 @@
+"""The loop behind every executor that decides at run time: tasks run as they become ready.
+
+Sequential and parallel are this one loop. Each queue of ready tasks has workers who take the most
+urgent task, run it, and count down what waits for it. The caller of a run is one of the workers of
+queue 0, the host's; others come from pools that live as long as the process. Who finds nothing to
+do leaves: no worker waits for another, and only the caller, who is no worker then, for the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any
+
+from penstock.backends.base import Event
+from penstock.errors import Cancelled, InternalError
+from penstock.executors.base import Control, quiet
+from penstock.host.threads import Workers
+from penstock.plan.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Ready tasks of one kind: at most ``workers`` run at once, ``pool`` gives more of them."""
+
+    workers: int
+    pool: Workers | None
+
+
+class Flow:
+    """What the loop obeys, the same for every run of a plan.
+
+    ``tasks`` say what waits for what; ``worthwhile[t]``: whether task t is worth another worker.
+    """
+
+    def __init__(
+        self, tasks: Tasks, queues: Sequence[Queue], worthwhile: Sequence[bool], slots: int
+    ) -> None:
+        self.tasks = tasks
+        self.queues = tuple(queues)
+        self.worthwhile = tuple(worthwhile)
+        self.slots = slots
+        # One worker at a time, who need not look whether another one would help.
+        self.alone = len(queues) == 1 and not any(worthwhile)
+        self.block = tuple([task.block for task in tasks.tasks])
+        self.queue = tuple([task.queue for task in tasks.tasks])
+        signals = tasks.signals
+        # Those that may step aside: their functions are generators.
+        self.expanded = tuple(
+            [
+                bool(task.blocks)
+                or number in signals.devices
+                or any(id(step) in signals.waits for step in task.steps)
+                for number, task in enumerate(tasks.tasks)
+            ]
+        )
+        self.signals = signals.count
+        self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
+        self.counts = tuple([len(block) for block in tasks.blocks])
+        # What a task needs before all else, so that nobody need begin with it to see that.
+        needed = [signals.waits.get(id(task.steps[0]), ())[:1] for task in tasks.tasks]
+        self.sources = tuple(
+            [
+                tuple([t for t in block if not tasks.waits[t] and not needed[t]])
+                for block in tasks.blocks
+            ]
+        )
+        self.parked = tuple(
+            [tuple([(t, needed[t][0]) for t in block if needed[t]]) for block in tasks.blocks]
+        )
+        self.resets = tuple([self._resets(block) for block in tasks.blocks])
+
+    def _resets(self, block: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Slots that tasks of a block count down, and from where."""
+        tasks = self.tasks
+        slots = dict.fromkeys(slot for t in block for slot in tasks.counted[t])
+        return tuple([(slot, tasks.readers[slot]) for slot in slots])
+
+
+class FlowRun:
+    """One run of a flow: all that changes while it goes on, under ``lock``.
+
+    ``running`` counts workers between a look at the queues and the next; when it falls to 0 and the
+    plan's block is done, or the run has failed, the run has ended and ``on_end`` is called.
+    Workers of a pool call ``adopt`` before they begin.
+    """
+
+    __slots__ = (
+        "S",
+        "V",
+        "adopt",
+        "blocked",
+        "caller_waits",
+        "control",
+        "ended",
+        "error",
+        "events",
+        "failed",
+        "flow",
+        "functions",
+        "generators",
+        "lock",
+        "observe",
+        "on_end",
+        "parked",
+        "ready",
+        "remaining",
+        "running",
+        "signal",
+        "uses",
+        "waits",
+        "workers",
+        "worthwhile",
+    )
+
+    def __init__(
+        self,
+        flow: Flow,
+        functions: Sequence[Callable[..., Any]],
+        V: list[Any],
+        control: Control,
+        *,
+        observe: bool = False,
+        adopt: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self.flow = flow
+        self.functions = functions
+        self.V = V
+        self.control = control
+        self.observe = observe
+        self.adopt = adopt
+        self.on_end = on_end
+        # Observers are told with the lock held, and may stop the run.
+        self.lock = threading.RLock()
+        self.ready: list[list[int]] = [[] for _ in flow.queues]
+        self.workers = [0] * len(flow.queues)
+        # How many of the ready tasks of each queue are worth another worker.
+        self.worthwhile = [0] * len(flow.queues)
+        self.waits = list(flow.tasks.waits)
+        self.remaining = list(flow.counts)
+        self.uses: dict[int, int] = {}
+        self.generators: dict[int, Generator[Any, None, None]] = {}
+        # Which signals have been emitted.
+        self.S: list[Any] = [False] * flow.signals
+        # Tasks that wait for a signal, and for events of devices; whether somebody blocks for one.
+        self.parked: dict[int, list[int]] = {}
+        self.events: list[tuple[Event, int]] = []
+        self.blocked = False
+        self.running = 0
+        self.failed = False
+        self.error: BaseException | None = None
+        self.caller_waits = False
+        self.signal = threading.Lock()
+        self.signal.acquire()
+        self.ended = False
+
+    # For who starts a run.
+
+    def run(self) -> None:
+        """Run to the end, as the first worker; raises what the run ended with."""
+        try:
+            self._begin(True)
+            while not self.ended:
+                self.signal.acquire()
+                if not self.ended:
+                    quiet(self._work, 0, True)
+        except BaseException as error:
+            self._fail(error)  # an interrupt; others stop when they next look
+            raise
+        failure, self.error = self.error, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
+
+    def start(self) -> None:
+        """Work as long as there is something to do, then leave; ``on_end`` tells of the end."""
+        self._begin(False)
+
+    def _begin(self, caller: bool) -> None:
+        try:
+            with self.lock:
+                self.workers[0] += 1
+                self.running += 1
+                self._activate(0)
+                self._wake_others(0)
+            # From here on the run sees by itself that it is stopped, while nobody works on it, too.
+            self.control.on_stop = self._abort
+            if self.control.stopped:
+                self._stop(-1)
+        except BaseException as error:
+            self._failed(error, 0, caller)
+        else:
+            quiet(self._work, 0, caller)
+
+    # Workers.
+
+    def _join(self, queue: int) -> None:
+        """The job of a worker that was asked to help."""
+        with self.lock:
+            if self.failed or self.ended:
+                self.workers[queue] -= 1
+                return
+            self.running += 1
+        if self.adopt is not None:
+            self.adopt()
+        quiet(self._work, queue)
+
+    def _work(self, queue: int, caller: bool = False) -> None:
+        """Run tasks of one queue as long as there are any. ``running`` counts us already."""
+        flow, functions, control = self.flow, self.functions, self.control
+        lock, ready, expanded = self.lock, self.ready[queue], flow.expanded
+        consumers, counted, block = flow.tasks.consumers, flow.tasks.counted, flow.block
+        waits, remaining = self.waits, self.remaining
+        alone = flow.alone and not self.observe
+        others = len(flow.queues) > 1
+        known = self._known()
+        task = -1
+        try:
+            while True:
+                with lock:
+                    if task >= 0:
+                        # Others may run now that waited for the task, and values may go.
+                        for other in consumers[task]:
+                            left = waits[other] - 1
+                            waits[other] = left
+                            if not left:
+                                if alone:
+                                    heappush(ready, other)
+                                else:
+                                    self._push(other)
+                        if counted[task]:
+                            self._count_down(counted[task])
+                        left = remaining[block[task]] - 1
+                        remaining[block[task]] = left
+                        if not left:
+                            self._finished(block[task])
+                    if others:
+                        self._wake_others(queue)
+                    while self.events and not (
+                        ready or self.blocked or self.failed or control.stopped
+                    ):
+                        self._block()
+                    if self.failed or not ready:
+                        ended = self._leave(queue, caller)
+                        break
+                    task = heappop(ready)
+                    if not alone:
+                        self.worthwhile[queue] -= flow.worthwhile[task]
+                        if self.worthwhile[queue]:
+                            self._wake(queue)
+                if control.stopped:
+                    self._stop(task)
+                if not expanded[task]:
+                    functions[task](*known)
+                elif not self._advance(task):
+                    task = -1
+        except BaseException as error:
+            self._failed(error, queue, caller)
+        else:
+            if ended:
+                self._end()
+
+    def _failed(self, error: BaseException, queue: int, caller: bool) -> None:
+        """A worker leaves with an error, which only a caller who was interrupted raises."""
+        self._fail(error)
+        with self.lock:
+            ended = self._leave(queue, caller)
+        if ended:
+            self._end()
+        if caller and not isinstance(error, Exception):
+            raise error
+
+    def _end(self) -> None:
+        """The run has ended, and nobody works on it any more."""
+        self.control.on_stop = None
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+    def _advance(self, task: int) -> bool:
+        """Run a task that steps aside up to where it needs a block, or a signal that is not there;
+        whether it is done."""
+        generator = self.generators.get(task)
+        if generator is None:
+            generator = self.functions[task](*self._known())
+            self.generators[task] = generator
+        while True:
+            needed = next(generator, None)
+            if needed is None:
+                del self.generators[task]
+                return True
+            with self.lock:
+                if needed.__class__ is not int:
+                    self.events.append((needed, task))
+                    return False
+                if needed >= 0:
+                    self._activate(needed)
+                    return False
+                if not self.S[~needed]:
+                    self.parked.setdefault(~needed, []).append(task)
+                    return False
+
+    def _known(self) -> tuple[Any, ...]:
+        """What the functions of tasks take."""
+        if self.flow.signals:
+            return self.control, self.V, self.S, self._emit
+        return self.control, self.V
+
+    def _emit(self, signal: int, event: Any = True) -> None:
+        """Tasks that wait for ``signal`` go on."""
+        with self.lock:
+            self.S[signal] = event
+            for task in self.parked.pop(signal, ()):
+                self._push(task)
+            if self.worthwhile[0]:
+                self._wake(0)
+
+    # Under the lock.
+
+    def _block(self) -> None:
+        """Tasks whose events have come are ready; if none has, wait for the first, without the
+        lock. One worker does so, with nothing else to do, however many tasks wait."""
+        if not any(event.query() for event, _ in self.events):
+            event, _ = self.events[0]
+            self.blocked = True
+            self.lock.release()
+            try:
+                event.synchronize()
+            finally:
+                self.lock.acquire()
+                self.blocked = False
+        come = [task for event, task in self.events if event.query()]
+        self.events = [(event, task) for event, task in self.events if task not in come]
+        for task in come:
+            self._push(task)
+
+    def _push(self, task: int) -> None:
+        """A task is ready."""
+        flow = self.flow
+        queue = flow.queue[task]
+        heappush(self.ready[queue], task)
+        self.worthwhile[queue] += flow.worthwhile[task]
+        if self.observe and task not in self.generators:
+            self.control.observer.step_ready(self.control.run, flow.tasks.tasks[task].steps[0])
+
+    def _activate(self, block: int) -> None:
+        """Begin with the tasks of a block."""
+        flow = self.flow
+        tasks = flow.tasks
+        for task in tasks.blocks[block]:
+            self.waits[task] = tasks.waits[task]
+        for slot, readers in flow.resets[block]:
+            self.uses[slot] = readers
+        first, end = flow.of_block[block]
+        self.S[first:end] = [False] * (end - first)
+        for task, signal in flow.parked[block]:
+            self.parked.setdefault(signal, []).append(task)
+        self.remaining[block] = flow.counts[block]
+        for task in flow.sources[block]:
+            self._push(task)
+        if not flow.counts[block]:
+            self._finished(block)
+
+    def _finished(self, block: int) -> None:
+        """All tasks of a block have run: the task that the block belongs to goes on."""
+        parent = self.flow.tasks.parent[block]
+        if parent >= 0:
+            self._push(parent)
+
+    def _count_down(self, slots: Sequence[int]) -> None:
+        """Forget values whose last reader has ended."""
+        for slot in slots:
+            left = self.uses[slot] - 1
+            self.uses[slot] = left
+            if not left:
+                value, self.V[slot] = self.V[slot], None
+                if self.observe:
+                    self._freed(slot, value)
+
+    def _freed(self, slot: int, value: Any) -> None:
+        where = self.control.run.plan.slots[slot]
+        if where.owned and where.base < 0 and hasattr(value, "nbytes"):
+            self.control.observer.allocation(self.control.run, -value.nbytes)
+
+    def _wake(self, queue: int) -> None:
+        """Ask for another worker of a queue, unless it has all that it may have."""
+        where = self.flow.queues[queue]
+        if self.workers[queue] >= where.workers:
+            return
+        if queue == 0 and self.caller_waits:
+            self.caller_waits = False
+            self.workers[0] += 1
+            self.running += 1
+            self.signal.release()
+        elif where.pool is not None:
+            job = partial(self._join, queue)
+            if not self.workers[queue]:
+                where.pool.submit(job)
+                self.workers[queue] += 1
+            elif where.pool.offer(job):
+                self.workers[queue] += 1
+
+    def _wake_others(self, queue: int) -> None:
+        """Ask for a worker of each other queue that has something to do."""
+        for other, ready in enumerate(self.ready):
+            if other != queue and ready and (not self.workers[other] or self.worthwhile[other]):
+                self._wake(other)
+
+    def _leave(self, queue: int, caller: bool) -> bool:
+        """A worker has nothing to do; whether it was the last and the run has ended."""
+        self.workers[queue] -= 1
+        self.running -= 1
+        if self.running:
+            self.caller_waits |= caller
+            return False
+        if self.remaining[0] and not self.failed:
+            if self.control.stopped:  # since we looked, and nobody else will
+                self._stopped()
+            elif any(self.workers):
+                self.caller_waits |= caller
+                return False
+            else:
+                self.failed = True
+                self.error = InternalError(
+                    "tasks wait for each other. This is a bug in Penstock: please report it"
+                )
+        self.ended = True
+        self.generators.clear()  # those that will not go on lead back to us
+        if self.caller_waits:
+            self.caller_waits = False
+            self.signal.release()
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """The run ends with ``error``, unless it has ended with another before."""
+        with self.lock:
+            if self.failed or self.ended:
+                return
+            self.failed = True
+            self.error = error
+            self._clear()
+        # Whoever is within a loop, looks at the control.
+        self.control.set(Cancelled("another task of the run has failed"))
+
+    def _abort(self, error: Exception) -> None:
+        """Somebody has stopped the run: it ends here if nobody works on it, who would see that."""
+        with self.lock:
+            if self.failed or self.ended or self.running:
+                return
+            self._stopped()
+            self.ended = True
+            self.generators.clear()
+            if self.caller_waits:
+                self.caller_waits = False
+                self.signal.release()
+        self._end()
+
+    def _stopped(self) -> None:
+        """The run was stopped while nobody worked on it."""
+        self.failed = True
+        self.error = self.control.error
+        waiting = [ready[0] for ready in self.ready if ready]
+        if waiting and self.error is not None:
+            self.error.add_note(f"The run had come to {self._place(min(waiting))}.")
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nothing that is ready will run."""
+        for queue, ready in enumerate(self.ready):
+            ready.clear()
+            self.worthwhile[queue] = 0
+        self.parked.clear()
+        self.events.clear()
+
+    def _stop(self, task: int) -> None:
+        """Raise what the run was stopped with, and say where it was."""
+        error = self.control.error
+        assert error is not None
+        if task >= 0:
+            error.add_note(f"The run had come to {self._place(task)}.")
+        try:
+            raise error
+        finally:
+            del error  # it holds this frame
+
+    def _place(self, task: int) -> str:
+        """Where in the model a task is, and in which loops and branches."""
+        tasks = self.flow.tasks
+        names = []
+        while task >= 0:
+            node = tasks.tasks[task].steps[0].node
+            names.append(f"{node.op.name} ({node.label})")
+            task = tasks.parent[tasks.tasks[task].block]
+        return ", in ".join(names)

@@ -1,0 +1,1 @@
+"""The ONNX front end."""

@@ -1,0 +1,374 @@
+"""Tensors of ONNX models: initializers, sparse ones, and data in files beside the model.
+
+Nothing here trusts the file. What a tensor says of itself is compared with the bytes that are there
+before anything is allocated. Contents are views wherever they can be: of the bytes that protobuf
+hands out, or of a file that is mapped and read when it is used. All arrays are read-only.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from penstock.errors import InvalidModel
+from penstock.frontends.onnx.file import Apart
+from penstock.limits import Limits
+from penstock.types import STRING, TensorType
+
+MAX_DENSE_BYTES = 2**30
+"""The most that a sparse tensor may take once written out, where no limit says otherwise."""
+
+_DTYPES: Mapping[int, np.dtype] = {
+    code: STRING if code == TensorProto.STRING else onnx.helper.tensor_dtype_to_np_dtype(code)
+    for code in TensorProto.DataType.values()
+    if code != TensorProto.UNDEFINED
+}
+
+ELEMENT_TYPES: Mapping[str, int] = dict(TensorProto.DataType.items())
+"""Codes of element types by their names in upper case."""
+
+# Bits of the types that are packed in files; NumPy gives each element a byte.
+_PACKED: Mapping[int, int] = {
+    TensorProto.UINT4: 4,
+    TensorProto.INT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.UINT2: 2,
+    TensorProto.INT2: 2,
+    TensorProto.FLOAT6E2M3: 6,
+    TensorProto.FLOAT6E3M2: 6,
+}
+
+# The typed field that holds the elements where there is no raw data: int32_data for all others.
+_FIELDS: Mapping[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.COMPLEX64: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.COMPLEX128: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+}
+_DAMAGED = "the file is damaged, or its weights were left out: export it again"
+
+
+class TensorError(ValueError):
+    """What is wrong with a tensor; whoever asked for it says which tensor that is, and where."""
+
+
+def element_dtype(code: int) -> np.dtype:
+    """The NumPy dtype of a ``TensorProto.DataType``; int4 and its like are those of ml_dtypes."""
+    dtype = _DTYPES.get(code)
+    if dtype is None:
+        raise InvalidModel(f"element type {code} is none that ONNX {onnx.__version__} knows")
+    return dtype
+
+
+def text(data: bytes | str) -> str:
+    """Text of a model; what is no UTF-8 survives as surrogates, and is written back unchanged."""
+    return data if isinstance(data, str) else data.decode("utf-8", "surrogateescape")
+
+
+class TensorReader:
+    """Reads the tensors of one model, whose external data lie in ``folder`` and nowhere else."""
+
+    def __init__(self, folder: Path | None, limits: Limits) -> None:
+        self.limits = limits
+        self.files = ExternalFiles(folder)
+        self.total = 0
+
+    def read(self, tensor: TensorProto | Apart) -> np.ndarray:
+        """The contents of ``tensor``. Raises ``TensorError``; of several faults, the first."""
+        proto, data = tensor if isinstance(tensor, Apart) else (tensor, None)
+        code = proto.data_type
+        dtype = _DTYPES.get(code)
+        if dtype is None:
+            raise TensorError(f"element type {code} is none that ONNX {onnx.__version__} knows")
+        dims = tuple(proto.dims)
+        count = self.count(dims, dtype)
+        if proto.HasField("segment"):
+            raise TensorError("it is stored in segments; store it whole")
+        try:
+            if proto.data_location == TensorProto.EXTERNAL:
+                array = self.external(proto, code, dtype, count)
+            elif dtype == STRING:
+                array = _strings(proto, count)
+            elif data is not None or proto.HasField("raw_data"):
+                array = _raw(proto, data, code, dtype, count)
+            else:
+                array = _typed(proto, code, dtype, count)
+        except TensorError as fault:
+            raise TensorError(f"{TensorType(dtype, dims)} {fault}") from fault
+        self.spend(array.nbytes)
+        array = array.reshape(dims)
+        array.flags.writeable = False
+        return array
+
+    def read_sparse(self, proto: onnx.SparseTensorProto) -> np.ndarray:
+        """The dense form of a sparse tensor, zero (or the empty string) where nothing is stored."""
+        values = self.read(proto.values)
+        indices = self.read(proto.indices)
+        dims = tuple(proto.dims)
+        dtype = values.dtype
+        count = self.count(dims, dtype)
+        if values.ndim != 1 or indices.dtype != np.int64:
+            raise TensorError("a sparse tensor needs values of rank 1 and indices of type int64")
+        if indices.shape not in ((values.size,), (values.size, len(dims))):
+            raise TensorError(
+                f"indices of shape {list(indices.shape)} fit neither {values.size} values nor "
+                f"their coordinates in {len(dims)} dims"
+            )
+        most = self.limits.max_constant_bytes or MAX_DENSE_BYTES
+        if count * dtype.itemsize > most:
+            raise TensorError(
+                f"it takes {count * dtype.itemsize} bytes once written out, more than {most}; "
+                "raise Limits.max_constant_bytes if you trust the model"
+            )
+        bounds = np.array([count] if indices.ndim == 1 else dims, np.int64)
+        table = indices.reshape(values.size, bounds.size)
+        if np.any((table < 0) | (table >= bounds)):
+            raise TensorError(f"it has indices outside its dims {list(dims)}")
+        if indices.ndim > 1:
+            strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
+            indices = table @ np.array(strides, np.int64)
+        dense = np.full(count, "", object) if dtype == STRING else np.zeros(count, dtype)
+        dense[indices] = values
+        self.spend(dense.nbytes)
+        dense = dense.reshape(dims)
+        dense.flags.writeable = False
+        return dense
+
+    def count(self, dims: tuple[int, ...], dtype: np.dtype) -> int:
+        """The number of elements, where dims are such as NumPy can count."""
+        limits = self.limits
+        if len(dims) > limits.max_dims:
+            raise TensorError(f"it has {len(dims)} dims, more than {limits.max_dims}")
+        if dims and min(dims) < 0:
+            raise TensorError(f"it has a negative dim in {list(dims)}")
+        # A dim of 0 does not help: strides are products of the others.
+        extent = math.prod([dim or 1 for dim in dims])
+        if extent > limits.max_elements or extent * dtype.itemsize >= 2**63:
+            raise TensorError(f"its dims {list(dims)} multiply to more than memory can hold")
+        return math.prod(dims)
+
+    def spend(self, nbytes: int) -> None:
+        """Count bytes of constants against the limit."""
+        self.total += nbytes
+        most = self.limits.max_constant_bytes
+        if most is not None and self.total > most:
+            raise TensorError(
+                f"with it, the constants take {self.total} bytes, more than "
+                f"Limits.max_constant_bytes = {most}; raise the limit if you trust the model"
+            )
+
+    def external(self, proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
+        """Contents of a file beside the model, mapped into memory."""
+        if dtype == STRING:
+            raise TensorError("cannot be external data; store strings in the model")
+        entries = {text(entry.key): text(entry.value) for entry in proto.external_data}
+        location = entries.get("location", "")
+        offset = _natural(entries, "offset", 0)
+        needed = _stored_bytes(code, dtype, count)
+        length = _natural(entries, "length", needed)
+        if length != needed:
+            raise TensorError(f"has {length} bytes of external data, but its shape takes {needed}")
+        data = self.files.data(location)
+        if offset + needed > data.size:
+            raise TensorError(
+                f"needs bytes {offset} to {offset + needed} of {location!r}, which has "
+                f"{data.size}: the file was cut short, or belongs to another model"
+            )
+        return _decoded(data[offset : offset + needed], code, dtype, count)
+
+
+def _natural(entries: Mapping[str, str], key: str, default: int) -> int:
+    """A non-negative number among the entries that describe external data."""
+    value = entries.get(key)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit()) or len(value) > 19:
+        raise TensorError(f"has {value[:40]!r} as the {key} of its external data, not a number")
+    return int(value)
+
+
+def _stored_bytes(code: int, dtype: np.dtype, count: int) -> int:
+    """Bytes of ``count`` elements in a file."""
+    bits = _PACKED.get(code)
+    return count * dtype.itemsize if bits is None else -(-count * bits // 8)
+
+
+def _strings(proto: TensorProto, count: int) -> np.ndarray:
+    if proto.HasField("raw_data"):
+        raise TensorError("cannot be raw data; store strings as string_data")
+    if len(proto.string_data) != count:
+        raise TensorError(f"has {len(proto.string_data)} strings for {count} elements; {_DAMAGED}")
+    array = np.empty(count, object)
+    array[:] = [text(item) for item in proto.string_data]
+    return array
+
+
+def _raw(
+    proto: TensorProto, apart: np.ndarray | None, code: int, dtype: np.dtype, count: int
+) -> np.ndarray:
+    data = proto.raw_data if apart is None else apart
+    needed = _stored_bytes(code, dtype, count)
+    if len(data) != needed:
+        if not len(data) and getattr(proto, _FIELDS.get(code, "int32_data")):
+            return _typed(proto, code, dtype, count)
+        raise TensorError(f"has {len(data)} bytes of data, but takes {needed}; {_DAMAGED}")
+    return _decoded(data, code, dtype, count)
+
+
+def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
+    """Elements in the typed field of their kind: pairs for complex, bit patterns for the small."""
+    field = _FIELDS.get(code, "int32_data")
+    elements = getattr(proto, field)
+    bits = _PACKED.get(code)
+    needed = count * 2 if dtype.kind == "c" else count
+    if bits in (2, 4):  # several to an entry; 6-bit ones have an entry each
+        needed = _stored_bytes(code, dtype, count)
+    if len(elements) != needed:
+        raise TensorError(f"has {len(elements)} entries in {field}, but takes {needed}; {_DAMAGED}")
+    if field == "int32_data":
+        array = np.array(elements, np.int32)
+        if dtype == np.bool_:
+            return array != 0
+        if bits is not None:
+            codes = array.astype(np.uint8)
+            return (codes & 0x3F if bits == 6 else _unpacked(codes, bits, count)).view(dtype)
+        if dtype.kind in "iu":
+            return array.astype(dtype)
+        return array.astype(f"u{dtype.itemsize}").view(dtype)
+    if dtype.kind == "c":
+        parts = np.array(elements, np.float32 if dtype.itemsize == 8 else np.float64)
+        return parts.view(dtype)
+    return np.array(elements, dtype)
+
+
+def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -> np.ndarray:
+    """Bytes in the order of files (little-endian) as elements; a view wherever possible."""
+    bits = _PACKED.get(code)
+    if bits is not None:
+        return _unpacked(np.frombuffer(data, np.uint8), bits, count).view(dtype)
+    if dtype == np.bool_:
+        flags = np.frombuffer(data, np.uint8)
+        # Any other byte than 0 or 1 would not be a bool to NumPy.
+        return flags != 0 if np.any(flags > 1) else flags.view(np.bool_)
+    array = np.frombuffer(data, dtype)
+    if not array.flags.aligned:
+        array = array.copy()
+    return array.byteswap() if sys.byteorder == "big" else array
+
+
+def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """``count`` elements of ``bits`` bits, the first in the lowest bits, as a byte each."""
+    if bits == 6:
+        stream = np.unpackbits(data, count=count * 6, bitorder="little")
+        return np.packbits(stream.reshape(count, 6), axis=1, bitorder="little").reshape(count)
+    per_byte = 8 // bits
+    unpacked = np.empty((data.size, per_byte), np.uint8)
+    for i in range(per_byte):
+        np.right_shift(data, i * bits, unpacked[:, i])
+    unpacked &= (1 << bits) - 1
+    return unpacked.reshape(-1)[:count]
+
+
+class ExternalFiles:
+    """Data files of a model, each mapped once, read-only.
+
+    A file is opened component by component, none of which may be a link: a model must not make its
+    reader look at anything outside of the folder it came in.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.mapped: dict[str, np.ndarray] = {}
+
+    def data(self, location: str) -> np.ndarray:
+        """The bytes of the file at ``location``. Raises ``TensorError``."""
+        if location not in self.mapped:
+            self.mapped[location] = self.map(location)
+        return self.mapped[location]
+
+    def map(self, location: str) -> np.ndarray:
+        if self.folder is None:
+            raise TensorError(
+                f"is external data in {location!r}; load the model from its path, so that the file "
+                "can be found"
+            )
+        try:
+            with _opened(self.folder, _components(location)) as file:
+                size = _checked_size(os.fstat(file))
+                if not size:
+                    return np.empty(0, np.uint8)
+                return np.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_READ), np.uint8)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise TensorError(
+                f"has external data in {location!r}: {reason}; external data must be regular files "
+                "inside the model's folder"
+            ) from error
+
+
+def _checked_size(status: os.stat_result) -> int:
+    """Bytes of a regular file that has one name only."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("that is not a regular file")
+    if status.st_nlink > 1:
+        raise ValueError("that file has several names (hard links); copy it")
+    return status.st_size
+
+
+def _components(location: str) -> list[str]:
+    """The folders and the file of a relative location; none of them leads upward."""
+    if PureWindowsPath(location).anchor or ".." in location.replace("\\", "/").split("/"):
+        raise ValueError("that leads out of the model's folder")
+    parts = [part for part in location.replace(os.sep, "/").split("/") if part not in ("", ".")]
+    if not parts or "\0" in location:
+        raise ValueError("that is not the name of a file")
+    return parts
+
+
+@contextmanager
+def _opened(folder: Path, parts: list[str]) -> Iterator[int]:
+    """A file descriptor of ``folder/parts``, opened without following links."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    careful = flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    if os.open not in os.supports_dir_fd:  # then links are looked for, which leaves a race
+        path = folder
+        for part in parts:
+            path = path / part
+            _refuse_link(os.lstat(path))
+        current = os.open(path, careful)
+    else:
+        current = os.open(folder, flags | os.O_DIRECTORY)
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            try:
+                _refuse_link(os.stat(part, dir_fd=current, follow_symlinks=False))
+                kind = 0 if last else os.O_DIRECTORY
+                following = os.open(part, careful | kind, dir_fd=current)
+            finally:
+                os.close(current)
+            current = following
+    try:
+        yield current
+    finally:
+        os.close(current)
+
+
+def _refuse_link(status: os.stat_result) -> None:
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "that is, or lies behind, a symbolic link; copy the file")
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise OSError(errno.EINVAL, "that is not a regular file")

@@ -1,0 +1,1 @@
+"""The TensorFlow front end: GraphDef and SavedModel."""

@@ -1,0 +1,181 @@
+"""Checkpoints of TensorFlow (TensorBundle): an index, and tensors one behind the other in shards.
+
+The index is a table of LevelDB's format: blocks of entries in the order of their keys, each key
+given by what it shares with the one before; a block of blocks; a footer. Every block and every
+tensor has a checksum, and is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import InvalidModel
+from penstock.frontends.tensorflow.crc32c import crc32c, unmasked
+from penstock.frontends.tensorflow.file import parsed
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
+from penstock.frontends.tensorflow.tensors import TensorError, numpy_dtype, shape_of
+from penstock.limits import Limits
+from penstock.types import STRING
+
+_FOOTER = 48
+_MAGIC = 0xDB4775248B80FB57
+_TRAILER = 5  # the kind of compression, and a checksum
+_MOST_SHARDS = 10_000
+
+
+class Bundle:
+    """The tensors of a checkpoint by their keys. ``prefix`` is what the names of its files begin
+    with. Raises ``InvalidModel`` for what is no checkpoint, or damaged."""
+
+    def __init__(self, prefix: Path, limits: Limits) -> None:
+        self.prefix = prefix
+        self.limits = limits
+        self.entries: dict[str, BundleEntryProto] = {}
+        self._shards: dict[int, np.ndarray] = {}
+        index = Path(f"{prefix}.index")
+        header = BundleHeaderProto()
+        for key, value in _Table(index).items():
+            if key == b"":
+                parsed(value, header, index.name)
+            else:
+                entry = parsed(value, BundleEntryProto(), index.name)
+                self.entries[key.decode("utf-8", "surrogateescape")] = entry
+        if not 1 <= header.num_shards <= _MOST_SHARDS:
+            raise InvalidModel(
+                f"{index.name} is damaged: it says that {header.num_shards} files are"
+            )
+        if header.endianness != BundleHeaderProto.LITTLE:
+            raise InvalidModel(f"{index.name} is of a big-endian machine; save it on another one")
+        self.count = header.num_shards
+
+    def read(self, key: str) -> np.ndarray:
+        """The tensor with that key."""
+        entry = self.entries.get(key)
+        where = f"tensor {key!r} of {self.prefix.name}"
+        if entry is None:
+            raise InvalidModel(f"there is no {where}; the checkpoint is that of another model")
+        if entry.slices:
+            raise InvalidModel(f"{where} is stored in slices; save it in one piece")
+        try:
+            dtype, shape = numpy_dtype(entry.dtype), shape_of(entry.shape, self.limits)
+        except TensorError as error:
+            raise InvalidModel(f"{where}: {error}") from error
+        if dtype == STRING:
+            raise InvalidModel(f"{where} is of strings, which no variable can be")
+        if shape is None or any(dim is None for dim in shape):
+            raise InvalidModel(f"{where} has no definite shape")
+        dims: tuple[int, ...] = shape  # type: ignore[assignment]
+        data = self._bytes(entry, where)
+        if data.size != math.prod(dims) * dtype.itemsize:
+            raise InvalidModel(
+                f"{where} has {data.size} bytes, which its shape {dims} does not take"
+            )
+        if crc32c(data) != unmasked(entry.crc32c):
+            raise InvalidModel(f"{where} is damaged: its checksum is not that of its bytes")
+        if dtype == np.bool_:
+            return (data != 0).reshape(dims)
+        aligned = data if data.ctypes.data % dtype.itemsize == 0 else data.copy()
+        return aligned.view(dtype).reshape(dims)
+
+    def _bytes(self, entry: BundleEntryProto, where: str) -> np.ndarray:
+        if not 0 <= entry.shard_id < self.count:
+            raise InvalidModel(f"{where} is in file {entry.shard_id} of {self.count}")
+        shard = self._shards.get(entry.shard_id)
+        if shard is None:
+            name = f"{self.prefix}.data-{entry.shard_id:05}-of-{self.count:05}"
+            shard = self._shards[entry.shard_id] = _mapped(Path(name))
+        first, size = entry.offset, entry.size
+        if first < 0 or size < 0 or first + size > shard.size:
+            raise InvalidModel(f"{where} is not in its file, which ends before it does")
+        return shard[first : first + size]
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """A file's bytes, read when they are used."""
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                return np.empty(0, np.uint8)
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as error:
+        raise InvalidModel(f"{path.name} cannot be read: {error}") from error
+
+
+class _Table:
+    """A table of LevelDB's format."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        try:
+            self.data = path.read_bytes()
+        except OSError as error:
+            raise InvalidModel(f"{path.name} cannot be read: {error.strerror}") from error
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values, in the order of the keys."""
+        footer = self.data[-_FOOTER:]
+        if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
+            raise self.damaged("it does not end as an index of a checkpoint does")
+        at = 0
+        for _ in range(2):  # of a block that nobody needs
+            _, at = self.varint(footer, at)
+        offset, at = self.varint(footer, at)
+        size, at = self.varint(footer, at)
+        for _, handle in self.entries(self.block(offset, size)):
+            offset, at = self.varint(handle, 0)
+            size, at = self.varint(handle, at)
+            yield from self.entries(self.block(offset, size))
+
+    def block(self, offset: int, size: int) -> bytes:
+        end = offset + size
+        if end + _TRAILER > len(self.data):
+            raise self.damaged("a block reaches beyond its end")
+        kind = self.data[end]
+        stored = int.from_bytes(self.data[end + 1 : end + _TRAILER], "little")
+        if crc32c(self.data[offset : end + 1]) != unmasked(stored):
+            raise self.damaged("the checksum of a block is not that of its bytes")
+        if kind:
+            raise InvalidModel(
+                f"{self.name} has compressed blocks (kind {kind}), which are not supported; save "
+                "the checkpoint again, as TensorFlow does by itself without compression"
+            )
+        return self.data[offset:end]
+
+    def entries(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of a block. Restart points, for searches, stand behind them."""
+        end = len(block) - 4
+        restarts = int.from_bytes(block[end:], "little") if end >= 0 else 0
+        end -= 4 * restarts
+        if end < 0:
+            raise self.damaged("a block is shorter than it says")
+        key, at = b"", 0
+        while at < end:
+            shared, at = self.varint(block, at)
+            more, at = self.varint(block, at)
+            size, at = self.varint(block, at)
+            if shared > len(key) or at + more + size > end:
+                raise self.damaged("an entry reaches beyond its block")
+            key = key[:shared] + block[at : at + more]
+            at += more + size
+            yield key, block[at - size : at]
+
+    def varint(self, data: bytes, at: int) -> tuple[int, int]:
+        """A number in groups of seven bits, the lowest first, and where it ends."""
+        value = 0
+        for shift in range(0, 64, 7):
+            if at >= len(data):
+                break
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+        raise self.damaged("a number has no end")
+
+    def damaged(self, why: str) -> InvalidModel:
+        return InvalidModel(f"{self.name} is no index of a checkpoint, or damaged: {why}")

@@ -1,0 +1,1 @@
+"""Process-wide services: threads, core budget, fork, garbage collection, malloc."""

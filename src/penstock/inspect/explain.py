@@ -1,0 +1,125 @@
+"""Plans as text: what runs, in which order, and where each value lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.ir.graph import Node
+from penstock.ops.internal.fused import parts
+from penstock.plan.arena_layout import Layout
+from penstock.plan.plan import Kind, Plan, Step
+from penstock.plan.tasks import Tasks
+
+
+def format_plan(plan: Plan, layout: Layout, tasks: Tasks | None = None) -> str:
+    """A plan and its memory, a line a step; offsets are bytes from the start of the arena.
+
+    With ``tasks``, steps stand under their tasks, the more urgent first.
+    """
+    summary = (
+        f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {plan.views} free views, "
+        f"arena {format_bytes(layout.size)} (lower bound {format_bytes(layout.lower_bound)}), "
+        f"constants {format_bytes(plan.constant_bytes)}"
+    )
+    lines = [summary]
+    for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
+        text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
+        lines.append(f"{title} ({text})")
+    formatter = _Formatter(plan, layout)
+    if tasks is None:
+        lines.extend(formatter.steps([plan.steps[i] for i in layout.order], 0))
+    else:
+        lines.extend(formatter.tasks(tasks, 0, 0))
+    return "\n".join(lines) + "\n"
+
+
+class _Formatter:
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.number = 0
+
+    def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
+        for step in steps:
+            yield self.step(step, depth)
+            for name, block in zip(block_names(step), step.blocks, strict=False):
+                yield f"{'  ' * depth}     {name}:"
+                yield from self.steps(block.steps, depth + 1)
+
+    def tasks(self, tasks: Tasks, block: int, depth: int) -> Iterator[str]:
+        before: dict[int, list[int]] = {}
+        for number in tasks.blocks[block]:
+            for after in tasks.consumers[number]:
+                before.setdefault(after, []).append(number)
+        for number in tasks.blocks[block]:
+            task = tasks.tasks[number]
+            queue = f", queue {task.queue}" if task.queue else ""
+            names = ", ".join(f"t{t}" for t in before.get(number, ()))
+            waits = f" after {names}" if names else ""
+            about = f"about {task.seconds * 1e6:.1f} us"
+            yield f"{'  ' * depth}task t{number}{waits} ({about}{queue})"
+            for step in task.steps:
+                yield from self.signals("waits for", tasks.signals.waits, step, depth)
+                if id(step) not in tasks.expanded:
+                    yield from self.steps((step,), depth)
+                else:
+                    yield self.step(step, depth)
+                    inside = zip(block_names(step), tasks.expanded[id(step)], strict=True)
+                    for name, inner in inside:
+                        yield f"{'  ' * depth}     {name}:"
+                        yield from self.tasks(tasks, inner, depth + 1)
+                yield from self.signals("emits", tasks.signals.emits, step, depth)
+
+    def signals(
+        self, what: str, of: Mapping[int, Sequence[int]], step: Step, depth: int
+    ) -> Iterator[str]:
+        found = of.get(id(step))
+        if found:
+            yield f"{'  ' * depth}     {what} signal {', '.join(map(str, found))}"
+
+    def step(self, step: Step, depth: int) -> str:
+        self.number += 1
+        outputs = ", ".join(self.slot(i, typed=True) for i in step.outputs)
+        inputs = ", ".join(self.slot(i, typed=False) for i in step.inputs)
+        extra = ""
+        if step.workspace >= 0:
+            kind = self.plan.slots[step.workspace].type
+            extra = f" workspace {self.where(step.workspace)} {kind}"
+        origin = step.node.origin or step.node.name
+        number = f"{self.number:>4} "
+        call = f"{format_operation(step.node)}({inputs})"
+        return f"{'  ' * depth}{number}{outputs} = {call}{extra}  # {origin}"
+
+    def slot(self, index: int, *, typed: bool) -> str:
+        if index < 0:
+            return "_"
+        slot = self.plan.slots[index]
+        return f"{slot.name} {self.where(index)}{f' {slot.type}' if typed else ''}"
+
+    def where(self, index: int) -> str:
+        """Where the value of a slot lives: ``@offset`` in the arena, constant, or dynamic."""
+        slot = self.plan.slots[index]
+        if slot.kind is Kind.ARENA:
+            return f"@{self.layout.offsets[index]}"
+        if slot.kind is Kind.ALIAS:
+            return f"@{self.layout.offsets[slot.base] + slot.offset}"
+        return f"<{slot.kind.value}>"
+
+
+def block_names(step: Step) -> Sequence[str]:
+    """What the blocks of a step are called: a file may have branches in any order, a step not."""
+    return ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
+
+
+def format_bytes(n: float) -> str:
+    """Bytes in the largest binary unit that keeps them above 1."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
+        n /= 1024
+    raise AssertionError
+
+
+def format_operation(node: Node) -> str:
+    """What a step does: of a fused node, all that it is made of."""
+    return "+".join([part.op.name for part in parts(node)])

@@ -1,0 +1,222 @@
+"""Static schedules for people: as text, as plain data, and drawn as a Gantt chart in SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from penstock.algorithms.ordering import ranks
+from penstock.inspect.explain import block_names, format_operation
+from penstock.plan.plan import Plan, Step
+from penstock.plan.streams import Streaming
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A step on its stream: times in seconds from the beginning of its block, simulated; ``rank``
+    is what the longest chain of steps takes that follows it. Signals are those of the block."""
+
+    number: int
+    operation: str
+    origin: str
+    start: float
+    finish: float
+    rank: float
+    waits: tuple[int, ...]
+    emits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A block: ``streams`` have the steps of each, ``devices`` where each is, "" for the host;
+    ``begin`` are those that begin with the first, ``end`` signals that it waits for at the end.
+    ``serial`` is what the block takes on one stream."""
+
+    name: str
+    streams: tuple[tuple[Bar, ...], ...]
+    devices: tuple[str, ...]
+    signals: int
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    makespan: float
+    serial: float
+
+    @property
+    def title(self) -> str:
+        """What it is, in a line."""
+        count = len(self.streams)
+        streams = f"{count} stream{'' if count == 1 else 's'}"
+        signals = f"{self.signals} signal{'' if self.signals == 1 else 's'}"
+        return (
+            f"{self.name}: {streams}, {signals}, {microseconds(self.makespan)} simulated, "
+            f"{microseconds(self.serial)} on one stream"
+        )
+
+
+def microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us"
+
+
+def charts(plan: Plan, streaming: Streaming) -> list[Chart]:
+    """The plan's own block, and those inside of it that have streams of their own."""
+    return list(_charts(plan.steps, f"plan {plan.name!r}", streaming, 0))
+
+
+def _charts(steps: Sequence[Step], name: str, streaming: Streaming, depth: int) -> Iterator[Chart]:
+    found = streaming.of(steps)
+    schedule = found.schedule
+    cost = [streaming.seconds(step) for step in steps]
+    rank = ranks(found.dag, cost)
+    number = {i: k for k, i in enumerate(schedule.order, 1)}
+
+    def bar(i: int) -> Bar:
+        node = steps[i].node
+        return Bar(
+            number[i],
+            format_operation(node),
+            node.origin or node.name,
+            found.start[i],
+            found.finish[i],
+            rank[i],
+            schedule.waits[i],
+            schedule.emits[i],
+        )
+
+    yield Chart(
+        name,
+        tuple([tuple(map(bar, program)) for program in schedule.programs]),
+        tuple([streaming.devices[d] for d in schedule.device_of]),
+        schedule.n_signals,
+        schedule.begin,
+        schedule.end,
+        found.makespan,
+        sum(cost),
+    )
+    for i in schedule.order:
+        step = steps[i]
+        if step.control and streaming.expands(step):
+            for what, block in zip(block_names(step), step.blocks, strict=True):
+                inner = f"{what} of {step.node.label}"
+                yield from _charts(block.steps, inner, streaming, depth + 1)
+
+
+def format_charts(found: Sequence[Chart]) -> str:
+    """A line for each step, under its stream."""
+    lines = []
+    for chart in found:
+        lines.append(chart.title)
+        for s, bars in enumerate(chart.streams):
+            device = f" on {chart.devices[s]}" if chart.devices[s] else ""
+            begin = ", begins with stream 0" if s in chart.begin else ""
+            lines.append(f"  stream {s}{device}{begin}")
+            for bar in bars:
+                waits = "".join(f" ?{k}" for k in bar.waits)
+                emits = "".join(f" !{k}" for k in bar.emits)
+                times = f"{bar.start * 1e6:10.1f} ..{bar.finish * 1e6:10.1f} us"
+                rank = f"rank {bar.rank * 1e6:.1f}"
+                lines.append(
+                    f"    {bar.number:>4} {times}  {rank:<14} {bar.operation}{waits}{emits}"
+                    f"  # {bar.origin}"
+                )
+        if chart.end:
+            lines.append(f"  stream 0 waits{''.join(f' ?{k}' for k in chart.end)} at the end")
+    return "\n".join(lines) + "\n"
+
+
+# SVG.
+
+_LEFT, _TOP, _LANE, _BAR, _GAP = 110, 34, 30, 20, 24
+_FEWEST_WIDE, _MOST_WIDE = 900, 40_000
+# A bar of middling length is about as wide as its name.
+_USUAL = 46
+_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b")
+
+
+def draw_charts(found: Sequence[Chart]) -> str:
+    """An SVG document: a lane for each stream, a bar for each step, an arrow for each wait from
+    where the signal is emitted. What does not fit into a bar is shown where the pointer rests."""
+    scale = _scale(found)
+    width = _LEFT + max((chart.makespan for chart in found), default=0.0) * scale + 40
+    lines: list[str] = []
+    y = 10
+    colours: dict[str, str] = {}
+    for chart in found:
+        lines += _chart(chart, y, scale, width, colours)
+        y += _TOP + _LANE * len(chart.streams) + _GAP
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y}" '
+        f'viewBox="0 0 {width:.0f} {y}" font-family="sans-serif" font-size="11">'
+    )
+    marker = (
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#333"/></marker></defs>'
+    )
+    ground = f'<rect width="{width:.0f}" height="{y}" fill="white"/>'
+    return "\n".join([head, marker, ground, *lines, "</svg>"]) + "\n"
+
+
+def _scale(found: Sequence[Chart]) -> float:
+    """Pixels for a second."""
+    lengths = sorted(
+        bar.finish - bar.start for chart in found for stream in chart.streams for bar in stream
+    )
+    longest = max((chart.makespan for chart in found), default=0.0)
+    if not longest:
+        return 1.0
+    usual = lengths[len(lengths) // 2]
+    wanted = _USUAL / usual * longest if usual else _FEWEST_WIDE
+    return min(max(wanted, _FEWEST_WIDE), _MOST_WIDE) / longest
+
+
+def _chart(
+    chart: Chart, top: int, scale: float, width: float, colours: dict[str, str]
+) -> Iterator[str]:
+    yield f'<text x="10" y="{top + 12}" font-weight="bold">{escape(chart.title)}</text>'
+    emitted: dict[int, tuple[float, float]] = {}
+    for s, bars in enumerate(chart.streams):
+        y = top + _TOP + _LANE * s
+        name = f"stream {s}" + (f", {chart.devices[s]}" if chart.devices[s] else "")
+        yield f'<text x="10" y="{y + 14}" fill="#333">{escape(name)}</text>'
+        middle = y + _BAR / 2
+        yield f'<path d="M{_LEFT} {middle} H{width - 20:.0f}" stroke="#ddd"/>'
+        for bar in bars:
+            colour = colours.setdefault(bar.operation, _COLOURS[len(colours) % len(_COLOURS)])
+            yield from _bar(bar, y, scale, colour)
+            emitted |= dict.fromkeys(bar.emits, (_LEFT + bar.finish * scale, middle))
+    for s, bars in enumerate(chart.streams):
+        for bar in bars:
+            for k in bar.waits:
+                end = _LEFT + bar.start * scale, top + _TOP + _LANE * s + _BAR / 2
+                yield _arrow(emitted[k], end, k)
+
+
+def _bar(bar: Bar, y: float, scale: float, colour: str) -> Iterator[str]:
+    x, wide = _LEFT + bar.start * scale, max((bar.finish - bar.start) * scale, 1.0)
+    about = (
+        f"{bar.number} {bar.operation}, {bar.origin}: {microseconds(bar.start)} to "
+        f"{microseconds(bar.finish)}, rank {microseconds(bar.rank)}"
+    )
+    yield (
+        f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_BAR}" fill="{colour}" '
+        f'stroke="white" stroke-width="0.5"><title>{escape(about)}</title></rect>'
+    )
+    room = int(wide / 6.2)
+    label = f"{bar.number} {bar.operation}"
+    if room < len(label):
+        label = str(bar.number) if room >= len(str(bar.number)) else ""
+    if label:
+        yield (
+            f'<text x="{x + 3:.1f}" y="{y + 14}" fill="white" pointer-events="none">'
+            f"{escape(label)}</text>"
+        )
+
+
+def _arrow(begin: tuple[float, float], end: tuple[float, float], signal: int) -> str:
+    (x, y), (u, v) = begin, end
+    bend = max((u - x) / 2, 8.0)
+    return (
+        f'<path d="M{x:.1f} {y:.1f} C{x + bend:.1f} {y:.1f} {u - bend:.1f} {v:.1f} {u:.1f} {v:.1f}"'
+        f' fill="none" stroke="#333" stroke-width="0.8" marker-end="url(#head)">'
+        f"<title>signal {signal}</title></path>"
+    )

@@ -1,0 +1,1 @@
+"""The graph in SSA form, its operations, and names of devices."""

@@ -1,0 +1,387 @@
+"""Graphs: nodes that consume and produce values, in SSA form.
+
+A value has one producer at most, and says so; who consumes it is found by walking the nodes
+(``Graph.consumers``). A node may carry graphs among its attributes (the branches of an If, the body
+of a Loop); what such a graph takes from outside it simply refers to: it is the same ``Value``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.algorithms.dag import CycleError, Dag
+from penstock.algorithms.ordering import topological_order
+from penstock.errors import InvalidModel
+from penstock.types import ANY, Type, constant_type
+
+if TYPE_CHECKING:
+    from penstock.ops.registry import Op
+
+
+# TensorFlow's primitives, and so no names of other domains, through which graphs go in circles.
+MERGES = frozenset({"Merge", "RefMerge"})
+NEXT_ITERATIONS = frozenset({"NextIteration", "RefNextIteration"})
+
+
+class Value:
+    """A named result of a node, an input of a graph (no producer), or a constant (``const``)."""
+
+    __slots__ = ("const", "name", "producer", "type")
+
+    def __init__(
+        self,
+        name: str,
+        type: Type = ANY,
+        producer: Node | None = None,
+        const: np.ndarray | None = None,
+    ) -> None:
+        self.name = name
+        self.type = constant_type(const) if const is not None and type is ANY else type
+        self.producer = producer
+        self.const = const
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+class Node:
+    """One application of an operation.
+
+    ``inputs`` and ``outputs`` are positional, ``None`` where an optional one is left out.
+    ``control_inputs`` are nodes that must have run before, ``device`` is a full device name or "",
+    ``origin`` says where the node came from and stands in every message about it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_nests",
+        "attrs",
+        "control_inputs",
+        "device",
+        "inputs",
+        "name",
+        "op",
+        "origin",
+        "outputs",
+    )
+
+    def __init__(
+        self,
+        op: Op,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        control_inputs: Sequence[Node] = (),
+        device: str = "",
+        origin: str = "",
+    ) -> None:
+        self.op = op
+        self.inputs = list(inputs)
+        self.outputs = list(outputs)
+        self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
+        # Asked many times of every node, most of which have none.
+        self._nests = any(value.__class__ is Graph for value in self.attrs.values())
+        self.name = name
+        self.control_inputs = list(control_inputs)
+        self.device = device
+        self.origin = origin
+        for output in self.outputs:
+            if output is not None:
+                output.producer = self
+
+    @property
+    def graphs(self) -> Sequence[tuple[str, Graph]]:
+        """The graphs among the attributes, by attribute name, in a fixed order. They may change; a
+        node that is made without any stays without."""
+        if not self._nests:
+            return ()
+        return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
+
+    @property
+    def label(self) -> str:
+        """What messages call the node: its origin; without one its name, or what it makes."""
+        made = next((v.name for v in self.outputs if v is not None), None)
+        unnamed = self.op.name if made is None else f"{self.op.name} that makes {made!r}"
+        return self.origin or self.name or unnamed
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(v.name if v is not None else "_" for v in self.outputs)
+        inputs = ", ".join(v.name if v is not None else "_" for v in self.inputs)
+        return f"{outputs} = {self.op.name}({inputs})"
+
+
+class Graph:
+    """Nodes in any order (``passes`` and ``order`` sort), with the values that enter and leave.
+
+    ``targets`` are nodes that run though no output may need them.
+    """
+
+    __slots__ = ("inputs", "name", "nodes", "outputs", "targets")
+
+    def __init__(
+        self,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        nodes: Sequence[Node],
+        name: str = "",
+        targets: Sequence[Node] = (),
+    ) -> None:
+        self.inputs = list(inputs)
+        self.outputs = list(outputs)
+        self.nodes = list(nodes)
+        self.name = name
+        self.targets = list(targets)
+
+    def consumers(self) -> dict[Value, list[Node]]:
+        """Who consumes each value, nodes of nested graphs included; once for each use."""
+        found: dict[Value, list[Node]] = {}
+        for node in self.walk():
+            for value in node.inputs:
+                if value is not None:
+                    found.setdefault(value, []).append(node)
+        return found
+
+    def walk(self) -> Iterator[Node]:
+        """Every node, those of nested graphs after the node that carries them."""
+        stack = [iter(self.nodes)]
+        while stack:
+            for node in stack[-1]:
+                yield node
+                inner = node.graphs
+                if inner:
+                    stack.extend([iter(graph.nodes) for _, graph in reversed(inner)])
+                    break
+            else:
+                stack.pop()
+
+    def graphs(self) -> Iterator[Graph]:
+        """This graph and every nested one."""
+        yield self
+        for node in self.walk():
+            for _, graph in node.graphs:
+                yield graph
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
+
+
+class Model:
+    """Graphs, of which ``graphs[entry]`` is run; ``functions`` that nodes call; metadata.
+
+    ``aliases`` are further names of values of the entry, for who feeds and fetches them.
+    """
+
+    __slots__ = ("aliases", "entry", "functions", "graphs", "metadata", "path")
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Graph],
+        entry: str,
+        functions: Mapping[str, Graph] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        path: str | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self.graphs = dict(graphs)
+        self.entry = entry
+        self.functions = dict(functions or {})
+        self.metadata = dict(metadata or {})
+        self.path = path
+        self.aliases = dict(aliases or {})
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that a run starts with."""
+        return self.graphs[self.entry]
+
+
+def captures(graph: Graph) -> list[Value]:
+    """The values that a nested graph takes from the graphs around it, in order of first use.
+
+    Constants are not among them: they belong to no graph.
+    """
+    own = set(graph.inputs)
+    for node in graph.walk():
+        own.update(v for v in node.outputs if v is not None)
+        for _, inner in node.graphs:
+            own.update(inner.inputs)
+    found: dict[Value, None] = {}
+    for node in graph.walk():
+        for value in node.inputs:
+            if value is not None and value.const is None and value not in own:
+                found[value] = None
+    for each in graph.graphs():
+        for value in each.outputs:
+            if value.const is None and value not in own:
+                found[value] = None
+    return list(found)
+
+
+def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
+    """For ``graph`` and every nested one, innermost first: the pairs (a, b) for which
+    ``nodes[b]`` cannot run before ``nodes[a]``.
+
+    A node depends on the producers of its inputs, on its control inputs, and on the producers of
+    what the graphs that it carries take from outside them; but a Merge not on a NextIteration,
+    which comes after it in an iteration and before it in the next. Pairs may repeat.
+    """
+    reads: dict[Graph, set[Node]] = {}
+    for each in reversed(list(graph.graphs())):
+        position = {node: i for i, node in enumerate(each.nodes)}
+        edges: list[tuple[int, int]] = []
+        beyond: set[Node] = set()
+        for b, node in enumerate(each.nodes):
+            needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+            if node.op.name in MERGES:
+                needed = [source for source in needed if source.op.name not in NEXT_ITERATIONS]
+            needed += node.control_inputs
+            for _, inner in node.graphs:
+                needed.extend(reads[inner])
+            for source in needed:
+                a = position.get(source)
+                if a is None:
+                    beyond.add(source)
+                else:
+                    edges.append((a, b))
+        made = (v.producer for v in each.outputs)
+        beyond.update(p for p in made if p is not None and p not in position)
+        reads[each] = beyond
+        yield each, edges
+
+
+def topological(graph: Graph) -> list[Node]:
+    """The nodes of ``graph`` itself, each after all that it depends on (``dependencies``).
+
+    They keep the order they have if they can run in it; else, of those that could run next, the
+    one that stands first comes first. Raises ``InvalidModel`` that names a cycle if there is one.
+    """
+    ((_, edges),) = deque(dependencies(graph), maxlen=1)  # the last are those of graph itself
+    return ordered(graph, edges)
+
+
+def sort(graph: Graph) -> None:
+    """Put the nodes of ``graph`` and of every nested graph in the order of ``topological``."""
+    for each, edges in dependencies(graph):
+        each.nodes[:] = ordered(each, edges)
+
+
+def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
+    """The nodes of ``graph`` as ``topological`` has them, for the edges of ``dependencies``."""
+    if all(a < b for a, b in edges):
+        return list(graph.nodes)
+    try:
+        return [graph.nodes[i] for i in topological_order(Dag(len(graph.nodes), edges))]
+    except CycleError as error:
+        cycle = [graph.nodes[i].label for i in (*error.cycle, error.cycle[0])]
+    if len(cycle) > 16:
+        cycle[8:-8] = [f"... {len(cycle) - 16} more ..."]
+    raise InvalidModel(
+        f"graph {graph.name!r}: each of these nodes waits for the one before it, so that none "
+        f"can run first: {' -> '.join(cycle)}. Remove one of these dependencies"
+    )
+
+
+def clone(
+    graph: Graph,
+    inputs: Sequence[Value] | None = None,
+    outputs: Sequence[Value] | None = None,
+    targets: Sequence[Node] | None = None,
+) -> Graph:
+    """A copy with nodes and values of its own; constants, operations and attributes are shared.
+
+    ``inputs``, ``outputs`` and ``targets`` may be any of the outermost graph instead of its own. An
+    input that a node produces is cut off from it: its consumers read what is fed, and so do the
+    outputs.
+    """
+    return _Cloner().clone(
+        graph,
+        graph.inputs if inputs is None else inputs,
+        graph.outputs if outputs is None else outputs,
+        graph.targets if targets is None else targets,
+    )
+
+
+def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node], list[Value]]:
+    """A copy of the nodes of ``graph`` that reads ``inputs``, and what it makes of its outputs.
+
+    What the nodes take from outside of the graph, the copies do too; what they make is named as it
+    is there, with ``suffix`` behind.
+    """
+    cloner = _Cloner(suffix)
+    cloner.values.update((value, value) for value in captures(graph))
+    cloner.values.update(zip(graph.inputs, inputs, strict=True))
+    nodes = [cloner.node(node) for node in graph.nodes]
+    for node, copy in zip(graph.nodes, nodes, strict=True):
+        copy.control_inputs = [cloner.nodes.get(each, each) for each in node.control_inputs]
+    return nodes, [cloner.value(value) for value in graph.outputs]
+
+
+class _Cloner:
+    """``suffix``: what the names of the values that the copy makes end with."""
+
+    def __init__(self, suffix: str = "") -> None:
+        self.suffix = suffix
+        self.values: dict[Value, Value] = {}
+        self.nodes: dict[Node, Node] = {}
+        self.fed: set[Value] = set()
+
+    def clone(
+        self,
+        graph: Graph,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        targets: Sequence[Node],
+    ) -> Graph:
+        fed = []
+        for value in inputs:
+            self.fed.add(value)
+            self.values[value] = Value(value.name + self.suffix, value.type)
+            fed.append(self.values[value])
+        nodes = [self.node(node) for node in graph.nodes]
+        for node, copy in zip(graph.nodes, nodes, strict=True):
+            if node.control_inputs:
+                # Where there are loops, some of these come later.
+                before = [self.nodes.get(each) for each in node.control_inputs]
+                copy.control_inputs = [each for each in before if each is not None]
+        made = [self.value(value) for value in outputs]
+        return Graph(fed, made, nodes, graph.name, [self.nodes[node] for node in targets])
+
+    def node(self, node: Node) -> Node:
+        attrs = {
+            key: self.clone(x, x.inputs, x.outputs, x.targets) if isinstance(x, Graph) else x
+            for key, x in node.attrs.items()
+        }
+        copy = self.nodes[node] = Node(
+            node.op,
+            [None if value is None else self.value(value) for value in node.inputs],
+            [None if value is None else self.output(value) for value in node.outputs],
+            attrs,
+            name=node.name,
+            device=node.device,
+            origin=node.origin,
+        )
+        return copy
+
+    def value(self, value: Value) -> Value:
+        """The copy of a value that is read: the same constant, or what stands for it here."""
+        copy = self.values.get(value)
+        if copy is not None:
+            return copy
+        if value.const is None:
+            copy = Value(value.name + self.suffix, value.type)
+        else:
+            copy = value  # constants are never changed, and belong to no graph
+        self.values[value] = copy
+        return copy
+
+    def output(self, value: Value) -> Value:
+        """The copy of a value that a node produces; one that is fed is produced for nobody."""
+        if value in self.fed:
+            return Value(value.name, value.type)
+        return self.value(value)

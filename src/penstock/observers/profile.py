@@ -1,0 +1,136 @@
+"""Where the time of runs goes: an observer that adds up what each step takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from penstock.ir.graph import Node
+from penstock.observers.base import ObservedRun, Observer
+from penstock.plan.plan import Step
+
+
+@dataclass(slots=True)
+class Entry:
+    """What one step took: how often it ran, in all, and at best (seconds)."""
+
+    step: Step
+    count: int = 0
+    total: float = 0.0
+    best: float = float("inf")
+
+    @property
+    def mean(self) -> float:
+        """Seconds of one execution."""
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a table: what is meant, how often it ran, and its seconds in all."""
+
+    name: str
+    count: int
+    seconds: float
+
+
+class Profile(Observer):
+    """Adds up seconds by step, over any number of runs, also at once.
+
+    An If or a loop takes none itself: the steps of its graphs do, and what is between them is time
+    ``outside`` of kernels, as is all that the executor does.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[Node, str], Entry] = {}
+        """by node and backend, each step that has a kernel"""
+        self.runs = 0
+        self.wall = 0.0
+        """seconds of all runs that ended well, from begin to end"""
+        self._lock = threading.Lock()
+        self._begun: dict[tuple[ObservedRun, Step | None], int] = {}
+
+    def run_begin(self, run: ObservedRun) -> None:
+        self._begun[run, None] = perf_counter_ns()
+
+    def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
+        now = perf_counter_ns()
+        with self._lock:
+            began = self._begun.pop((run, None), now)
+            if error is None:
+                self.runs += 1
+                self.wall += (now - began) * 1e-9
+                return
+            for key in [key for key in self._begun if key[0] is run]:
+                del self._begun[key]
+
+    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+        if step.kernel is not None:
+            self._begun[run, step] = perf_counter_ns()
+
+    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+        now = perf_counter_ns()
+        if step.kernel is None:
+            return
+        with self._lock:
+            seconds = (now - self._begun.pop((run, step))) * 1e-9
+            self._count(step, 1, seconds, seconds)
+
+    def add(self, other: Profile) -> None:
+        """Count what ``other`` has seen as well."""
+        with self._lock:
+            self.runs += other.runs
+            self.wall += other.wall
+            for entry in other:
+                self._count(entry.step, entry.count, entry.total, entry.best)
+
+    def _count(self, step: Step, count: int, total: float, best: float) -> None:
+        key = step.node, step.backend
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(step)
+        entry.count += count
+        entry.total += total
+        entry.best = min(entry.best, best)
+
+    # Tables, the longest first.
+
+    @property
+    def inside(self) -> float:
+        """Seconds in kernels."""
+        return sum(entry.total for entry in self.entries.values())
+
+    @property
+    def outside(self) -> float:
+        """Seconds of runs outside kernels: what the executor and its control flow take. Of parallel
+        runs nothing can be said, and this is 0 where kernels take longer than runs."""
+        return max(0.0, self.wall - self.inside)
+
+    def by_node(self) -> list[Row]:
+        """A row for each node: its name, and where it came from."""
+        return self._rows(lambda step: f"{step.node.op.full_name} ({step.node.label})")
+
+    def by_operation(self) -> list[Row]:
+        """A row for each operation."""
+        return self._rows(lambda step: step.node.op.full_name)
+
+    def by_backend(self) -> list[Row]:
+        """A row for each backend."""
+        return self._rows(lambda step: step.backend)
+
+    def _rows(self, name: Callable[[Step], str]) -> list[Row]:
+        found: dict[str, tuple[int, float]] = {}
+        for entry in self.entries.values():
+            count, seconds = found.get(name(entry.step), (0, 0.0))
+            found[name(entry.step)] = count + entry.count, seconds + entry.total
+        rows = [Row(key, count, seconds) for key, (count, seconds) in found.items()]
+        return sorted(rows, key=lambda row: -row.seconds)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries.values())
+
+    def __repr__(self) -> str:
+        return f"Profile({self.runs} runs, {len(self.entries)} steps, {self.wall:.6f} s)"

@@ -1,0 +1,276 @@
+"""Traces: what runs did, when and on which thread, for Perfetto and chrome://tracing.
+
+Recording notes times and shapes, nothing else; all that a trace shows is worked out when it is
+asked for. The file is in Chrome's Trace Event Format, as JSON objects. What its two readers do with
+it, beyond the format's description, is said where it matters below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import current_thread, get_ident
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.observers.base import ObservedRun, Observer
+from penstock.observers.timeline import (
+    ALLOCATION,
+    BEGIN,
+    END,
+    READY,
+    RUN_BEGIN,
+    RUN_END,
+    TRANSFER,
+    Record,
+    Replay,
+    Span,
+    assign_lanes,
+)
+from penstock.plan.plan import Plan, Step
+from penstock.types import TensorType
+
+
+class Trace(Observer):
+    """Records runs: ``session.run(feeds, trace=trace)``, any number of them, also at once.
+
+    What is recorded grows by a few hundred bytes with each step that runs, and keeps the plans of
+    its runs (and so their constants), until ``clear``. No tensor is kept.
+    """
+
+    def __init__(self) -> None:
+        # Appending to a list, or setting an item of a dict, is one action to all other threads.
+        self._records: list[Record] = []
+        self._threads: dict[int, str] = {}
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each node ran to its end, over all runs, by name; 0 for any other name.
+
+        Nodes of one name count together, and one without a name goes by its label. Nodes that were
+        folded away or cost nothing (views of planned memory) do not run.
+        """
+        ended = (r[4] for r in self._records.copy() if r[0] == END)
+        return Counter(_name(step) for step in ended if step is not None)
+
+    def clear(self) -> None:
+        """Forget everything recorded."""
+        self._records.clear()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as the object that ``save`` writes: ``traceEvents`` in the order of time.
+
+        Times are in microseconds since the first thing recorded. Of each run and each execution of
+        a step there is a complete event (``X``), on the track of the thread where it began; one
+        that ends on another thread, or in whose course the thread did other things, stands on a
+        further track of that thread. Waits from ready to begin are asynchronous events (``b``,
+        ``e``) named ``queued``; ``live memory`` and ``ready steps`` are counters; arrows (``s``,
+        ``f``) go from the step that made a value to those that read it.
+        """
+        records = self._records.copy()
+        # Threads note the time first and append then. In the order of time, too, whatever led to
+        # something else stands before it; records of one time keep their order.
+        records.sort(key=lambda record: record[1])
+        return {
+            "displayTimeUnit": "ns",
+            "otherData": {"producer": "penstock", "clock": "time.perf_counter_ns"},
+            "traceEvents": _Writer(Replay(records), self._threads).events,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to ``path``: open it with https://ui.perfetto.dev or chrome://tracing.
+
+        Raises ``OSError`` where the file cannot be written.
+        """
+        text = json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
+        Path(path).write_text(text + "\n", encoding="ascii")
+
+    def __repr__(self) -> str:
+        kinds = Counter([record[0] for record in self._records.copy()])
+        return f"Trace({kinds[RUN_BEGIN]} runs, {kinds[END]} steps)"
+
+    # What observers are told.
+
+    def run_begin(self, run: ObservedRun) -> None:
+        self._record(RUN_BEGIN, perf_counter_ns(), run, None, None)
+
+    def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
+        # The error itself would keep frames, and all values in them, alive.
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        self._record(RUN_END, perf_counter_ns(), run, None, text)
+
+    def step_ready(self, run: ObservedRun, step: Step) -> None:
+        self._record(READY, perf_counter_ns(), run, step, None)
+
+    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
+        shapes = [_shape(value) for value in inputs]
+        self._record(BEGIN, perf_counter_ns(), run, step, shapes)
+
+    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
+        now = perf_counter_ns()
+        self._record(END, now, run, step, [_shape(value) for value in outputs])
+
+    def transfer(self, run: ObservedRun, step: Step, nbytes: int) -> None:
+        self._record(TRANSFER, perf_counter_ns(), run, step, nbytes)
+
+    def allocation(self, run: ObservedRun, nbytes: int) -> None:
+        self._record(ALLOCATION, perf_counter_ns(), run, None, nbytes)
+
+    def _record(
+        self, what: int, now: int, run: ObservedRun, step: Step | None, detail: Any
+    ) -> None:
+        thread = get_ident()
+        if thread not in self._threads:
+            self._threads[thread] = current_thread().name
+        self._records.append((what, now, thread, run, step, detail))
+
+
+def _shape(value: Any) -> Any:
+    """What is noted of a value: dtype and shape, the length of a list, or the name of its type."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return value.dtype, tuple(shape)
+    if isinstance(value, list):
+        return len(value)
+    return "none" if value is None else type(value).__name__
+
+
+# From spans to events.
+
+_Event: TypeAlias = dict[str, Any]
+
+
+class _Writer:
+    """``events``: a replay in the Trace Event Format."""
+
+    def __init__(self, replay: Replay, threads: Mapping[int, str]) -> None:
+        self._origin = replay.origin
+        self._pid = os.getpid()
+        # Viewers take 32 bits of a thread's number, and Python's identities have more.
+        self._tids: dict[tuple[int, int], int] = {}
+        tracks = assign_lanes(replay.spans)
+        for thread, lanes in (*tracks.items(), *[(wait.thread, 1) for wait in replay.waits]):
+            for lane in range(lanes):
+                self._tids.setdefault((thread, lane), len(self._tids) + 1)
+        # Each with its place: in the order of time and, of one time, as the records have them.
+        made = [((span.begin, span.first, 0), self._complete(span)) for span in replay.spans]
+        for number, wait in enumerate(replay.waits, 1):
+            begin, end = self._wait(wait, number)
+            made += [((wait.begin, wait.first, 0), begin), ((wait.end, wait.last, -1), end)]
+        outer = {span for span in replay.spans if span.step is not None and span.step.blocks}
+        for number, (maker, reader, name) in enumerate(replay.arrows, 1):
+            # Viewers tie an arrow to the innermost span of its time, and Perfetto to the last that
+            # began. So it leaves before its maker ends, or as that begins where others are within.
+            leaving = (max(maker.begin, maker.end - 1), maker.last, -1)
+            if maker in outer:
+                leaving = (maker.begin, maker.first, 1)
+            arriving = (reader.begin, reader.first, 2)
+            start = self._event("s", name, "dataflow", leaving[0], maker, id=number)
+            stop = self._event("f", name, "dataflow", arriving[0], reader, id=number, bp="e")
+            made += [(leaving, start), (arriving, stop)]
+        made.sort(key=lambda event: event[0])
+        self.events: list[_Event] = [*self._names(threads), *[event for _, event in made]]
+        for name, unit, counter in (
+            ("live memory", "bytes", replay.memory),
+            ("ready steps", "steps", replay.ready),
+        ):
+            for now, value in counter:
+                self.events.append(self._event("C", name, "counter", now, args={unit: value}))
+
+    def _event(
+        self, phase: str, name: str, category: str, time: int, on: Span | None = None, **more: Any
+    ) -> _Event:
+        event = {
+            "ph": phase,
+            "name": _clean(name),
+            "cat": category,
+            "ts": _microseconds(time - self._origin),
+            "pid": self._pid,
+        }
+        if on is not None:
+            event["tid"] = self._tids[on.thread, on.lane]
+        return event | more
+
+    def _complete(self, span: Span) -> _Event:
+        run, step, plan = span.run, span.step, span.run.told.plan
+        args: dict[str, Any] = {"run": run.number}
+        if step is None:
+            name, category = f"run {plan.name}", "run"
+            args |= {"plan": _clean(plan.name), "executor": _clean(run.told.executor)}
+            if run.error is not None:
+                name += " (failed)"
+                args["error"] = _clean(run.error)
+        else:
+            name, category = _name(step), "control" if step.control else "step"
+            args["operation"] = _clean(step.node.op.full_name)
+            args["origin"] = _clean(step.node.origin)
+            if step.node.device:
+                args["device"] = _clean(step.node.device)
+            args["inputs"] = _values(plan, step.inputs, span.inputs)
+            args["outputs"] = _values(plan, step.outputs, span.outputs)
+            if span.transferred:
+                args["transferred bytes"] = span.transferred
+        if span.state:
+            args["state"] = span.state
+        duration = _microseconds(span.end - span.begin)
+        return self._event("X", name, category, span.begin, span, dur=duration, args=args)
+
+    def _wait(self, wait: Span, number: int) -> tuple[_Event, _Event]:
+        assert wait.step is not None
+        # In Perfetto events of one name share a track, so that the step is said beside it.
+        args = {"run": wait.run.number, "step": _clean(_name(wait.step))}
+        if wait.state:
+            args["state"] = wait.state
+        return (
+            self._event("b", "queued", "queue", wait.begin, wait, id=number, args=args),
+            self._event("e", "queued", "queue", wait.end, wait, id=number),
+        )
+
+    def _names(self, threads: Mapping[int, str]) -> Iterator[_Event]:
+        """Metadata: what the process and its tracks are called, and in which order they stand."""
+        about = {"ph": "M", "pid": self._pid}
+        yield {**about, "name": "process_name", "args": {"name": "penstock"}}
+        for (thread, lane), tid in self._tids.items():
+            name = _clean(threads.get(thread) or f"thread {tid}")
+            name = f"{name} ({lane + 1})" if lane else name
+            yield {**about, "name": "thread_name", "tid": tid, "args": {"name": name}}
+            yield {**about, "name": "thread_sort_index", "tid": tid, "args": {"sort_index": tid}}
+
+
+def _name(step: Step) -> str:
+    return step.node.name or step.node.label
+
+
+def _values(plan: Plan, slots: Sequence[int], shapes: Sequence[Any]) -> list[str]:
+    """Names and shapes as text, of which none may be a key: Perfetto takes keys for paths."""
+    texts = []
+    for slot, shape in zip(slots, shapes, strict=False):
+        if isinstance(shape, tuple):
+            dtype, dims = shape
+            known = isinstance(dtype, np.dtype)
+            text = str(TensorType(dtype, dims)) if known else f"{dtype}{list(dims)}"
+        else:
+            text = f"{shape} elements" if isinstance(shape, int) else shape
+        if slot >= 0:
+            texts.append(_clean(f"{plan.slots[slot].name}: {text}"))
+    return texts
+
+
+def _clean(text: str) -> str:
+    """``text`` without halves of characters, which JSON lets pass and its readers do not."""
+    return text.encode(errors="replace").decode()
+
+
+def _microseconds(ns: int) -> float:
+    """``ns`` in the format's unit, such that a reader finds every nanosecond again.
+
+    Perfetto multiplies by 1000 and drops the fraction: what nests could overlap by one.
+    """
+    us = ns / 1000
+    return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)

@@ -1,0 +1,1 @@
+"""Code shared by the operation families: shape rules, elementwise loops, windows."""

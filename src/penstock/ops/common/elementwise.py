@@ -1,0 +1,239 @@
+"""Element-by-element kernels: single NumPy ufuncs, and formulas made of several.
+
+A formula runs block by block. Its intermediate results then stay in the cache instead of going
+through memory once for each ufunc, its scratch memory is bounded, and 16-bit floats are widened to
+float32 on their way in and rounded once on their way out.
+
+Constants of formulas are arrays of rank 0: ufuncs take them faster than NumPy or Python scalars.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.ops.common.dtypes import is_float, is_small, wide
+from penstock.ops.common.shape_rules import broadcast_shapes, ints, same_type, tensor, with_data
+from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types
+from penstock.types import MAX_DATA, Dim, TensorType, Type
+
+
+def _clip_function() -> Callable[..., Any]:
+    try:
+        from numpy._core import umath
+
+        return umath.clip  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
+        return lambda x, low, high, out=None: np.clip(x, low, high, out=out)
+
+
+clip = _clip_function()
+"""The ufunc behind ``np.clip``: called without the Python function around it, it is quicker, and
+with constant bounds several times faster than ``np.maximum`` and ``np.minimum`` with scalars."""
+
+BLOCK = 32768  # elements of a block: a formula's five float32 arrays of it take 640 KiB
+
+Body: TypeAlias = Callable[..., Any]
+"""``body(*inputs, out, *scratch)``, all of one dtype. It may be given an input as ``out``, and must
+therefore not read any input once it has written ``out``, except while writing it."""
+
+
+def maximum(a: Any, b: Any, out: Any = None) -> Any:
+    """``np.maximum`` with a positional ``out``, which NumPy deprecates for this ufunc."""
+    return np.maximum(a, b, out=out)
+
+
+def minimum(a: Any, b: Any, out: Any = None) -> Any:
+    return np.minimum(a, b, out=out)
+
+
+def scalar(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A constant of a formula."""
+    return np.array(value, dtype)
+
+
+def largest(dtype: np.dtype) -> np.ndarray:
+    """The upper bound that bounds nothing, as a constant; infinity for floats."""
+    return scalar(np.inf if is_float(dtype) else np.iinfo(dtype).max, dtype)
+
+
+def smallest(dtype: np.dtype) -> np.ndarray:
+    return scalar(-np.inf if is_float(dtype) else np.iinfo(dtype).min, dtype)
+
+
+def ufunc(function: Callable[..., Any], inputs: int) -> Kernel:
+    """The kernel of a NumPy ufunc, whose last positional argument is where it writes."""
+    return Kernel(function, function, inplace=tuple(range(inputs)))
+
+
+def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> Kernel:
+    """The kernel of a ufunc; in blocks of float32 for large bfloat16 tensors, which is faster."""
+    kinds = [tensor(types, i) for i in range(inputs)]
+    if all(kind.static for kind in kinds) and max(math.prod(k.dims) for k in kinds) > 4096:
+        dtype = kinds[0].dtype
+        assert dtype is not None
+        if is_small(dtype) and dtype.kind == "V":
+            return formula(lambda _: function, types, inputs=inputs)
+    return ufunc(function, inputs)
+
+
+def first_only(kernel: Kernel) -> Kernel:
+    """A kernel with a second input that it ignores."""
+    inner = kernel.into
+    assert inner is not None
+
+    def function(x: Any, _: Any) -> Any:
+        return kernel.function(x)
+
+    def into(x: Any, _: Any, *rest: Any) -> None:
+        inner(x, *rest)
+
+    return Kernel(function, into, inplace=(0,), workspace=kernel.workspace)
+
+
+def formula(
+    make: Callable[[np.dtype], Body], types: Types, *, inputs: int = 1, scratch: int = 0
+) -> Kernel:
+    """The kernel of a formula over floats, with ``inputs`` broadcast against one another.
+
+    ``make(dtype)`` gives its ``Body`` for float32 or float64; ``scratch`` is the number of scratch
+    arrays that it asks for. The output has the dtype of input 0.
+    """
+    bodies = cache(make)
+
+    def run(*arguments: Any) -> Any:
+        values = arguments[:inputs]
+        out, work = (*arguments[inputs:], None, None)[:2]
+        dtype = values[0].dtype
+        if out is None:
+            out = np.empty(_result_shape(values), dtype)
+        computed = wide(dtype)
+        body = bodies(computed)
+        if out.size > BLOCK or any(v.dtype != computed for v in values):
+            in_blocks(body, values, out, computed, scratch, work)
+        elif not scratch:
+            body(*values, out)
+        elif out.ndim == 0:  # rows of scratch would be no arrays
+            body(*values, out.reshape(1), *_rows(scratch, (1,), computed, work))
+        else:
+            body(*values, out, *_rows(scratch, out.shape, computed, work))
+        return out
+
+    into: Callable[..., Any] = run
+    workspace = 0
+    kinds = [tensor(types, i) for i in range(inputs)]
+    shape = broadcast_shapes([kind.shape for kind in kinds])
+    result = TensorType(kinds[0].dtype, shape)
+    if all(kind.static for kind in kinds):
+        assert result.dtype is not None
+        computed = wide(result.dtype)
+        size = math.prod(result.dims)
+        workspace = scratch * min(size, BLOCK) * computed.itemsize
+        if size <= BLOCK and all(kind.dtype == computed for kind in kinds):
+            into = _bound(bodies(computed), result.dims, computed, inputs, scratch) or run
+    return Kernel(run, into, inplace=tuple(range(inputs)), workspace=workspace)
+
+
+def _bound(
+    body: Body, dims: tuple[int, ...], dtype: np.dtype, inputs: int, scratch: int
+) -> Body | None:
+    """A formula over arrays that fit one block and need no conversion: the body, more or less."""
+    if not scratch:
+        return body
+    if not dims or 0 in dims:
+        return None
+    rows = (scratch, *dims)
+
+    def into(*arguments: Any) -> None:
+        body(*arguments[:-1], *arguments[-1].view(dtype).reshape(rows))
+
+    def unary(x: Any, out: Any, work: Any) -> None:
+        body(x, out, work.view(dtype).reshape(dims))
+
+    return unary if scratch == 1 and inputs == 1 else into
+
+
+def _result_shape(values: Sequence[np.ndarray]) -> tuple[int, ...]:
+    return values[0].shape if len(values) == 1 else np.broadcast(*values).shape
+
+
+def _rows(count: int, shape: tuple[int, ...], dtype: np.dtype, work: Any) -> np.ndarray:
+    """``count`` scratch arrays, as the rows of one; in the workspace if there is one."""
+    rows = (count, *shape)
+    return np.empty(rows, dtype) if work is None else work.view(dtype).reshape(rows)
+
+
+def in_blocks(
+    body: Body,
+    values: Sequence[np.ndarray],
+    out: np.ndarray,
+    dtype: np.dtype,
+    scratch: int,
+    work: np.ndarray | None = None,
+) -> None:
+    """Run ``body`` on one-dimensional blocks of ``dtype``.
+
+    NumPy's iterator broadcasts, follows strides, and converts block by block where dtypes differ.
+    """
+    rows = _rows(scratch, (min(out.size, BLOCK),), dtype, work) if scratch else ()
+    access: Any = [["readonly"]] * len(values) + [["writeonly"]]
+    with np.nditer(
+        [*values, out],
+        ["external_loop", "buffered", "zerosize_ok"],
+        access,
+        [dtype] * len(access),
+        casting="unsafe",
+        buffersize=BLOCK,
+    ) as blocks:
+        for arrays in blocks:
+            n = arrays[-1].size
+            body(*arrays, *(rows if n == BLOCK else [row[:n] for row in rows]))
+
+
+def carried(
+    kind: TensorType, types: Types, consts: Consts, compute: Callable[..., Dim]
+) -> TensorType:
+    """``kind`` with contents computed from those of the inputs: shape arithmetic.
+
+    ``compute`` takes an element of each input, and returns ``None`` where the result is not known.
+    A name among the elements stands for a dim, and so is never negative.
+    """
+
+    def contents() -> tuple[Dim, ...] | None:
+        columns = []
+        for i in range(len(types)):
+            dtype = tensor(types, i).dtype
+            column = ints(types, consts, i)
+            if column is None or dtype is None or dtype.kind not in "biu":
+                return None
+            columns.append(column)
+        n = max(map(len, columns)) if all(columns) else 0
+        if n > MAX_DATA or any(len(column) not in (1, n) for column in columns if n):
+            return None
+        cells = (compute(*[c[i % len(c)] for c in columns]) for i in range(n))
+        return tuple([in_range(cell, kind.dtype) for cell in cells])
+
+    return with_data(kind, contents)
+
+
+def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
+    """An element, unless it overflows: what it would be at run time is then nothing to plan by."""
+    if dtype is None or dtype.kind not in "iu" or not isinstance(cell, int):
+        return cell
+    info = np.iinfo(dtype)
+    return cell if info.min <= cell <= info.max else None
+
+
+def infer_unary(compute: Callable[[int], int]) -> Infer:
+    """Inference of an operation of one input that carries integer contents along."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        (kind,) = same_type(types, attrs, consts)
+        assert isinstance(kind, TensorType)
+        return (carried(kind, types, consts, lambda a: compute(a) if isinstance(a, int) else None),)
+
+    return infer

@@ -1,0 +1,271 @@
+"""Shape arithmetic shared by the ``infer`` functions of all families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.ops.registry import Attrs, Consts, Infer, Types
+from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtypes
+
+if TYPE_CHECKING:
+    from penstock.ir.graph import Node
+
+MAX_WHOLE_NUMBERS = 65536
+"""Elements of a constant that inference looks at one by one, at most."""
+
+
+def tensor(types: Types, index: int) -> TensorType:
+    """Type of input ``index`` as a tensor; unknown where it is left out, absent or any."""
+    if index < len(types):
+        kind = types[index]
+        if isinstance(kind, TensorType):
+            return kind
+        if kind is not None and type(kind).__name__ != "AnyType":
+            raise ShapeError(f"input {index} must be a tensor, not {kind}")
+    return TensorType()
+
+
+def given(inputs: Sequence[Any], index: int) -> bool:
+    """Whether there is an input ``index``, by a node's inputs, or their types or values."""
+    return index < len(inputs) and inputs[index] is not None
+
+
+def padded(sequence: Sequence[Any], count: int) -> list[Any]:
+    """``sequence`` with ``None`` for what it lacks of ``count`` entries."""
+    return [*sequence, *(None,) * (count - len(sequence))]
+
+
+def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
+    """Contents of an integer input as far as known: from a constant, or from shape arithmetic."""
+    const = consts[index] if index < len(consts) else None
+    if const is not None:
+        return whole_numbers(const)
+    if index < len(types):
+        kind = types[index]
+        if isinstance(kind, TensorType):
+            return kind.data
+    return None
+
+
+def whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
+    """The elements of a constant, unless one is no whole number or there are very many."""
+    if const.size > MAX_WHOLE_NUMBERS or const.dtype == STRING:
+        return None
+    flat = np.asarray(const).reshape(-1)
+    if flat.dtype.kind not in "biu":
+        flat = flat.astype(np.float64)
+        if not (np.isfinite(flat).all() and (flat == np.trunc(flat)).all()):
+            return None
+    return tuple([int(x) for x in flat.tolist()])
+
+
+def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
+    """Dims, or contents of an integer input, if every one of them is known."""
+    if values is None or not all(isinstance(x, int) for x in values):
+        return None
+    return tuple(values)  # type: ignore[arg-type]
+
+
+def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
+    """Contents of integer input ``index`` for a kernel being compiled, if all of them are known."""
+    if index >= len(node.inputs):
+        return None
+    value = node.inputs[index]
+    if value is not None and value.const is not None:
+        return whole_numbers(value.const)
+    return all_known(ints(types, (), index))
+
+
+# The dtypes that ``TensorProto.DataType`` numbers, in its order; 0 is undefined.
+_ELEMENT_TYPES = (
+    *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool"),
+    *("float16", "float64", "uint32", "uint64", "complex64", "complex128", "bfloat16"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4"),
+    *("float4_e2m1fn", "float8_e8m0fnu", "uint2", "int2", "float6_e2m3fn", "float6_e3m2fn"),
+)
+
+
+def element_dtype(attrs: Attrs, name: str) -> np.dtype | None:
+    """The dtype whose ONNX number attribute ``name`` is; ``None`` where it is 0 or left out."""
+    code = attrs.get(name) or 0
+    if code == 0:
+        return None
+    if isinstance(code, int) and 0 < code < len(_ELEMENT_TYPES):
+        dtype = dtypes().get(_ELEMENT_TYPES[code])
+        if dtype is not None:
+            return dtype
+    raise ShapeError(f"{name} is {code}, which is no element type")
+
+
+def element_number(name: str) -> int:
+    """ONNX's number of the dtype with this name; 0 where it has none."""
+    return _ELEMENT_TYPES.index(name) if name in _ELEMENT_TYPES else 0
+
+
+def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str:
+    """A string attribute that is one of those allowed; empty is as good as left out."""
+    value: str = attrs.get(name) or default
+    if value not in allowed:
+        raise ShapeError(f"{name} is {value!r}, which is none of {', '.join(allowed)}")
+    return value
+
+
+def single(x: np.ndarray, name: str) -> np.ndarray:
+    """A tensor of one element as one without dims."""
+    if x.size != 1:
+        raise ShapeError(f"{name} must be a scalar, not of shape {x.shape}")
+    return x.reshape(())
+
+
+def normalize_axis(axis: int, rank: int) -> int:
+    """``axis`` counted from the front; negative ones count from the back."""
+    if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
+        raise ShapeError(f"axis {axis} is out of range for rank {rank}")
+    return axis % rank if rank else 0
+
+
+def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """``axes`` counted from the front; repeated ones are an error."""
+    result = tuple(normalize_axis(axis, rank) for axis in axes)
+    if len(set(result)) != len(result):
+        raise ShapeError(f"axes {result} name one axis twice")
+    return result
+
+
+def broadcast_dim(a: Dim, b: Dim) -> Dim:
+    """The dim that ``a`` and ``b`` broadcast to, as far as it is known."""
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise ShapeError(f"dims {a} and {b} do not broadcast")
+    # A known dim other than 1 wins: the unknown one is either equal or 1.
+    if isinstance(a, int):
+        return a
+    return b if isinstance(b, int) else None
+
+
+def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
+    """NumPy's broadcasting over partly known shapes; ``None`` if any rank is unknown."""
+    result: list[Dim] = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        missing = len(shape) - len(result)
+        if missing > 0:
+            result[:0] = [1] * missing
+        offset = len(result) - len(shape)
+        for i, dim in enumerate(shape):
+            try:
+                result[offset + i] = broadcast_dim(result[offset + i], dim)
+            except ShapeError:
+                raise ShapeError(
+                    f"shapes {' and '.join(map(str, shapes))} do not broadcast"
+                ) from None
+    return tuple(result)
+
+
+def same_dim(a: Dim, b: Dim, what: str) -> Dim:
+    """The dim that ``a`` and ``b`` both are, as far as it is known."""
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ShapeError(f"{what} differ: {a} and {b}")
+    return a if isinstance(a, int) or b is None else b
+
+
+def fits(shape: Shape | None, wanted: Shape | None) -> bool:
+    """Whether ``shape`` may be the one wanted, as far as both are known."""
+    if shape is None or wanted is None:
+        return True
+    return len(shape) == len(wanted) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int)
+        for a, b in zip(shape, wanted, strict=True)
+    )
+
+
+def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
+    """That ``shape`` may be one of those wanted."""
+    if not any(fits(shape, each) for each in wanted):
+        raise ShapeError(f"{name} has shape {shape} where {_either(wanted)} is needed")
+
+
+def _either(shapes: Iterable[Shape | None]) -> str:
+    return " or ".join(dict.fromkeys(map(str, shapes)))
+
+
+def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None:
+    """That ``shape`` may broadcast to ``full``, which does not grow."""
+    if shape is None or full is None:
+        return
+    if len(shape) > len(full) or any(
+        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+        for a, b in zip(reversed(shape), reversed(full), strict=False)
+    ):
+        raise ShapeError(f"{name} of shape {shape} does not broadcast to {full}")
+
+
+def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
+    """The dtype that the given inputs share; an error where two known ones differ."""
+    found: np.dtype | None = None
+    for index in indices:
+        dtype = tensor(types, index).dtype
+        if dtype is None:
+            continue
+        if found is not None and dtype != found:
+            raise ShapeError(f"inputs have different dtypes, {found.name} and {dtype.name}")
+        found = dtype
+    return found
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dims; a single symbolic one times ones keeps its name."""
+    known, symbol = 1, None
+    for dim in dims:
+        if isinstance(dim, int):
+            known *= dim
+        elif dim is None or symbol is not None:
+            symbol = ""
+        else:
+            symbol = dim
+    if known == 0 or symbol is None:
+        return known
+    return symbol if known == 1 and symbol else None
+
+
+def same_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """One output like the first input."""
+    return (tensor(types, 0).without_data(),)
+
+
+def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """One output of the inputs' common dtype and broadcast shape."""
+    every = range(len(types))
+    shape = broadcast_shapes([tensor(types, i).shape for i in every])
+    return (TensorType(same_dtype(types, every), shape),)
+
+
+def broadcast_to(dtype: np.dtype) -> Infer:
+    """Like ``broadcast_type``, with an output of ``dtype`` (comparisons, say)."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        (kind,) = broadcast_type(types, attrs, consts)
+        assert isinstance(kind, TensorType)
+        return (TensorType(dtype, kind.shape),)
+
+    return infer
+
+
+def with_data(kind: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
+    """``kind`` with contents, where it is an integer tensor small enough for shape arithmetic.
+
+    Truth values count as integers here: shape arithmetic compares and selects.
+    """
+    if kind.dtype is None or kind.dtype.kind not in "biu" or kind.shape is None:
+        return kind
+    if len(kind.shape) > 1:
+        return kind
+    data = compute()
+    return kind if data is None else TensorType(kind.dtype, kind.shape, data)

@@ -1,0 +1,241 @@
+"""Kernels that are laid out for the shapes they will see.
+
+Convolutions, pooling, matrix products and normalisations decide by shapes: strategy, blocks,
+scratch memory. A family says once how (``Make``), and ``specialized`` turns that into both kernel
+forms: the writing form for the types known at compile time, and the allocating form for whatever
+comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import HALF
+from penstock.ops.registry import Consts, Kernel, Types
+from penstock.types import FLOAT32, ShapeError, TensorType
+
+ALIGNMENT = 64
+
+Tensors: TypeAlias = Sequence[TensorType | None]
+
+
+class Routine(NamedTuple):
+    """One node's code for inputs of known shapes.
+
+    ``into(*inputs, *outputs)`` writes the outputs, with one more argument where ``workspace`` bytes
+    are asked for (see ``Kernel``). The inputs in ``prepared`` are not read: what matters of them
+    was taken from constants when the routine was made.
+    """
+
+    into: Callable[..., Any]
+    workspace: int = 0
+    prepared: tuple[int, ...] = ()
+    kept: Any = None
+    """what must live as long as the routine"""
+
+
+Make: TypeAlias = Callable[[Tensors, Tensors, Consts], Routine]
+"""``make(inputs, outputs, consts)``: static types, ``None`` for what is left out."""
+
+
+class Field(NamedTuple):
+    """An array at a fixed place in a workspace; call it with the workspace to get the array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+    def __call__(self, workspace: np.ndarray) -> np.ndarray:
+        return np.ndarray(self.shape, self.dtype, workspace, self.offset)
+
+    def reshaped(self, *shape: int) -> Field:
+        """Another shape, of no more elements, at the same place."""
+        return Field(shape, self.dtype, self.offset)
+
+
+class Layout:
+    """Arrays laid out one after the other in a workspace of ``size`` bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def field(self, shape: Sequence[int], dtype: np.dtype) -> Field:
+        if dtype.hasobject:  # bytes that were never objects would be taken for some
+            raise ShapeError("the operation takes numbers, not strings")
+        field = Field(tuple(shape), dtype, self.size)
+        count = dtype.itemsize
+        for dim in shape:
+            count *= dim
+        self.size += max(-(-count // ALIGNMENT), 1) * ALIGNMENT
+        return field
+
+
+def specialized(
+    node: Node,
+    types: Types,
+    make: Make,
+    *,
+    inplace: tuple[int, ...] = (),
+    contiguous: bool = False,
+    widen: bool = True,
+    values: tuple[int, ...] = (),
+) -> Kernel:
+    """The kernel of a node whose routines ``make`` makes.
+
+    ``widen``: float16 and bfloat16 are converted to float32 and back around the routine.
+    ``values``: small integer inputs whose contents the output shapes depend on.
+    """
+    given = [None if v is None else v.const for v in node.inputs]
+
+    @lru_cache(maxsize=8)
+    def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
+        consts = list(given)
+        for i in values:
+            known = inputs[i] if i < len(inputs) else None
+            if known is not None and known.data is not None:
+                consts[i] = np.array(known.data, known.dtype).reshape(known.dims)
+        inferred = list(node.op.infer(inputs, node.attrs, consts))
+        outputs: list[TensorType | None] = []
+        for i, value in enumerate(node.outputs):
+            kind = inferred[i] if i < len(inferred) else None
+            if value is None:
+                outputs.append(None)
+                continue
+            if not isinstance(kind, TensorType) or not kind.static:
+                raise ShapeError(f"nothing says the shape of {value.name!r} ({kind})")
+            outputs.append(kind)
+        return (_widened if widen else _plain)(make, inputs, outputs, consts), outputs
+
+    def function(*inputs: Any) -> Any:
+        key = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
+        for i in values:
+            if i < len(inputs) and inputs[i] is not None:
+                x = inputs[i]
+                key[i] = TensorType(x.dtype, x.shape, tuple(x.reshape(-1).tolist()))
+        routine, kinds = build(tuple(key))
+        outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in kinds]
+        if routine.workspace:
+            routine.into(*inputs, *outputs, np.empty(routine.workspace, np.uint8))
+        else:
+            routine.into(*inputs, *outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    known = _static(types, given, values)
+    if known is None:
+        return Kernel(function)
+    routine, _ = build(known)
+    return Kernel(
+        function,
+        routine.into,
+        inplace=inplace,
+        workspace=routine.workspace,
+        contiguous=contiguous,
+    )
+
+
+def _static(
+    types: Types, given: Consts, values: tuple[int, ...]
+) -> tuple[TensorType | None, ...] | None:
+    """``types`` without contents if all shapes, and the contents in ``values``, are known."""
+    found: list[TensorType | None] = []
+    for i, kind in enumerate(types):
+        if kind is None:
+            found.append(None)
+            continue
+        if not isinstance(kind, TensorType) or not kind.static:
+            return None
+        if i not in values:
+            found.append(kind.without_data())
+        elif given[i] is not None:
+            data = tuple(np.asarray(given[i]).reshape(-1).tolist())
+            found.append(TensorType(kind.dtype, kind.shape, data))
+        elif kind.data is not None and all(isinstance(x, int) for x in kind.data):
+            found.append(kind)
+        else:
+            return None
+    return tuple(found)
+
+
+def _plain(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    return make(inputs, outputs, consts)
+
+
+def _wide(kind: TensorType | None) -> TensorType | None:
+    if kind is None or kind.dtype not in HALF:
+        return kind
+    return TensorType(FLOAT32, kind.shape)
+
+
+def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    """The routine in float32, with conversions around it where dtypes are narrower."""
+    wide_inputs = [_wide(t) for t in inputs]
+    wide_outputs = [_wide(t) for t in outputs]
+    wide_consts = _WideConsts(consts)
+    inner = make(wide_inputs, wide_outputs, wide_consts)
+    if inner.prepared:
+        inner = inner._replace(kept=wide_consts.shares)
+    if wide_inputs == list(inputs) and wide_outputs == list(outputs):
+        return inner
+    layout = Layout()
+    scratch = layout.field((inner.workspace,), np.dtype(np.uint8)) if inner.workspace else None
+
+    def fields(narrow: Tensors, wide: Tensors, skip: Sequence[int]) -> list[tuple[int, Field]]:
+        return [
+            (i, layout.field(w.dims, FLOAT32))
+            for i, (n, w) in enumerate(zip(narrow, wide, strict=True))
+            if w is not None and w != n and i not in skip
+        ]
+
+    converted = fields(inputs, wide_inputs, inner.prepared)
+    results = fields(outputs, wide_outputs, ())
+    start = len(inputs)
+
+    def into(*arguments: Any) -> None:
+        *arrays, workspace = arguments
+        for i, field in converted:
+            wide = field(workspace)
+            np.copyto(wide, arrays[i])
+            arrays[i] = wide
+        for i, field in results:
+            arrays[start + i] = field(workspace)
+        if scratch is not None:
+            arrays.append(scratch(workspace))
+        inner.into(*arrays)
+        for i, _ in results:
+            np.copyto(arguments[start + i], arrays[start + i], casting="unsafe")
+
+    return Routine(into, layout.size, inner.prepared)
+
+
+class _WideConsts(Sequence[np.ndarray | None]):
+    """Constants in float32, converted when they are asked for.
+
+    What a routine makes of them is shared by their identity, so they are shared themselves.
+    """
+
+    def __init__(self, consts: Consts) -> None:
+        self.consts = consts
+        self.shares: list[Shared[np.ndarray]] = []
+
+    def __len__(self) -> int:
+        return len(self.consts)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray | None]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        const = self.consts[index]
+        if const is None or const.dtype not in HALF:
+            return const
+        share = shared("float32", lambda: const.astype(np.float32), const)
+        self.shares.append(share)
+        return share.value

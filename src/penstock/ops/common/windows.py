@@ -1,0 +1,182 @@
+"""Windows that slide over the spatial axes of a tensor: convolution, pooling and their inverses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.ops.common.shape_rules import choice
+from penstock.types import Dim, Shape, ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """``count`` windows along one axis of ``size`` elements.
+
+    Window ``o`` looks at the elements ``o * stride - begin + k * dilation`` for ``k < kernel``;
+    those before 0 and from ``size`` on are padding, of which ``begin`` and ``end`` elements were
+    asked for.
+    """
+
+    size: int
+    count: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    begin: int = 0
+    end: int = 0
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last that one window looks at."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def trivial(self) -> bool:
+        """Whether window ``o`` is element ``o``."""
+        return self.span == self.stride == 1 and self.begin == 0 and self.size == self.count
+
+    @property
+    def padded(self) -> bool:
+        """Whether some window looks at padding."""
+        return self.begin > 0 or (self.count - 1) * self.stride + self.span > self.size + self.begin
+
+    def inside(self, k: int) -> tuple[int, int]:
+        """The windows whose ``k``-th element is no padding: from, up to."""
+        first = self.begin - k * self.dilation
+        low = max(-(-first // self.stride), 0)
+        high = min((self.size - 1 + first) // self.stride + 1, self.count)
+        return low, max(low, high)
+
+    def taps(self, first: int = 0, last: int | None = None) -> list[tuple[int, slice, slice]]:
+        """For each ``k`` that windows ``first`` to ``last`` see elements at.
+
+        It, the windows (counted from ``first``), and their ``k``-th elements.
+        """
+        found = []
+        # Only positions that some window has an element at: a kernel may be mostly padding.
+        lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
+        highest = (self.size - 1 + self.begin) // self.dilation
+        for k in range(max(lowest, 0), min(highest + 1, self.kernel)):
+            low, high = self.inside(k)
+            low, high = max(low, first), high if last is None else min(high, last)
+            if low < high:
+                start = low * self.stride - self.begin + k * self.dilation
+                stop = start + (high - low - 1) * self.stride + 1
+                found.append((k, slice(low - first, high - first), slice(start, stop, self.stride)))
+        return found
+
+    def elements(self, low: int, high: int) -> tuple[int, int]:
+        """The elements, padding included, that windows ``low`` to ``high`` look at: from, up to."""
+        start = low * self.stride - self.begin
+        return start, start + (high - low - 1) * self.stride + self.span
+
+
+class Axis(NamedTuple):
+    """What the attributes say of one axis."""
+
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+
+
+def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
+    """``strides``, ``dilations`` and ``pads`` of each of ``rank`` axes, and ``auto_pad``."""
+    auto_pad = choice(attrs, "auto_pad", "NOTSET", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
+    strides = ints_of(attrs, "strides", rank, 1)
+    dilations = ints_of(attrs, "dilations", rank, 1)
+    pads = ints_of(attrs, "pads", 2 * rank, 0, low=0)
+    if auto_pad != "NOTSET":
+        pads = [0] * (2 * rank)
+    axes = [
+        Axis(stride, dilation, begin, end)
+        for stride, dilation, begin, end in zip(
+            strides, dilations, pads[:rank], pads[rank:], strict=True
+        )
+    ]
+    return axes, auto_pad
+
+
+def ints_of(
+    attrs: Mapping[str, Any], name: str, count: int, default: int, low: int = 1
+) -> list[int]:
+    """An attribute with ``count`` ints of at least ``low``, each ``default`` where left out."""
+    found = attrs.get(name)
+    if not found:
+        return [default] * count
+    if len(found) != count:
+        raise ShapeError(f"{name} must have {count} entries, not {len(found)}")
+    if min(found) < low:
+        raise ShapeError(f"{name} must be at least {low}, not {list(found)}")
+    return list(found)
+
+
+def kernel_shape(attrs: Mapping[str, Any], rank: int) -> list[int]:
+    """The ``kernel_shape`` attribute of pooling over ``rank`` axes."""
+    if not attrs.get("kernel_shape"):
+        raise ShapeError("kernel_shape is missing")
+    return ints_of(attrs, "kernel_shape", rank, 1)
+
+
+def windows(
+    attrs: Mapping[str, Any], kernel: Sequence[int], sizes: Sequence[int], ceil: bool = False
+) -> tuple[Window, ...]:
+    """The windows over axes of the given sizes; ``ceil`` keeps a last one that is not full."""
+    axes, auto_pad = parse_axes(attrs, len(kernel))
+    return tuple(
+        _window(axis, auto_pad, k, size, ceil)
+        for axis, k, size in zip(axes, kernel, sizes, strict=True)
+    )
+
+
+def behind(axes: Sequence[Window]) -> list[int]:
+    """How many elements of padding the last window of each axis sees behind the last of its own: at
+    most those asked for, unless one was kept that is not full; fewer, even less than none, if it
+    does not come to the end."""
+    return [
+        (a.count - 1) * a.stride + (a.kernel - 1) * a.dilation + 1 - a.begin - a.size for a in axes
+    ]
+
+
+def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Window:
+    span = (kernel - 1) * axis.dilation + 1
+    begin, end = axis.begin, axis.end
+    if auto_pad.startswith("SAME"):
+        count = -(-size // axis.stride)
+        total = max((count - 1) * axis.stride + span - size, 0)
+        begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        end = total - begin
+    else:
+        free = size + begin + end - span
+        count = free // axis.stride + 1
+        if ceil and free % axis.stride and count * axis.stride < size + begin:
+            # The last window may hang over the end, but must begin before the padding there.
+            count += 1
+    if count < 1 or size < 1:
+        raise ShapeError(
+            f"a window of {span} elements does not fit into {size}, padded by {begin} and {end}"
+        )
+    return Window(size, count, kernel, axis.stride, axis.dilation, begin, end)
+
+
+def window_counts(
+    attrs: Mapping[str, Any], kernel: Sequence[Dim], sizes: Shape, ceil: bool = False
+) -> Shape:
+    """The number of windows along each axis, as far as sizes and kernel are known."""
+    axes, auto_pad = parse_axes(attrs, len(kernel))
+    counts: list[Dim] = []
+    for axis, k, size in zip(axes, kernel, sizes, strict=True):
+        if isinstance(size, int) and isinstance(k, int):
+            counts.append(_window(axis, auto_pad, k, size, ceil).count)
+        elif isinstance(size, int) and auto_pad.startswith("SAME"):
+            counts.append(-(-size // axis.stride))
+        elif axis.stride == 1 and auto_pad.startswith("SAME"):
+            counts.append(size)
+        elif axis.stride == 1 and isinstance(k, int) and not isinstance(size, int):
+            keeps = axis.begin + axis.end == (k - 1) * axis.dilation
+            counts.append(size if keeps else None)
+        else:
+            counts.append(None)
+    return tuple(counts)

@@ -1,0 +1,1 @@
+"""Operations that only passes and front ends create."""

@@ -1,0 +1,99 @@
+"""Fused: several nodes as one, for backends that have one kernel for all of them.
+
+No file can ask for it: it is not in the table of operations. ``passes/fuse.py`` makes these nodes
+where a backend says that it takes them. What one means are the nodes that it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node, Value
+from penstock.ops.registry import Attrs, Consts, Kernel, Op, Types
+from penstock.types import Type
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """The nodes of a fused node in their order, the last of which makes its one output.
+
+    ``inputs`` are the values that they read and do not make, in the order of the fused node's
+    inputs: copies of that node read other values, but mean the same by them.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+
+    @property
+    def output(self) -> Value:
+        """What the last node makes."""
+        value = self.nodes[-1].outputs[0]
+        assert value is not None
+        return value
+
+
+def fused(nodes: Sequence[Node]) -> Node:
+    """One node that does what ``nodes`` do, each of which has one output, read by the next ones
+    alone. The graph that they are in does not have it yet."""
+    made = {node.outputs[0] for node in nodes}
+    read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
+    inputs = tuple([value for value in read if value not in made])
+    region = Region(tuple(nodes), inputs)
+    names = [node.op.name for node in nodes]
+    output = Value(region.output.name, region.output.type)
+    waits = dict.fromkeys(before for node in nodes for before in node.control_inputs)
+    return Node(
+        FUSED,
+        inputs,
+        [output],
+        {"region": region, "ops": " ".join(names)},
+        name="+".join([node.name or node.op.name for node in nodes]),
+        control_inputs=list(waits),
+        origin=nodes[0].origin,
+    )
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (attrs["region"].output.type,)
+
+
+def _compile(node: Node, types: Types) -> Kernel:
+    """The kernels of the nodes, one after the other."""
+    region: Region = node.attrs["region"]
+    place = {value: i for i, value in enumerate(region.inputs)}
+    calls = []
+    for each in region.nodes:
+        kernel = each.op.compile(each, [None if v is None else v.type for v in each.inputs])
+        calls.append((kernel.function, [-1 if v is None else place[v] for v in each.inputs]))
+        (output,) = each.outputs
+        assert output is not None
+        place[output] = len(place)
+
+    def function(*inputs: Any) -> Any:
+        values = list(inputs)
+        for call, arguments in calls:
+            values.append(call(*[None if i < 0 else values[i] for i in arguments]))
+        return values[-1]
+
+    def into(*arrays: Any) -> None:
+        np.copyto(arrays[-1], function(*arrays[:-1]))
+
+    return Kernel(function, into)
+
+
+FUSED = Op("Fused", "penstock", 1, 1, _infer, _compile)
+"""Attributes: ``region``, what is fused, and ``ops``, the names of its operations."""
+
+
+def is_fused(node: Node) -> bool:
+    """Whether ``node`` is made of several."""
+    return node.op is FUSED
+
+
+def parts(node: Node) -> tuple[Node, ...]:
+    """The nodes that ``node`` is made of: itself, if it is not fused."""
+    return node.attrs["region"].nodes if is_fused(node) else (node,)

@@ -1,0 +1,28 @@
+"""ZeroNaN: 0 where an element is not a number.
+
+No file can ask for it: it is what ``Where(IsNaN(x), 0, x)`` means, with which exporters guard a
+Softmax against rows that are masked as a whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import same_type
+from penstock.ops.registry import Kernel, Op, Types
+
+
+def _compile(node: Node, types: Types) -> Kernel:
+    def function(x: np.ndarray) -> np.ndarray:
+        return np.where(np.isnan(x), x.dtype.type(0), x)
+
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        if out is not x:
+            np.copyto(out, x)
+        np.copyto(out, 0, where=np.isnan(x))
+
+    return Kernel(function, into, inplace=(0,))
+
+
+ZERO_NAN = Op("ZeroNaN", "penstock", 1, 1, same_type, _compile)

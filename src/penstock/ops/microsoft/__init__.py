@@ -1,0 +1,1 @@
+"""The operations of the com.microsoft domain."""

@@ -1,0 +1,320 @@
+"""Attention as ONNX Runtime has it: com.microsoft Attention and MultiHeadAttention.
+
+Keys that a mask hides get ``mask_filter_value`` added to their scores; keys behind a causal query
+are out of sight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import check_shape, given, padded, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+
+
+def _heads_of(attrs: Attrs) -> int:
+    heads = attrs.get("num_heads") or 0
+    if heads < 1:
+        raise ShapeError("num_heads must be positive")
+    return int(heads)
+
+
+def _sum(a: Dim, b: Dim) -> Dim:
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    return a + b if isinstance(a, int) and isinstance(b, int) else None
+
+
+def _hidden_keys(mask: np.ndarray, heads: Heads) -> np.ndarray:
+    """Flags of the keys that a mask hides, which broadcast to the scores.
+
+    A mask says whether to see a key, for each sample [batch, keys] or query [batch, queries, keys],
+    or where the keys to see end [batch], or end and then start [2 * batch].
+    """
+    if mask.ndim > 1:
+        hidden = mask <= 0
+        return hidden[:, None, None] if mask.ndim == 2 else hidden[:, None]
+    place = np.arange(heads.keys)
+    ends = mask[: heads.batch, None, None, None]
+    if len(mask) == heads.batch:
+        return place >= ends
+    return (place >= ends) | (place < mask[heads.batch :, None, None, None])
+
+
+def _check_mask(shape: Shape | None, batch: Dim, queries: Dim, keys: Dim) -> None:
+    double = 2 * batch if isinstance(batch, int) else None
+    check_shape("the mask", shape, (batch,), (double,), (batch, keys), (batch, queries, keys))
+
+
+def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys: Dim) -> None:
+    allowed = [(b, h, queries, keys) for b in (batch, 1) for h in (heads, 1)]
+    check_shape("attention_bias", shape, *allowed)
+
+
+class _Attend:
+    """What both operations do once queries, keys and values are there."""
+
+    def __init__(self, layout: Layout, heads: Heads, dtype: np.dtype, attrs: Attrs, past: int):
+        scale = attrs.get("scale") or 1 / math.sqrt(max(heads.size, 1))
+        self.heads = heads
+        self.core = Core(layout, heads, dtype, scale=scale)
+        self.filter = dtype.type(attrs.get("mask_filter_value", -10000.0))
+        self.unseen = out_of_sight(
+            heads.queries, heads.keys, past, causal=bool(attrs.get("unidirectional", 0))
+        )
+
+    def run(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        y: np.ndarray,
+        mask: np.ndarray | None,
+        bias: np.ndarray | None,
+        workspace: np.ndarray,
+    ) -> None:
+        biases = [] if bias is None else [bias]
+        if mask is not None:
+            hidden = _hidden_keys(mask, self.heads)
+            biases.append(np.where(hidden, self.filter, self.filter.dtype.type(0)))
+        blocked = () if self.unseen is None else (self.unseen,)
+        out = split_heads(y, self.heads.heads)
+        self.core.run(q, k, v, out, workspace, blocked=blocked, biases=biases)
+
+
+# Attention: projects its input first
+
+
+def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
+    """Features of queries, keys and values."""
+    sizes = attrs.get("qkv_hidden_sizes")
+    if sizes:
+        if len(sizes) != 3 or min(sizes) < 1 or sizes[0] != sizes[1]:
+            raise ShapeError(f"qkv_hidden_sizes must be three sizes, the first two equal: {sizes}")
+        check_shape("weights", weights, (None, sum(sizes)))
+        return sizes[0], sizes[1], sizes[2]
+    total = weights[1] if weights is not None and len(weights) == 2 else None
+    each = share(total, 3, "the projection")
+    return each, each, each
+
+
+def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    for name in ("do_rotary", "past_present_share_buffer"):
+        if attrs.get(name):
+            raise ShapeError(f"Attention with {name} is not supported")
+    x, weights, bias, mask, past, added = (tensor(types, i) for i in range(6))
+    heads = _heads_of(attrs)
+    check_shape("input", x.shape, (None, None, None))
+    batch, length, width = x.shape or (None, None, None)
+    check_shape("weights", weights.shape, (width, None))
+    q, _, v = _sections(attrs, weights.shape)
+    check_shape("bias", bias.shape, (_sum(_sum(q, q), v),))
+    size, value_size = share(q, heads, "queries"), share(v, heads, "values")
+    keys, before = length, None
+    if given(types, 4):
+        check_shape("past", past.shape, (2, batch, heads, None, size))
+        if isinstance(size, int) and isinstance(value_size, int) and size != value_size:
+            raise ShapeError("a past needs keys and values of one size")
+        before = past.shape[3] if past.shape is not None else None
+        keys = _sum(length, before)
+    if given(types, 3):
+        _check_mask(mask.shape, batch, length, keys)
+    if given(types, 5):
+        _check_bias(added.shape, batch, heads, length, keys)
+    return (
+        TensorType(x.dtype, (batch, length, v)),
+        TensorType(x.dtype, (2, batch, heads, keys, size)),
+    )
+
+
+@operator("Attention", domain=MICROSOFT, infer=infer_attention)
+def attention(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, weights = inputs[0], inputs[1]
+        assert x is not None and weights is not None and x.dtype is not None
+        q_size, k_size, v_size = _sections(attrs, weights.dims)
+        assert isinstance(q_size, int) and isinstance(k_size, int) and isinstance(v_size, int)
+        (batch, length, width), count = x.dims, _heads_of(attrs)
+        past_type = padded(inputs, 5)[4]
+        past = past_type.dims[3] if past_type is not None else 0
+        heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
+        layout, total = Layout(), q_size + k_size + v_size
+        projected = layout.field((batch * length, total), x.dtype)
+        attend = _Attend(layout, heads, x.dtype, attrs, past)
+        n_inputs, asked = len(inputs), given(outputs, 1)
+        caches = [
+            Cache(
+                past,
+                layout.field((batch, count, past + length, size), x.dtype)
+                if past_type is not None and not asked
+                else None,
+            )
+            for size in (heads.size, heads.value_size)
+        ]
+
+        def into(*arguments: Any) -> None:
+            x, w, b, mask, old, added = padded(arguments[:n_inputs], 6)
+            y, present = padded(arguments[n_inputs:-1], 2)
+            workspace = arguments[-1]
+            qkv = projected(workspace)
+            np.matmul(x.reshape(batch * length, width), w, qkv)
+            if b is not None:
+                np.add(qkv, b, qkv)
+            qkv = qkv.reshape(batch, length, total)
+            q, k, v = (
+                split_heads(qkv[..., start : start + size], count)
+                for start, size in ((0, q_size), (q_size, k_size), (q_size + k_size, v_size))
+            )
+            olds = (None, None) if old is None else old
+            presents = (None, None) if present is None else present
+            k, v = (
+                cache.join(new, before, out, workspace)
+                for cache, new, before, out in zip(caches, (k, v), olds, presents, strict=True)
+            )
+            attend.run(q, k, v, y, mask, added, workspace)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
+
+
+# MultiHeadAttention: takes queries, keys and values, perhaps packed
+
+
+def _unpacked(shapes: Sequence[Shape | None], heads: int) -> tuple[Shape, Shape, Shape]:
+    """Shapes of queries, keys and values as [batch, heads, sequence, size]."""
+    unknown: Shape = (None, heads, None, None)
+
+    def split(name: str, shape: Shape | None) -> Shape:
+        if shape is None:
+            return unknown
+        if len(shape) == 4 and name != "query":
+            check_shape(name, shape, unknown)
+            return shape
+        check_shape(name, shape, (None, None, None))
+        return (shape[0], heads, shape[1], share(shape[2], heads, name))
+
+    query, key, value = shapes
+    if key is None:
+        check_shape("packed query, key and value", query, (None, None, heads, 3, None))
+        batch, length, _, _, size = query or (None,) * 5
+        return ((batch, heads, length, size),) * 3
+    if value is None:
+        check_shape("packed key and value", key, (None, None, heads, 2, None))
+        batch, length, _, _, size = key
+        return (split("query", query), *[(batch, heads, length, size)] * 2)  # type: ignore[return-value]
+    return split("query", query), split("key", key), split("value", value)
+
+
+def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
+    """Shapes of queries, keys and values with the past, and its length."""
+    shapes: list[Shape | None] = []
+    for i in range(3):
+        if not given(types, i):
+            shapes.append(None)
+            continue
+        shape = tensor(types, i).shape
+        if shape is None:  # nothing can be said where the packing is unknown
+            return (None,) * 4, (None,) * 4, (None,) * 4, None
+        shapes.append(shape)
+    q, k, v = _unpacked(shapes, _heads_of(attrs))
+    for name, a, b in (("key", k[:1], q[:1]), ("value", v[:3], k[:3]), ("key", k[3:], q[3:])):
+        check_shape(f"{name} (as batch, heads, sequence, size)", a, b)
+    past: Dim = 0
+    if given(types, 6) != given(types, 7):
+        raise ShapeError("past_key and past_value must be given together")
+    if given(types, 6):
+        before = tensor(types, 6).shape
+        past = None if before is None or len(before) < 3 else before[2]
+        check_shape("past_key", before, (k[0], k[1], None, k[3]))
+        check_shape("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
+    joined = [(*shape[:2], _sum(shape[2], past), shape[3]) for shape in (k, v)]
+    return q, joined[0], joined[1], past
+
+
+def infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    if any(given(types, i) for i in (8, 9)):
+        raise ShapeError("MultiHeadAttention with a buffer shared by past and present")
+    dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
+    q, k, v, _ = _mha_shapes(types, attrs)
+    if given(types, 3):
+        hidden = [shape[3] * heads if isinstance(shape[3], int) else None for shape in (q, k, v)]
+        check_shape("bias", tensor(types, 3).shape, (_sum(_sum(hidden[0], hidden[1]), hidden[2]),))
+    if given(types, 4):
+        _check_mask(tensor(types, 4).shape, q[0], q[2], k[2])
+    if given(types, 5):
+        _check_bias(tensor(types, 5).shape, q[0], heads, q[2], k[2])
+    size = v[3]
+    y = (q[0], q[2], size * heads if isinstance(size, int) else None)
+    return (TensorType(dtype, y), TensorType(dtype, k), TensorType(dtype, v))
+
+
+@operator("MultiHeadAttention", domain=MICROSOFT, infer=infer_mha)
+def multi_head_attention(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    if len(node.outputs) > 3:
+        raise ShapeError("MultiHeadAttention that shows its scores is not supported")
+    count = _heads_of(attrs)
+
+    def unpack(q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+        """Queries, keys and values as [batch, heads, sequence, size]: views."""
+        if k is None:
+            return [q[..., i, :].transpose(0, 2, 1, 3) for i in range(3)]
+        if v is None:
+            k, v = (k[..., i, :].transpose(0, 2, 1, 3) for i in range(2))
+        return [split_heads(x, count) for x in (q, k, v)]
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        first = inputs[0]
+        assert first is not None and first.dtype is not None
+        dtype = first.dtype
+        q_shape, k_shape, v_shape, past = _mha_shapes(inputs, attrs)
+        batch, _, queries, size = q_shape
+        heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
+        assert isinstance(past, int)
+        layout = Layout()
+        attend = _Attend(layout, heads, dtype, attrs, past)
+        n_inputs = len(inputs)
+        # Keys and values of a cache had their bias added when they entered it.
+        fresh = [True, *[x is None or len(x.dims) != 4 for x in (*inputs[1:3], None, None)[:2]]]
+        biased = given(inputs, 3)
+        news = [(heads.queries, heads.size), (heads.keys - past, heads.size)]
+        news.append((heads.keys - past, heads.value_size))
+        sums = [
+            layout.field((batch, count, n, each), dtype) if biased and new else None  # type: ignore[arg-type]
+            for (n, each), new in zip(news, fresh, strict=True)
+        ]
+        caches = []
+        for i, each in ((1, heads.size), (2, heads.value_size)):
+            own = given(inputs, 6) and not given(outputs, i)
+            shape = (heads.batch, count, heads.keys, each)
+            caches.append(Cache(past, layout.field(shape, dtype) if own else None))
+
+        def into(*arguments: Any) -> None:
+            q, k, v, bias, mask, added, old_k, old_v = padded(arguments[:n_inputs], 8)
+            y, new_k, new_v = padded(arguments[n_inputs:-1], 3)
+            workspace = arguments[-1]
+            parts, start = unpack(q, k, v), 0
+            for i, field in enumerate(sums):
+                width = count * parts[i].shape[3]
+                if field is not None:
+                    own = bias[start : start + width].reshape(count, 1, -1)
+                    parts[i] = np.add(parts[i], own, field(workspace))
+                start += width
+            k = caches[0].join(parts[1], old_k, new_k, workspace)
+            v = caches[1].join(parts[2], old_v, new_v, workspace)
+            attend.run(parts[0], k, v, y, mask, added, workspace)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

@@ -1,0 +1,110 @@
+"""LinearAttention: a matrix of keys and values that each step updates and each query reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import check_shape, choice, given, padded, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.attention import share
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
+
+# Update rule: whether the state decays, and whether what it already says is taken off the value.
+_RULES = {
+    "linear": (False, False),
+    "gated": (True, False),
+    "delta": (False, True),
+    "gated_delta": (True, True),
+}
+
+
+def infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rule = choice(attrs, "update_rule", "gated_delta", _RULES)
+    for name, index, needed in zip(("decay", "beta"), (4, 5), _RULES[rule], strict=True):
+        if needed != given(types, index):
+            raise ShapeError(f"update_rule {rule!r} {'needs' if needed else 'forbids'} {name}")
+    heads, kv_heads = attrs.get("q_num_heads") or 0, attrs.get("kv_num_heads") or 0
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+    q, k, v, past = (tensor(types, i) for i in range(4))
+    for name, kind in (("query", q), ("value", v)):
+        check_shape(name, kind.shape, (None, None, None))
+    batch, length, hidden = q.shape or (None, None, None)
+    size = share(hidden, heads, "query")
+    value_size = share(None if v.shape is None else v.shape[2], kv_heads, "value")
+    keys = size * kv_heads if isinstance(size, int) else None
+    check_shape("key", k.shape, (batch, length, keys))
+    check_shape("value", v.shape, (batch, length, None))
+    state = (batch, kv_heads, size, value_size)
+    decay, beta = tensor(types, 4).shape, tensor(types, 5).shape
+    check_shape("past_state", past.shape, state)
+    check_shape("decay", decay, (batch, length, kv_heads), (batch, length, keys))
+    check_shape("beta", beta, (batch, length, kv_heads), (batch, length, 1))
+    out = value_size * heads if isinstance(value_size, int) else None
+    return (
+        TensorType(q.dtype, (batch, length, out)),
+        TensorType(past.dtype if given(types, 3) else q.dtype, state),
+    )
+
+
+@operator("LinearAttention", since=27, infer=infer_linear_attention)
+def linear_attention(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        q, v = inputs[0], inputs[2]
+        assert q is not None and v is not None
+        (batch, length, hidden), group = q.dims, heads // kv_heads
+        size, value_size = hidden // heads, v.dims[2] // kv_heads
+        scale = FLOAT32.type(attrs.get("scale") or 1 / math.sqrt(max(size, 1)))
+        layout, shape = Layout(), (batch, kv_heads, size, value_size)
+        state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
+        value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
+        n_inputs = len(inputs)
+
+        def into(*arguments: Any) -> None:
+            q, k, v, past, decay, beta = padded(arguments[:n_inputs], 6)
+            y, present = padded(arguments[n_inputs:-1], 2)
+            workspace = arguments[-1]
+            state, update = state_field(workspace), update_field(workspace)
+            correction = value_field(workspace)
+            np.copyto(state, 0 if past is None else past, casting="unsafe")
+            every = (length, batch, kv_heads)
+
+            def split(x: np.ndarray, *dims: int) -> np.ndarray:
+                return x.reshape(batch, length, kv_heads, *dims).swapaxes(0, 1)
+
+            queries, outs = split(q, group, size), split(y, group, value_size)
+            keys, values = split(k, size, 1), split(v, 1, value_size)
+            rates = decay_of = None
+            if decay is not None:
+                per_head = decay.shape[2] == kv_heads
+                decay_of = np.exp(split(decay, 1 if per_head else size, 1))
+            if beta is not None:
+                rates = np.broadcast_to(beta.swapaxes(0, 1)[..., None, None], (*every, 1, 1))
+            for t in range(length):
+                key, value = keys[t], values[t]
+                if decay_of is not None:
+                    np.multiply(state, decay_of[t], state)
+                if rates is not None:
+                    np.matmul(key.swapaxes(2, 3), state, correction)
+                    np.subtract(value, correction, correction)
+                    np.multiply(correction, rates[t], correction)
+                    value = correction
+                np.multiply(key, value, update)
+                np.add(state, update, state)
+                # One product for the query heads that read this state.
+                np.multiply(np.matmul(queries[t], state), scale, outs[t])
+            if present is not None:
+                np.copyto(present, state, casting="unsafe")
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

@@ -1,0 +1,159 @@
+"""Normalisations of com.microsoft, fused with the additions or lookups before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import check_broadcasts, check_shape, same_dtype, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.normalization import Statistics
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
+
+# SkipLayerNormalization
+
+
+def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
+    x, skip = tensor(types, 0), tensor(types, 1)
+    dtype = same_dtype(types, range(len(types)))
+    if x.shape is None:
+        return (TensorType(dtype, None),)
+    if len(x.shape) < 2:
+        raise ShapeError(f"input of shape {x.shape} must have rank 2 or 3")
+    check_broadcasts("skip", skip.shape, x.shape)
+    for name, index in parameters.items():
+        check_shape(name, tensor(types, index).shape, (x.shape[-1],))
+    statistics = TensorType(FLOAT32, (*x.shape[:-1], 1))
+    return TensorType(dtype, x.shape), statistics, statistics, TensorType(dtype, x.shape)
+
+
+def infer_skip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_skip(types, gamma=2, beta=3, bias=4)
+
+
+def infer_skip_simplified(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_skip(types, gamma=2, bias=3)
+
+
+def _skip(node: Node, types: Types, centred: bool) -> Kernel:
+    epsilon = node.attrs.get("epsilon", 1e-12)
+    count = len(node.inputs)
+    beta_at, bias_at = (3, 4) if centred else (count, 3)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None and x.dtype is not None
+        rows, columns = prod(x.dims[:-1]), x.dims[-1]
+        layout = Layout()
+        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
+
+        def present(index: int) -> bool:
+            return index < count and inputs[index] is not None
+
+        has_beta, has_bias = present(beta_at), present(bias_at)
+
+        def into(*arguments: Any) -> None:
+            x, skip, gamma = arguments[:3]
+            out, *saved, workspace = arguments[count:]
+            mean, inverse, total = (*saved, None, None, None)[:3]
+            np.add(x, skip, out)
+            if has_bias:
+                np.add(out, arguments[bias_at], out)
+            if total is not None:
+                np.copyto(total, out)
+            matrix = out.reshape(rows, columns)
+            found = statistics(matrix, matrix, workspace)
+            np.multiply(out, gamma, out)
+            if has_beta:
+                np.add(out, arguments[beta_at], out)
+            for result, column in zip((mean, inverse), found, strict=True):
+                if result is not None:
+                    np.copyto(result, column.reshape(result.shape))
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0, 1), contiguous=True)
+
+
+@operator("SkipLayerNormalization", domain=MICROSOFT, infer=infer_skip)
+def skip_layer_normalization(node: Node, types: Types) -> Kernel:
+    return _skip(node, types, centred=True)
+
+
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, infer=infer_skip_simplified)
+def skip_simplified_layer_normalization(node: Node, types: Types) -> Kernel:
+    return _skip(node, types, centred=False)
+
+
+# EmbedLayerNormalization
+
+
+def infer_embed(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    tables = [tensor(types, i) for i in (2, 3, 4)]
+    dtype = same_dtype(types, (2, 3, 4, 5, 6))
+    hidden: Dim = None
+    for table in tables:
+        check_shape("an embedding", table.shape, (None, hidden))
+        if table.shape is not None and hidden is None:
+            hidden = table.shape[1]
+    for name, index in (("gamma", 5), ("beta", 6)):
+        check_shape(name, tensor(types, index).shape, (hidden,))
+    ids = tensor(types, 0)
+    check_shape("input_ids", ids.shape, (None, None))
+    batch, length = ids.shape or (None, None)
+    for name, index in (("segment_ids", 1), ("mask", 7), ("position_ids", 8)):
+        check_broadcasts(name, tensor(types, index).shape, (batch, length))
+    full = TensorType(dtype, (batch, length, hidden))
+    return full, TensorType(np.dtype(np.int32), (batch,)), full
+
+
+def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
+    if indices.size and (indices.min() < 0 or indices.max() >= len(table)):
+        raise ShapeError(f"an index of {name} is out of range for {len(table)} rows")
+    return table[indices]
+
+
+@operator("EmbedLayerNormalization", domain=MICROSOFT, infer=infer_embed)
+def embed_layer_normalization(node: Node, types: Types) -> Kernel:
+    epsilon = node.attrs.get("epsilon", 1e-12)
+    count = len(node.inputs)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        kind = outputs[0]
+        assert kind is not None and kind.dtype is not None
+        batch, length, hidden = kind.dims
+        layout = Layout()
+        statistics = Statistics(layout, batch * length, hidden, kind.dtype, epsilon)
+
+        def into(*arguments: Any) -> None:
+            given = (*arguments[:count], None, None)
+            ids, segments, words, positions, kinds, gamma, beta, mask, places = given[:9]
+            out, *others, workspace = arguments[count:]
+            index, total = (*others, None, None)[:2]
+            np.copyto(out, _lookup(words, ids, "input_ids"))
+            if places is None:
+                if length > len(positions):
+                    raise ShapeError(f"{length} positions, but {len(positions)} embeddings")
+                np.add(out, positions[:length], out)
+            else:
+                np.add(out, _lookup(positions, places, "position_ids"), out)
+            if kinds is not None and segments is not None:
+                np.add(out, _lookup(kinds, segments, "segment_ids"), out)
+            if total is not None:
+                np.copyto(total, out)
+            if index is not None:
+                # How many elements of the mask are set, before the padding at the end.
+                index[...] = 0 if mask is None else np.count_nonzero(mask == 1, axis=1)
+            matrix = out.reshape(batch * length, hidden)
+            statistics(matrix, matrix, workspace)
+            np.multiply(out, gamma, out)
+            np.add(out, beta, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, contiguous=True)

@@ -1,0 +1,455 @@
+"""Element by element on quantised tensors: the QLinear operations of com.microsoft.
+
+All take 8-bit codes with a scale and a zero point for the whole tensor and give such codes again.
+A function of one input is a table of 256 codes. Everything else is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node, Value
+from penstock.ops.common.elementwise import BLOCK
+from penstock.ops.common.shape_rules import (
+    broadcast_shapes,
+    normalize_axes,
+    normalize_axis,
+    padded,
+    same_type,
+    single,
+    tensor,
+)
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
+from penstock.ops.onnx.quantization import blocks, load, store, zero_of
+from penstock.ops.onnx.quantized_conv import channels_back, channels_first
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Op, Types, find, operator
+from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+
+Function = Callable[[np.ndarray, np.ndarray], Any]  # from an array, or in place
+
+
+def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
+    return None if zero is None else zero_of(single(zero, f"{name}_zero_point"))
+
+
+def _scale(scale: np.ndarray, name: str) -> np.float32:
+    return np.float32(single(scale, f"{name}_scale"))
+
+
+def _dequantize(x: np.ndarray, scale: np.ndarray, zero: Any, values: np.ndarray) -> None:
+    """``x`` as real numbers, in ``values``, float32."""
+    load(x, _zero(zero, "x"), values)
+    np.multiply(values, _scale(scale, "x"), values)
+
+
+def _quantize(values: np.ndarray, scale: np.ndarray, zero: Any, out: np.ndarray) -> None:
+    """``values``, which are lost, as codes in ``out``."""
+    np.divide(values, _scale(scale, "y"), values)
+    store(values, _zero(zero, "y"), out, True)
+
+
+# Functions of one input, as tables
+
+
+def _table(
+    dtype: np.dtype,
+    x: tuple[np.ndarray, np.ndarray | None],
+    y: tuple[np.ndarray, np.ndarray | None],
+    function: Function | None,
+) -> bytes:
+    """The code of the result for each byte of the input; ``x`` and ``y`` are scale, zero point."""
+    codes = np.arange(256, dtype=np.uint8).view(dtype)
+    values = np.empty(256, np.float32)
+    _dequantize(codes, *x, values)
+    if function is not None:
+        function(values, values)
+    out = np.empty(256, dtype)
+    _quantize(values, *y, out)
+    return out.tobytes()
+
+
+def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
+    """Faster than indexing, which needs indices of 64 bits."""
+    codes = x.tobytes().translate(table)
+    np.copyto(out, np.frombuffer(codes, out.dtype).reshape(x.shape))
+
+
+def _one_input(function: Function, node: Node, types: Types) -> Kernel:
+    consts = padded([None if v is None else v.const for v in node.inputs], 5)
+    given = padded([v is not None for v in node.inputs], 5)
+    known = all(consts[i] is not None for i in range(1, 5) if given[i])
+    tables: dict[np.dtype, bytes] = {}
+    if known:
+        _, x_scale, x_zero, y_scale, y_zero = consts[:5]
+        assert x_scale is not None
+        assert y_scale is not None
+        for name in ("uint8", "int8"):
+            dtype = np.dtype(name)
+            tables[dtype] = _table(dtype, (x_scale, x_zero), (y_scale, y_zero), function)
+
+    def into(*args: Any) -> None:
+        *values, out = args
+        x, x_scale, x_zero, y_scale, y_zero = padded(values, 5)
+        table = tables.get(x.dtype)
+        if table is None:
+            table = _table(x.dtype, (x_scale, x_zero), (y_scale, y_zero), function)
+        _look_up(x, table, out)
+
+    return specialized(node, types, lambda *_: Routine(into), inplace=(0,))
+
+
+@operator("QLinearSigmoid", domain=MICROSOFT, infer=same_type)
+def qlinear_sigmoid(node: Node, types: Types) -> Kernel:
+    return _one_input(applied(sigmoid, 0, node.attrs), node, types)
+
+
+@operator("QLinearLeakyRelu", domain=MICROSOFT, infer=same_type)
+def qlinear_leaky_relu(node: Node, types: Types) -> Kernel:
+    return _one_input(applied(leaky_relu, 1, node.attrs), node, types)
+
+
+# Two inputs
+
+
+def infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    a, b = tensor(types, 0), tensor(types, 3)
+    return (TensorType(a.dtype, broadcast_shapes([a.shape, b.shape])),)
+
+
+def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kernel:
+    """``combine(a, b, a_scale, b_scale, c_scale, values)``, of float32 codes less zero point."""
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        a_type, b_type, c_type = inputs[0], inputs[3], outputs[0]
+        assert a_type is not None
+        assert b_type is not None
+        assert c_type is not None
+        # Block by block, so that values stay in the cache and scratch memory is bounded.
+        in_blocks = math.prod(c_type.dims) > BLOCK
+        shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
+        layout = Layout()
+        left, right = (layout.field(shape, FLOAT32) for shape in shapes)
+        result = left
+        if not in_blocks and c_type.dims != a_type.dims:
+            result = layout.field(c_type.dims, FLOAT32)
+
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = padded(given, 8)
+            zeros = _zero(a_zero, "a"), _zero(b_zero, "b"), _zero(c_zero, "c")
+            scales = _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c")
+            x, y, values = left(workspace), right(workspace), result(workspace)
+
+            def block(a: Any, b: Any, x: Any, y: Any, values: Any, out: Any) -> None:
+                load(a, zeros[0], x)
+                load(b, zeros[1], y)
+                combine(x, y, *scales, values)
+                store(values, zeros[2], out, True)
+
+            if not in_blocks:
+                block(a, b, x, y, values, out)
+                return
+            with blocks(a, b, out) as pieces:
+                for a_piece, b_piece, target in pieces:
+                    n = target.size
+                    block(a_piece, b_piece, x[:n], y[:n], x[:n], target)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0, 3))
+
+
+@operator("QLinearAdd", domain=MICROSOFT, infer=infer_binary)
+def qlinear_add(node: Node, types: Types) -> Kernel:
+    def combine(
+        a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
+    ) -> None:
+        np.multiply(a, sa / sc, a)
+        np.multiply(b, sb / sc, b)
+        np.add(a, b, values)
+
+    return _two_inputs(combine, node, types)
+
+
+@operator("QLinearMul", domain=MICROSOFT, infer=infer_binary)
+def qlinear_mul(node: Node, types: Types) -> Kernel:
+    def combine(
+        a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
+    ) -> None:
+        np.multiply(a, b, values)  # exact
+        np.multiply(values, sa * sb / sc, values)
+
+    return _two_inputs(combine, node, types)
+
+
+# Choosing and joining: each input has codes of its own
+
+
+def _recoder(
+    node: Node, x: tuple[int, int], y: tuple[int, int]
+) -> Callable[[np.ndarray, Sequence[Any], np.ndarray], None]:
+    """``recode(x, inputs, out)``: codes of one scale and zero point as codes of another.
+
+    ``x`` and ``y`` are where the node's inputs have them.
+    """
+    consts = [None if v is None else v.const for v in node.inputs]
+    tables: dict[np.dtype, bytes | None] = {}
+
+    def table(dtype: np.dtype, inputs: Sequence[Any]) -> bytes | None:
+        """``None`` where both codes are the same."""
+        x_scale, x_zero, y_scale, y_zero = (inputs[i] for i in (*x, *y))
+        if x_scale == y_scale and x_zero == y_zero:
+            return None
+        return _table(dtype, (x_scale, x_zero), (y_scale, y_zero), None)
+
+    if all(consts[i] is not None for i in (*x, *y)):
+        tables = {np.dtype(d): table(np.dtype(d), consts) for d in (np.uint8, np.int8)}
+
+    def recode(codes: np.ndarray, inputs: Sequence[Any], out: np.ndarray) -> None:
+        dtype = codes.dtype
+        found = tables[dtype] if dtype in tables else table(dtype, inputs)
+        if found is None:
+            np.copyto(out, codes)
+        else:
+            _look_up(codes, found, out)
+
+    return recode
+
+
+def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    parts = [tensor(types, i) for i in range(2, len(types), 3)]
+    dtype = tensor(types, 1).dtype
+    if not parts or any(part.shape is None for part in parts):
+        return (TensorType(dtype),)
+    shapes: list[Shape] = [part.shape for part in parts if part.shape is not None]
+    rank = len(shapes[0])
+    axis = normalize_axis(attrs["axis"], rank)
+    dims: list[Dim] = list(shapes[0])
+    for shape in shapes[1:]:
+        if len(shape) != rank:
+            raise ShapeError(f"tensors of shapes {shapes[0]} and {shape} cannot be joined")
+        for i, (x, y) in enumerate(zip(dims, shape, strict=True)):
+            if i == axis:
+                dims[i] = x + y if isinstance(x, int) and isinstance(y, int) else None
+            elif isinstance(x, int) and isinstance(y, int) and x != y:
+                raise ShapeError(
+                    f"tensors of shapes {shapes[0]} and {shape} cannot be joined along axis {axis}"
+                )
+            elif not isinstance(x, int):
+                dims[i] = y
+    return (TensorType(dtype, tuple(dims)),)
+
+
+@operator("QLinearConcat", domain=MICROSOFT, infer=infer_concat)
+def qlinear_concat(node: Node, types: Types) -> Kernel:
+    count = len(node.inputs)
+    if count < 5 or count % 3 != 2:
+        raise ShapeError(f"QLinearConcat takes 2 inputs and some triples, not {count} inputs")
+    recoders = [_recoder(node, (i + 1, i + 2), (0, 1)) for i in range(2, count, 3)]
+    axis = node.attrs["axis"]
+
+    def into(*args: Any) -> None:
+        inputs, parts, out = args[:count], args[2:count:3], args[count]
+        at = normalize_axis(axis, out.ndim)
+        place: list[slice] = [slice(None)] * out.ndim
+        start = 0
+        for part, recode in zip(parts, recoders, strict=True):
+            place[at] = slice(start, start + part.shape[at])
+            start += part.shape[at]
+            recode(part, inputs, out[tuple(place)])
+
+    return specialized(node, types, lambda *_: Routine(into))
+
+
+def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shapes = [tensor(types, i).shape for i in (0, 1, 4)]
+    return (TensorType(tensor(types, 1).dtype, broadcast_shapes(shapes)),)
+
+
+@operator("QLinearWhere", domain=MICROSOFT, infer=infer_where)
+def qlinear_where(node: Node, types: Types) -> Kernel:
+    recoders = [_recoder(node, (i + 1, i + 2), (7, 8)) for i in (1, 4)]
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        rooms = []
+        for i in (1, 4):
+            kind = inputs[i]
+            assert kind is not None
+            assert kind.dtype is not None
+            rooms.append(layout.field(kind.dims, kind.dtype))
+
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            chosen = [room(workspace) for room in rooms]
+            for i, recode, codes in zip((1, 4), recoders, chosen, strict=True):
+                recode(given[i], given, codes)
+            np.copyto(out, chosen[1])
+            np.copyto(out, chosen[0], where=given[0])
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
+
+
+# Along axes
+
+
+@operator("QLinearSoftmax", domain=MICROSOFT, infer=same_type)
+def qlinear_softmax(node: Node, types: Types) -> Kernel:
+    axis = node.attrs.get("axis", -1)
+    # Softmax before version 13 ran over all axes from ``axis`` on.
+    flattened = node.attrs.get("opset", 13) < 13
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type = inputs[0]
+        assert x_type is not None
+        rank = len(x_type.dims)
+        first = normalize_axis(axis, rank)
+        axes = tuple(range(first, rank)) if flattened else (first,)
+        layout = Layout()
+        room = layout.field(x_type.dims, FLOAT32)
+
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            x, x_scale, _, y_scale, y_zero = padded(given, 5)
+            if not x.size:
+                return
+            values = room(workspace)
+            load(x, None, values)  # a shift of all codes is of no consequence
+            np.subtract(values, values.max(axes, keepdims=True), values)
+            np.multiply(values, _scale(x_scale, "x"), values)
+            np.exp(values, values)
+            np.divide(values, values.sum(axes, keepdims=True), values)
+            _quantize(values, y_scale, y_zero, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))
+
+
+def _mean_kernel(
+    node: Node,
+    types: Types,
+    axes_of: Callable[[int], tuple[int, ...]],
+    keepdims: bool,
+) -> Kernel:
+    """The mean over some axes; ``axes_of`` gives them for a rank."""
+
+    def into(*args: Any) -> None:
+        *given, out = args
+        x, x_scale, x_zero, y_scale, y_zero = padded(given, 5)
+        axes = axes_of(x.ndim)
+        total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
+        count = math.prod(x.shape[i] for i in axes)
+        offset = 0 if x_zero is None else int(x_zero.reshape(()))
+        values = np.asarray((total - offset * count) / np.float64(count), np.float32)
+        np.multiply(values, _scale(x_scale, "x"), values)
+        _quantize(values, y_scale, y_zero, out)
+
+    return specialized(node, types, lambda *_: Routine(into))
+
+
+def _reduced(shape: Shape | None, axes: Sequence[int], keepdims: bool) -> Shape | None:
+    if shape is None:
+        return None
+    if keepdims:
+        return tuple(1 if i in axes else dim for i, dim in enumerate(shape))
+    return tuple(dim for i, dim in enumerate(shape) if i not in axes)
+
+
+def _global_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
+    channels_last = bool(attrs.get("channels_last", 0))
+
+    def axes(rank: int) -> tuple[int, ...]:
+        if rank < 3:
+            raise ShapeError(f"pooling needs batch, channels and spatial axes, not rank {rank}")
+        return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
+
+    return axes
+
+
+def infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axes = () if x.rank is None else _global_axes(attrs)(x.rank)
+    return (TensorType(x.dtype, _reduced(x.shape, axes, True)),)
+
+
+@operator("QLinearGlobalAveragePool", domain=MICROSOFT, infer=infer_global)
+def qlinear_global_average_pool(node: Node, types: Types) -> Kernel:
+    return _mean_kernel(node, types, _global_axes(node.attrs), True)
+
+
+def _mean_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
+    listed = attrs.get("axes") or ()
+    return lambda rank: normalize_axes(listed, rank) if listed else tuple(range(rank))
+
+
+def infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axes = () if x.rank is None else _mean_axes(attrs)(x.rank)
+    return (TensorType(x.dtype, _reduced(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
+
+
+@operator("QLinearReduceMean", domain=MICROSOFT, infer=infer_reduce_mean)
+def qlinear_reduce_mean(node: Node, types: Types) -> Kernel:
+    return _mean_kernel(node, types, _mean_axes(node.attrs), bool(node.attrs.get("keepdims", 1)))
+
+
+# Average pooling, which is that of real numbers between DequantizeLinear and QuantizeLinear
+
+
+def _average_pool() -> Op:
+    op = find("AveragePool")
+    assert op is not None
+    return op
+
+
+def infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    last = bool(attrs.get("channels_last", 0))
+    inner = TensorType(FLOAT32, channels_first(x.shape, last))
+    (y,) = _average_pool().infer([inner], attrs, [None])
+    assert isinstance(y, TensorType)
+    return (TensorType(x.dtype, channels_back(y.shape, last)),)
+
+
+@operator("QLinearAveragePool", domain=MICROSOFT, infer=infer_average_pool)
+def qlinear_average_pool(node: Node, types: Types) -> Kernel:
+    last = bool(node.attrs.get("channels_last", 0))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type, y_type = inputs[0], outputs[0]
+        assert x_type is not None
+        assert y_type is not None
+        inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
+        inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
+        pool = inner.op.compile(inner, [inner_type])
+        layout = Layout()
+        room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
+        scratch = layout.field((pool.workspace,), np.dtype(np.uint8)) if pool.workspace else None
+
+        def into(*args: Any) -> None:
+            *given, out, workspace = args
+            x, x_scale, x_zero, y_scale, y_zero = padded(given, 5)
+            values, means = room(workspace), pooled(workspace)
+            _dequantize(x, x_scale, x_zero, values)
+            source, target = values, means
+            if last:
+                source, target = np.moveaxis(values, -1, 1), np.moveaxis(means, -1, 1)
+            if pool.into is None or (last and pool.contiguous):
+                np.copyto(target, pool.function(source))
+            elif scratch is None:
+                pool.into(source, target)
+            else:
+                pool.into(source, target, scratch(workspace))
+            _quantize(means, y_scale, y_zero, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

@@ -1,0 +1,131 @@
+"""DynamicQuantizeLSTM of com.microsoft: an LSTM whose weights are 8-bit codes.
+
+It is the LSTM of ``recurrent`` with other products: what is multiplied with weights, the whole of X
+and the state at each step, is quantised to uint8 by its own range first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.shape_rules import check_shape, padded, tensor
+from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.onnx.quantization import load, quantize_to_float, zero_of
+from penstock.ops.onnx.recurrent import (
+    Layer,
+    Weights,
+    layer_routine,
+    output_shapes,
+    parse_layer,
+    sizes_of,
+)
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, Shape, TensorType, Type
+
+_W, _R, _B, _P = 1, 2, 3, 7
+_PARAMETERS = (8, 9, 10, 11)  # scale and zero point of W, then of R
+
+
+class _Codes:
+    """A quantised matrix [input, gates * hidden], less its zero points, with its scales."""
+
+    def __init__(self, codes: np.ndarray, scale: np.ndarray) -> None:
+        self.codes, self.scale = codes, scale
+
+    def gatewise(self, out: np.ndarray, batch: int) -> tuple[Any, ...]:
+        """How rows are multiplied with this, as ``recurrent`` asks for it."""
+        gates, rows, hidden = out.shape
+        matrix, scale, target = self.codes, self.scale, out
+        if batch == 1:
+            target = out.reshape(rows, gates * hidden)
+        else:
+            matrix = matrix.reshape(len(matrix), gates, hidden).transpose(1, 0, 2)
+            scale = scale.reshape(gates, 1, hidden)
+
+        def multiply(x: np.ndarray, matrix: np.ndarray, target: np.ndarray) -> None:
+            codes = np.empty(x.shape, np.float32)
+            step = quantize_to_float(x, codes)
+            np.matmul(codes, matrix, target)
+            np.multiply(target, scale * step, target)
+
+        return multiply, matrix, target
+
+
+def _swapped(shape: Shape | None) -> Shape | None:
+    """The shape of W or R, [directions, input, gates * hidden], as LSTM has it."""
+    return None if shape is None or len(shape) != 3 else (shape[0], shape[2], shape[1])
+
+
+def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
+    """Check the shapes of all inputs against one another, and take the sizes from them."""
+    as_lstm = [_swapped(s) if i in (_W, _R) else s for i, s in enumerate(shapes[:8])]
+    sizes = sizes_of(layer, as_lstm)
+    for i in _PARAMETERS:
+        hidden = sizes["H"]
+        columns = layer.gates * hidden if isinstance(hidden, int) else None
+        n = len(layer.reverse)
+        check_shape("a scale or zero point", padded(shapes, 12)[i], (n,), (n, columns))
+    return sizes
+
+
+def infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    layer = parse_layer("LSTM", attrs)
+    sizes = _sizes(layer, [tensor(types, i).shape for i in range(len(types))])
+    shapes = output_shapes(layer, sizes.get("T"), sizes.get("B"), sizes.get("H"))
+    return [TensorType(FLOAT32, shape) for shape in shapes]
+
+
+def _weights(layer: Layer, inputs: Sequence[Any]) -> list[Weights]:
+    """The weights of each direction."""
+    found = []
+    for d in range(len(layer.reverse)):
+        matrices = []
+        for i, (at, zero_at) in zip((_W, _R), ((8, 9), (10, 11)), strict=True):
+            codes, zero, scale = inputs[i][d], inputs[zero_at], inputs[at][d]
+            real = np.empty(codes.shape, np.float32)
+            load(codes, None if zero is None else zero_of(zero[d]), real)
+            scales = np.array(np.broadcast_to(scale, codes.shape[1:]), np.float32)
+            matrices.append(_Codes(real, scales))
+        n, hidden = len(matrices[0].scale), inputs[_R].shape[1]
+        bias = None if inputs[_B] is None else inputs[_B][d][:n] + inputs[_B][d][n:]
+        # Half of the sigmoids' arguments, where ``recurrent`` wants that.
+        half = slice(0, layer.halved * hidden)
+        for part in (matrices[0].scale, matrices[1].scale, bias):
+            if part is not None:
+                part[half] *= 0.5
+        peepholes = None if inputs[_P] is None else inputs[_P][d]
+        w, r = matrices
+        found.append(Weights(w, r, bias, None, peepholes))
+    return found
+
+
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=infer_quantized_lstm)
+def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
+    given = padded([value is not None for value in node.inputs], 12)
+    consts = padded([None if value is None else value.const for value in node.inputs], 12)
+    layer = parse_layer("LSTM", node.attrs, peepholes=bool(given[_P]))
+    ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given[i]]
+    fixed = all(consts[i] is not None for i in ours)
+
+    prepared: Shared[list[Weights]] | None = None
+    if fixed:
+        name = "DynamicQuantizeLSTM", layer.halved
+        prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
+
+    def weigh(inputs: Sequence[Any], single: bool) -> list[Weights]:
+        return _weights(layer, padded(inputs, 12)) if prepared is None else prepared.value
+
+    def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
+        as_lstm = list(inputs)
+        for i in (_W, _R):
+            kind = inputs[i]
+            assert kind is not None
+            as_lstm[i] = TensorType(kind.dtype, _swapped(kind.dims))
+        return layer_routine(layer, as_lstm, outputs, weigh, tuple(ours) if fixed else ())
+
+    return specialized(node, types, make)

@@ -1,0 +1,284 @@
+"""Weights of a few bits in blocks, for large language models: MatMulNBits, GatherBlockQuantized.
+
+Packed weights have the element of the lowest index in the lowest bits of a byte. A table gives all
+elements of a byte at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import UINT8
+from penstock.ops.common.shape_rules import check_shape, given, normalize_axis, padded, tensor
+from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.onnx.quantization import SOURCES, load
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
+
+FIXED_BYTES = 32 * 2**20
+"""Constant weights that take no more than this as float32 are dequantised when compiled. Larger
+ones are dequantised in panels by each run: they were packed to save memory.
+"""
+PANEL = 2**18
+"""elements of a panel, which should stay in the second-level cache until it is multiplied"""
+
+_BITS = (2, 4, 8)
+
+
+@cache
+def _unpacked(bits: int) -> np.ndarray:
+    """The elements of each byte as float32, one item of 4, 8 or 16 bytes for each byte."""
+    codes = np.arange(256)
+    shifts = range(0, 8, bits)
+    columns = [codes >> shift & (1 << bits) - 1 for shift in shifts]
+    elements = np.stack(columns, axis=-1).astype(np.float32)
+    item = {1: np.float32, 2: np.complex64, 4: np.complex128}[len(columns)]
+    return elements.view(item).reshape(256)
+
+
+def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The elements along the last axis of ``packed``, uint8, as float32."""
+    # Nothing is computed with what looks like complex numbers: they are items of the right size.
+    items = np.take(_unpacked(bits), packed)
+    return items.view(np.float32).reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in _BITS:
+        raise ShapeError(f"weights of {bits} bits are not supported, only of 2, 4 and 8")
+
+
+# MatMulNBits
+
+
+class _Packed:
+    """The weights [N, K] of a MatMulNBits node."""
+
+    def __init__(self, attrs: Attrs) -> None:
+        self.bits = attrs.get("bits", 4)
+        self.block = attrs["block_size"]
+        self.n, self.k = attrs["N"], attrs["K"]
+        _check_bits(self.bits)
+        if self.block < 1 or self.n < 1 or self.k < 1:
+            raise ShapeError(
+                f"N, K and block_size must be positive, not {self.n}, {self.k}, {self.block}"
+            )
+        if attrs.get("weight_prepacked", 0):
+            raise ShapeError("weights prepacked for a GPU are not supported")
+        self.blocks = -(-self.k // self.block)
+        self.blob = self.block * self.bits // 8
+
+    def rows(
+        self,
+        low: int,
+        high: int,
+        b: np.ndarray,
+        scales: np.ndarray,
+        zeros: np.ndarray | None,
+        g_idx: np.ndarray | None,
+    ) -> np.ndarray:
+        """Rows ``low`` to ``high`` as float32."""
+        n = high - low
+        by_block = (n, self.blocks, self.block)
+        weights = unpack(b.reshape(self.n, -1)[low:high], self.bits)
+        scale = scales.reshape(self.n, -1)[low:high].astype(np.float32, copy=False)
+        zero: Any = np.float32(1 << (self.bits - 1))
+        if zeros is not None:
+            zero = zeros.reshape(self.n, -1)[low:high]
+            if zeros.dtype == UINT8:
+                zero = unpack(zero, self.bits)
+            zero = zero[:, : self.blocks].astype(np.float32, copy=False)
+        if g_idx is not None:
+            # An element's scale is that of the group it names, wherever it stands.
+            weights = weights.reshape(n, -1)[:, : self.k]
+            groups = g_idx[: self.k]
+            np.subtract(weights, zero[:, groups] if zeros is not None else zero, weights)
+            np.multiply(weights, scale[:, groups], weights)
+            return weights
+        weights = weights.reshape(by_block)
+        np.subtract(weights, zero[..., None] if zeros is not None else zero, weights)
+        np.multiply(weights, scale[..., None], weights)
+        return weights.reshape(n, -1)[:, : self.k]
+
+    def check(self, types: Types) -> None:
+        """That the inputs have as many elements as the attributes say."""
+        count = self.n * self.blocks
+        row = self.blocks * self.bits
+        zeros = tensor(types, 3)
+        packed = zeros.dtype is None or zeros.dtype == UINT8
+        wanted = {1: count * self.blob, 2: count, 3: self.n * -(-row // 8) if packed else count}
+        for i, size in wanted.items():
+            shape = tensor(types, i).shape
+            if not given(types, i) or shape is None:
+                continue
+            known = [dim for dim in shape if isinstance(dim, int)]
+            if len(known) == len(shape) and int(np.prod(known)) != size:
+                if i == 3 and zeros.dtype is None and int(np.prod(known)) == count:
+                    continue
+                raise ShapeError(
+                    f"input {i} of MatMulNBits has shape {shape}, but N={self.n}, K={self.k}, "
+                    f"bits={self.bits} and block_size={self.block} make {size} elements"
+                )
+
+
+def infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    packed = _Packed(attrs)
+    packed.check(types)
+    a = tensor(types, 0)
+    if a.shape is None:
+        return (TensorType(a.dtype),)
+    if not a.shape or (isinstance(a.shape[-1], int) and a.shape[-1] != packed.k):
+        raise ShapeError(f"A of shape {a.shape} does not multiply weights of K={packed.k}")
+    check_shape("bias", tensor(types, 5).shape, (packed.n,))
+    return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
+
+
+@operator("MatMulNBits", domain=MICROSOFT, infer=infer_matmul_nbits)
+def matmul_nbits(node: Node, types: Types) -> Kernel:
+    packed = _Packed(node.attrs)
+    consts = padded([None if v is None else v.const for v in node.inputs], 6)
+    weights = [consts[i] for i in range(1, 5)]
+    constant = all(not given(node.inputs, i) or consts[i] is not None for i in range(1, 5))
+    fixed: Shared[np.ndarray] | None = None
+    if constant and packed.n * packed.k * 4 <= FIXED_BYTES:
+        packed.check([None if c is None else TensorType(c.dtype, c.shape) for c in consts])
+        _check_groups(packed, weights[3])
+        name = "MatMulNBits", packed.n, packed.k, packed.bits, packed.block
+        fixed = shared(
+            name, lambda: np.ascontiguousarray(packed.rows(0, packed.n, *weights)), *weights
+        )
+    step = max(1, PANEL // packed.k)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        def into(*args: Any) -> None:
+            *values, out = args
+            a, b, scales, zeros, g_idx, bias = padded(values, 6)
+            left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
+            if fixed is not None:
+                np.matmul(left, fixed.value.T, result)
+            else:
+                _check_groups(packed, g_idx)
+                for low in range(0, packed.n, step):
+                    high = min(low + step, packed.n)
+                    panel = packed.rows(low, high, b, scales, zeros, g_idx)
+                    np.matmul(left, panel.T, result[:, low:high])
+            if bias is not None:
+                np.add(result, bias, result)
+
+        return Routine(into, prepared=() if fixed is None else (1, 2, 3, 4))
+
+    # float16 and bfloat16 are computed in float32. Strided outputs could not be reshaped.
+    return specialized(node, types, make, contiguous=True)
+
+
+def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
+    if g_idx is None:
+        return
+    if g_idx.size < packed.k:
+        raise ShapeError(f"g_idx has {g_idx.size} elements, {packed.k} are needed")
+    if g_idx.min() < 0 or g_idx.max() >= packed.blocks:
+        raise ShapeError(f"g_idx names groups out of range: there are {packed.blocks}")
+
+
+# GatherBlockQuantized
+
+
+def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    data, indices, scales = (tensor(types, i) for i in range(3))
+    if data.dtype is not None and data.dtype not in SOURCES:
+        raise ShapeError(f"{dtype_name(data.dtype)} is no quantised type")
+    if data.shape is None or indices.shape is None or data.dtype is None:
+        return (TensorType(scales.dtype),)
+    per_byte = _per_byte(data.dtype, attrs)
+    axis = normalize_axis(attrs.get("gather_axis", 0), len(data.shape))
+    dims: list[Dim] = list(data.shape)
+    if per_byte > 1:
+        last = dims[-1]
+        dims[-1] = last * per_byte if isinstance(last, int) else None
+    return (TensorType(scales.dtype, (*dims[:axis], *indices.shape, *dims[axis + 1 :])),)
+
+
+def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
+    """How many elements a byte of ``data`` holds."""
+    if dtype != UINT8:
+        return 1
+    _check_bits(attrs.get("bits", 4))
+    return 8 // int(attrs.get("bits", 4))
+
+
+@operator("GatherBlockQuantized", domain=MICROSOFT, infer=infer_gather)
+def gather_block_quantized(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    bits, block = attrs.get("bits", 4), attrs.get("block_size", 128)
+    if block < 0:
+        raise ShapeError(f"block_size is {block}, it must not be negative")
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        data_type, index_type, scale_type = inputs[:3]
+        assert data_type is not None
+        assert index_type is not None
+        assert scale_type is not None
+        assert data_type.dtype is not None
+        per_byte = _per_byte(data_type.dtype, attrs)
+        rank, picked = len(data_type.dims), len(index_type.dims)
+        axis = normalize_axis(attrs.get("gather_axis", 0), rank)
+        along = normalize_axis(attrs.get("quantize_axis", 1), rank)
+        if per_byte > 1 and axis == rank - 1:
+            raise ShapeError("elements packed along the last axis cannot be gathered along it")
+        dims = list(data_type.dims)
+        dims[-1] *= per_byte
+        size = dims[along] if block == 0 else block
+        blocks = -(-dims[along] // max(size, 1))
+        for i, (dim, have) in enumerate(zip(dims, scale_type.dims, strict=False)):
+            if have not in ((blocks if i == along else dim), 1):
+                raise ShapeError(f"scales of shape {scale_type.dims} do not fit data {dims}")
+        if len(scale_type.dims) != rank:
+            raise ShapeError(f"scales must have the rank of data, {rank}")
+        count = data_type.dims[axis]
+        if not count:
+            raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
+        moved = along if along < axis else along + picked - 1  # the blocked axis in the result
+        cut = (slice(None),) * moved + (slice(dims[along]),)
+
+        def per_element(parameter: np.ndarray, where: np.ndarray) -> np.ndarray:
+            """A scale or zero point for each element of the result, or broadcasting to it."""
+            if axis == along:
+                where = where // max(size, 1)
+            if parameter.shape[axis] == 1:
+                where = np.zeros_like(where)
+            found = np.take(parameter, where, axis)
+            if axis == along or found.shape[moved] == 1:
+                return found
+            return np.repeat(found, size, moved)[cut]
+
+        def into(*args: Any) -> None:
+            *values, out = args
+            data, indices, scales, zeros = padded(values, 4)
+            outside = (indices < -count) | (indices >= count)
+            where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
+            picked_data = np.take(data, where, axis)
+            if per_byte == 1:
+                real = np.empty(picked_data.shape, np.float32)
+                load(picked_data, None, real)
+            else:
+                real = unpack(picked_data, bits)
+            if zeros is not None:
+                codes = unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
+                real -= per_element(codes, where).astype(np.float32, copy=False)
+            elif data.dtype == UINT8:
+                real -= np.float32(1 << (bits - 1))
+            real *= per_element(scales, where).astype(np.float32, copy=False)
+            if outside.any():
+                # Not an error, as with Gather: there is nothing there.
+                real[(slice(None),) * axis + (outside,)] = 0
+            np.copyto(out, real, casting="unsafe")
+
+        return Routine(into)
+
+    return specialized(node, types, make, widen=False)

@@ -1,0 +1,1 @@
+"""The operations of the ai.onnx domain, one file per family."""

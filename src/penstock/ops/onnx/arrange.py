@@ -1,0 +1,368 @@
+"""Tensors repeated, joined, cut up, and rearranged block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import (
+    all_known,
+    choice,
+    given,
+    ints,
+    known_ints,
+    normalize_axis,
+    product,
+    same_dtype,
+    single,
+    tensor,
+    with_data,
+)
+from penstock.ops.onnx.shape import repeated, unknown_shape
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
+
+# Tile
+
+
+def infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (_tiled(tensor(types, 0), ints(types, consts, 1)),)
+
+
+def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
+    if x.shape is None:
+        return TensorType(x.dtype, None if repeats is None else (None,) * len(repeats))
+    if repeats is None:
+        return TensorType(x.dtype, (None,) * len(x.shape))
+    if len(repeats) != len(x.shape):
+        raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {len(x.shape)}")
+    if any(isinstance(r, int) and r < 0 for r in repeats):
+        raise ShapeError(f"repeats {list(repeats)} must not be negative")
+    kind = TensorType(
+        x.dtype, tuple(product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
+    )
+    return with_data(kind, lambda: repeated(x, kind))
+
+
+def _tile(x: np.ndarray, repeats: Sequence[int], out: np.ndarray | None) -> np.ndarray:
+    if len(repeats) != x.ndim:
+        raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {x.ndim}")
+    if out is None:
+        if any(r < 0 for r in repeats):
+            raise ShapeError(f"repeats {list(repeats)} must not be negative")
+        out = np.empty([r * d for r, d in zip(repeats, x.shape, strict=True)], x.dtype)
+    # Splitting axes is a view whatever the strides: (r * d) is (r, d), and x repeats over r.
+    split = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]
+    once = [n for d in x.shape for n in (1, d)]
+    out.reshape(split)[...] = x.reshape(once)
+    return out
+
+
+@operator("Tile", since=6, infer=infer_tile)
+def tile(node: Node, types: Types) -> Kernel:
+    fixed = known_ints(node, types, 1)
+
+    def run(x: np.ndarray, repeats: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        return _tile(x, repeats.tolist() if fixed is None else fixed, out)
+
+    return Kernel(run, run)
+
+
+def infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, tiles, axis = tensor(types, 0), ints(types, consts, 1), ints(types, consts, 2)
+    if x.shape is None or not tiles or not axis or not isinstance(axis[0], int):
+        return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
+    where = normalize_axis(axis[0], len(x.shape))
+    return (_tiled(x, [tiles[0] if i == where else 1 for i in range(len(x.shape))]),)
+
+
+@operator("Tile", since=1, version=5, infer=infer_tile_1)
+def tile_1(node: Node, types: Types) -> Kernel:
+    """The first Tile repeats along one axis; the number and the axis are inputs."""
+
+    def run(
+        x: np.ndarray, tiles: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        where = normalize_axis(int(single(axis, "axis")), x.ndim)
+        repeats = int(single(tiles, "tiles"))
+        return _tile(x, [repeats if i == where else 1 for i in range(x.ndim)], out)
+
+    return Kernel(run, run)
+
+
+# Concat, Split
+
+
+def concatenated(kinds: Sequence[TensorType], axis: int) -> TensorType:
+    """The type of tensors joined along ``axis``, contents included."""
+    dtype = same_dtype(kinds, range(len(kinds)))
+    shapes = [kind.shape for kind in kinds if kind.shape is not None]
+    if not shapes:
+        return TensorType(dtype)
+    rank = len(shapes[0])
+    where = normalize_axis(axis, rank)
+    if rank == 0 or any(len(dims) != rank for dims in shapes):
+        raise ShapeError(f"shapes {_listed(shapes)} cannot be concatenated")
+    result: list[Dim] = []
+    for i in range(rank):
+        dims = [shape[i] for shape in shapes]
+        if i == where:
+            complete = len(shapes) == len(kinds)
+            result.append(_total(dims) if complete else None)
+            continue
+        known = {d for d in dims if isinstance(d, int)}
+        if len(known) > 1:
+            raise ShapeError(
+                f"shapes {_listed(shapes)} cannot be concatenated along axis {where}: "
+                f"axis {i} differs"
+            )
+        result.append(next((d for d in dims if isinstance(d, int)), None) if known else dims[0])
+    kind = TensorType(dtype, tuple(result))
+
+    def contents() -> tuple[Dim, ...] | None:
+        data: list[Dim] = []
+        for each in kinds:
+            if each.data is not None:
+                data += each.data
+            elif each.shape is not None and isinstance(each.shape[0], int):
+                data += [None] * min(each.shape[0], MAX_DATA + 1)
+            else:
+                return None
+        return tuple(data) if len(data) <= MAX_DATA else None
+
+    if not any(each.data for each in kinds):
+        return kind
+    return with_data(kind, contents)
+
+
+def _total(dims: Sequence[Dim]) -> Dim:
+    """The sum of dims; a single symbolic one plus zeros keeps its name."""
+    known = sum(d for d in dims if isinstance(d, int))
+    others = [d for d in dims if not isinstance(d, int)]
+    if not others:
+        return known
+    return others[0] if len(others) == 1 and known == 0 else None
+
+
+def _listed(shapes: Sequence[Shape]) -> str:
+    shown = ", ".join(str(list(dims)) for dims in shapes[:8])
+    return shown if len(shapes) <= 8 else f"{shown} and {len(shapes) - 8} more"
+
+
+def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kinds = [tensor(types, i) for i in range(len(types))]
+    return (concatenated(kinds, attrs.get("axis", 1)),)
+
+
+@operator("Concat", infer=infer_concat)
+def concat(node: Node, types: Types) -> Kernel:
+    axis = node.attrs.get("axis", 1)  # only the first version has a default
+
+    def run(*arrays: np.ndarray) -> np.ndarray:
+        try:
+            return np.concatenate(arrays, axis)
+        except ValueError as error:
+            shapes = _listed([array.shape for array in arrays])
+            raise ShapeError(
+                f"shapes {shapes} cannot be concatenated along axis {axis}: {error}"
+            ) from None
+
+    shapes = [all_known(tensor(types, i).shape) for i in range(len(types))]
+    known = [dims for dims in shapes if dims]
+    if not known or len(known) < len(shapes):
+        return Kernel(run)
+    # Assigning to slices known beforehand takes half the time of np.concatenate for a few arrays.
+    where = normalize_axis(axis, len(known[0]))
+    parts = cuts(where, [dims[where] for dims in known])
+    if len(parts) == 2:
+        first, second = parts
+
+        def into_two(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+            out[first] = a
+            out[second] = b
+
+        return Kernel(run, into_two)
+
+    def into(*arrays: np.ndarray) -> None:
+        out = arrays[-1]
+        for part, array in zip(parts, arrays, strict=False):
+            out[part] = array
+
+    return Kernel(run, into)
+
+
+def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
+    """The indices of consecutive parts of the given sizes along ``axis``."""
+    ends = list(accumulate(sizes))
+    before = (slice(None),) * axis
+    return [(*before, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axis, count = attrs.get("axis", 0), attrs.get("num_outputs")
+    where = None if x.shape is None else normalize_axis(axis, len(x.shape))
+    dim = None if x.shape is None or where is None else x.shape[where]
+    sizes: Sequence[Dim] | None = None
+    if given(types, 1):
+        sizes = ints(types, consts, 1)
+        if sizes is None:
+            sizes = unknown_shape(types, 1)
+    elif count is not None:
+        if count < 1:
+            raise ShapeError(f"cannot split into {count} parts")
+        sizes = even_parts(dim, count)
+    if sizes is None:
+        return ()
+    if x.shape is None or where is None:
+        return [TensorType(x.dtype)] * len(sizes)
+    _check_split(dim, sizes)
+    kinds = [TensorType(x.dtype, (*x.shape[:where], n, *x.shape[where + 1 :])) for n in sizes]
+    known = all_known(sizes)
+    if x.data is None or known is None:
+        return kinds
+    data = x.data
+    parts = [data[part] for (part,) in cuts(0, known)]
+    return [TensorType(x.dtype, k.shape, part) for k, part in zip(kinds, parts, strict=True)]
+
+
+def even_parts(dim: Dim, count: int) -> Sequence[Dim]:
+    """The sizes of ``count`` parts, of which only the last may be smaller."""
+    if not isinstance(dim, int):
+        return (dim,) if count == 1 else (None,) * count
+    each = -(-dim // count)
+    last = dim - each * (count - 1)
+    if last < 0:
+        raise ShapeError(f"dim {dim} cannot be split into {count} parts with only the last smaller")
+    return (*[each] * (count - 1), last)
+
+
+def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
+    known = [size for size in sizes if isinstance(size, int)]
+    if any(size < 0 for size in known):
+        raise ShapeError(f"split {list(sizes)} must not be negative")
+    if isinstance(dim, int) and len(known) == len(sizes) and sum(known) != dim:
+        raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
+
+
+@operator("Split", since=13, infer=infer_split)
+def split(node: Node, types: Types) -> Kernel:
+    axis, count = node.attrs.get("axis", 0), len(node.outputs)
+    by_input = given(node.inputs, 1)
+    known = known_ints(node, types, 1) if by_input else None
+
+    def parts(dims: Sequence[int], sizes: Sequence[int] | None) -> list[tuple[slice, ...]]:
+        where = normalize_axis(axis, len(dims))
+        if sizes is None:
+            whole = even_parts(dims[where], node.attrs.get("num_outputs") or count)
+            sizes = all_known(whole) or ()
+        _check_split(dims[where], sizes)
+        if len(sizes) != count:
+            raise ShapeError(f"split {list(sizes)} does not fit the node's {count} outputs")
+        return cuts(where, sizes)
+
+    dims = all_known(tensor(types, 0).shape)
+    fixed = parts(dims, known) if dims is not None and (known or not by_input) else None
+
+    def run(x: np.ndarray, sizes: np.ndarray | None = None) -> Any:
+        found = fixed
+        if found is None:
+            found = parts(x.shape, known if sizes is None or known else sizes.tolist())
+        return tuple([x[part] for part in found]) if count != 1 else x[found[0]]
+
+    def into(*arrays: Any) -> None:
+        views = run(*arrays[:-count])
+        for out, part in zip(arrays[-count:], views if count != 1 else (views,), strict=True):
+            if out is not None:
+                out[...] = part
+
+    return Kernel(run, into, view=True)
+
+
+# DepthToSpace, SpaceToDepth: axes split, permuted and merged while copying. An array with an axis
+# split is a view of it whatever its strides.
+
+
+def infer_depth_to_space(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, b = tensor(types, 0), _block(attrs)
+    n, c, h, w = _four_dims(x.shape)
+    return (TensorType(x.dtype, (n, _divided(c, b * b), product((h, b)), product((w, b)))),)
+
+
+def infer_space_to_depth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, b = tensor(types, 0), _block(attrs)
+    n, c, h, w = _four_dims(x.shape)
+    return (TensorType(x.dtype, (n, product((c, b * b)), _divided(h, b), _divided(w, b))),)
+
+
+def _block(attrs: Attrs) -> int:
+    block: int = attrs["blocksize"]
+    if block < 1:
+        raise ShapeError(f"blocksize {block} must be positive")
+    return block
+
+
+def _column_first(attrs: Attrs) -> bool:
+    """Whether the columns of a block lie together, rather than its depths."""
+    return choice(attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
+
+
+def _four_dims(dims: Shape | None) -> Shape:
+    if dims is None:
+        return (None,) * 4
+    if len(dims) != 4:
+        raise ShapeError(f"the input must have four dims, not shape {list(dims)}")
+    return dims
+
+
+def _divided(dim: Dim, factor: int) -> Dim:
+    if isinstance(dim, int) and dim % factor:
+        raise ShapeError(f"dim {dim} is not divisible by {factor}")
+    return dim // factor if isinstance(dim, int) else dim if factor == 1 else None
+
+
+@operator("DepthToSpace", infer=infer_depth_to_space)
+def depth_to_space(node: Node, types: Types) -> Kernel:
+    b, column_first = _block(node.attrs), _column_first(node.attrs)
+
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        dims: Any = _four_dims(x.shape)
+        n, depth, h, w = dims
+        c: Any = _divided(depth, b * b)
+        if out is None:
+            out = np.empty((n, c, h * b, w * b), x.dtype)
+        blocks = out.reshape(n, c, h, b, w, b)
+        source = x.reshape((n, c, b, b, h, w) if column_first else (n, b, b, c, h, w))
+        if column_first:
+            source = source.transpose(0, 2, 3, 1, 4, 5)
+        # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
+        # over the few columns of a block.
+        for i in range(b):
+            for j in range(b):
+                blocks[:, :, :, i, :, j] = source[:, i, j]
+        return out
+
+    return Kernel(run, run)
+
+
+@operator("SpaceToDepth", infer=infer_space_to_depth)
+def space_to_depth(node: Node, types: Types) -> Kernel:
+    b, column_first = _block(node.attrs), _column_first(node.attrs)
+    order = (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4)
+
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        dims: Any = _four_dims(x.shape)
+        n, c, height, width = dims
+        h: Any = _divided(height, b)
+        w: Any = _divided(width, b)
+        if out is None:
+            out = np.empty((n, c * b * b, h, w), x.dtype)
+        split = (n, c, b, b, h, w) if column_first else (n, b, b, c, h, w)
+        out.reshape(split)[...] = x.reshape(n, c, h, b, w, b).transpose(order)
+        return out
+
+    return Kernel(run, run)

@@ -1,0 +1,430 @@
+"""Scaled dot-product attention, and ONNX's Attention on top of it.
+
+Everything happens on [batch, heads, sequence, head size], of which all layouts are views. Scores
+live in scratch of a bounded size: some heads of some samples at a time, or some rows of one head.
+
+A query that sees no key gets zeros, not the NaNs of a softmax over nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common import row_reduce
+from penstock.ops.common.dtypes import FLOAT64, is_float
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    element_dtype,
+    given,
+    padded,
+    same_dim,
+    tensor,
+)
+from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import BOOL, Dim, ShapeError, TensorType, Type, dtype_name
+
+# Bytes of scores at a time: what processors keep near one core.
+_BLOCK_BYTES = 2**19
+
+# What the fourth output of Attention shows.
+RAW, CAPPED, BIASED, SOFTMAX = range(4)
+
+
+class Heads(NamedTuple):
+    """Sizes of an attention; each key head serves ``heads // kv_heads`` query heads."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    size: int
+    value_size: int
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+class _Block(NamedTuple):
+    """A part of the scores, and where its scratch lies."""
+
+    part: tuple[slice, slice, slice]  # of query heads
+    kv_part: tuple[slice, slice]
+    q: Field
+    scores: Field
+    wide: Field | None
+    context: Field
+    total: Field
+
+
+class Core:
+    """``softmax(softcap(q k^T scale) + bias) v`` for given sizes."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        heads: Heads,
+        dtype: np.dtype,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        shown: int | None = None,
+        precise: bool = False,
+    ) -> None:
+        """``shown``: which stage of the scores ``run`` writes to ``show``; ``precise``: the softmax
+        is computed in float64."""
+        if not is_float(dtype):
+            raise ShapeError(f"attention takes floats, not {dtype_name(dtype)}")
+        self.heads, self.shown = heads, shown
+        self.scale, self.softcap = dtype.type(scale), dtype.type(softcap)
+        slices = _blocks(heads, dtype.itemsize)
+        # The first block is as large as any.
+        lines = math.prod(s.stop - s.start for s in slices[0]) * heads.group if slices else 0
+        q = layout.field((lines * heads.size,), dtype)
+        scores = layout.field((lines * heads.keys,), dtype)
+        wide = layout.field((lines * heads.keys,), FLOAT64) if precise else None
+        context = layout.field((lines * heads.value_size,), dtype)
+        total = layout.field((lines,), FLOAT64 if precise else dtype)
+        self.blocks = []
+        for b, kv, s in slices:
+            shape = (b.stop - b.start, (kv.stop - kv.start) * heads.group, s.stop - s.start)
+            self.blocks.append(
+                _Block(
+                    (b, slice(kv.start * heads.group, kv.stop * heads.group), s),
+                    (b, kv),
+                    q.reshaped(*shape, heads.size),
+                    scores.reshaped(*shape, heads.keys),
+                    None if wide is None else wide.reshaped(*shape, heads.keys),
+                    context.reshaped(*shape, heads.value_size),
+                    total.reshaped(*shape, 1),
+                )
+            )
+
+    def run(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        workspace: np.ndarray,
+        *,
+        blocked: Sequence[np.ndarray] = (),
+        biases: Sequence[np.ndarray] = (),
+        show: np.ndarray | None = None,
+    ) -> None:
+        """Attend. ``blocked`` are flags of keys out of sight, and ``biases`` are added to scores;
+        both broadcast to [batch, heads, queries, keys]. A query that sees no key gets zeros."""
+        heads = self.heads
+        whole = (heads.batch, heads.heads, heads.queries)
+        blocked = [np.broadcast_to(flags, (*whole, heads.keys)) for flags in blocked]
+        biases = [np.broadcast_to(bias, (*whole, bias.shape[-1])) for bias in biases]
+        masked = bool(blocked or biases)
+        keys = k.swapaxes(2, 3)
+        for block in self.blocks:
+            part = block.part
+            queries = block.q(workspace)
+            np.multiply(q[part], self.scale, queries)
+            scores = block.scores(workspace)
+            self._multiply(queries, keys[block.kv_part], scores)
+            self._show(RAW, scores, show, part)
+            if self.softcap:
+                np.divide(scores, self.softcap, scores)
+                np.tanh(scores, scores)
+                np.multiply(scores, self.softcap, scores)
+            self._show(CAPPED, scores, show, part)
+            for bias in biases:
+                width = bias.shape[3]
+                seen = scores[..., :width]
+                np.add(seen, bias[part], seen, casting="unsafe")
+                scores[..., width:] = -np.inf
+            for flags in blocked:
+                np.copyto(scores, -np.inf, where=flags[part])
+            self._show(BIASED, scores, show, part)
+            total, soft = block.total(workspace), scores
+            if block.wide is not None:
+                soft = block.wide(workspace)
+                np.copyto(soft, scores)
+            _exponentials(soft, total, masked)
+            if self.shown == SOFTMAX:
+                np.divide(soft, total, soft)
+                total[...] = 1
+                self._show(SOFTMAX, soft, show, part)
+            if soft is not scores:
+                np.copyto(scores, soft, casting="unsafe")
+            context = block.context(workspace)
+            self._multiply(scores, v[block.kv_part], context)
+            np.divide(context, total, out[part], casting="unsafe")
+
+    def _multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        """``a @ b``, where the query heads of one key head are rows of one product."""
+        n, heads, rows, _ = a.shape
+        group = self.heads.group
+        if group > 1:
+            a = a.reshape(n, heads // group, group * rows, a.shape[3])
+            out = out.reshape(n, heads // group, group * rows, out.shape[3])
+        np.matmul(a, b, out, casting="unsafe")
+
+    def _show(self, stage: int, scores: np.ndarray, show: Any, part: Any) -> None:
+        if self.shown == stage:
+            np.copyto(show[part], scores, casting="unsafe")
+
+
+def _exponentials(scores: np.ndarray, total: np.ndarray, masked: bool) -> None:
+    """Exponentials of the scores less their greatest, in place, and their sums."""
+    if not scores.shape[-1]:
+        total[...] = 1
+        return
+    matrix, column = scores.reshape(-1, scores.shape[-1]), total.reshape(-1, 1)
+    row_reduce.maxima(matrix, column)
+    if masked:  # a row without any key
+        np.copyto(total, 0, where=np.isneginf(total))
+    np.subtract(scores, total, scores)
+    np.exp(scores, scores)
+    row_reduce.sums(matrix, column)
+    if masked:
+        np.copyto(total, 1, where=total == 0)
+
+
+def _blocks(heads: Heads, itemsize: int) -> list[tuple[slice, slice, slice]]:
+    """Slices of batch, key heads and queries whose scores fit into a block."""
+
+    def cut(size: int, step: int) -> list[slice]:
+        step = max(step, 1)
+        return [slice(i, min(i + step, size)) for i in range(0, size, step)]
+
+    row = max(heads.keys * heads.group * itemsize, 1)
+    per_head = max(row * heads.queries, 1)
+    per_sample = per_head * heads.kv_heads
+    if per_sample <= _BLOCK_BYTES:
+        cuts = (
+            (heads.batch, _BLOCK_BYTES // per_sample),
+            (heads.kv_heads,) * 2,
+            (heads.queries,) * 2,
+        )
+    elif per_head <= _BLOCK_BYTES:
+        cuts = (heads.batch, 1), (heads.kv_heads, _BLOCK_BYTES // per_head), (heads.queries,) * 2
+    else:
+        cuts = (heads.batch, 1), (heads.kv_heads, 1), (heads.queries, _BLOCK_BYTES // row)
+    batches, kv_heads, queries = (cut(*c) for c in cuts)
+    return [(b, h, s) for b in batches for h in kv_heads for s in queries]
+
+
+# Attention
+
+
+def share(hidden: Dim, heads: int, name: str) -> Dim:
+    """Features of each head of ``name``, which has ``hidden`` for all heads together."""
+    if isinstance(hidden, int) and hidden % heads:
+        raise ShapeError(f"{heads} heads cannot share the {hidden} features of {name}")
+    return hidden // heads if isinstance(hidden, int) else None
+
+
+def _head_shape(kind: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[Dim, ...] | None:
+    """[batch, heads, sequence, head size] of Q, K or V."""
+    shape = kind.shape
+    if shape is None:
+        return None
+    if len(shape) == 4:
+        return shape
+    if len(shape) != 3:
+        raise ShapeError(f"{name} must have rank 3 or 4, its shape is {shape}")
+    heads = attrs.get(attr)
+    if not heads or heads < 1:
+        raise ShapeError(f"{name} has rank 3, which needs a positive {attr}")
+    return (shape[0], heads, shape[1], share(shape[2], heads, name))
+
+
+_ANY: tuple[Dim, ...] = (None, None, None, None)
+
+
+def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
+    """Batch, query heads, key heads, queries, keys with the past, head sizes of keys, of values."""
+    q = _head_shape(tensor(types, 0), attrs, "q_num_heads", "Q") or _ANY
+    k = _head_shape(tensor(types, 1), attrs, "kv_num_heads", "K") or _ANY
+    v = _head_shape(tensor(types, 2), attrs, "kv_num_heads", "V") or _ANY
+    batch = same_dim(q[0], same_dim(k[0], v[0], "batches of K and V"), "batches of Q and K")
+    kv_heads = same_dim(k[1], v[1], "numbers of heads of K and V")
+    keys = same_dim(k[2], v[2], "lengths of K and V")
+    size = same_dim(q[3], k[3], "head sizes of Q and K")
+    heads = q[1]
+    if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
+        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+    if given(types, 4) != given(types, 5):
+        raise ShapeError("past_key and past_value must be given together")
+    if given(types, 4):
+        if given(types, 6):
+            raise ShapeError("nonpad_kv_seqlen cannot be combined with past_key")
+        old_k, old_v = tensor(types, 4).shape, tensor(types, 5).shape
+        check_shape("past_key", old_k, (k[0], k[1], None, k[3]))
+        check_shape("past_value", old_v, (v[0], v[1], None, v[3]))
+        before = same_dim((old_k or _ANY)[2], (old_v or _ANY)[2], "lengths of the past")
+        both = isinstance(before, int) and isinstance(keys, int)
+        keys = before + keys if both else None  # type: ignore[operator]
+    return batch, heads, kv_heads, q[2], keys, size, v[3]
+
+
+def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    q, v = tensor(types, 0), tensor(types, 2)
+    batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
+    shape: tuple[Dim, ...] | None = None
+    if q.shape is not None and len(q.shape) == 4:
+        shape = (batch, heads, queries, value_size)
+    elif q.shape is not None:
+        both = isinstance(heads, int) and isinstance(value_size, int)
+        shape = (batch, queries, heads * value_size if both else None)  # type: ignore[operator]
+    for name, low in (("left_window_size", -1), ("right_window_size", -1)):
+        if attrs.get(name, -1) < low:
+            raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")
+    return (
+        TensorType(q.dtype, shape),
+        TensorType(tensor(types, 1).dtype, (batch, kv_heads, keys, size)),
+        TensorType(v.dtype, (batch, kv_heads, keys, value_size)),
+        TensorType(q.dtype, (batch, heads, queries, keys)),
+    )
+
+
+def split_heads(x: np.ndarray, heads: int) -> np.ndarray:
+    """[batch, sequence, heads * size] as [batch, heads, sequence, size]: a view."""
+    if x.ndim == 4:  # it is that already
+        return x
+    batch, length, hidden = x.shape
+    return x.reshape(batch, length, heads, hidden // heads).transpose(0, 2, 1, 3)
+
+
+class Cache(NamedTuple):
+    """Keys or values of ``past`` positions, and room for them with the new ones if need be."""
+
+    past: int
+    field: Field | None
+
+    def join(self, new: np.ndarray, old: Any, out: Any, workspace: np.ndarray) -> np.ndarray:
+        """Old and new positions, in ``out`` if it is given; just the new ones if they are all."""
+        if self.field is not None:
+            out = self.field(workspace)
+        if out is None:
+            return new
+        if old is not None:
+            np.copyto(out[:, :, : self.past], old)
+        np.copyto(out[:, :, self.past :], new)
+        return out
+
+
+def out_of_sight(
+    queries: int, keys: int, offset: Any, *, causal: bool, left: int = -1, right: int = -1
+) -> np.ndarray | None:
+    """Which keys causality and windows keep from queries that come ``offset`` after the first."""
+    if causal:
+        right = 0
+    if left < 0 and right < 0:
+        return None
+    ahead = np.arange(keys) - (np.arange(queries)[:, None] + offset)
+    blocked = np.zeros(ahead.shape, BOOL)
+    if right >= 0:
+        blocked |= ahead > right
+    if left >= 0:
+        blocked |= ahead < -left
+    return blocked
+
+
+@operator("Attention", since=23, infer=infer_attention)
+def attention(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    precision = element_dtype(attrs, "softmax_precision")
+    # To NumPy, None equals the default dtype, float64.
+    precise = precision is not None and precision == FLOAT64
+    mode = attrs.get("qk_matmul_output_mode", 0)
+    unseen = partial(
+        out_of_sight,
+        causal=bool(attrs.get("is_causal", 0)),
+        left=attrs.get("left_window_size", -1),
+        right=attrs.get("right_window_size", -1),
+    )
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        dims = _dims(inputs, attrs)
+        assert all(isinstance(dim, int) for dim in dims)
+        heads = Heads(*dims)  # type: ignore[arg-type]
+        q, mask, old = inputs[0], padded(inputs, 4)[3], padded(inputs, 5)[4]
+        assert q is not None and q.dtype is not None
+        asked = [given(outputs, i) for i in range(4)]
+        scale = attrs.get("scale")
+        layout = Layout()
+        core = Core(
+            layout,
+            heads,
+            q.dtype,
+            scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
+            softcap=attrs.get("softcap", 0.0),
+            shown=mode if asked[3] else None,
+            precise=precise and q.dtype != FLOAT64,
+        )
+        if mask is not None:
+            _check_mask(mask.dims, heads)
+        past = 0 if old is None else old.dims[2]
+        caches = []
+        for i, size in ((1, heads.size), (2, heads.value_size)):
+            kind = inputs[i]
+            assert kind is not None and kind.dtype is not None
+            shape = (heads.batch, heads.kv_heads, heads.keys, size)
+            own = old is not None and not asked[i]
+            caches.append(Cache(past, layout.field(shape, kind.dtype) if own else None))
+        fixed = None if given(inputs, 6) else unseen(heads.queries, heads.keys, past)
+        n_inputs = len(inputs)
+
+        def into(*arguments: Any) -> None:
+            q, k, v, mask, old_k, old_v, lengths = padded(arguments[:n_inputs], 7)
+            y, new_k, new_v, show = padded(arguments[n_inputs:-1], 4)
+            workspace = arguments[-1]
+            q = split_heads(q, heads.heads)
+            k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
+            v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
+            blocked, biases = [] if fixed is None else [fixed], []
+            if lengths is not None:
+                ends = lengths.reshape(-1, 1, 1, 1)
+                blocked.append(np.arange(heads.keys) >= ends)
+                ahead = unseen(heads.queries, heads.keys, ends - heads.queries)
+                if ahead is not None:
+                    blocked.append(ahead)
+            if mask is not None and mask.dtype == BOOL:
+                hidden = np.logical_not(mask)
+                if mask.shape[-1] < heads.keys:
+                    wide = np.ones((*mask.shape[:-1], heads.keys), BOOL)
+                    wide[..., : mask.shape[-1]] = hidden
+                    hidden = wide
+                blocked.append(hidden)
+            elif mask is not None:
+                biases.append(mask)
+            core.run(
+                q,
+                k,
+                v,
+                split_heads(y, heads.heads),
+                workspace,
+                blocked=blocked,
+                biases=biases,
+                show=show,
+            )
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
+
+
+def _check_mask(shape: tuple[int, ...], heads: Heads) -> None:
+    """The mask broadcasts to the scores, but that its last dim may be shorter."""
+    wanted = (heads.batch, heads.heads, heads.queries)
+    fits = 1 <= len(shape) <= 4 and shape[-1] <= heads.keys
+    for got, want in zip(shape[-2::-1], wanted[::-1], strict=False):
+        fits = fits and got in (1, want)
+    if not fits:
+        raise ShapeError(
+            f"attn_mask of shape {shape} does not fit scores of {(*wanted, heads.keys)}"
+        )

@@ -1,0 +1,297 @@
+"""Element types: casts, and constants made from attributes.
+
+Casts go by NumPy's own wherever the definition agrees with it: fixed point wraps around, what is
+out of a float's range becomes infinite, and what is out of an integer's range is anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
+from penstock.ops.common.shape_rules import choice, element_dtype, tensor, with_data
+from penstock.ops.onnx.shape import view_kernel
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.types import (
+    BOOL,
+    FLOAT32,
+    INT64,
+    STRING,
+    Dim,
+    ShapeError,
+    TensorType,
+    Type,
+    constant_type,
+    dtype_name,
+)
+
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+# Cast, CastLike
+
+
+def infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = element_dtype(attrs, "to")
+    if dtype is None:
+        raise ShapeError("Cast needs an element type to cast to")
+    return (_cast(tensor(types, 0), dtype),)
+
+
+def infer_cast_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (_cast(tensor(types, 0), tensor(types, 1).dtype),)
+
+
+def _cast(x: TensorType, dtype: np.dtype | None) -> TensorType:
+    def contents() -> tuple[Dim, ...] | None:
+        if x.data is None or dtype is None:
+            return None
+        if dtype == BOOL:
+            return tuple([int(d != 0) if isinstance(d, int) else None for d in x.data])
+        if dtype not in _WIDE_ENOUGH:
+            return None
+        info = np.iinfo(dtype)
+        # A dim that has a name is assumed to fit.
+        fits = all(info.min <= d <= info.max for d in x.data if isinstance(d, int))
+        return x.data if fits else None
+
+    return with_data(TensorType(dtype, x.shape), contents)
+
+
+_WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
+
+
+@operator("Cast", infer=infer_cast)
+def cast(node: Node, types: Types) -> Kernel:
+    dtype = element_dtype(node.attrs, "to")
+    if dtype is None:
+        raise ShapeError("Cast needs an element type to cast to")
+    return _cast_kernel(tensor(types, 0).dtype, dtype, node.attrs)
+
+
+@operator("CastLike", since=15, infer=infer_cast_like)
+def cast_like(node: Node, types: Types) -> Kernel:
+    source, dtype = tensor(types, 0).dtype, tensor(types, 1).dtype
+    if dtype is not None:
+        return _cast_kernel(source, dtype, node.attrs)
+
+    def run(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+        converted: np.ndarray = _conversion(x.dtype, like.dtype, *_modes(node.attrs))(x)
+        return converted.copy() if converted is x else converted
+
+    return Kernel(run)
+
+
+def _modes(attrs: Attrs) -> tuple[bool, str]:
+    mode = choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
+    return bool(attrs.get("saturate", 1)), mode
+
+
+def _cast_kernel(source: np.dtype | None, dtype: np.dtype, attrs: Attrs) -> Kernel:
+    """Casts from ``source``, or from whatever comes if it is unknown; further inputs are unused."""
+    modes = _modes(attrs)
+    if source is None:
+
+        def run_any(x: np.ndarray, *_: Any) -> np.ndarray:
+            converted: np.ndarray = _conversion(x.dtype, dtype, *modes)(x)
+            return converted.copy() if converted is x else converted
+
+        return Kernel(run_any)
+    if source == dtype:
+        return view_kernel(lambda x, *_: x)
+    convert = _conversion(source, dtype, *modes)
+    if _direct(source, dtype) and dtype not in FLOAT8 and dtype != POWERS:
+
+        def run_direct(x: np.ndarray, *_: Any) -> np.ndarray:
+            return x.astype(dtype)
+
+        def into_direct(x: np.ndarray, *rest: Any) -> None:
+            rest[-1][...] = x
+
+        return Kernel(run_direct, into_direct)
+
+    def run(x: np.ndarray, *_: Any) -> np.ndarray:
+        return convert(x)
+
+    return returning(run)
+
+
+@cache
+def _direct(source: np.dtype, dtype: np.dtype) -> bool:
+    """Whether NumPy itself casts one to the other (it casts few of the small types to others)."""
+    if STRING in (source, dtype):
+        return False
+    try:
+        np.empty(0, source).astype(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+@cache
+def _conversion(source: np.dtype, dtype: np.dtype, saturate: bool, mode: str) -> Convert:
+    """The function that casts arrays of ``source`` to ``dtype``."""
+    if source == dtype:
+        return lambda x: x
+    if dtype == STRING:
+        return _to_strings
+    if source == STRING:
+        return lambda x: _from_strings(x, dtype, saturate, mode)
+    if dtype == POWERS:
+        return lambda x: _to_powers_of_two(x, saturate, mode)
+    if dtype in FLOAT8:
+        largest = FLOAT8[dtype]
+        native = source.kind == "f"
+
+        def to_small_float(x: np.ndarray) -> np.ndarray:
+            wide = x if native else x.astype(np.float32)
+            return (wide.clip(-largest, largest) if saturate else wide).astype(dtype)
+
+        return to_small_float
+    if _direct(source, dtype):
+        return lambda x: x.astype(dtype)
+    # Float32 holds every value of the small types between which there is no cast.
+    return lambda x: x.astype(np.float32).astype(dtype)
+
+
+def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
+    """float8_e8m0: a byte e that means 2 ** (e - 127), where 255 is not a number.
+
+    The sign is ignored. Out of range is the nearest power if ``saturate``, else not a number.
+    """
+    wide = np.abs(x if x.dtype == FLOAT64 else x.astype(np.float32))
+    fraction, exponent = np.frexp(wide)  # fraction in [0.5, 1)
+    power = exponent.astype(np.int32) + 126
+    if mode == "up":
+        power += fraction > 0.5
+    elif mode == "nearest":
+        power += fraction >= 0.75
+    finite = np.isfinite(wide)
+    power[wide == 0] = -1
+    if saturate:
+        power[np.isinf(wide)] = 254
+        encoded = np.where(np.isnan(wide), 255, power.clip(0, 254))
+    else:
+        encoded = np.where(finite & (power >= 0) & (power <= 254), power, 255)
+    return encoded.astype(np.uint8).view(POWERS)
+
+
+def _to_strings(x: np.ndarray) -> np.ndarray:
+    """Numbers as text: the shortest that reads back as the same number."""
+    if x.dtype == BOOL:
+        return x.astype(np.uint8).astype(str).astype(object)
+    if "int" in x.dtype.name:
+        return x.astype(np.int8 if x.dtype in SUB_BYTE else x.dtype).astype(str).astype(object)
+    # Of a type that NumPy cannot print, the text is that of the same number in float32.
+    wide = x if x.dtype.kind == "f" else x.astype(np.float32)
+    text = wide.astype(str).astype(object)
+    for value, name in (
+        (np.isnan(wide), "NaN"),
+        (wide == np.inf, "INF"),
+        (wide == -np.inf, "-INF"),
+    ):
+        if value.any():
+            text[value] = name
+    return text
+
+
+def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> np.ndarray:
+    try:
+        if dtype.kind in "iu":
+            try:
+                return x.astype(np.uint64 if dtype == np.uint64 else np.int64).astype(dtype)
+            except (ValueError, OverflowError):
+                pass  # "2.5", or out of range
+        numbers = x.astype(np.float64)
+    except ValueError as error:
+        raise ShapeError(f"a string is no number: {error}") from None
+    convert: Convert = _conversion(numbers.dtype, dtype, saturate, mode)
+    return convert(numbers)
+
+
+# BitCast
+
+
+def infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, dtype = tensor(types, 0), _bit_cast_dtype(attrs)
+    if x.dtype is not None:
+        _check_bits(x.dtype, dtype)
+    return (TensorType(dtype, x.shape),)
+
+
+def _bit_cast_dtype(attrs: Attrs) -> np.dtype:
+    dtype = element_dtype(attrs, "to")
+    if dtype is None or dtype == STRING:
+        raise ShapeError("BitCast needs an element type other than string to cast to")
+    return dtype
+
+
+def _bits(dtype: np.dtype) -> int:
+    return 0 if dtype == STRING else SUB_BYTE.get(dtype, 8 * dtype.itemsize)
+
+
+def _check_bits(source: np.dtype, dtype: np.dtype) -> None:
+    if _bits(source) != _bits(dtype):
+        raise ShapeError(
+            f"{dtype_name(source)} and {dtype_name(dtype)} do not have the same number of bits"
+        )
+
+
+@operator("BitCast", since=26, infer=infer_bit_cast)
+def bit_cast(node: Node, types: Types) -> Kernel:
+    dtype, source = _bit_cast_dtype(node.attrs), tensor(types, 0).dtype
+    if source is not None:
+        _check_bits(source, dtype)
+        return view_kernel(lambda x: x.view(dtype))
+
+    def run(x: np.ndarray) -> np.ndarray:
+        _check_bits(x.dtype, dtype)
+        return x.view(dtype)
+
+    return view_kernel(run)
+
+
+# Constant
+
+_VALUES: dict[str, tuple[np.dtype, int]] = {
+    "value_float": (FLOAT32, 0),
+    "value_floats": (FLOAT32, 1),
+    "value_int": (INT64, 0),
+    "value_ints": (INT64, 1),
+    "value_string": (STRING, 0),
+    "value_strings": (STRING, 1),
+}
+"""Dtype and rank of the attributes that hold plain numbers or texts."""
+
+
+def constant_value(attrs: Attrs) -> np.ndarray:
+    """The tensor that the attributes of a Constant spell out."""
+    given = [name for name in ("value", "sparse_value", *_VALUES) if attrs.get(name) is not None]
+    if len(given) != 1:
+        raise ShapeError(f"a Constant needs one value, and has {', '.join(given) or 'none'}")
+    (name,) = given
+    value = attrs[name]
+    if name in _VALUES:
+        return np.array(value, _VALUES[name][0])
+    if not isinstance(value, np.ndarray):
+        raise ShapeError(f"attribute {name} of a Constant holds no tensor")
+    return value
+
+
+def infer_constant(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (constant_type(constant_value(attrs)),)
+
+
+@operator("Constant", infer=infer_constant)
+def constant(node: Node, types: Types) -> Kernel:
+    value = constant_value(node.attrs)
+
+    def into(out: np.ndarray) -> None:
+        out[...] = value
+
+    return Kernel(value.copy, into)

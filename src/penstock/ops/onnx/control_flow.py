@@ -1,0 +1,193 @@
+"""Control flow: operations that carry graphs.
+
+Their nodes have no kernels: an executor runs their graphs. Their meaning is written down here once,
+as generators that yield a graph and its inputs, are sent what it gives, and return the outputs: so
+the caller may run it at once, or let it wait its turn.
+
+Attributes: ``then_branch`` and ``else_branch`` of If; ``body`` of Loop, Scan and SequenceMap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InternalError
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.registry import Kernel, Types, operator
+from penstock.types import ShapeError, TensorType, Type
+
+Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]
+
+
+@operator("If", since=1)
+@operator("Loop", since=1)
+@operator("Scan", since=9)
+@operator("SequenceMap", since=17)
+def control(node: Node, types: Types) -> Kernel:
+    raise InternalError(f"{node.op.name} has no kernel: its graphs are run by the executor")
+
+
+def is_control(node: Node) -> bool:
+    """Whether an executor runs the graphs of ``node``, rather than a kernel."""
+    return node.op.name in CONTROL and not node.op.domain
+
+
+class Carried:
+    """Where the values that a loop carries stand: from one iteration to the next, or past the last.
+
+    ``node`` is the part of the node's inputs that are their initial values, ``inputs`` and
+    ``outputs`` the parts of the body's; the node's outputs begin with them. The body's outputs
+    behind them are collected, in the rest of the node's outputs.
+    """
+
+    def __init__(self, node: Node) -> None:
+        if node.op.name == "Loop":
+            count = len(node.inputs) - 2  # behind trip count and condition
+            self.node = self.inputs = slice(2, 2 + count)
+            self.outputs = slice(1, 1 + count)
+            return
+        count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.name == "Scan" else 0
+        self.node = self.inputs = self.outputs = slice(0, count)
+
+
+def run_if(node: Node, inputs: Sequence[Any]) -> Steps:
+    """ONNX If: one of two graphs without inputs, by a condition of one element."""
+    branch = "then_branch" if truth(inputs[0]) else "else_branch"
+    return list((yield node.attrs[branch], ()))
+
+
+def run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
+    """ONNX Loop: ``body(iteration, condition, *carried) -> (condition, *carried, *scanned)``."""
+    limit, condition, *carried = inputs
+    body: Graph = node.attrs["body"]
+    scanned: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
+    go_on = condition is None or truth(condition)
+    for i in count() if limit is None else range(scalar(limit)):
+        if not go_on:
+            break
+        proceed, *results = yield body, (np.array(i, np.int64), np.array(True), *carried)
+        go_on = truth(proceed)
+        carried = results[: len(carried)]
+        for rows, row in zip(scanned, results[len(carried) :], strict=True):
+            rows.append(row)
+    kinds = [_row_type(value) for value in body.outputs[1 + len(carried) :]]
+    return [*carried, *(stack(rows, 0, 0, k) for rows, k in zip(scanned, kinds, strict=True))]
+
+
+def run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
+    """ONNX Scan: ``body(*states, *slices) -> (*states, *slices)`` along axes of the scan inputs."""
+    body: Graph = node.attrs["body"]
+    layout = ScanLayout(node)
+    states, scans = list(inputs[: layout.states]), inputs[layout.states :]
+    length = layout.length([x.shape for x in scans])
+    scanned: list[list[Any]] = [[] for _ in layout.output_axes]
+    views = [
+        np.flip(np.moveaxis(x, axis, 0), 0) if backward else np.moveaxis(x, axis, 0)
+        for x, axis, backward in zip(scans, layout.input_axes, layout.input_backward, strict=True)
+    ]
+    for i in range(length):
+        results = yield body, (*states, *(view[i, ...] for view in views))
+        states = list(results[: layout.states])
+        for rows, row in zip(scanned, results[layout.states :], strict=True):
+            rows.append(row)
+    kinds = [_row_type(value) for value in body.outputs[layout.states :]]
+    outputs = zip(scanned, layout.output_axes, layout.output_backward, kinds, strict=True)
+    return [*states, *(stack(*output) for output in outputs)]
+
+
+def run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
+    """ONNX SequenceMap: the body over the elements of one sequence, or of several in step."""
+    body: Graph = node.attrs["body"]
+    first, *others = inputs
+    results: list[list[Any]] = [[] for _ in body.outputs]
+    for i, element in enumerate(first):
+        rest = (element_of(x, i) for x in others)
+        for rows, row in zip(results, (yield body, (element, *rest)), strict=True):
+            rows.append(row)
+    return list(results)
+
+
+def element_of(value: Any, index: int) -> Any:
+    """Element ``index`` of a sequence; a tensor is the same in every step."""
+    if not isinstance(value, list):
+        return value
+    if index >= len(value):
+        raise ShapeError("SequenceMap's sequences have different lengths")
+    return value[index]
+
+
+class ScanLayout:
+    """Axes and directions of a Scan node, one entry for each scan input and output.
+
+    An ``input_axes`` entry counts in the whole tensor, an ``output_axes`` entry in the stacked one.
+    """
+
+    def __init__(self, node: Node) -> None:
+        attrs = node.attrs
+        n = attrs["num_scan_inputs"]
+        body: Graph = attrs["body"]
+        self.states = len(node.inputs) - n
+        outputs = len(body.outputs) - self.states
+        self.input_axes: list[int] = list(attrs.get("scan_input_axes") or [0] * n)
+        self.output_axes: list[int] = list(attrs.get("scan_output_axes") or [0] * outputs)
+        self.input_backward: list[int] = list(attrs.get("scan_input_directions") or [0] * n)
+        self.output_backward: list[int] = list(attrs.get("scan_output_directions") or [0] * outputs)
+
+    def length(self, shapes: Sequence[Sequence[int]]) -> int:
+        """The number of iterations for scan inputs of these shapes."""
+        lengths = {shape[axis] for shape, axis in zip(shapes, self.input_axes, strict=True)}
+        if len(lengths) != 1:
+            raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
+        return lengths.pop()
+
+
+def _row_type(value: Value) -> TensorType:
+    return value.type if isinstance(value.type, TensorType) else TensorType()
+
+
+def row_type(kind: Type, axis: int) -> TensorType:
+    """The type of the rows that are stacked along ``axis`` to a value of type ``kind``."""
+    if not isinstance(kind, TensorType):
+        return TensorType()
+    if not kind.shape:
+        return TensorType(kind.dtype)
+    axis %= len(kind.shape)
+    return TensorType(kind.dtype, kind.shape[:axis] + kind.shape[axis + 1 :])
+
+
+def stack(rows: Sequence[Any], axis: int, backward: int, kind: TensorType) -> Any:
+    """Scanned rows, each of type ``kind`` as far as that is known, as one tensor.
+
+    Of no rows at all the result is empty, and dims that are not known count as 0.
+    """
+    if rows:
+        return np.stack(rows[::-1] if backward else rows, axis)
+    dims = [dim if isinstance(dim, int) else 0 for dim in kind.shape or ()]
+    dims.insert(axis % (len(dims) + 1), 0)
+    return np.empty(dims, kind.dtype or np.float32)
+
+
+def truth(condition: Any) -> bool:
+    """The truth of a condition: a tensor of one element."""
+    if condition.size != 1:
+        raise ShapeError(f"a condition must have one element, not shape {condition.shape}")
+    return bool(condition.reshape(-1)[0])
+
+
+def scalar(value: Any) -> int:
+    """A trip count: a tensor of one whole number."""
+    if value.size != 1 or value.dtype.kind not in "iu":
+        raise ShapeError(f"a trip count must be one integer, not {value.dtype}{list(value.shape)}")
+    return int(value.reshape(-1)[0])
+
+
+CONTROL: dict[str, Callable[[Node, Sequence[Any]], Steps]] = {
+    "If": run_if,
+    "Loop": run_loop,
+    "Scan": run_scan,
+    "SequenceMap": run_sequence_map,
+}

@@ -1,0 +1,583 @@
+"""Convolutions: Conv, FusedConv, CausalConvWithState.
+
+Three strategies, chosen by shapes when a kernel is compiled:
+
+* kernels of one element and no stride are a matrix product of the weights with a view of the input;
+* depthwise ones, and those with few filters for their channels, add up a product for each kernel
+  position, in a padded copy of the input in which the elements that one kernel position sees, for
+  all windows, lie one after the other (``_shifted``);
+* all others unfold the input, a block of windows at a time, into a matrix that the weights multiply
+  (``_unfolded``).
+
+They work in any dtype that NumPy multiplies; integers are exact as far as they do not overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.elementwise import clip
+from penstock.ops.common.shape_rules import check_shape, choice, same_dtype, tensor
+from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.common.windows import Window, window_counts, windows
+from penstock.ops.onnx.activation import (
+    Formula,
+    applied,
+    hard_sigmoid,
+    leaky_relu,
+    relu,
+    sigmoid,
+    swish,
+)
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+
+Strategy: TypeAlias = tuple[Callable[..., None], int]
+"""``into(x, w, out[, workspace])``, which knows nothing of a bias, and its workspace in bytes"""
+
+BLOCK_BYTES = 2**20
+"""scratch memory of a block: what a second-level cache holds, and little beside the tensors"""
+
+SMALL = 2**15
+"""unfolded elements below which the number of calls counts, and unfolding takes the fewest"""
+
+MIN_BLOCK = 64
+"""windows of a block at least: every block reads all the weights once more"""
+
+
+# Types
+
+
+def divisible(name: str, dim: Dim, group: int) -> None:
+    if isinstance(dim, int) and dim % group:
+        raise ShapeError(f"{dim} {name} do not divide into {group} groups")
+
+
+def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
+    """The kernel's dims, from the weights or the ``kernel_shape`` attribute, which must agree."""
+    given = attrs.get("kernel_shape") or None
+    dims = (None,) * rank if weights is None else weights[2:]
+    if given is None:
+        return dims
+    if len(given) != rank:
+        raise ShapeError(f"kernel_shape {list(given)} must have {rank} entries")
+    for dim, wanted in zip(dims, given, strict=True):
+        if isinstance(dim, int) and dim != wanted:
+            raise ShapeError(f"kernel_shape {list(given)} is not that of weights {weights}")
+    return tuple(given)
+
+
+def common_rank(x: Shape | None, w: Shape | None) -> int | None:
+    """The rank of input and weights of a convolution, if one of them is known."""
+    if x is None and w is None:
+        return None
+    rank = len(w if x is None else x)  # type: ignore[arg-type]
+    if rank < 3 or (x is not None and w is not None and len(w) != rank):
+        raise ShapeError(f"cannot convolve input {x} with weights {w}")
+    return rank
+
+
+def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
+    """The shape of a convolution of ``x`` (N, C, ...) with ``w`` (M, C / group, ...)."""
+    rank = common_rank(x, w)
+    if rank is None:
+        return None
+    x, w = x or (None,) * rank, w or (None,) * rank
+    group = attrs.get("group", 1)
+    if group < 1:
+        raise ShapeError(f"group must be positive, not {group}")
+    divisible("channels", x[1], group)
+    divisible("filters", w[0], group)
+    if isinstance(x[1], int) and isinstance(w[1], int) and x[1] != w[1] * group:
+        raise ShapeError(f"{x[1]} channels for weights of {group} groups of {w[1]}")
+    kernel = kernel_dims(attrs, w, rank - 2)
+    if 0 in kernel:
+        raise ShapeError(f"an empty kernel {kernel}")
+    return (x[0], w[0], *window_counts(attrs, kernel, x[2:]))
+
+
+def infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
+    check_shape("bias", tensor(types, 2).shape, (None if shape is None else shape[1],))
+    return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
+
+
+# Strategies
+
+
+def _pointwise(x: TensorType, w: TensorType, group: int, weights: Any) -> Strategy:
+    n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
+    multiply: Callable[..., Any] = np.matmul
+    shape_w: tuple[int, ...] = (group, m // group, depth)
+    shape_x: tuple[int, ...] = (n, group, depth, positions)
+    shape_out: tuple[int, ...] = (n, group, m // group, positions)
+    if group == n == 1:
+        multiply, shape_w, shape_x, shape_out = np.dot, shape_w[1:], shape_x[2:], shape_out[2:]
+    ready = None if weights is None else weights.reshape(shape_w)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
+        matrix = w.reshape(shape_w) if ready is None else ready
+        multiply(matrix, x.reshape(shape_x), out.reshape(shape_out))
+
+    return into, 0
+
+
+def boxes(counts: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Boxes, of about ``limit`` positions each, that cover a grid in row-major order.
+
+    Each covers whole trailing axes, a range of one axis, and one position of the leading ones, so
+    that its positions are consecutive.
+    """
+    axis, whole = len(counts) - 1, 1
+    while axis > 0 and whole * counts[axis] <= limit:
+        whole *= counts[axis]
+        axis -= 1
+    pieces = -(-counts[axis] // max(1, limit // whole))
+    step = max(-(-counts[axis] // max(pieces, 1)), 1)
+    tail = tuple((0, size) for size in counts[axis + 1 :])
+    for lead in product(*(range(size) for size in counts[:axis])):
+        for low in range(0, counts[axis], step):
+            high = min(low + step, counts[axis])
+            yield (*((i, i + 1) for i in lead), (low, high), *tail)
+
+
+class _Block(NamedTuple):
+    """A box of windows: where their elements come from, and where they go to in the workspace."""
+
+    columns: slice
+    """the windows, counted over all axes"""
+    source: tuple[slice, ...]
+    """their elements in an image (C, ...), padding excluded"""
+    padded: Field
+    """these elements with padding around them"""
+    strides: tuple[int, ...]
+    """strides of what windows see among the padded elements"""
+    inner: tuple[slice, ...] | None
+    """where the elements are among the padded ones; ``None`` if there is no padding"""
+    unfolded: Field
+    """for each channel and kernel position, what each window sees there"""
+    matrix: Field
+    """the same as a matrix, or one for each group"""
+
+
+def _window_strides(strides: Sequence[int], axes: Sequence[Window]) -> tuple[int, ...]:
+    """Strides of (channels, kernel, windows) over an array (channels, elements) with these."""
+    spatial = list(zip(strides[1:], axes, strict=True))
+    taps = [stride * axis.dilation for stride, axis in spatial]
+    return (strides[0], *taps, *[stride * axis.stride for stride, axis in spatial])
+
+
+def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Block], int]:
+    """The blocks of a convolution, and the workspace they share."""
+    channels, dtype = x.dims[1], x.dtype
+    assert dtype is not None
+    rows = channels * prod(axis.kernel for axis in axes)
+    limit = max(BLOCK_BYTES // max(rows * dtype.itemsize, 1), MIN_BLOCK)
+    found: list[_Block] = []
+    start = padded_bytes = 0
+    covering = list(boxes([axis.count for axis in axes], limit))
+    sizes = [prod(high - low for low, high in box) for box in covering]
+    # What the windows see takes the start of the workspace; the padded elements lie behind it.
+    layout = Layout()
+    layout.field((rows * max(sizes),), dtype)
+    behind = layout.size
+    for box, size in zip(covering, sizes, strict=True):
+        source, inner, padded, exact = [slice(None)], [slice(None)], [channels], True
+        for axis, (low, high) in zip(axes, box, strict=True):
+            first, last = axis.elements(low, high)
+            begin = min(max(first, 0), axis.size)
+            end = max(min(last, axis.size), begin)
+            source.append(slice(begin, end))
+            inner.append(slice(begin - first, end - first))
+            padded.append(last - first)
+            exact &= (begin, end) == (first, last)
+        shape = (channels, *(axis.kernel for axis in axes), *(high - low for low, high in box))
+        matrix = (rows, size) if group == 1 else (group, rows // group, size)
+        if not exact:
+            padded_bytes = max(padded_bytes, prod(padded) * dtype.itemsize)
+        found.append(
+            _Block(
+                slice(start, start + size),
+                tuple(source),
+                Field(tuple(padded), dtype, behind),
+                _window_strides(
+                    [dtype.itemsize * prod(padded[i + 1 :]) for i in range(len(padded))], axes
+                ),
+                None if exact else tuple(inner),
+                Field(shape, dtype, 0),
+                Field(matrix, dtype, 0),
+            )
+        )
+        start += size
+    return found, behind + padded_bytes
+
+
+def _unfolded(
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+) -> Strategy:
+    n, m, depth = x.dims[0], w.dims[0], prod(w.dims[1:])
+    blocks, size = _blocks(x, axes, group)
+    shape_w = (m, depth) if group == 1 else (group, m // group, depth)
+    shape_out = (n, *shape_w[:-1], prod(axis.count for axis in axes))
+    ready = None if weights is None else weights.reshape(shape_w)
+
+    def unfold(image: np.ndarray, block: _Block, workspace: np.ndarray) -> np.ndarray:
+        image = image[block.source]
+        shape = block.unfolded.shape
+        if block.inner is None:
+            view = as_strided(image, shape, _window_strides(image.strides, axes))
+        else:
+            padded = block.padded(workspace)
+            padded.fill(0)
+            np.copyto(padded[block.inner], image)
+            view = np.ndarray(shape, padded.dtype, workspace, block.padded.offset, block.strides)
+        np.copyto(block.unfolded(workspace), view)
+        return block.matrix(workspace)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        matrix = w.reshape(shape_w) if ready is None else ready
+        for image, result in zip(x, out.reshape(shape_out), strict=True):
+            for block in blocks:
+                np.matmul(matrix, unfold(image, block, workspace), result[..., block.columns])
+
+    return into, size
+
+
+class _Shifts(NamedTuple):
+    """How windows lie in planes: see ``_shifted``."""
+
+    grid: tuple[int, ...]
+    """cells of a plane along each axis"""
+    length: int
+    """cells that windows start at, those at the ends of rows included"""
+    distance: int
+    """cells from a window's first to its last"""
+    taps: list[tuple[int, slice]]
+    """for each kernel position, a plane, and the cells that the windows see there"""
+    fills: list[tuple[tuple[slice, ...], tuple[slice, ...]]]
+    """for each plane, cells, and the elements that they hold"""
+    rows: tuple[int, ...]
+    """shape of the cells that windows start at"""
+    inside: tuple[slice, ...]
+    """the windows among them"""
+
+
+def _shifts(axes: Sequence[Window]) -> _Shifts:
+    # Along an axis, kernel position k looks at plane (k * dilation) % stride, and as many cells
+    # further as the stride goes into k * dilation.
+    reach = [(axis.span - 1) // axis.stride for axis in axes]
+    grid = tuple(axis.count + extra for axis, extra in zip(axes, reach, strict=True))
+    pitch = [prod(grid[i + 1 :]) for i in range(len(grid))]
+    length = axes[0].count * pitch[0]
+    taps: list[tuple[int, slice]] = []
+    planes: dict[tuple[int, ...], int] = {}
+    for position in product(*(range(0, axis.span, axis.dilation) for axis in axes)):
+        steps = [divmod(k, axis.stride) for k, axis in zip(position, axes, strict=True)]
+        start = sum(cells * p for (cells, _), p in zip(steps, pitch, strict=True))
+        index = planes.setdefault(tuple(phase for _, phase in steps), len(planes))
+        taps.append((index, slice(start, start + length)))
+    fills = []
+    for phases in planes:
+        ranges = [_cells(*each) for each in zip(axes, phases, grid, strict=True)]
+        fills.append((tuple(to for to, _ in ranges), tuple(elements for _, elements in ranges)))
+    distance = sum(extra * p for extra, p in zip(reach, pitch, strict=True))
+    inside = tuple(slice(axis.count) for axis in axes)
+    rows = (axes[0].count, *grid[1:])
+    return _Shifts(grid, length, distance, taps, fills, rows, inside)
+
+
+def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
+    """The cells of a plane, along one axis, that are no padding, and the elements they hold."""
+    first = phase - axis.begin
+    low = max(-(first // axis.stride), 0)
+    high = min((axis.size - 1 - first) // axis.stride + 1, size)
+    if high <= low:
+        return slice(0, 0), slice(0, 0)
+    start = low * axis.stride + first
+    return slice(low, high), slice(start, start + (high - low - 1) * axis.stride + 1, axis.stride)
+
+
+def _shifted(
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+) -> Strategy:
+    """One product for each kernel position, added up.
+
+    The padded input is laid out as one plane for each remainder of positions modulo the strides.
+    In these planes, as flat rows, all windows see their k-th element at the same distance, so that
+    nothing is unfolded. Row ends compute a few windows too many, which are left out when the
+    result is copied. Depthwise, products are multiplications; for many channels of small images,
+    channels then lie side by side in memory instead of positions.
+    """
+    n, m, depth, dtype = x.dims[0], w.dims[0], w.dims[1], x.dtype
+    assert dtype is not None
+    filters = m // group
+    whole = _shifts(axes)
+    taps = len(whole.taps)
+    multiply: Callable[..., Any] = np.multiply if depth == 1 else np.matmul
+
+    def size_of(groups: int, shifts: _Shifts) -> int:
+        planes = len(shifts.fills) * depth * (shifts.length + shifts.distance)
+        return groups * (planes + 2 * filters * shifts.length) * dtype.itemsize
+
+    by_channel = (
+        depth > 1 or size_of(group, whole) > 2 * BLOCK_BYTES or (group * taps < 2 * whole.length)
+    )
+    # Blocks of groups, or of the first axis where one group is too large.
+    groups, count, rows = group, axes[0].count, axes[0].count
+    if by_channel:
+        groups = max(1, min(group, BLOCK_BYTES // max(size_of(1, whole), 1)))
+        per_row = size_of(groups, whole) // count
+        rows = max(1, min(count, 2 * BLOCK_BYTES // max(per_row, 1)))
+    pieces = []
+    for low in range(0, count, rows):
+        high = min(low + rows, count)
+        begin = axes[0].begin - low * axes[0].stride
+        part = replace(axes[0], count=high - low, begin=begin)
+        pieces.append((slice(low, high), _shifts([part, *axes[1:]])))
+    layout = Layout()
+    largest = pieces[0][1]
+    shape_rows = len(largest.fills), groups * depth, largest.length + largest.distance
+    shape_sums = groups, filters, largest.length
+    source = layout.field(shape_rows if by_channel else (shape_rows[0], *shape_rows[:0:-1]), dtype)
+    total = layout.field(shape_sums if by_channel else shape_sums[::-1], dtype)
+    term = layout.field(shape_sums if by_channel else shape_sums[::-1], dtype)
+    shape_out = (n, group, filters, *(axis.count for axis in axes))
+    every = slice(None)
+
+    def by_position(w: np.ndarray) -> np.ndarray:
+        """For each kernel position, a matrix for each group."""
+        moved = w.reshape(group, filters, depth, taps).transpose(3, 0, 1, 2)
+        return np.ascontiguousarray(moved)
+
+    ready: Shared[np.ndarray] | None = None
+    if weights is not None:
+        ready = shared(("by position", group), lambda: by_position(weights), weights)
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        factors = by_position(w) if ready is None else ready.value
+        planes, sums, terms = source(workspace), total(workspace), term(workspace)
+        if not by_channel:
+            planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
+        for image, result in zip(x, out.reshape(shape_out), strict=True):
+            for where, shifts in pieces:
+                planes.fill(0)
+                length = shifts.length
+                for low in range(0, group, groups):
+                    block = slice(low, min(low + groups, group))
+                    used = block.stop - low
+                    channels = slice(block.start * depth, block.stop * depth)
+                    for plane, (to, elements) in zip(planes, shifts.fills, strict=True):
+                        cells = plane[: used * depth, : prod(shifts.grid)]
+                        cube = cells.reshape(used * depth, *shifts.grid)
+                        np.copyto(cube[(every, *to)], image[(channels, *elements)])
+                    partial, scratch = sums[:used, :, :length], terms[:used, :, :length]
+                    for i, (index, span) in enumerate(shifts.taps):
+                        seen = planes[index, : used * depth, span].reshape(used, depth, length)
+                        if i == 0:
+                            multiply(factors[i, block], seen, partial)
+                        else:
+                            multiply(factors[i, block], seen, scratch)
+                            np.add(partial, scratch, partial)
+                    full = partial.reshape(used, filters, *shifts.rows)
+                    np.copyto(result[block, :, where], full[(every, every, *shifts.inside)])
+
+    return into, layout.size
+
+
+def _shifting_pays(w: TensorType, axes: Sequence[Window], group: int) -> bool:
+    """Whether to add up products rather than to unfold, as measured on one core."""
+    filters, depth = w.dims[0] // group, w.dims[1]
+    unfolded = group * prod(w.dims[1:]) * prod(axis.count for axis in axes)
+    if unfolded < SMALL or w.nbytes > BLOCK_BYTES:
+        return False
+    # Sums are written once for each filter, unfolded elements once for each channel.
+    return 0 < filters <= 2 if depth == 1 else 2 * filters <= depth
+
+
+def convolution(
+    x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray | None = None
+) -> Routine:
+    """The routine ``into(x, w, out[, workspace])`` of a convolution without a bias.
+
+    ``x`` (N, C, ...) may be strided, ``out`` must be contiguous, both of one dtype. ``weights`` are
+    the elements of ``w`` where they are constant; then the argument ``w`` is not read.
+    """
+    group = attrs.get("group", 1)
+    axes = windows(attrs, w.dims[2:], x.dims[2:])
+    if weights is not None:
+        if group == 1 and len(weights) > 1 and weights.strides[0] == 0:
+            return _repeated(x, w, attrs, weights)
+        weights = np.ascontiguousarray(weights)
+    if all(axis.trivial for axis in axes):
+        into, size = _pointwise(x, w, group, weights)
+    elif _shifting_pays(w, axes, group):
+        into, size = _shifted(x, w, axes, group, weights)
+    else:
+        into, size = _unfolded(x, w, axes, group, weights)
+    return Routine(into, size, () if weights is None else (1,))
+
+
+def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -> Routine:
+    """One filter seen many times through a stride of 0, as ConstantOfShape makes them.
+
+    It is neither stored nor computed more than once, and its results are equal to the last bit:
+    those of a matrix product depend on where a row lies in the tiles of the BLAS at hand.
+    """
+    first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
+    single = convolution(*first, attrs, weights[:1])
+
+    def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, *workspace: np.ndarray) -> None:
+        for i in range(len(x)):
+            single.into(x[i : i + 1], w, out[i : i + 1, :1], *workspace)
+            out[i, 1:] = out[i, :1]
+
+    return Routine(into, single.workspace, single.prepared)
+
+
+def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """The convolution of arrays of one dtype, in that dtype; ``attrs`` as those of Conv."""
+    x_type, w_type = TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)
+    (kind,) = infer_conv((x_type, w_type), attrs, ())
+    assert isinstance(kind, TensorType)
+    out = np.empty(kind.dims, x.dtype)
+    routine = convolution(x_type, w_type, attrs)
+    extra = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
+    routine.into(x, w, out, *extra)
+    return out
+
+
+# Conv and FusedConv
+
+
+_Fused: TypeAlias = tuple[Formula, int, tuple[str, ...]]
+
+_FUSED: Mapping[str, _Fused] = {
+    "Relu": (relu, 0, ()),
+    "Tanh": (lambda dtype, attrs: np.tanh, 0, ()),
+    "Sigmoid": (sigmoid, 0, ()),
+    "LeakyRelu": (leaky_relu, 1, ("alpha",)),
+    "HardSigmoid": (hard_sigmoid, 0, ("alpha", "beta")),
+}
+"""What FusedConv may do with its result, besides Clip: formula, scratch, names of parameters."""
+
+
+def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
+    """What FusedConv does with its result, in place."""
+    if not attrs.get("activation"):
+        return None
+    name = choice(attrs, "activation", "", (*_FUSED, "Clip"))
+    parameters: Sequence[float] = attrs.get("activation_params") or ()
+    if name == "Clip":
+        if len(parameters) != 2:
+            raise ShapeError(f"Clip has two bounds, not {list(parameters)}")
+        low, high = parameters
+        return lambda y: clip(y, low, high, y)
+    make, scratch, names = _FUSED[name]
+    run = applied(make, scratch, dict(zip(names, parameters, strict=False)))
+    return lambda y: run(y, y)
+
+
+@operator("Conv", infer=infer_conv)
+@operator("FusedConv", domain=MICROSOFT, infer=infer_conv)
+def conv(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    activate = _activation(attrs)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, w = inputs[:2]
+        kind = outputs[0]
+        assert x is not None and w is not None and kind is not None
+        routine = convolution(x, w, attrs, consts[1])
+        multiply = routine.into
+        others = len(inputs) - 2
+        column = (-1, *(1,) * (len(x.dims) - 2))
+        bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
+        has_bias = others > 0 and inputs[2] is not None
+        has_sum = others > 1 and inputs[3] is not None
+        if others == 0 and activate is None:
+            return routine
+
+        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+            out = rest[others]
+            multiply(x, w, *rest[others:])
+            if has_bias:
+                np.add(out, rest[0].reshape(column) if bias is None else bias, out)
+            if has_sum:
+                np.add(out, rest[1], out)
+            if activate is not None:
+                activate(out)
+
+        prepared = routine.prepared if bias is None else (*routine.prepared, 2)
+        return Routine(into, routine.workspace, prepared)
+
+    return specialized(node, types, make, contiguous=True)
+
+
+# CausalConvWithState
+
+
+def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, w, past = tensor(types, 0), tensor(types, 1), tensor(types, 3)
+    dtype = same_dtype(types, range(len(types)))
+    choice(attrs, "activation", "none", ("none", "silu", "swish"))
+    check_shape("input", x.shape, (None, None, None))
+    n, channels, length = x.shape or (None, None, None)
+    check_shape("weight", w.shape, (channels, 1, None))
+    filters, _, kernel = w.shape or (None, None, None)
+    if channels is None:
+        channels = filters
+    if kernel == 0:
+        raise ShapeError("an empty kernel")
+    check_shape("bias", tensor(types, 2).shape, (channels,))
+    state = (n, channels, kernel - 1 if isinstance(kernel, int) else None)
+    check_shape("past_state", past.shape, state)
+    return TensorType(dtype, (n, channels, length)), TensorType(dtype, state)
+
+
+@operator("CausalConvWithState", since=27, infer=infer_causal)
+def causal_conv(node: Node, types: Types) -> Kernel:
+    activated = node.attrs.get("activation", "none") != "none"
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, w = inputs[:2]
+        assert x is not None and w is not None and x.dtype is not None
+        n, channels, length = x.dims
+        state = w.dims[2] - 1
+        layout = Layout()
+        joined = layout.field((n, channels, state + length), x.dtype)
+        term = layout.field((n, channels, length), x.dtype) if activated else None
+        silu = swish(x.dtype, {})
+        attrs = {"group": max(channels, 1)}
+        routine = convolution(TensorType(x.dtype, joined.shape), w, attrs, consts[1])
+        inner = layout.field((routine.workspace,), np.dtype(np.uint8))
+        count = len(inputs)
+
+        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+            bias, past = (*rest[: count - 2], None, None)[:2]
+            out, *others, workspace = rest[count - 2 :]
+            sequence = joined(workspace)
+            sequence[..., :state] = 0 if past is None else past
+            sequence[..., state:] = x
+            if length == 1:
+                np.vecdot(sequence, w[:, 0], out[..., 0])
+            else:
+                routine.into(sequence, w, out, *((inner(workspace),) if routine.workspace else ()))
+            if bias is not None:
+                np.add(out, bias[:, None], out)
+            if term is not None:
+                silu(out, out, term(workspace))
+            if others and others[0] is not None:
+                np.copyto(others[0], sequence[..., length:])
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, contiguous=True)

@@ -1,0 +1,270 @@
+"""Tensors made from little: constants of a shape, ranges, identity matrices, one-hot vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import BITS, HALF
+from penstock.ops.common.shape_rules import (
+    all_known,
+    element_dtype,
+    given,
+    ints,
+    known_ints,
+    normalize_axis,
+    same_dtype,
+    same_type,
+    single,
+    tensor,
+    with_data,
+)
+from penstock.ops.onnx.pad import zero
+from penstock.ops.onnx.shape import unknown_shape
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
+
+# ConstantOfShape
+
+
+def _fill_value(attrs: Attrs) -> np.ndarray:
+    value = attrs.get("value")
+    if value is None:
+        return np.zeros((), np.float32)
+    return single(np.asarray(value), "value")
+
+
+def infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    value = _fill_value(attrs)
+    shape: Shape | None = ints(types, consts, 0)
+    if shape is None:
+        return (TensorType(value.dtype, unknown_shape(types, 0)),)
+    if any(isinstance(d, int) and d < 0 for d in shape):
+        raise ShapeError(f"{list(shape)} is no shape")
+    kind = TensorType(value.dtype, shape)
+
+    def contents() -> tuple[Dim, ...] | None:
+        dims = all_known(shape)
+        if dims is None or math.prod(dims) > MAX_DATA:
+            return None
+        return (int(value),) * math.prod(dims)
+
+    return (with_data(kind, contents),)
+
+
+@operator("ConstantOfShape", since=9, infer=infer_constant_of_shape)
+def constant_of_shape(node: Node, types: Types) -> Kernel:
+    value = _fill_value(node.attrs)
+    # Zeros come from the system as they are touched, without being written.
+    zeros = value.dtype != object and not any(value.tobytes())
+
+    def run(shape: np.ndarray) -> np.ndarray:
+        try:
+            return np.zeros(shape, value.dtype) if zeros else np.full(shape, value)
+        except ValueError as error:
+            raise ShapeError(f"{shape.tolist()} is no shape: {error}") from None
+
+    def into(_: Any, out: np.ndarray) -> None:
+        out[...] = value
+
+    return Kernel(run, into)
+
+
+# Range
+
+_DOUBLE = 11  # the number of float64 among ONNX's element types
+
+
+def _range_length(start: float, limit: float, delta: float) -> int:
+    if delta == 0:
+        raise ShapeError("the delta of Range must not be 0")
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
+        return max(-((start - limit) // delta), 0)
+    try:
+        return max(math.ceil((limit - start) / delta), 0)
+    except (ValueError, OverflowError):
+        raise ShapeError(f"a range from {start} to {limit} by {delta} has no length") from None
+
+
+def _number(x: np.ndarray) -> int | float:
+    one = single(x, "a bound of Range")
+    return int(one) if x.dtype.kind in "iu" else float(one)
+
+
+def infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = same_dtype(types, range(3))
+    bounds: list[Any] = []
+    for i in range(3):
+        const = consts[i] if i < len(consts) else None
+        data = tensor(types, i).data
+        bounds.append(_number(const) if const is not None else data[0] if data else None)
+    start, limit, delta = bounds
+    if all(isinstance(x, int | float) for x in bounds):
+        n = _range_length(start, limit, delta)
+        kind = TensorType(dtype, (n,))
+        if n > MAX_DATA:
+            return (kind,)
+        return (with_data(kind, lambda: tuple(range(start, start + n * delta, delta))),)
+    # The only use of a symbolic dim: the positions along an axis of that size.
+    return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
+
+
+@operator("Range", since=11, infer=infer_range)
+def range_(node: Node, types: Types) -> Kernel:
+    half = np.float64 if node.attrs.get("stash_type", 1) == _DOUBLE else np.float32
+
+    def run(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        dtype = start.dtype
+        first, step = _number(start), _number(delta)
+        n = _range_length(first, _number(limit), step)
+        if dtype.kind in "iu":
+            return np.arange(first, first + n * step, step, dtype=dtype)
+        steps: Any = np.arange(n, dtype=half if dtype in HALF else np.float64)
+        return (steps * step + first).astype(dtype, copy=False)
+
+    return returning(run)
+
+
+# EyeLike
+
+
+def infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) != 2:
+        raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
+    dtype = element_dtype(attrs, "dtype") or x.dtype
+    return (TensorType(dtype, (None, None) if x.shape is None else x.shape),)
+
+
+@operator("EyeLike", since=9, infer=infer_eye_like)
+def eye_like(node: Node, types: Types) -> Kernel:
+    dtype, k = element_dtype(node.attrs, "dtype"), node.attrs.get("k", 0)
+
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        if x.ndim != 2:
+            raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
+        if out is None:
+            out = np.zeros(x.shape, x.dtype if dtype is None else dtype)
+        else:
+            out[...] = 0
+        rows = np.arange(max(-k, 0), max(min(x.shape[0], x.shape[1] - k), max(-k, 0)))
+        out[rows, rows + k] = 1
+        return out
+
+    return Kernel(run, run)
+
+
+# OneHot
+
+
+def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    indices, values = tensor(types, 0), tensor(types, 2)
+    depth = ints(types, consts, 1)
+    if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
+        raise ShapeError(f"depth {list(depth)} is no number of classes")
+    if indices.shape is None:
+        return (TensorType(values.dtype),)
+    axis = normalize_axis(attrs.get("axis", -1), len(indices.shape) + 1)
+    classes = None if depth is None else depth[0]
+    shape = (*indices.shape[:axis], classes, *indices.shape[axis:])
+    return (TensorType(values.dtype, shape),)
+
+
+MAX_CLASSES = 2**16  # of which a kernel keeps the numbers
+
+
+def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
+    axis = node.attrs.get("axis", -1)
+    known = known_ints(node, types, 1)
+    fixed = None if known is None or known[0] > MAX_CLASSES else np.arange(known[0])
+
+    def hot(indices: np.ndarray, depth: np.ndarray) -> np.ndarray:
+        if depth.size != 1 or not 0 <= depth.item() < np.inf:
+            raise ShapeError(f"depth {depth.tolist()} is no number of classes")
+        where, count = normalize_axis(axis, indices.ndim + 1), int(depth.item())
+        if not indices.size:
+            return np.empty((*indices.shape[:where], count, *indices.shape[where:]), np.bool_)
+        classes = np.arange(count) if fixed is None else fixed
+        picked = indices.astype(np.int64, copy=False)
+        if from_the_end:
+            picked = np.where(picked < 0, picked + count, picked)
+        picked = picked.reshape(*indices.shape[:where], 1, *indices.shape[where:])
+        return picked == classes.reshape(-1, *[1] * (indices.ndim - where))
+
+    def run(indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
+        _check_pair(values)
+        return np.where(hot(indices, depth), values[1, ...], values[0, ...])
+
+    def into(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+        _check_pair(values)
+        out[...] = values[0, ...]
+        np.copyto(out, values[1, ...], where=hot(indices, depth))
+
+    return Kernel(run, into)
+
+
+def _check_pair(values: np.ndarray) -> None:
+    if values.shape != (2,):
+        raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
+
+
+@operator("OneHot", since=11, infer=infer_one_hot)
+def one_hot(node: Node, types: Types) -> Kernel:
+    return _one_hot(node, types, from_the_end=True)
+
+
+@operator("OneHot", since=9, version=10, infer=infer_one_hot)
+def one_hot_9(node: Node, types: Types) -> Kernel:
+    """Negative indices are out of range here, and no class."""
+    return _one_hot(node, types, from_the_end=False)
+
+
+# Trilu
+
+
+@operator("Trilu", since=14, infer=same_type)
+def trilu(node: Node, types: Types) -> Kernel:
+    upper = bool(node.attrs.get("upper", 1))
+    known = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)
+
+    def kept(dims: Sequence[int], k: int) -> np.ndarray:
+        if len(dims) < 2:
+            raise ShapeError(f"the input must be matrices, not of shape {list(dims)}")
+        diagonal = np.arange(dims[-1]) - np.arange(dims[-2])[:, None]
+        return diagonal >= k if upper else diagonal <= k
+
+    def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
+        """Every bit of what is kept, no bit of the rest: several times faster than selecting."""
+        bits = BITS[dtype.itemsize]
+        return np.where(kept(dims, k), np.array(-1, bits), np.array(0, bits))
+
+    def maskable(dtype: np.dtype) -> bool:
+        return dtype != STRING and dtype.itemsize in BITS
+
+    x = tensor(types, 0)
+    dims = all_known(x.shape)
+    fixed = None
+    if dims is not None and known and x.dtype is not None and maskable(x.dtype):
+        fixed = mask(dims, known[0], x.dtype)
+
+    def run(
+        x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        offset = 0 if k is None else int(single(k, "k"))
+        if not maskable(x.dtype):
+            out = np.empty_like(x) if out is None else out
+            out[...] = np.where(kept(x.shape, offset), x, zero(x.dtype))
+            return out
+        bits = mask(x.shape, offset, x.dtype) if fixed is None else fixed
+        if out is None:
+            return np.bitwise_and(x.view(bits.dtype), bits).view(x.dtype)
+        np.bitwise_and(x.view(bits.dtype), bits, out.view(bits.dtype))
+        return out
+
+    if len(node.inputs) > 1:
+        return Kernel(run, run, inplace=(0,))
+    return Kernel(run, lambda x, out: run(x, None, out), inplace=(0,))

@@ -1,0 +1,345 @@
+"""Sampling images at given positions, and choosing among boxes.
+
+Where GridSample with cubic interpolation pads by its border, each pixel that a position reads is
+clamped, as in PyTorch and ONNX Runtime; ``onnx.reference`` clamps the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product as choices
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import check_shape, choice, ints, single, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
+
+# GridSample
+
+# Version 16 has names for two dimensions only.
+_MODES = {
+    "nearest": "nearest",
+    "linear": "linear",
+    "cubic": "cubic",
+    "bilinear": "linear",
+    "bicubic": "cubic",
+}
+_CUBIC_A = -0.75
+
+
+def _modes(attrs: Attrs) -> tuple[str, str]:
+    """How to interpolate, and what lies outside."""
+    mode = _MODES[choice(attrs, "mode", "linear", _MODES)]
+    return mode, choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
+
+
+def infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, grid = tensor(types, 0), tensor(types, 1)
+    _modes(attrs)
+    if x.shape is None or grid.shape is None:
+        return (TensorType(x.dtype),)
+    rank = len(x.shape) - 2
+    if rank < 1 or len(grid.shape) != rank + 2:
+        raise ShapeError(f"X of shape {x.shape} cannot be sampled by a grid of {grid.shape}")
+    for name, a, b in (("batch sizes", x.shape[0], grid.shape[0]), ("ranks", grid.shape[-1], rank)):
+        if isinstance(a, int) and isinstance(b, int) and a != b:
+            raise ShapeError(f"X of shape {x.shape} and grid of {grid.shape} have other {name}")
+    batch = x.shape[0] if isinstance(x.shape[0], int) else grid.shape[0]
+    return (TensorType(x.dtype, (batch, x.shape[1], *grid.shape[1:-1])),)
+
+
+def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Positions mirrored at the borders until they lie between them."""
+    extent = high - low
+    if extent <= 0:
+        return np.full_like(x, low)
+    # A full period goes there and back.
+    folded = np.mod(x - low, 2 * extent)
+    return np.where((x >= low) & (x <= high), x, low + np.minimum(folded, 2 * extent - folded))
+
+
+class _Sampling:
+    """What positions along one axis read: ``taps`` of index, weight and whether it is inside."""
+
+    __slots__ = ("border", "corners", "mode", "padding", "size")
+
+    def __init__(self, size: int, mode: str, padding: str, align_corners: bool) -> None:
+        self.size, self.mode, self.padding = size, mode, padding
+        self.corners = align_corners
+        self.border = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+
+    def positions(self, grid: np.ndarray) -> np.ndarray:
+        """From -1 to 1 in the grid to pixels."""
+        if self.corners:
+            x = (grid + 1) / 2 * (self.size - 1)
+        else:
+            x = ((grid + 1) * self.size - 1) / 2
+        if self.mode == "nearest":
+            x = np.rint(x)
+        low, high = self.border
+        # Cubic taps are clamped each by itself, as PyTorch and ONNX Runtime have it.
+        if self.padding == "border" and self.mode != "cubic":
+            x = np.where((x < low) | (x > high), np.clip(x, 0, self.size - 1), x)
+        elif self.padding == "reflection":
+            x = _reflected(x, low, high)
+        # Bounded, so that integers can hold them; what is not a number is nowhere.
+        return np.clip(np.where(np.isnan(x), -4, x), -4, self.size + 4)
+
+    def index(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """The pixel at each whole position, and which are inside; ``None`` if all count."""
+        if self.padding == "reflection":
+            place = _reflected(place, *self.border)
+        pixel = np.clip(place, 0, self.size - 1).astype(np.intp)
+        return pixel, (pixel == place) if self.padding == "zeros" else None
+
+    def taps(
+        self, grid: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]:
+        """Pixel, weight (``None`` for one) and inside (``None`` for all) of each tap."""
+        x = self.positions(grid)
+        if self.mode == "nearest":
+            pixel, inside = self.index(x)
+            yield pixel, None, inside
+            return
+        left = np.floor(x)
+        t = x - left
+        weights = (1 - t, t) if self.mode == "linear" else _cubic_weights(t)
+        first = 0 if self.mode == "linear" else -1
+        for k, weight in enumerate(weights, first):
+            pixel, inside = self.index(left + k)
+            yield pixel, weight, inside
+
+
+def _cubic_weights(t: np.ndarray) -> tuple[np.ndarray, ...]:
+    a = _CUBIC_A
+
+    def near(x: np.ndarray) -> np.ndarray:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: np.ndarray) -> np.ndarray:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return far(1 + t), near(t), near(1 - t), far(2 - t)
+
+
+@operator("GridSample", since=16, infer=infer_grid_sample)
+def grid_sample(node: Node, types: Types) -> Kernel:
+    mode, padding = _modes(node.attrs)
+    align_corners = bool(node.attrs.get("align_corners", 0))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None and x.dtype is not None
+        _, channels, *sizes = x.dims
+        points, pixels = prod(y.dims[2:]), prod(sizes)
+        axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
+        wide = x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
+        if mode == "nearest":
+            wide = x.dtype
+        elif x.dtype == STRING:
+            raise ShapeError("strings have a nearest, but nothing between them")
+        if not pixels and points:
+            raise ShapeError(f"X of shape {x.dims} has no pixels to sample")
+        zero: Any = "" if x.dtype == STRING else 0
+        layout = Layout()
+        shape = channels, points
+        # Objects must not live in raw memory.
+        rooms = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
+
+        def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
+            # The grid counts axes from the last.
+            taps = [list(axis.taps(grid[:, -1 - i])) for i, axis in enumerate(axes)]
+            for number, corner in enumerate(choices(*taps)):
+                index: Any = 0
+                weight: Any = None
+                inside: Any = None
+                for size, (pixel, share, within) in zip(sizes, corner, strict=True):
+                    index = index * size + pixel
+                    weight = share if weight is None else weight * share
+                    if within is not None:
+                        inside = within if inside is None else inside & within
+                target = value if number else total
+                np.take(image, index, 1, target, "clip")
+                if inside is not None and not inside.all():
+                    np.copyto(target, zero, where=~inside)
+                if weight is not None:
+                    np.multiply(target, weight.astype(wide.type), target)
+                if number:
+                    np.add(total, value, total)
+
+        def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
+            if rooms is None:
+                total, value = (np.empty(shape, wide) for _ in range(2))
+            else:
+                total, value = (room(workspace) for room in rooms)
+            for image, where, out in zip(x, grid, y, strict=True):
+                flat = image.reshape(channels, pixels).astype(wide, copy=False)
+                sample(flat, where.reshape(points, len(sizes)), total, value)
+                np.copyto(out, total.reshape(out.shape), casting="unsafe")
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, widen=mode != "nearest")
+
+
+# AffineGrid
+
+
+def infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    theta = tensor(types, 0)
+    size = ints(types, consts, 1)
+    rank: Dim = None if size is None else len(size) - 2
+    if theta.shape is not None:
+        if len(theta.shape) != 3:
+            raise ShapeError(f"theta must be [N, 2, 3] or [N, 3, 4], its shape is {theta.shape}")
+        for dim, more in ((theta.shape[1], 0), (theta.shape[2], 1)):
+            if isinstance(dim, int):
+                rank = dim - more if rank is None else rank
+                if rank not in (2, 3) or dim - more != rank:
+                    raise ShapeError(
+                        f"theta of shape {theta.shape} does not fit size {size}: it must be"
+                        " [N, 2, 3] and size [N, C, H, W], or [N, 3, 4] and [N, C, D, H, W]"
+                    )
+    if rank is not None and rank not in (2, 3):
+        raise ShapeError(f"size has {len(size or ())} elements where 4 or 5 are needed")
+    batch: Dim = None if theta.shape is None else theta.shape[0]
+    if size is None:
+        dims = None if rank is None else (batch, *[None] * int(rank), rank)
+        return (TensorType(theta.dtype, dims),)
+    if isinstance(batch, int) and isinstance(size[0], int) and batch != size[0]:
+        raise ShapeError(f"theta has a batch of {batch}, size one of {size[0]}")
+    if any(isinstance(dim, int) and dim < 0 for dim in size):
+        raise ShapeError(f"size must not be negative: {size}")
+    return (TensorType(theta.dtype, (batch or size[0], *size[2:], rank)),)
+
+
+@operator("AffineGrid", since=20, infer=infer_affine_grid)
+def affine_grid(node: Node, types: Types) -> Kernel:
+    align_corners = bool(node.attrs.get("align_corners", 0))
+
+    def centres(size: int) -> np.ndarray:
+        """Where pixels lie between -1 and 1, which are centres of pixels or edges of them."""
+        if align_corners:
+            return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
+        return (2 * np.arange(size) + 1) / max(size, 1) - 1
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        y = outputs[0]
+        assert y is not None and y.dtype is not None
+        batch, *sizes, rank = y.dims
+        mesh = np.meshgrid(*map(centres, sizes), indexing="ij")
+        points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, rank + 1).astype(y.dtype)
+
+        def into(theta: np.ndarray, size: np.ndarray, y: np.ndarray) -> None:
+            np.matmul(points, theta.swapaxes(1, 2), y.reshape(batch, len(points), rank))
+
+        return Routine(into, prepared=(1,))
+
+    return specialized(node, types, make, contiguous=True, values=(1,))
+
+
+# NonMaxSuppression
+
+
+def infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    boxes, scores = tensor(types, 0).shape, tensor(types, 1).shape
+    check_shape("boxes", boxes, (None, None, 4))
+    batches, count, _ = boxes or (None, None, None)
+    check_shape("scores", scores, (batches, None, count))
+    return (TensorType(INT64, (None, 3)),)
+
+
+def _corners(boxes: np.ndarray, center_point_box: bool) -> np.ndarray:
+    """Boxes [n, 4] as rows: least and greatest coordinate along either axis, and the area."""
+    a, b, c, d = boxes.T
+    if center_point_box:
+        edges = (a - c / 2, a + c / 2, b - d / 2, b + d / 2)
+    else:  # any two opposite corners
+        edges = (np.minimum(b, d), np.maximum(b, d), np.minimum(a, c), np.maximum(a, c))
+    left, right, top, bottom = edges
+    return np.stack([*edges, (right - left) * (bottom - top)])
+
+
+def _overlaps(rows: np.ndarray, columns: np.ndarray, threshold: float) -> np.ndarray:
+    """Which pairs of boxes, from ``_corners``, share more than ``threshold`` of their union."""
+    x0, x1, y0, y1, area = rows[:, :, None]
+    width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
+    height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])
+    both = np.maximum(width, 0) * np.maximum(height, 0)
+    share = both / (area + columns[4] - both)
+    return (share > threshold) & (area > 0) & (columns[4] > 0)
+
+
+def _bits(flags: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+_BLOCK = 96
+
+
+def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
+    """The columns to keep, of boxes that come best first.
+
+    Block by block, all pairs at once: what an earlier block kept suppresses, then, as sets of bits,
+    the boxes of the block suppress one another in their order.
+    """
+    kept: list[int] = []
+    for start in range(0, corners.shape[1], _BLOCK):
+        block = corners[:, start : start + _BLOCK]
+        alive = np.arange(start, start + block.shape[1])
+        if kept:
+            alive = alive[~_overlaps(corners[:, kept], block, threshold).any(0)]
+            block = corners[:, alive]
+        suppressed = 0
+        overlaps = _overlaps(block, block, threshold)
+        for i, box in enumerate(alive.tolist()):
+            if not suppressed >> i & 1:
+                kept.append(box)
+                if len(kept) == most:
+                    return kept
+                suppressed |= _bits(overlaps[i])
+    return kept
+
+
+def _number(x: np.ndarray | None, name: str) -> Any:
+    """The element of an optional scalar input."""
+    return None if x is None else single(x, name).item()
+
+
+@operator("NonMaxSuppression", since=10, infer=infer_nms)
+def non_max_suppression(node: Node, types: Types) -> Kernel:
+    center_point_box = bool(node.attrs.get("center_point_box", 0))
+
+    def function(
+        boxes: np.ndarray,
+        scores: np.ndarray,
+        max_output_boxes_per_class: np.ndarray | None = None,
+        iou_threshold: np.ndarray | None = None,
+        score_threshold: np.ndarray | None = None,
+    ) -> np.ndarray:
+        infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
+        most = _number(max_output_boxes_per_class, "max_output_boxes_per_class") or 0
+        threshold = _number(iou_threshold, "iou_threshold") or 0.0
+        least = _number(score_threshold, "score_threshold")
+        if not 0 <= threshold <= 1:
+            raise ShapeError(f"iou_threshold must lie in 0 to 1, it is {threshold}")
+        # The threshold in the precision of the quotients that it is compared with.
+        threshold = boxes.dtype.type(threshold)
+        found: list[np.ndarray] = []
+        for batch, (each_boxes, each_scores) in enumerate(zip(boxes, scores, strict=True)):
+            corners = _corners(each_boxes, center_point_box)
+            for number, score in enumerate(each_scores if most > 0 else ()):
+                every = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
+                best = every[np.argsort(-score[every], kind="stable")]
+                kept = best[_suppress(corners[:, best], most, threshold)]
+                chosen = np.empty((len(kept), 3), np.int64)
+                chosen[:, 0], chosen[:, 1], chosen[:, 2] = batch, number, kept
+                found.append(chosen)
+        return np.concatenate(found) if found else np.empty((0, 3), np.int64)
+
+    return Kernel(function)

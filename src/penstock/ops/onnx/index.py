@@ -1,0 +1,495 @@
+"""Elements picked by index."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import (
+    all_known,
+    given,
+    ints,
+    known_ints,
+    normalize_axis,
+    product,
+    same_type,
+    tensor,
+    with_data,
+)
+from penstock.ops.onnx.shape import unknown_shape, view_kernel
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.types import INT64, Dim, ShapeError, TensorType, Type
+
+_LARGE = 32 * 1024
+"""Bytes of an output from which checking indices beforehand costs less than copying it again."""
+
+
+def out_of_range(error: IndexError, x: np.ndarray) -> ShapeError:
+    return ShapeError(f"an index does not fit data of shape {list(x.shape)}: {error}")
+
+
+# Gather
+
+
+def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    data, indices = tensor(types, 0), tensor(types, 1)
+    if data.shape is None:
+        return (TensorType(data.dtype),)
+    axis = normalize_axis(attrs.get("axis", 0), len(data.shape))
+    if not data.shape:
+        raise ShapeError("cannot gather from a tensor without dims")
+    dim = data.shape[axis]
+    picked = consts[1]
+    if isinstance(dim, int) and picked is not None and picked.size:
+        low, high = int(picked.min()), int(picked.max())
+        if low < -dim or high >= dim:
+            raise ShapeError(f"index {low if low < -dim else high} is out of range for dim {dim}")
+    if indices.shape is None:
+        return (TensorType(data.dtype),)
+    shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    kind = TensorType(data.dtype, shape)
+    if data.data is None or len(shape) > 1:
+        return (kind,)
+    positions = ints(types, consts, 1)
+    if positions is None:
+        return (kind,)
+    contents = [_element(data.data, i) for i in positions]
+    return (with_data(kind, lambda: tuple(contents)),)
+
+
+def _element(data: Sequence[Dim], index: Dim) -> Dim:
+    if not isinstance(index, int):
+        return None
+    if not -len(data) <= index < len(data):
+        raise ShapeError(f"index {index} is out of range for dim {len(data)}")
+    return data[index]
+
+
+@operator("Gather", infer=infer_gather)
+def gather(node: Node, types: Types) -> Kernel:
+    axis = node.attrs.get("axis", 0)
+    shape = tensor(types, 0).shape
+    if shape:
+        axis = normalize_axis(axis, len(shape))
+    dim = shape[axis] if shape else None
+    value = node.inputs[1]
+    constant = None if value is None else value.const
+    if constant is not None and constant.size:
+        picked = _basic_index(constant, dim)
+        if picked is not None:
+            return _gather_view(constant, picked, axis, dim)
+    if constant is not None and isinstance(dim, int):
+        return _gather_checked(constant, axis, dim)
+    before, after = around(axis)
+
+    def run(x: np.ndarray, indices: np.ndarray) -> Any:
+        try:
+            if x.flags.c_contiguous:
+                return x.take(indices, axis)
+            # take would first copy all of x
+            return x[(*before, indices, *after)]
+        except IndexError as error:
+            raise out_of_range(error, x) from None
+
+    def into_large(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+        n = x.shape[axis]
+        if indices.size and (indices.max() >= n or indices.min() < -n):
+            raise ShapeError(f"an index is out of range for axis {axis} of shape {list(x.shape)}")
+        if x.flags.c_contiguous:
+            # It buffers its output unless it may trust the indices; "wrap" takes negative ones.
+            x.take(indices, axis, out, "wrap")
+        else:
+            out[...] = x[(*before, indices, *after)]
+
+    (kind,) = infer_gather(types, node.attrs, (None, None))
+    large = isinstance(kind, TensorType) and kind.static and kind.nbytes >= _LARGE
+    return Kernel(run, into_large) if large else returning(run)
+
+
+def around(axis: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What stands before and after the entry for ``axis`` in an index, whatever the rank."""
+    if axis < 0:
+        return (...,), (slice(None),) * (-axis - 1)
+    return (slice(None),) * axis, (...,)
+
+
+def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
+    """The int or slice that picks the same as constant ``indices``, if there is one."""
+    if indices.dtype.kind not in "iu":
+        return None
+    if indices.ndim == 0:
+        return int(indices)
+    if indices.ndim > 1:
+        return None
+    if isinstance(dim, int):
+        indices = np.where(indices < 0, indices + dim, indices)
+    first, last = int(indices[0]), int(indices[-1])
+    step = int(indices[1]) - first if len(indices) > 1 else 1
+    # One sign throughout, so that the slice counts from one end.
+    if step < 1 or (first < 0) != (last < 0) or (np.diff(indices) != step).any():
+        return None
+    return slice(first, last + 1 if last != -1 else None, step)
+
+
+def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim) -> Kernel:
+    before, after = around(axis)
+    index = (*before, picked, *after)
+    low, high = int(constant.min()), int(constant.max())
+    if isinstance(dim, int) and -dim <= low and high < dim:
+        return view_kernel(lambda x, _: x[index])
+
+    def run(x: np.ndarray, _: Any) -> np.ndarray:
+        n = x.shape[axis] if -x.ndim <= axis < x.ndim else 0
+        if low < -n or high >= n:
+            raise ShapeError(
+                f"index {low if low < -n else high} is out of range for axis {axis} of "
+                f"shape {list(x.shape)}"
+            )
+        return x[index]
+
+    return view_kernel(run)
+
+
+def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
+    """Gather at indices that are in range, so that a run need not check them."""
+    if constant.size and (constant.min() < -dim or constant.max() >= dim):
+        raise ShapeError(f"an index is out of range for dim {dim}")
+    indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
+    before, after = around(axis)
+    index = (*before, indices, *after)
+
+    def run(x: np.ndarray, _: Any) -> Any:
+        return x.take(indices, axis, None, "clip") if x.flags.c_contiguous else x[index]
+
+    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
+        if x.flags.c_contiguous:
+            x.take(indices, axis, out, "clip")
+        else:
+            out[...] = x[index]
+
+    return Kernel(run, into)
+
+
+# GatherElements, GatherND
+
+
+def infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    data, indices = tensor(types, 0), tensor(types, 1)
+    check_same_rank(data, indices)
+    if data.shape is not None:
+        normalize_axis(attrs.get("axis", 0), len(data.shape))
+    return (TensorType(data.dtype, indices.shape),)
+
+
+def check_same_rank(data: TensorType, indices: TensorType) -> None:
+    if data.shape is not None and indices.shape is not None:
+        if len(data.shape) != len(indices.shape):
+            raise ShapeError(
+                f"data of shape {list(data.shape)} and indices of shape {list(indices.shape)} "
+                "differ in rank"
+            )
+        if not data.shape:
+            raise ShapeError("data must have a dim at least")
+
+
+def open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]:
+    """Positions along each axis of ``dims``, to broadcast with arrays of ``rank`` dims."""
+    rank = len(dims) if rank is None else rank
+    return [np.arange(n).reshape(n, *[1] * (rank - 1 - i)) for i, n in enumerate(dims)]
+
+
+def element_index(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
+    """The index whose element i is at ``indices[i]`` along ``axis``, else where i is."""
+    index = open_grid(indices.shape)
+    index[axis] = indices
+    return tuple(index)
+
+
+@operator("GatherElements", since=11, infer=infer_gather_elements)
+def gather_elements(node: Node, types: Types) -> Kernel:
+    axis = node.attrs.get("axis", 0)
+    dims = all_known(tensor(types, 1).shape)
+    before: tuple[np.ndarray, ...] = ()
+    after: tuple[np.ndarray, ...] = ()
+    if dims is not None:
+        where = normalize_axis(axis, len(dims))
+        grid = open_grid(dims)
+        before, after = tuple(grid[:where]), tuple(grid[where + 1 :])
+
+    def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        if x.ndim != indices.ndim:
+            raise ShapeError(f"data has {x.ndim} dims, indices have {indices.ndim}")
+        try:
+            if dims is not None:
+                return x[(*before, indices, *after)]
+            return x[element_index(indices, normalize_axis(axis, x.ndim))]
+        except IndexError as error:
+            raise out_of_range(error, x) from None
+
+    return returning(run)
+
+
+def infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    data, indices = tensor(types, 0), tensor(types, 1)
+    batch = attrs.get("batch_dims", 0)
+    if data.shape is None or indices.shape is None or not indices.shape:
+        return (TensorType(data.dtype),)
+    if not 0 <= batch < min(len(data.shape), len(indices.shape)):
+        raise ShapeError(f"batch_dims {batch} is out of range")
+    depth = indices.shape[-1]
+    if not isinstance(depth, int):
+        return (TensorType(data.dtype),)
+    check_depth(depth, batch, len(data.shape))
+    return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + depth :])),)
+
+
+def check_depth(depth: int, batch: int, rank: int) -> None:
+    if depth < 1 or batch + depth > rank:
+        raise ShapeError(f"indices of {depth} elements do not fit data of rank {rank}")
+
+
+def index_columns(indices: np.ndarray) -> list[np.ndarray]:
+    """What a tensor of index tuples says about each of the axes that it indexes."""
+    return [indices[..., i] for i in range(indices.shape[-1])]
+
+
+@operator("GatherND", since=11, infer=infer_gather_nd)
+def gather_nd(node: Node, types: Types) -> Kernel:
+    batch = node.attrs.get("batch_dims", 0)
+
+    def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        if not 0 <= batch < min(x.ndim, indices.ndim):
+            raise ShapeError(f"batch_dims {batch} is out of range")
+        if x.shape[:batch] != indices.shape[:batch]:
+            raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
+        check_depth(indices.shape[-1], batch, x.ndim)
+        try:
+            index: list[Any] = open_grid(indices.shape[:batch], indices.ndim - 1)
+            # The ellipsis keeps an array of a single element.
+            return x[(*index, *index_columns(indices), ...)]
+        except IndexError as error:
+            raise out_of_range(error, x) from None
+
+    return returning(run)
+
+
+# Slice
+
+
+def infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    rank = len(x.shape)
+    starts, ends = ints(types, consts, 1), ints(types, consts, 2)
+    count = next((len(v) for v in (starts, ends, unknown_shape(types, 1)) if v is not None), None)
+    axes: Sequence[Dim] | None = None if count is None else range(count)
+    if given(types, 3):
+        axes = ints(types, consts, 3)
+    known_axes = all_known(axes)
+    if known_axes is None or count is None:
+        return (TensorType(x.dtype, (None,) * rank),)
+    steps: Sequence[Dim] | None = (1,) * count
+    if given(types, 4):
+        steps = ints(types, consts, 4)
+    dims = list(x.shape)
+    data = x.data
+    unknown: Sequence[Dim] = (None,) * count
+    bounds = (starts or unknown, ends or unknown, steps or unknown)
+    if any(len(each) != len(known_axes) for each in bounds):
+        raise ShapeError("starts, ends, axes and steps differ in length")
+    for axis, start, end, step in zip(known_axes, *bounds, strict=True):
+        i = normalize_axis(axis, rank)
+        whole = all_known((start, end, step, x.shape[i]))
+        if whole is not None:
+            window = slice(*clamped(*whole))
+            dims[i] = len(range(whole[3])[window])
+            data = None if data is None else data[window]
+        else:
+            dims[i] = _sliced_dim(x.shape[i], start, end, step)
+            data = data if dims[i] == x.shape[i] and dims[i] is not None else None
+    kind = TensorType(x.dtype, tuple(dims))
+    return (with_data(kind, lambda: data),)
+
+
+def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
+    """What a slice leaves of a dim, where bounds or dim are not all numbers."""
+    if dim == 0:
+        return 0
+    if start == 0 and step == 1 and dim is not None:
+        to_the_end = isinstance(end, int) and end >= 2**31 - 1
+        return dim if to_the_end or end == dim else None
+    return None
+
+
+def clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
+    """Bounds for a slice of Python's, which differs from Slice in one case.
+
+    Going backward, a start before the first element means the first element.
+    """
+    if step == 0:
+        raise ShapeError("a step of Slice must not be 0")
+    if step < 0 and start < -dim:
+        start = 0
+    return start, end, step
+
+
+@operator("Slice", since=10, infer=infer_slice)
+def slice_(node: Node, types: Types) -> Kernel:
+    fixed = [known_ints(node, types, i) for i in range(5)]
+    bounded = [i for i in range(1, 5) if given(node.inputs, i)]
+    shape = tensor(types, 0).shape
+
+    def index(dims: Sequence[Dim], values: Sequence[Sequence[int] | None]) -> Any:
+        starts, ends, axes, steps = values[1:]
+        assert starts is not None
+        assert ends is not None
+        axes = range(len(starts)) if axes is None else axes
+        steps = (1,) * len(starts) if steps is None else steps
+        if not len(starts) == len(ends) == len(axes) == len(steps):
+            raise ShapeError("starts, ends, axes and steps differ in length")
+        result = [slice(None)] * len(dims)
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            i = normalize_axis(axis, len(dims))
+            dim = dims[i]
+            if isinstance(dim, int):
+                result[i] = slice(*clamped(start, end, step, dim))
+            elif step < 0 and start < -1:
+                return None  # depends on the dim
+            else:
+                result[i] = slice(*clamped(start, end, step, sys.maxsize))
+        return (*result, ...)
+
+    if shape is not None and all(fixed[i] is not None for i in bounded):
+        picked = index(shape, fixed)
+        if picked is not None:
+            return view_kernel(lambda x, *_: x[picked])
+
+    def run(x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
+        values = [None if v is None else v.reshape(-1).tolist() for v in (None, *bounds)]
+        return x[index(x.shape, values + [None] * (5 - len(values)))]
+
+    return view_kernel(run)
+
+
+# Compress, NonZero, Unique: how much they return depends on the contents
+
+
+def infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axis = attrs.get("axis")
+    if axis is None:
+        return (TensorType(x.dtype, (None,)),)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    i = normalize_axis(axis, len(x.shape))
+    return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
+
+
+@operator("Compress", since=9, infer=infer_compress)
+def compress(node: Node, types: Types) -> Kernel:
+    axis = node.attrs.get("axis")
+
+    def run(x: np.ndarray, condition: np.ndarray) -> np.ndarray:
+        try:
+            return np.compress(condition.reshape(-1), x, axis)
+        except ValueError as error:  # an index past the end, or an axis that is not there
+            raise ShapeError(
+                f"{condition.size} conditions, shape {list(x.shape)}: {error}"
+            ) from None
+        except IndexError as error:
+            raise out_of_range(error, x) from None
+
+    return Kernel(run)
+
+
+def infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(INT64, (tensor(types, 0).rank, None)),)
+
+
+@operator("NonZero", since=9, infer=infer_nonzero)
+def nonzero(node: Node, types: Types) -> Kernel:
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim == 0:  # no axes, and one column if it is not zero
+            return np.empty((0, np.count_nonzero(x)), np.int64)
+        return np.array(x.nonzero(), np.int64)
+
+    return Kernel(run)
+
+
+def infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    (kind,) = infer_compress(types, attrs, consts)
+    axis = attrs.get("axis")
+    total: Dim = None
+    if x.shape is not None:
+        total = product(x.shape) if axis is None else x.shape[normalize_axis(axis, len(x.shape))]
+    one = TensorType(INT64, (None,))
+    return (kind, one, TensorType(INT64, (total,)), one)
+
+
+@operator("Unique", since=11, infer=infer_unique)
+def unique(node: Node, types: Types) -> Kernel:
+    axis, ascending = node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
+    count = len(node.outputs)
+
+    def run(x: np.ndarray) -> Any:
+        if x.dtype == object and axis is not None and x.ndim > 1:
+            # NumPy compares no rows of strings: number them in order, and compare the numbers.
+            numbers = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+            _, *found = _unique(numbers, axis)
+        else:
+            _, *found = _unique(x, axis)
+        first, inverse, counts = found
+        if not ascending:
+            order = np.argsort(first)
+            rank = np.empty_like(order)
+            rank[order] = np.arange(len(order))
+            first, inverse, counts = first[order], rank[inverse], counts[order]
+        flat, along = (x.reshape(-1), 0) if axis is None else (x, axis)
+        every = flat.take(first, along), first, inverse, counts
+        results = [every[0], *[v.astype(np.int64, copy=False) for v in every[1:]]][:count]
+        return tuple(results) if count != 1 else results[0]
+
+    return Kernel(run)
+
+
+def _unique(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
+    try:
+        values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    except np.exceptions.AxisError as error:
+        raise ShapeError(str(error)) from None
+    return values, first, inverse.reshape(-1), counts
+
+
+# ReverseSequence
+
+
+@operator("ReverseSequence", since=10, infer=same_type)
+def reverse_sequence(node: Node, types: Types) -> Kernel:
+    time_axis, batch_axis = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
+    if {time_axis, batch_axis} != {0, 1}:
+        raise ShapeError(f"time_axis {time_axis} and batch_axis {batch_axis} must be 0 and 1")
+
+    def run(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
+            raise ShapeError(
+                f"lengths of shape {list(lengths.shape)} do not fit batch axis {batch_axis} of "
+                f"shape {list(x.shape)}"
+            )
+        n = x.shape[time_axis]
+        if lengths.size and (lengths.min() < 0 or lengths.max() > n):
+            raise ShapeError(f"a sequence length is not in [0, {n}]")
+        times, batches = np.arange(n), np.arange(len(lengths))
+        if time_axis == 0:
+            times, lengths = times[:, None], lengths[None, :]
+        else:
+            batches, lengths = batches[:, None], lengths[:, None]
+        source = np.where(times < lengths, lengths - 1 - times, times)
+        return x[(source, batches) if time_axis == 0 else (batches, source)]
+
+    return returning(run)

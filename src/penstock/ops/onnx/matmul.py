@@ -1,0 +1,246 @@
+"""Matrix products: MatMul, Gemm, FusedMatMul; and determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.shape_rules import broadcast_shapes, given, same_dtype, tensor
+from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+
+
+def _inner(a: Dim, b: Dim) -> None:
+    if isinstance(a, int) and isinstance(b, int) and a != b:
+        raise ShapeError(f"inner dims {a} and {b} of a matrix product differ")
+
+
+def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+    """The shape of ``np.matmul``: vectors are rows on the left and columns on the right."""
+    for shape in (a, b):
+        if shape is not None and not shape:
+            raise ShapeError("matrix products take no scalars")
+    if a is None or b is None:
+        return None
+    _inner(a[-1], b[-2] if len(b) > 1 else b[-1])
+    batch = broadcast_shapes([a[:-2], b[:-2]])
+    assert batch is not None
+    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = matmul_shape(tensor(types, 0).shape, tensor(types, 1).shape)
+    return (TensorType(same_dtype(types, range(2)), shape),)
+
+
+def product_into(a: TensorType, b: TensorType) -> Any:
+    """The fastest ``function(a, b, out)`` for a product of these types into a contiguous ``out``.
+
+    ``np.dot`` has half the overhead of ``np.matmul``, which takes batches.
+    """
+    rank_a, rank_b = len(a.dims), len(b.dims)
+    if rank_a == rank_b == 2:
+        return np.dot
+    if rank_a < max(rank_b, 3) or prod(b.dims[:-2]) != 1 or rank_b < 2 or 0 in a.dims + b.dims:
+        return np.matmul
+    # One product of a tall matrix instead of one for each matrix of the batch.
+    rows, matrix, columns = (-1, a.dims[-1]), b.dims[-2:], b.dims[-1]
+
+    def tall(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        if a.flags.c_contiguous:
+            np.dot(a.reshape(rows), b.reshape(matrix), out.reshape(-1, columns))
+        else:
+            np.matmul(a, b, out)
+
+    return tall
+
+
+@operator("MatMul", infer=infer_matmul)
+def matmul(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        a, b = inputs
+        assert a is not None and b is not None
+        return Routine(product_into(a, b))
+
+    kernel = specialized(node, types, make, contiguous=True)
+    known = [t.dtype for t in types if isinstance(t, TensorType) and t.dtype is not None]
+    if len(known) < 2 or known[0] in HALF or known[0] != known[1]:
+        return kernel
+    return Kernel(_matmul, kernel.into, contiguous=True)
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    try:
+        return np.matmul(a, b)
+    except ValueError as error:
+        raise ShapeError(f"shapes {a.shape} and {b.shape} do not multiply") from error
+
+
+# FusedMatMul: transpositions and a factor
+
+
+def _permutation(rank: int, transpose: bool, batch: bool) -> tuple[int, ...] | None:
+    """How the axes of an operand of FusedMatMul are permuted; ``None`` if they are not."""
+    axes = list(range(rank))
+    if batch and rank > 2:
+        axes = [*axes[1:-1], 0, axes[-1]]
+    if transpose and rank > 1:
+        axes[-2:] = axes[:-3:-1]
+    return None if axes == sorted(axes) else tuple(axes)
+
+
+def _permutations(attrs: Attrs, ranks: Sequence[int]) -> list[tuple[int, ...] | None]:
+    return [
+        _permutation(rank, bool(attrs.get(f"trans{x}", 0)), bool(attrs.get(f"transBatch{x}", 0)))
+        for rank, x in zip(ranks, "AB", strict=True)
+    ]
+
+
+def _permuted(shape: Shape, axes: tuple[int, ...] | None) -> Shape:
+    return shape if axes is None else tuple(shape[i] for i in axes)
+
+
+def infer_fused_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = same_dtype(types, range(2))
+    a, b = tensor(types, 0).shape, tensor(types, 1).shape
+    if a is None or b is None:
+        return (TensorType(dtype, None),)
+    axes_a, axes_b = _permutations(attrs, (len(a), len(b)))
+    return (TensorType(dtype, matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
+
+
+@operator("FusedMatMul", domain=MICROSOFT, infer=infer_fused_matmul)
+def fused_matmul(node: Node, types: Types) -> Kernel:
+    alpha = node.attrs.get("alpha", 1.0)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        a, b = inputs
+        assert a is not None and b is not None
+        axes_a, axes_b = _permutations(node.attrs, (len(a.dims), len(b.dims)))
+        multiply = product_into(
+            TensorType(a.dtype, _permuted(a.dims, axes_a)),
+            TensorType(b.dtype, _permuted(b.dims, axes_b)),
+        )
+
+        def into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+            if axes_a is not None:
+                a = a.transpose(axes_a)
+            if axes_b is not None:
+                b = b.transpose(axes_b)
+            multiply(a, b, out)
+            if alpha != 1.0:
+                np.multiply(out, alpha, out)
+
+        return Routine(into)
+
+    return specialized(node, types, make, contiguous=True)
+
+
+# Gemm
+
+
+def infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    def matrix(index: int, transposed: int) -> tuple[Dim, Dim]:
+        shape = tensor(types, index).shape
+        if shape is None:
+            return None, None
+        if len(shape) != 2:
+            raise ShapeError(f"Gemm multiplies matrices, but input {index} has shape {shape}")
+        return (shape[1], shape[0]) if transposed else (shape[0], shape[1])
+
+    rows, inner = matrix(0, attrs.get("transA", 0))
+    other, columns = matrix(1, attrs.get("transB", 0))
+    _inner(inner, other)
+    bias = tensor(types, 2).shape
+    if bias is not None:
+        if len(bias) > 2:
+            raise ShapeError(f"C of shape {bias} does not broadcast to a matrix")
+        for dim, full in zip(reversed(bias), (columns, rows), strict=False):
+            if isinstance(dim, int) and isinstance(full, int) and dim not in (1, full):
+                raise ShapeError(f"C of shape {bias} does not broadcast to ({rows}, {columns})")
+    return (TensorType(same_dtype(types, range(3)), (rows, columns)),)
+
+
+def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """A product with one column seen many times through a stride of 0 (by ConstantOfShape).
+
+    BLAS would be given a copy of all of them, and its results differ in the last bit between the
+    edges of its tiles and the rest.
+    """
+    out[...] = np.dot(a, b[:, :1])
+
+
+@operator("Gemm", infer=infer_gemm)
+def gemm(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        kind = outputs[0]
+        assert kind is not None and kind.dtype is not None
+        has_c = given(inputs, 2) and beta != 0
+        scale, scale_c = alpha, beta
+        integral = kind.dtype.kind in "iu"
+        if integral and alpha == int(alpha) and beta == int(beta):
+            scale, scale_c, integral = int(alpha), int(beta), False
+        weights = consts[1]
+        repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
+        multiply = _repeated if repeated and kind.dims[1] > 1 else np.dot
+        scaled: np.ndarray | None = None
+        prepared: tuple[int, ...] = ()
+        if has_c and beta != 1 and consts[2] is not None and not integral:
+            scaled, prepared = np.multiply(consts[2], scale_c).astype(kind.dtype), (2,)
+
+        def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
+            multiply(a.T if trans_a else a, b.T if trans_b else b, out)
+            if scale != 1:
+                np.multiply(out, scale, out)
+            if scaled is not None:
+                np.add(out, scaled, out)
+            elif has_c:
+                np.add(out, c if scale_c == 1 else c * scale_c, out)
+
+        def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
+            """Integers times factors that are none."""
+            result = np.dot(a.T if trans_a else a, b.T if trans_b else b) * np.float64(scale)
+            np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
+
+        run = rounded if integral else into
+        if len(inputs) < 3:
+            return Routine(lambda a, b, out: run(a, b, None, out))
+        return Routine(run, prepared=prepared)
+
+    return specialized(node, types, make, contiguous=True)
+
+
+# Det
+
+
+def infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype, None),)
+    if len(x.shape) < 2:
+        raise ShapeError(f"Det takes square matrices, not shape {x.shape}")
+    rows, columns = x.shape[-2:]
+    if isinstance(rows, int) and isinstance(columns, int) and rows != columns:
+        raise ShapeError(f"Det takes square matrices, not {rows} x {columns}")
+    return (TensorType(x.dtype, x.shape[:-2]),)
+
+
+@operator("Det", since=11, infer=infer_det)
+def det(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        def into(x: np.ndarray, out: np.ndarray) -> None:
+            out[...] = np.linalg.det(x)
+
+        return Routine(into)
+
+    return specialized(node, types, make)

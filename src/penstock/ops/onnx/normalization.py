@@ -1,0 +1,441 @@
+"""Normalisation: by batch, instance, layer, group, channels and norms.
+
+Most of it is one thing, ``Statistics``: rows made to have mean 0 and variance 1. Sums along rows
+are products with ones or with the row itself, several times as fast as NumPy's reductions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import is_float
+from penstock.ops.common.shape_rules import (
+    check_broadcasts,
+    check_shape,
+    element_dtype,
+    given,
+    normalize_axes,
+    normalize_axis,
+    tensor,
+)
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
+
+# Rows
+
+
+class Statistics:
+    """Means and inverse deviations of the rows of a matrix.
+
+    The arrays of one call live in a workspace laid out here. ``centred`` is whether means are
+    subtracted; without, rows are only divided by their root mean square.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rows: int,
+        columns: int,
+        dtype: np.dtype,
+        epsilon: float,
+        centred: bool = True,
+    ) -> None:
+        self.centred = centred
+        self.mean = layout.field((rows, 1), dtype)
+        self.inverse = layout.field((rows, 1), dtype)
+        self.ones = np.ones((columns, 1), dtype)
+        self.columns = max(columns, 1)
+        # 1 / sqrt(sum / columns + epsilon) with one operation less
+        self.root = self.columns**0.5
+        self.epsilon = epsilon * self.columns
+
+    def centre(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+        """The rows of ``x`` less their means in ``out`` (as they are if means are left alone).
+
+        Both are contiguous, and may be the same. Returns these rows, and the means and inverse
+        deviations as columns in the workspace.
+        """
+        mean, inverse = self.mean(workspace), self.inverse(workspace)
+        if self.centred:
+            np.dot(x, self.ones, mean)
+            np.divide(mean, self.columns, mean)
+            np.subtract(x, mean, out)
+            x = out
+        np.vecdot(x, x, inverse[:, 0])
+        np.add(inverse, self.epsilon, inverse)
+        np.sqrt(inverse, inverse)
+        np.divide(self.root, inverse, inverse)
+        return x, mean, inverse
+
+    def __call__(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Any:
+        """The standardised rows of ``x`` in ``out``; returns means and inverse deviations."""
+        rows, mean, inverse = self.centre(x, out, workspace)
+        np.multiply(rows, inverse, out)
+        return mean, inverse
+
+
+def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``x`` as a contiguous array of ``shape``: the same memory where that can be."""
+    return np.ascontiguousarray(x).reshape(shape)
+
+
+# BatchNormalization
+
+
+def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape == ():
+        raise ShapeError("BatchNormalization takes no scalars")
+    channels = None
+    if x.shape is not None:
+        channels = x.shape[1] if len(x.shape) > 1 else 1
+    for i, name in enumerate(("scale", "bias", "mean", "variance"), 1):
+        check_shape(name, tensor(types, i).shape, (channels,))
+    return x.without_data(), tensor(types, 3).without_data(), tensor(types, 4).without_data()
+
+
+@operator("BatchNormalization", since=14, infer=infer_batch)
+def batch_normalization(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    epsilon, momentum = attrs.get("epsilon", 1e-5), attrs.get("momentum", 0.9)
+    training = attrs.get("training_mode", 0)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None
+        if training:
+            return _batch_training(x, len(node.outputs), epsilon, momentum)
+        shape = (-1, *(1,) * (len(x.dims) - 2))
+
+        def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
+            """``a`` and ``b`` of ``x * a + b``."""
+            a = scale / np.sqrt(variance + epsilon)
+            b = bias - mean * a
+            return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
+
+        constant = all(p is not None for p in consts[1:5])
+        ready = fold(*consts[1:5]) if constant else None
+
+        def into(x: np.ndarray, *rest: Any) -> None:
+            a, b = ready if ready is not None else fold(*rest[:4])
+            out = rest[4]
+            np.multiply(x, a, out)
+            np.add(out, b, out)
+
+        return Routine(into, prepared=() if ready is None else (1, 2, 3, 4))
+
+    return specialized(node, types, make, inplace=() if training else (0,))
+
+
+def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float) -> Routine:
+    """Normalise by the batch's own statistics, and update the running ones."""
+    axes = (0, *range(2, len(x.dims)))
+    shape = (-1, *(1,) * (len(x.dims) - 2))
+    count = prod(x.dims[axis] for axis in axes)
+    if count == 0:
+        raise ShapeError(f"nothing to take the mean of in shape {x.dims}")
+
+    def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
+        out, *others = rest[:results]
+        own_mean = x.mean(axes)
+        centred = x - own_mean.reshape(shape)
+        own_variance = np.square(centred).mean(axes)
+        factor = scale / np.sqrt(own_variance + epsilon)
+        np.multiply(centred, factor.reshape(shape), out)
+        np.add(out, bias.reshape(shape), out)
+        kept, added = momentum, 1 - momentum
+        values = mean * kept + own_mean * added, variance * kept + own_variance * added
+        for result, value in zip(others, values, strict=False):
+            if result is not None:
+                np.copyto(result, value, casting="unsafe")
+
+    return Routine(into)
+
+
+# InstanceNormalization and GroupNormalization
+
+
+def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) < 3:
+        raise ShapeError(f"instances have rank 3 or more, not shape {x.shape}")
+    channels = None if x.shape is None else x.shape[1]
+    check_shape("scale", tensor(types, 1).shape, (channels,))
+    check_shape("bias", tensor(types, 2).shape, (channels,))
+    return (x.without_data(),)
+
+
+def infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, groups = tensor(types, 0), attrs["num_groups"]
+    if groups < 1:
+        raise ShapeError(f"num_groups must be positive, not {groups}")
+    if x.shape is not None and len(x.shape) < 2:
+        raise ShapeError(f"groups are of channels, which shape {x.shape} has not")
+    channels = None if x.shape is None else x.shape[1]
+    if isinstance(channels, int) and channels % groups:
+        raise ShapeError(f"{channels} channels do not divide into {groups} groups")
+    check_shape("scale", tensor(types, 1).shape, (channels,))
+    check_shape("bias", tensor(types, 2).shape, (channels,))
+    return (x.without_data(),)
+
+
+def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
+    """Standardise over groups of channels (each its own) of each image, then scale and shift."""
+    epsilon = node.attrs.get("epsilon", 1e-5)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None and x.dtype is not None
+        (n, c), positions = x.dims[:2], prod(x.dims[2:])
+        count = c if groups is None else groups
+        rows, columns = n * count, c // max(count, 1) * positions
+        layout = Layout()
+        statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
+        parts = count, c // max(count, 1)
+        factors = layout.field((n, *parts), x.dtype)
+
+        def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
+            matrix = _contiguous(x, (rows, columns))
+            _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
+            factor = factors(workspace)
+            np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
+            image = out.reshape(n, c, positions)
+            np.multiply(image, factor.reshape(n, c, 1), image)
+            np.add(image, bias[:, None], image)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,), contiguous=True)
+
+
+@operator("InstanceNormalization", infer=infer_instance)
+def instance_normalization(node: Node, types: Types) -> Kernel:
+    return _by_group(node, types, None)
+
+
+@operator("GroupNormalization", since=21, infer=infer_group)
+def group_normalization(node: Node, types: Types) -> Kernel:
+    return _by_group(node, types, node.attrs["num_groups"])
+
+
+# LayerNormalization and RMSNormalization
+
+
+def _stash(attrs: Attrs) -> np.dtype:
+    """The dtype of saved statistics."""
+    dtype = element_dtype(attrs, "stash_type") or FLOAT32
+    if not is_float(dtype):
+        raise ShapeError(f"stash_type {attrs['stash_type']} is no floating-point type")
+    return dtype
+
+
+def _infer_layer(
+    types: Types, attrs: Attrs, parameters: Sequence[int]
+) -> tuple[TensorType, Shape | None]:
+    """The output, and the shape of its statistics."""
+    x = tensor(types, 0)
+    scale = tensor(types, 1)
+    dtype = x.dtype if scale.dtype is None else scale.dtype
+    if x.shape is None:
+        return TensorType(dtype, None), None
+    axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
+    for i in parameters:
+        check_broadcasts(f"input {i}", tensor(types, i).shape, x.shape)
+    return TensorType(dtype, x.shape), (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
+
+
+def infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    y, statistics = _infer_layer(types, attrs, (1, 2))
+    stash = TensorType(_stash(attrs), statistics)
+    return y, stash, stash
+
+
+def infer_rms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    y, statistics = _infer_layer(types, attrs, (1,))
+    return y, TensorType(_stash(attrs), statistics)
+
+
+def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
+    """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.
+
+    All is computed in float32, or in float64 where the input is, and rounded once.
+    """
+    attrs = node.attrs
+    epsilon = attrs.get("epsilon", 1e-5)
+    _stash(attrs)
+    count = len(node.inputs)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, kind = inputs[0], outputs[0]
+        assert x is not None and x.dtype is not None and kind is not None
+        axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
+        rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
+        layout = Layout()
+        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
+        # An output of another dtype than the input is what only mixed precision has.
+        mixed = layout.field((rows, columns), x.dtype) if kind.dtype != x.dtype else None
+        has_bias = given(inputs, 2)
+        shape = x.dims
+
+        def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
+            out, *saved, workspace = rest[count - 2 :]
+            matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
+            found = statistics(_contiguous(x, (rows, columns)), matrix, workspace)
+            y = matrix.reshape(shape)
+            np.multiply(y, scale, y)
+            if has_bias:
+                np.add(y, rest[0], y)
+            if mixed is not None:
+                np.copyto(out, y, casting="unsafe")
+            for result, column in zip(saved, found if centred else found[1:], strict=False):
+                if result is not None:
+                    np.copyto(result, column.reshape(result.shape), casting="unsafe")
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,), contiguous=True)
+
+
+@operator("LayerNormalization", infer=infer_layer)
+def layer_normalization(node: Node, types: Types) -> Kernel:
+    return _by_row(node, types, centred=True)
+
+
+@operator("RMSNormalization", since=23, infer=infer_rms)
+@operator("SimplifiedLayerNormalization", infer=infer_rms)
+@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=infer_rms)
+def rms_normalization(node: Node, types: Types) -> Kernel:
+    return _by_row(node, types, centred=False)
+
+
+# LRN, LpNormalization, MeanVarianceNormalization
+
+
+def infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) < 2:
+        raise ShapeError(f"LRN is over channels, which shape {x.shape} has not")
+    if attrs["size"] < 1:
+        raise ShapeError(f"size must be positive, not {attrs['size']}")
+    return (x.without_data(),)
+
+
+@operator("LRN", infer=infer_lrn)
+def lrn(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    size, alpha = attrs["size"], attrs.get("alpha", 1e-4)
+    beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        layout = Layout()
+        squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
+        c = x.dims[1]
+        before, after = (size - 1) // 2, size // 2
+        # Distances of neighbours, and the channels that have one there.
+        shifts = [d for d in range(-min(before, c - 1), min(after, c - 1) + 1) if d]
+        pairs = [
+            (slice(max(-d, 0), c - max(d, 0)), slice(max(d, 0), c + min(d, 0))) for d in shifts
+        ]
+
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            square, total = squares(workspace), sums(workspace)
+            np.multiply(x, x, square)
+            np.copyto(total, square)
+            for own, neighbours in pairs:
+                part = total[:, own]
+                np.add(part, square[:, neighbours], part)
+            np.multiply(total, alpha / size, total)
+            np.add(total, bias, total)
+            if beta == 0.75:
+                # Roots are several times as fast as powers.
+                np.sqrt(total, total)
+                np.sqrt(total, square)
+                np.multiply(total, square, total)
+            else:
+                np.power(total, beta, total)
+            np.divide(x, total, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))
+
+
+def infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None:
+        normalize_axis(attrs.get("axis", -1), len(x.shape))
+    if attrs.get("p", 2) not in (1, 2):
+        raise ShapeError(f"p must be 1 or 2, not {attrs['p']}")
+    return (x.without_data(),)
+
+
+@operator("LpNormalization", infer=infer_lp)
+def lp_normalization(node: Node, types: Types) -> Kernel:
+    p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        at = normalize_axis(axis, len(x.dims))
+        layout = Layout()
+        powers = layout.field(x.dims, x.dtype)
+        norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
+
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            raised, norm = powers(workspace), norms(workspace)
+            if p == 1:
+                np.abs(x, raised)
+            else:
+                np.multiply(x, x, raised)
+            np.add.reduce(raised, at, out=norm, keepdims=True)
+            if p == 2:
+                np.sqrt(norm, norm)
+            norm[norm == 0] = np.inf  # what has no norm becomes 0
+            np.divide(x, norm, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))
+
+
+def infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None:
+        normalize_axes(attrs.get("axes", (0, 2, 3)), len(x.shape))
+    return (x.without_data(),)
+
+
+@operator("MeanVarianceNormalization", since=9, infer=infer_mvn)
+def mean_variance_normalization(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
+        layout = Layout()
+        kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
+        means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
+        count = prod(x.dims[axis] for axis in axes)
+
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            mean, square = means(workspace), squares(workspace)
+            np.add.reduce(x, axes, out=mean, keepdims=True)
+            np.divide(mean, count, mean)
+            np.subtract(x, mean, out)
+            np.multiply(out, out, square)
+            np.add.reduce(square, axes, out=mean, keepdims=True)
+            np.divide(mean, count, mean)
+            np.sqrt(mean, mean)
+            np.add(mean, 1e-9, mean)
+            np.divide(out, mean, out)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make, inplace=(0,))

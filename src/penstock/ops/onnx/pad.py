@@ -1,0 +1,246 @@
+"""Borders added and cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import (
+    all_known,
+    choice,
+    given,
+    ints,
+    known_ints,
+    normalize_axis,
+    padded,
+    single,
+    tensor,
+    with_data,
+)
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import MAX_DATA, STRING, Dim, ShapeError, TensorType, Type
+
+Index = tuple[Any, ...]
+
+
+def zero(dtype: np.dtype | None) -> np.ndarray:
+    """0, False or the empty string, as a tensor without dims."""
+    return np.array("", object) if dtype == STRING else np.zeros((), dtype)
+
+
+class _Borders(NamedTuple):
+    """Where the parts of a padded tensor come from, for one shape of the input."""
+
+    shape: tuple[int, ...]
+    source: Index
+    """what is kept of the input"""
+    center: Index
+    """where that stands in the output"""
+    borders: Sequence[tuple[Index, Index | None]]
+    """the rest of the output in the order of filling, each with where in the output its elements
+    come from, or ``None`` for the constant"""
+
+
+def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> _Borders:
+    shape = tuple(d + before + after for d, (before, after) in zip(dims, pads, strict=True))
+    if any(d < 0 for d in shape):
+        raise ShapeError(f"pads cut more off shape {list(dims)} than there is")
+    source, center = [], []
+    for d, (before, after) in zip(dims, pads, strict=True):
+        first, start = max(-before, 0), max(before, 0)
+        kept = max(d - first - max(-after, 0), 0)
+        source.append(slice(first, first + kept))
+        center.append(slice(start, start + kept))
+    borders: list[tuple[Index, Index | None]] = []
+    for i, (inner, size) in enumerate(zip(center, shape, strict=True)):
+        # Constants are filled in once each; other borders are taken along the axes one by one, from
+        # what the axes before have been extended to.
+        earlier = center[:i] if mode == "constant" else [slice(None)] * i
+        later = [slice(None)] * (len(dims) - i - 1) if mode == "constant" else center[i + 1 :]
+        for part in (slice(0, min(inner.start, size)), slice(inner.stop, size)):
+            if part.start >= part.stop:
+                continue
+            taken = None
+            if mode != "constant":
+                taken = (*earlier, _mirrored(part, inner, mode), *later)
+            borders.append(((*earlier, part, *later), taken))
+    return _Borders(shape, tuple(source), tuple(center), borders)
+
+
+def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
+    """Where along one axis the elements at ``part``, outside of ``inner``, come from."""
+    n = inner.stop - inner.start
+    if n == 0:
+        raise ShapeError(f"mode {mode!r} cannot pad an axis with nothing on it")
+    if mode == "edge":
+        nearest = inner.start if part.start < inner.start else inner.stop - 1
+        return slice(nearest, nearest + 1)
+    offset = np.arange(part.start, part.stop) - inner.start
+    if mode == "wrap":
+        return inner.start + offset % n
+    period = max(2 * (n - 1), 1)
+    offset %= period
+    return inner.start + np.minimum(offset, period - offset) if n > 1 else inner.start + offset
+
+
+def _padding(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndarray) -> None:
+    filling = zero(x.dtype) if value is None else single(value, "constant_value")
+    out[parts.center] = x[parts.source]
+    for part, taken in parts.borders:
+        out[part] = filling if taken is None else out[taken]
+
+
+# Pad
+
+
+def _mode(attrs: Attrs) -> str:
+    return choice(attrs, "mode", "constant", ("constant", "reflect", "edge", "wrap"))
+
+
+def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list[tuple[Dim, Dim]]:
+    """The pads before and after each axis."""
+    axes = range(rank) if axes is None else axes
+    if len(pads) != 2 * len(axes):
+        raise ShapeError(f"{len(pads)} pads for {len(axes)} axes; there must be two for each")
+    result: list[tuple[Dim, Dim]] = [(0, 0)] * rank
+    for i, axis in enumerate(axes):
+        result[normalize_axis(axis, rank)] = (pads[i], pads[len(axes) + i])
+    return result
+
+
+def infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    mode = _mode(attrs)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    rank = len(x.shape)
+    axes: Sequence[int] | None = None
+    if given(types, 3):
+        axes = all_known(ints(types, consts, 3))
+        if axes is None:
+            return (TensorType(x.dtype, (None,) * rank),)
+    pads = ints(types, consts, 1)
+    by_axis = _by_axis(rank, pads or (None,) * (2 * (rank if axes is None else len(axes))), axes)
+    dims: list[Dim] = []
+    for dim, (before, after) in zip(x.shape, by_axis, strict=True):
+        if before == 0 and after == 0:
+            dims.append(dim)
+            continue
+        known = all_known((dim, before, after))
+        dims.append(None if known is None else sum(known))
+    if any(isinstance(d, int) and d < 0 for d in dims):
+        raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
+    kind = TensorType(x.dtype, tuple(dims))
+    if not rank:
+        return (kind,)
+    return (with_data(kind, lambda: _padded_data(x, by_axis[0], mode, consts)),)
+
+
+def _padded_data(
+    x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
+) -> tuple[Dim, ...] | None:
+    known = all_known(pads)
+    if x.data is None or known is None or mode != "constant":
+        return None
+    before, after = known
+    if before < 0 or after < 0 or len(x.data) + before + after > MAX_DATA:
+        return None
+    value: Dim = 0
+    if len(consts) > 2:
+        value = None if consts[2] is None else int(single(consts[2], "constant_value"))
+    return (*[value] * before, *x.data, *[value] * after)
+
+
+@operator("Pad", since=11, infer=infer_pad)
+def pad(node: Node, types: Types) -> Kernel:
+    mode, some = _mode(node.attrs), given(node.inputs, 3)
+    known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
+
+    def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Borders:
+        by_axis: Any = _by_axis(len(dims), pads, axes)
+        return _borders(dims, by_axis, mode)
+
+    dims = all_known(tensor(types, 0).shape)
+    fixed = None
+    if dims is not None and known is not None and (known_axes is not None or not some):
+        fixed = layout(dims, known, known_axes)
+
+    def found(x: np.ndarray, pads: np.ndarray, axes: np.ndarray | None) -> _Borders:
+        return layout(
+            x.shape, pads.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
+        )
+
+    def run(
+        x: np.ndarray,
+        pads: np.ndarray,
+        value: np.ndarray | None = None,
+        axes: np.ndarray | None = None,
+    ) -> np.ndarray:
+        parts = fixed or found(x, pads, axes)
+        out = np.empty(parts.shape, x.dtype)
+        _padding(x, parts, value, out)
+        return out
+
+    def into(x: np.ndarray, pads: np.ndarray, *rest: Any) -> None:
+        value, axes = padded(rest[:-1], 2)
+        parts = fixed or found(x, pads, axes)
+        _padding(x, parts, value, rest[-1])
+
+    return Kernel(run, into)
+
+
+# CenterCropPad
+
+
+def infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    axes = _crop_axes(attrs, len(x.shape))
+    target = ints(types, consts, 1) or (None,) * len(axes)
+    _check_target(target, axes)
+    dims = list(x.shape)
+    for axis, size in zip(axes, target, strict=True):
+        dims[axis] = size
+    return (TensorType(x.dtype, tuple(dims)),)
+
+
+def _crop_axes(attrs: Attrs, rank: int) -> list[int]:
+    axes = attrs.get("axes")
+    return [normalize_axis(axis, rank) for axis in (range(rank) if axes is None else axes)]
+
+
+def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
+    if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
+        raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
+
+
+@operator("CenterCropPad", since=18, infer=infer_center_crop_pad)
+def center_crop_pad(node: Node, types: Types) -> Kernel:
+    def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
+        axes = _crop_axes(node.attrs, len(dims))
+        _check_target(target, axes)
+        pads = [(0, 0)] * len(dims)
+        for axis, size in zip(axes, target, strict=True):
+            missing = size - dims[axis]
+            # Half of it, rounded towards zero, goes to the front.
+            before = missing // 2 if missing >= 0 else -(-missing // 2)
+            pads[axis] = (before, missing - before)
+        return _borders(dims, pads, "constant")
+
+    dims, known = all_known(tensor(types, 0).shape), known_ints(node, types, 1)
+    fixed = layout(dims, known) if dims is not None and known is not None else None
+
+    def run(x: np.ndarray, target: np.ndarray) -> np.ndarray:
+        parts = fixed or layout(x.shape, target.tolist())
+        out = np.empty(parts.shape, x.dtype)
+        _padding(x, parts, None, out)
+        return out
+
+    def into(x: np.ndarray, target: np.ndarray, out: np.ndarray) -> None:
+        _padding(x, fixed or layout(x.shape, target.tolist()), None, out)
+
+    return Kernel(run, into)

@@ -1,0 +1,529 @@
+"""Pooling over windows: MaxPool, AveragePool, LpPool and the global ones, and MaxUnpool.
+
+A NaN is the maximum of every window that sees it; ONNX Runtime passes over NaNs.
+
+Windows are products of ranges along the axes, so that maxima and sums are taken one axis after the
+other: along each, the k-th elements of all windows at once (``_Reduction``). There is no padding:
+the windows whose k-th element it would be are left out; but along the last axis, where rows may be
+short, it is faster to have some (``_Rows``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import HALF, is_float
+from penstock.ops.common.shape_rules import given, ints, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts, dtype_name
+
+BLOCK = 2**17
+"""elements of the input that are pooled at a time: their scratch memory stays in the caches"""
+
+
+def _pooled(types: Types, attrs: Attrs) -> TensorType:
+    x = tensor(types, 0)
+    if x.shape is None:
+        rank = len(attrs.get("kernel_shape") or ()) + 2
+        return TensorType(x.dtype, (None,) * rank if rank > 2 else None)
+    if len(x.shape) < 3:
+        raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
+    kernel = kernel_shape(attrs, len(x.shape) - 2)
+    ceil = bool(attrs.get("ceil_mode", 0))
+    return TensorType(x.dtype, (*x.shape[:2], *window_counts(attrs, kernel, x.shape[2:], ceil)))
+
+
+def infer_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (_pooled(types, attrs),)
+
+
+def infer_max_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = _pooled(types, attrs)
+    return kind, TensorType(INT64, kind.shape)
+
+
+def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
+    kernel = kernel_shape(attrs, len(shape) - 2)
+    return windows(attrs, kernel, shape[2:], bool(attrs.get("ceil_mode", 0)))
+
+
+def lowest(dtype: np.dtype) -> Any:
+    """What no element is below."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min
+    if not is_float(dtype):
+        raise ShapeError(f"there is no maximum of {dtype_name(dtype)}")
+    return dtype.type(-np.inf)
+
+
+class _Reduction(NamedTuple):
+    """Windows along one axis, combined by ``combine(a, b, out=out)``."""
+
+    combine: Callable[..., Any]
+    identity: Any
+    first: tuple[tuple[Any, ...], ...]
+    """elements (one or two of them) that every window has"""
+    others: list[tuple[tuple[Any, ...] | None, tuple[Any, ...]]]
+    """windows (``None``: all) and their elements"""
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        if len(self.first) == 2:
+            self.combine(x[self.first[0]], x[self.first[1]], out=out)
+        elif self.first:
+            np.copyto(out, x[self.first[0]])
+        else:
+            out.fill(self.identity)
+        for seen, elements in self.others:
+            part = out if seen is None else out[seen]
+            self.combine(part, x[elements], out=part)
+
+
+def _reduction(combine: Callable[..., Any], identity: Any, axis: Window, at: int) -> _Reduction:
+    lead = (slice(None),) * at
+    full, partial = [], []
+    for _, seen, elements in axis.taps():
+        if seen.stop - seen.start == axis.count:
+            full.append((*lead, elements))
+        else:
+            partial.append(((*lead, seen), (*lead, elements)))
+    others = [(None, elements) for elements in full[2:]]
+    return _Reduction(combine, identity, tuple(full[:2]), [*others, *partial])
+
+
+class _Rows(NamedTuple):
+    """Windows along the last axis, where a window's elements lie side by side.
+
+    Each row stands in a longer one, with padding around it. Then all windows of all rows see their
+    k-th elements at one distance in flat memory, which is combined in one go. What windows across
+    the ends of rows come to is left out when the result is copied.
+    """
+
+    combine: Callable[..., Any]
+    identity: Any
+    pitch: int
+    """elements of a row with its padding"""
+    inside: slice
+    """the row in it"""
+    shifts: range
+    """where a window's elements lie from its first on"""
+    windows: int
+    """of a row"""
+
+    def pad(self, x: np.ndarray, rows: np.ndarray) -> None:
+        rows.fill(self.identity)
+        np.copyto(rows[..., self.inside], x[..., : self.inside.stop - self.inside.start])
+
+    def combined(self, rows: np.ndarray, spare: np.ndarray, out: np.ndarray) -> None:
+        x, total = rows.reshape(-1), spare.reshape(-1)
+        n = x.size - self.shifts[-1]
+        _, second, *others = self.shifts
+        total = total[:n]
+        self.combine(x[:n], x[second : second + n], out=total)
+        for shift in others:
+            self.combine(total, x[shift : shift + n], out=total)
+        np.copyto(out, spare[..., : self.windows])
+
+
+def _rows(
+    combine: Callable[..., Any], identity: Any, axis: Window, dtype: np.dtype
+) -> _Rows | None:
+    """``None`` where the windows had better be taken one position after the other.
+
+    That is so where most of what is computed would be left out, because windows are far apart or
+    see mostly padding, or where NumPy computes one element at a time.
+    """
+    pitch = axis.count - 1 + axis.span
+    used = min(axis.size, pitch - axis.begin)
+    vectorised = dtype.kind in "iuf" and dtype not in HALF
+    if axis.stride > 1 or axis.kernel < 2 or pitch > 2 * min(axis.count, used) or not vectorised:
+        return None
+    return _Rows(
+        combine,
+        identity,
+        pitch,
+        slice(axis.begin, axis.begin + used),
+        range(0, axis.span, axis.dilation),
+        axis.count,
+    )
+
+
+def separable(
+    x: TensorType, axes: Sequence[Window], combine: Callable[..., Any], identity: Any
+) -> tuple[Callable[[np.ndarray, np.ndarray, Any], None], int]:
+    """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
+    assert x.dtype is not None
+    rows = _rows(combine, identity, axes[-1], x.dtype)
+    spatial = list(x.dims[2:])
+    shapes: list[list[int]] = []
+    """of what is in the workspace: rows with padding, what each stage makes of them"""
+    stages: list[_Reduction] = []
+    if rows is not None:
+        spatial[-1] = rows.pitch
+        shapes.append(list(spatial))
+    for i, axis in enumerate(axes if rows is None else axes[:-1]):
+        if not axis.trivial:
+            stages.append(_reduction(combine, identity, axis, i + 2))
+            spatial[i] = axis.count
+            shapes.append(list(spatial))
+    if rows is None and shapes:
+        shapes.pop()  # what the last stage makes is the output
+    elif rows is not None:
+        shapes.append(list(spatial))
+    blocks = _blocks(x.dims)
+    images, channels = (max(b - a for a, b in ranges) for ranges in zip(*blocks, strict=True))
+    # Two buffers take turns.
+    layout = Layout()
+    sizes = [images * channels * prod(shape) for shape in shapes]
+    fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
+
+    def into(x: np.ndarray, out: np.ndarray, workspace: Any) -> None:
+        if rows is None and not stages:
+            np.copyto(out, x)
+            return
+        for (n0, n1), (c0, c1) in blocks:
+            part, result = x[n0:n1, c0:c1], out[n0:n1, c0:c1]
+            rooms = [
+                fields[i % 2].reshaped(*part.shape[:2], *shape)(workspace)
+                for i, shape in enumerate(shapes)
+            ]
+            if rows is not None:
+                rows.pad(part, rooms[0])
+                part = rooms.pop(0)
+            for stage, room in zip(stages, [*rooms, result], strict=False):
+                stage(part, room)
+                part = room
+            if rows is not None:
+                rows.combined(part, rooms[-1], result)
+
+    return into, layout.size
+
+
+def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ranges of images and channels whose elements are about ``BLOCK``."""
+    n, c = shape[:2]
+    plane = max(prod(shape[2:]), 1)
+    if c * plane <= BLOCK:
+        step = max(BLOCK // max(c * plane, 1), 1)
+        return [((i, min(i + step, n)), (0, c)) for i in range(0, max(n, 1), step)]
+    step = max(BLOCK // plane, 1)
+    parts = [(j, min(j + step, c)) for j in range(0, c, step)]
+    return [((i, i + 1), part) for i in range(n) for part in parts] or [((0, 0), parts[0])]
+
+
+# MaxPool
+
+
+@operator("MaxPool", infer=infer_max_pool)
+def max_pool(node: Node, types: Types) -> Kernel:
+    column_major = bool(node.attrs.get("storage_order", 0))
+    indexed = given(node.outputs, 1)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        axes = pool_windows(node.attrs, x.dims)
+        if indexed:
+            return _indexed(x, axes, column_major)
+        pool, size = separable(x, axes, np.maximum, lowest(x.dtype))
+
+        def into(x: np.ndarray, out: np.ndarray, *rest: Any) -> None:
+            pool(x, out, rest[-1] if rest else None)
+
+        return Routine(into, size)
+
+    return specialized(node, types, make, widen=False)
+
+
+def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routine:
+    """Maxima and where they are in the flattened input: the first of equal ones."""
+    spatial = x.dims[2:]
+    n, c = x.dims[:2]
+    assert x.dtype is not None
+    order = "F" if column_major else "C"
+    where = np.arange(prod(spatial)).reshape(spatial, order=order)  # type: ignore[call-overload]
+    start = (np.arange(n * c) * prod(spatial)).reshape(n, c, *(1,) * len(spatial))
+    taps: list[tuple[Any, tuple[Any, ...]]] = [
+        ((..., *(seen for _, seen, _ in position)), tuple(elements for _, _, elements in position))
+        for position in product(*(axis.taps() for axis in axes))
+    ]
+    shape = (n, c, *(axis.count for axis in axes))
+    layout = Layout()
+    found = layout.field(shape, np.dtype(np.bool_))
+    low, every = lowest(x.dtype), slice(None)
+
+    def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: Any) -> None:
+        greater = found(workspace)
+        out.fill(low)
+        indices.fill(-1)
+        for seen, elements in taps:
+            part, at, better = out[seen], indices[seen], greater[seen]
+            values = x[(every, every, *elements)]
+            # Not "not less": an element that compares with nothing (NaN) is taken and kept.
+            np.less_equal(values, part, out=better)
+            np.logical_not(better, out=better)
+            np.logical_or(better, at < 0, out=better)
+            np.logical_and(better, part == part, out=better)
+            np.copyto(part, values, where=better)
+            np.copyto(at, where[elements], where=better)
+        np.add(indices, start, out=indices, where=indices >= 0)
+
+    return Routine(into, layout.size)
+
+
+# AveragePool and LpPool
+
+
+def window_sizes(axes: Sequence[Window], padding: bool) -> Any:
+    """Elements of each window, those of padding included or not: a number if all have the same."""
+    sizes: Any = np.ones((), np.int64)
+    for axis in axes:
+        start = np.arange(axis.count) * axis.stride - axis.begin
+        bounds = (-axis.begin, axis.size + axis.end) if padding else (0, axis.size)
+        # How many kernel positions lie before each bound.
+        low, high = (np.clip(-((start - b) // axis.dilation), 0, axis.kernel) for b in bounds)
+        sizes = np.multiply.outer(sizes, high - low)
+    return int(sizes.flat[0]) if sizes.size and (sizes == sizes.flat[0]).all() else sizes
+
+
+@operator("AveragePool", infer=infer_pool)
+def average_pool(node: Node, types: Types) -> Kernel:
+    padding = bool(node.attrs.get("count_include_pad", 0))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        axes = pool_windows(node.attrs, x.dims)
+        pool, size = separable(x, axes, np.add, 0)
+        sizes = window_sizes(axes, padding)
+        if isinstance(sizes, np.ndarray):
+            sizes = sizes.astype(x.dtype)
+
+        def into(x: np.ndarray, out: np.ndarray, *rest: Any) -> None:
+            pool(x, out, rest[-1] if rest else None)
+            np.divide(out, sizes, out)
+
+        return Routine(into, size)
+
+    return specialized(node, types, make)
+
+
+def infer_lp_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    check_power(attrs)
+    return infer_pool(types, attrs, consts)
+
+
+@operator("LpPool", infer=infer_lp_pool)
+def lp_pool(node: Node, types: Types) -> Kernel:
+    p = node.attrs.get("p", 2)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        axes = pool_windows(node.attrs, x.dims)
+        return _norms(x, p, *separable(x, axes, np.add, 0))
+
+    return specialized(node, types, make)
+
+
+def _norms(x: TensorType, p: float, sums: Callable[..., None], size: int) -> Routine:
+    """The p-norms of what ``sums(x, out, workspace)`` sums up with ``size`` bytes of workspace."""
+    assert x.dtype is not None
+    layout = Layout()
+    scratch = layout.field((size,), np.dtype(np.uint8))
+    powers = layout.field(x.dims, x.dtype)
+
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        raised = powers(workspace)
+        power(x, p, raised)
+        sums(raised, out, scratch(workspace))
+        root(out, p)
+
+    return Routine(into, layout.size)
+
+
+def check_power(attrs: Attrs) -> None:
+    if not attrs.get("p", 2) > 0:
+        raise ShapeError(f"p must be positive, not {attrs['p']}")
+
+
+def power(x: np.ndarray, p: float, out: np.ndarray) -> None:
+    """``abs(x) ** p``."""
+    if p == 2:
+        np.multiply(x, x, out)
+        return
+    np.abs(x, out)
+    if p != 1:
+        np.power(out, p, out)
+
+
+def root(x: np.ndarray, p: float) -> None:
+    """The p-th root in place."""
+    if p == 2:
+        np.sqrt(x, x)
+    elif p != 1:
+        np.power(x, 1 / p, x)
+
+
+# Global pooling
+
+
+def infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype, None),)
+    if len(x.shape) < 3:
+        raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
+    return (TensorType(x.dtype, (*x.shape[:2], *(1,) * (len(x.shape) - 2))),)
+
+
+def _refuse_empty(shape: Sequence[int]) -> None:
+    if 0 in shape[2:]:
+        raise ShapeError(f"nothing to pool in shape {tuple(shape)}")
+
+
+def sums_into(x: TensorType) -> Callable[[np.ndarray, np.ndarray], None]:
+    """``into(x, out)`` that sums (N, C, ...) into a contiguous (N, C, 1, ...).
+
+    A product with ones is several times as fast as a reduction of short rows.
+    """
+    rows, columns = prod(x.dims[:2]), prod(x.dims[2:])
+    ones = np.ones(columns, x.dtype)
+    axes = tuple(range(2, len(x.dims)))
+
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        if x.flags.c_contiguous:
+            np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
+        else:
+            np.add.reduce(x, axes, out=out, keepdims=True)
+
+    return into
+
+
+@operator("GlobalAveragePool", infer=infer_global)
+def global_average_pool(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None
+        _refuse_empty(x.dims)
+        sums, size = sums_into(x), prod(x.dims[2:])
+
+        def into(x: np.ndarray, out: np.ndarray) -> None:
+            sums(x, out)
+            np.divide(out, size, out)
+
+        return Routine(into)
+
+    return specialized(node, types, make, contiguous=True)
+
+
+@operator("GlobalMaxPool", infer=infer_global)
+def global_max_pool(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None
+        _refuse_empty(x.dims)
+        axes = tuple(range(2, len(x.dims)))
+
+        def into(x: np.ndarray, out: np.ndarray) -> None:
+            np.maximum.reduce(x, axes, out=out, keepdims=True)
+
+        return Routine(into)
+
+    return specialized(node, types, make, widen=False)
+
+
+def infer_global_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    check_power(attrs)
+    return infer_global(types, attrs, consts)
+
+
+@operator("GlobalLpPool", infer=infer_global_lp)
+def global_lp_pool(node: Node, types: Types) -> Kernel:
+    p = node.attrs.get("p", 2)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x,) = inputs
+        assert x is not None and x.dtype is not None
+        _refuse_empty(x.dims)
+        sums = sums_into(x)
+        return _norms(x, p, lambda x, out, _: sums(x, out), 0)
+
+    return specialized(node, types, make, contiguous=True)
+
+
+# MaxUnpool
+
+
+def infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, indices = tensor(types, 0), tensor(types, 1)
+    if x.shape is not None and len(x.shape) < 3:
+        raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
+    if not accepts(TensorType(None, x.shape), TensorType(None, indices.shape)):
+        raise ShapeError(f"indices of shape {indices.shape} for values of shape {x.shape}")
+    asked = ints(types, consts, 2)
+    if asked is not None:
+        _unpooled(x, attrs, asked)
+        return (TensorType(x.dtype, asked),)
+    if given(types, 2):
+        return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
+    return (TensorType(x.dtype, _unpooled(x, attrs, None)),)
+
+
+def _unpooled(x: TensorType, attrs: Attrs, given: Sequence[Dim] | None) -> Any:
+    """The shape that pooling would give ``x`` for; checks an explicit one."""
+    if x.shape is None:
+        return None
+    if given is not None:
+        if len(given) != len(x.shape):
+            raise ShapeError(f"output_shape {given} must have {len(x.shape)} entries")
+        for dim, kept in zip(given, x.shape[:2], strict=False):
+            if isinstance(dim, int) and isinstance(kept, int) and dim != kept:
+                raise ShapeError(f"output_shape {given} changes batch or channels of {x.shape}")
+        if any(isinstance(dim, int) and dim < 0 for dim in given):
+            raise ShapeError(f"output_shape {given} is negative")
+        return given
+    rank = len(x.shape) - 2
+    axes, _ = parse_axes(attrs, rank)
+    dims: list[Dim] = []
+    for axis, k, dim in zip(axes, kernel_shape(attrs, rank), x.shape[2:], strict=True):
+        if not isinstance(dim, int):
+            dims.append(None)
+            continue
+        size = (dim - 1) * axis.stride + k - axis.begin - axis.end
+        if size < 1:
+            raise ShapeError(f"nothing is left of {dim} windows of {k} without padding")
+        dims.append(size)
+    return (*x.shape[:2], *dims)
+
+
+@operator("MaxUnpool", since=9, infer=infer_max_unpool)
+def max_unpool(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, kind = inputs[0], outputs[0]
+        assert x is not None and kind is not None
+        # Indices count in what the attributes say was pooled, the start of a wider output.
+        source, shape = _unpooled(x, node.attrs, None), kind.dims
+        if any(a > b for a, b in zip(source, shape, strict=True)):
+            source = shape
+        size = prod(source)
+
+        def into(x: np.ndarray, indices: np.ndarray, *rest: Any) -> None:
+            at, out = indices.reshape(-1), rest[-1]
+            if at.size and (at.min() < 0 or at.max() >= size):
+                raise ShapeError(f"an index is out of range for the {size} elements of {source}")
+            if source != shape:
+                at = np.ravel_multi_index(np.unravel_index(at, source), shape)
+            out.fill(0)
+            out.reshape(-1)[at] = x.reshape(-1)
+
+        return Routine(into)
+
+    return specialized(node, types, make, contiguous=True, values=(2,), widen=False)

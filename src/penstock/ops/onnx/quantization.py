@@ -1,0 +1,470 @@
+"""Between real numbers and their quantised forms: ``y = saturate(round(x / scale) + zero_point)``.
+
+All of it is computed in float32 (float64 where the scale is an integer). That is exact where it
+matters: a rounded quotient that float32 cannot hold exactly lies above 2**24, far outside what any
+quantised type can, and saturates. Scales and zero points come in three layouts: one for the whole
+tensor, one for each index of an axis, one for each block of consecutive indices of an axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import (
+    FLOAT8,
+    FLOAT64,
+    INT8,
+    INT32,
+    POWERS,
+    SUB_BYTE,
+    UINT8,
+    is_float,
+)
+from penstock.ops.common.elementwise import BLOCK, clip
+from penstock.ops.common.shape_rules import (
+    all_known,
+    element_dtype,
+    given,
+    normalize_axis,
+    padded,
+    tensor,
+)
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
+
+# Integers of less than a byte keep their low bits in one.
+_PACKED_INTS = {
+    dtype: (UINT8 if dtype.name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
+    for dtype, bits in SUB_BYTE.items()
+    if not is_float(dtype)
+}
+_INTS = {INT8, UINT8, np.dtype(np.int16), np.dtype(np.uint16), *_PACKED_INTS}
+# Those of less than a byte have neither infinity nor NaN: casts to them saturate.
+_FLOATS = {*FLOAT8, *filter(is_float, SUB_BYTE)}
+TARGETS = _INTS | _FLOATS
+SOURCES = TARGETS | {INT32}
+
+
+def filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[..., Any]:
+    """``function``, which takes ``count`` inputs and more, for a node that has so many inputs."""
+    if inputs >= count:
+        return function
+    gap = (None,) * (count - inputs)
+
+    def call(*args: Any) -> None:
+        function(*args[:inputs], *gap, *args[inputs:])
+
+    return call
+
+
+# Layouts of scales and zero points
+
+
+class Spread(NamedTuple):
+    """How a scale or zero point lies along a tensor."""
+
+    shape: tuple[int, ...]  # in which it broadcasts against the tensor
+    repeat: tuple[int, int, int] | None = None  # axis, how often, and how many indices that makes
+    seen: tuple[int, ...] | None = None  # the shape in which to see the tensor, if not its own
+
+    def __call__(self, parameter: np.ndarray) -> np.ndarray:
+        if self.repeat is not None:
+            axis, times, size = self.repeat
+            repeated = np.repeat(parameter, times, axis)
+            return repeated[(slice(None),) * axis + (slice(size),)]
+        return parameter.reshape(self.shape)
+
+
+def spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> Spread:
+    """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``.
+
+    Blocks that fill their axis are not repeated: the tensor is seen with an axis more then.
+    """
+    if all(dim == 1 for dim in parameter):
+        return Spread(())
+    rank = len(shape)
+    if not block:
+        axis = 0 if rank == 1 else normalize_axis(axis, rank)
+        if not rank or parameter != (shape[axis],):
+            raise _misfit(parameter, axis, shape)
+        return Spread((-1, *(1,) * (rank - 1 - axis)))
+    axis = normalize_axis(axis, rank)
+    blocks = -(-shape[axis] // block)
+    wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
+    if parameter != wanted:
+        raise ShapeError(
+            f"blocks of {block} along axis {axis} of shape {shape} have scales and zero points of "
+            f"shape {wanted}, not {parameter}"
+        )
+    if shape[axis] % block:
+        return Spread(shape, (axis, block, shape[axis]))
+    outer, inner = shape[:axis], shape[axis + 1 :]
+    return Spread((*outer, blocks, 1, *inner), None, (*outer, blocks, block, *inner))
+
+
+def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
+    hint = " without a block_size" if len(parameter) > 1 else ""
+    return ShapeError(
+        f"a scale or zero point of shape {parameter} does not fit axis {axis} of {shape}{hint}"
+    )
+
+
+def _axis_and_block(attrs: Attrs) -> tuple[int, int]:
+    """The axis that scales belong to, and how many of its indices share one (0: each has its own).
+
+    com.microsoft has no default for the axis, and uses that of ONNX.
+    """
+    block = attrs.get("block_size") or 0
+    if block < 0:
+        raise ShapeError(f"block_size is {block}, it must be positive")
+    axis = attrs.get("axis")
+    return 1 if axis is None else axis, block
+
+
+def _check_parameters(types: Types, attrs: Attrs) -> None:
+    """Raise what ``spread`` would, as far as the shapes are known."""
+    axis, block = _axis_and_block(attrs)
+    x = tensor(types, 0).shape
+    for i in (1, 2):
+        parameter, shape = all_known(tensor(types, i).shape), all_known(x)
+        if parameter is None or x is None:
+            continue
+        if shape is not None:
+            spread(parameter, shape, axis, block)
+        elif not block and any(dim != 1 for dim in parameter):
+            # The one axis that matters may be known.
+            at = 0 if len(x) == 1 else normalize_axis(axis, len(x))
+            fits = len(parameter) == 1 and x[at] in (parameter[0], None)
+            if not fits and not isinstance(x[at], str):
+                raise _misfit(parameter, axis, x)
+    scale, zero = all_known(tensor(types, 1).shape), all_known(tensor(types, 2).shape)
+    if scale is not None and zero is not None and np.prod(scale) != np.prod(zero):
+        raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
+
+
+# Reading and writing quantised elements
+
+
+class Bounds(NamedTuple):
+    lowest: float
+    highest: float
+
+
+@cache
+def bounds(dtype: np.dtype) -> Bounds:
+    """The finite numbers that a quantised type spans."""
+    about: Callable[[np.dtype], Any] = ml_dtypes.iinfo if dtype in _INTS else ml_dtypes.finfo
+    info = about(dtype)
+    return Bounds(float(info.min), float(info.max))
+
+
+@cache
+def _limits(dtype: np.dtype, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    low, high = bounds(dtype)
+    return np.array(low, work), np.array(high, work)
+
+
+@cache
+def _decoded(dtype: np.dtype) -> np.ndarray:
+    """What each byte means as an element of a float type of at most 8 bits, as float32."""
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+
+
+def load(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
+    """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
+    if x.dtype in _FLOATS:
+        np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
+        if zero is not None:
+            np.subtract(out, zero, out)
+    elif zero is None:
+        np.copyto(out, x, casting="unsafe")
+    else:
+        np.subtract(x, zero, out=out, dtype=np.float32, casting="unsafe")
+
+
+def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate: bool) -> None:
+    """Round ``values``, add ``zero``, saturate, write to ``out``; ``values`` is lost.
+
+    NaN becomes the lowest integer, as in ONNX Runtime and the reference.
+    """
+    dtype = out.dtype
+    if dtype in _INTS:
+        np.rint(values, values)
+    if zero is not None:
+        np.add(values, zero, values)
+    if dtype in _INTS:
+        low, high = _limits(dtype, values.dtype)
+        clip(values, low, high, values)
+        lowest = np.minimum.reduce(values, axis=None, initial=0)  # far cheaper than fmax
+        if lowest != lowest:
+            np.fmax(values, low, values)
+        if dtype in _PACKED_INTS:
+            # Many times faster than the cast to the type itself.
+            storage, mask = _PACKED_INTS[dtype]
+            np.copyto(out.view(storage), values, casting="unsafe")
+            raw = out.view(np.uint8)
+            np.bitwise_and(raw, mask, raw)
+            return
+    elif dtype in FLOAT8 and saturate:
+        low, high = _limits(dtype, values.dtype)
+        clip(values, low, high, values)
+    np.copyto(out, values, casting="unsafe")
+
+
+def zero_of(zero: np.ndarray | None, work: np.dtype = FLOAT32) -> np.ndarray | None:
+    """A zero point in float; ``None`` for the many that are 0."""
+    if zero is None or not np.count_nonzero(zero):
+        return None
+    return zero.astype(work)
+
+
+def blocks(*arrays: np.ndarray) -> Any:
+    """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``.
+
+    They are broadcast against one another.
+    """
+    flags: list[Any] = [["readonly"] for _ in arrays[:-1]]
+    return np.nditer(
+        arrays,
+        ["external_loop", "buffered", "zerosize_ok"],
+        [*flags, ["writeonly"]],
+        [array.dtype for array in arrays],
+        buffersize=BLOCK,
+    )
+
+
+# QuantizeLinear
+
+
+def _target(types: Types, attrs: Attrs) -> np.dtype | None:
+    """The element type that QuantizeLinear quantises to, as far as known."""
+    wanted = element_dtype(attrs, "output_dtype")
+    has_zero = given(types, 2)
+    found = tensor(types, 2).dtype if has_zero else wanted or UINT8
+    if has_zero and found is None:
+        found = wanted
+    if found is not None and found not in TARGETS:
+        raise ShapeError(f"{dtype_name(found)} is no type to quantise to")
+    if found is not None and wanted is not None and found != wanted:
+        raise ShapeError(
+            f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(found)}"
+        )
+    return found
+
+
+def infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    _check_parameters(types, attrs)
+    return (TensorType(_target(types, attrs), tensor(types, 0).shape),)
+
+
+def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
+    """The type in which ``x / scale`` is rounded."""
+    wanted = element_dtype(attrs, "precision")
+    if wanted is not None:
+        return wanted
+    if scale.kind in "iu":
+        return FLOAT64
+    return FLOAT32 if scale == POWERS else scale
+
+
+@operator("QuantizeLinear", since=10, infer=infer_quantize)
+@operator("QuantizeLinear", domain=MICROSOFT, infer=infer_quantize)
+def quantize_linear(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    axis, block = _axis_and_block(attrs)
+    saturate = bool(attrs.get("saturate", 1))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type, scale_type = inputs[0], inputs[1]
+        assert x_type is not None
+        assert scale_type is not None
+        assert scale_type.dtype is not None
+        precision = _precision(scale_type.dtype, attrs)
+        work = FLOAT64 if precision == FLOAT64 else FLOAT32
+        along = spread(scale_type.dims, x_type.dims, axis, block)
+        seen = along.seen or x_type.dims
+        size = math.prod(seen)
+        # One scale for all: block by block, so that values stay in the cache.
+        in_blocks = size > BLOCK and not along.shape
+        layout = Layout()
+        room = layout.field((BLOCK,) if in_blocks else seen, work)
+
+        def divisor_of(scale: np.ndarray) -> np.ndarray:
+            return along(scale.astype(precision, copy=False))
+
+        def offset_of(zero: np.ndarray | None) -> np.ndarray | None:
+            offset = zero_of(zero, work)
+            return offset if offset is None else along(offset)
+
+        _, scale, zero = padded(consts, 3)
+        divisor = None if scale is None else divisor_of(scale)
+        fixed = zero is not None or padded(inputs, 3)[2] is None
+        offset = offset_of(zero)
+
+        def quantize(
+            x: np.ndarray,
+            by: np.ndarray,
+            plus: np.ndarray | None,
+            values: np.ndarray,
+            out: np.ndarray,
+        ) -> None:
+            if precision == work:
+                np.divide(x, by, out=values, dtype=work, casting="unsafe")
+            else:
+                np.copyto(values, np.divide(x.astype(precision, copy=False), by))
+            store(values, plus, out, saturate)
+
+        def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any) -> None:
+            by = divisor_of(scale) if divisor is None else divisor
+            plus = offset if fixed else offset_of(zero)
+            values = room(workspace)
+            if in_blocks:
+                with blocks(x, out) as pairs:
+                    for piece, target in pairs:
+                        quantize(piece, by, plus, values[: piece.size], target)
+            else:
+                quantize(x.reshape(seen), by, plus, values, out.reshape(seen))
+
+        return Routine(filled(run, len(inputs), 3), layout.size)
+
+    return specialized(node, types, make, widen=False, contiguous=bool(block))
+
+
+# DequantizeLinear
+
+
+def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
+    """The element type of DequantizeLinear's result, as far as known."""
+    found = element_dtype(attrs, "output_dtype") or tensor(types, 1).dtype
+    if found == POWERS:
+        raise ShapeError("float8e8m0 scales need an output_dtype")
+    return found
+
+
+def infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.dtype is not None and x.dtype not in SOURCES:
+        raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
+    _check_parameters(types, attrs)
+    return (TensorType(_dequantized(types, attrs), x.shape),)
+
+
+@operator("DequantizeLinear", since=10, infer=infer_dequantize)
+@operator("DequantizeLinear", domain=MICROSOFT, infer=infer_dequantize)
+def dequantize_linear(node: Node, types: Types) -> Kernel:
+    axis, block = _axis_and_block(node.attrs)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x_type, scale_type, y_type = inputs[0], inputs[1], outputs[0]
+        assert x_type is not None
+        assert scale_type is not None
+        assert y_type is not None
+        along = spread(scale_type.dims, x_type.dims, axis, block)
+        seen = along.seen or x_type.dims
+        in_blocks = math.prod(seen) > BLOCK and not along.shape
+        layout = Layout()
+        # Computed in float32 and rounded once, which is what the product in float16 or bfloat16
+        # would give: their products fit float32 exactly.
+        room = None
+        if y_type.dtype != FLOAT32:
+            room = layout.field((BLOCK,) if in_blocks else seen, FLOAT32)
+
+        def factor_of(scale: np.ndarray) -> np.ndarray:
+            return along(scale.astype(FLOAT32, copy=False))
+
+        def offset_of(zero: np.ndarray | None) -> np.ndarray | None:
+            offset = zero_of(zero)
+            return offset if offset is None else along(offset)
+
+        _, scale, zero = padded(consts, 3)
+        factor = None if scale is None else factor_of(scale)
+        fixed = zero is not None or padded(inputs, 3)[2] is None
+        offset = offset_of(zero)
+
+        def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
+            by = factor_of(scale) if factor is None else factor
+            minus = offset if fixed else offset_of(zero)
+            values = None if room is None else room(workspace)
+            if in_blocks:
+                with blocks(x, out) as pairs:
+                    for piece, target in pairs:
+                        place = target if values is None else values[: piece.size]
+                        load(piece, minus, place)
+                        np.multiply(place, by, out=target, dtype=np.float32, casting="unsafe")
+                return
+            x, out = x.reshape(seen), out.reshape(seen)
+            place = out if values is None else values
+            load(x, minus, place)
+            np.multiply(place, by, out=out, dtype=np.float32, casting="unsafe")
+
+        return Routine(filled(run, len(inputs), 3), layout.size)
+
+    return specialized(node, types, make, widen=False, contiguous=bool(block))
+
+
+# DynamicQuantizeLinear
+
+
+def dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
+    """Scale and zero point that spread uint8 over the range of ``x``, 0 included.
+
+    A tensor of zeros has the scale 1, as in ONNX Runtime: the definition would divide by 0.
+    """
+    low = np.minimum.reduce(x, axis=None, initial=0)
+    high = np.maximum.reduce(x, axis=None, initial=0)
+    scale = np.float32((high - low) / np.float32(255))
+    if scale == 0:
+        return np.float32(1), np.uint8(0)
+    zero = np.rint(-low / scale)
+    return scale, np.uint8(min(max(zero, 0), 255)) if zero == zero else np.uint8(0)
+
+
+def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
+    """Quantise ``x`` to uint8 by its own range; ``out`` gets the codes less the zero point."""
+    scale, zero = dynamic_parameters(x)
+    np.divide(x, scale, out)
+    np.rint(out, out)
+    clip(out, np.float32(-int(zero)), np.float32(255 - int(zero)), out)
+    return scale
+
+
+def infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return TensorType(UINT8, tensor(types, 0).shape), TensorType(FLOAT32, ()), TensorType(UINT8, ())
+
+
+@operator("DynamicQuantizeLinear", since=11, infer=infer_dynamic)
+def dynamic_quantize_linear(node: Node, types: Types) -> Kernel:
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        (x_type,) = inputs
+        assert x_type is not None
+        layout = Layout()
+        size = math.prod(x_type.dims)
+        room = layout.field((BLOCK,) if size > BLOCK else x_type.dims, FLOAT32)
+
+        def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
+            scale, zero = dynamic_parameters(x)
+            plus = zero_of(np.asarray(zero))
+            values = room(workspace)
+            if size > BLOCK:
+                with blocks(x, out) as pairs:
+                    for piece, target in pairs:
+                        part = values[: piece.size]
+                        np.divide(piece, scale, part)
+                        store(part, plus, target, True)
+            else:
+                np.divide(x, scale, values)
+                store(values, plus, out, True)
+            out_scale[...] = scale
+            out_zero[...] = zero
+
+        return Routine(run, layout.size)
+
+    return specialized(node, types, make)

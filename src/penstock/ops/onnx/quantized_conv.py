@@ -1,0 +1,255 @@
+"""Convolutions of 8-bit integers: ConvInteger and QLinearConv.
+
+Exact for the same reason as matrix products are (see ``quantized``): in float32, cut along the
+input channels into pieces whose sums it holds exactly. Kernels so large that not even one channel
+would be exact are convolved in float64, which holds every integer up to 2**53.
+
+The zero point is subtracted first, so that padding by 0 is padding by the zero point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
+from penstock.ops.common.shape_rules import check_shape, padded, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.convolution import conv_shape, convolution
+from penstock.ops.onnx.quantization import load, store, zero_of
+from penstock.ops.onnx.quantized import EXACT, pieces, reach
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, Shape, TensorType, Type
+
+
+def _per_filter(parameter: np.ndarray, rank: int) -> np.ndarray:
+    """A parameter of the weights, or of the result: one, or one for each filter."""
+    if parameter.size == 1:
+        return parameter.reshape(())
+    return parameter.reshape(-1, *(1,) * (rank - 1))
+
+
+def _shifted(w: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
+    """The weights less their zero points, of all or of each filter."""
+    load(w, None if zero is None else zero_of(_per_filter(zero, w.ndim)), out)
+    return out
+
+
+class _Cut(NamedTuple):
+    """How the sums over channels are cut: the type to compute in, and the channels of each part."""
+
+    dtype: np.dtype
+    spans: list[slice]
+    parts: list[np.ndarray] | None = None
+    """weights that are constant"""
+
+
+class _Filters:
+    """The weights of a node, and how the sums over their channels are cut.
+
+    ``x`` and ``w`` are where the node's inputs have a tensor and its zero point.
+    """
+
+    def __init__(self, node: Node, types: Types, x: tuple[int, int], w: tuple[int, int]) -> None:
+        self.x, self.w = x, w
+        self.group: int = node.attrs.get("group", 1)
+        consts = padded([None if v is None else v.const for v in node.inputs], w[1] + 1)
+        given = padded(node.inputs, w[1] + 1)
+
+        def known(i: int) -> bool:
+            return given[i] is None or consts[i] is not None
+
+        self.x_reach = reach(tensor(types, x[0]).dtype or UINT8, consts[x[1]], known(x[1]))
+        self.w_reach = reach(tensor(types, w[0]).dtype or UINT8, consts[w[1]], known(w[1]))
+        self.fixed: Shared[_Cut] | None = None
+        weights, zero = consts[w[0]], consts[w[1]]
+        if weights is not None and weights.ndim > 2 and known(w[1]):
+
+            def prepared() -> _Cut:
+                less_zero = _shifted(weights, zero, np.empty(weights.shape, np.float32))
+                found = self.cut(less_zero.shape, less_zero)
+                parts = [np.ascontiguousarray(less_zero[:, s], found.dtype) for s in found.spans]
+                return found._replace(parts=parts)
+
+            self.fixed = shared(("filters", self.x_reach, self.w_reach), prepared, weights, zero)
+
+    def cut(self, dims: tuple[int, ...], weights: np.ndarray | None = None) -> _Cut:
+        positions = math.prod(dims[2:])
+        if self.x_reach * self.w_reach * positions > EXACT:
+            return _Cut(FLOAT64, [slice(None)])
+        sums = None
+        if weights is not None:
+            sums = np.abs(weights).reshape(*dims[:2], positions).sum(-1).T
+        return _Cut(FLOAT32, pieces(dims[1], self.x_reach, self.w_reach * positions, sums))
+
+
+class _Convolution:
+    """The convolution of two inputs of a node, less their zero points, for known shapes."""
+
+    def __init__(
+        self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: Layout, integer: bool
+    ) -> None:
+        x_type, w_type = inputs[filters.x[0]], inputs[filters.w[0]]
+        assert x_type is not None
+        assert w_type is not None
+        self.filters, self.integer = filters, integer
+        self.last = bool(attrs.get("channels_last", 0))
+        x, w = channels_first(x_type.dims, self.last), w_type.dims
+        self.dtype, self.spans, parts = filters.fixed.value if filters.fixed else filters.cut(w)
+        shape: Any = conv_shape(x, w, attrs)
+        self.left = layout.field(x, self.dtype)
+        self.right = layout.field(w, FLOAT32) if parts is None else None
+        self.values = layout.field(shape, self.dtype)
+        """free for the caller once the convolution is there"""
+        several = len(self.spans) > 1
+        self.total = layout.field(shape, INT32) if several or integer else None
+        self.parts = parts
+        self.routines = [self._routine(x, w, attrs, i) for i in range(len(self.spans))]
+        room = max(routine.workspace for routine in self.routines)
+        self.scratch = layout.field((room,), np.dtype(np.uint8)) if room else None
+
+    def _routine(self, x: tuple[int, ...], w: tuple[int, ...], attrs: Attrs, i: int) -> Routine:
+        depth = len(range(w[1])[self.spans[i]])
+        x_type = TensorType(self.dtype, (x[0], depth * self.filters.group, *x[2:]))
+        w_type = TensorType(self.dtype, (w[0], depth, *w[2:]))
+        return convolution(x_type, w_type, attrs, self.parts[i] if self.parts else None)
+
+    def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
+        """The result with channels first: int32 in ``out``, if given, else int32 or float."""
+        filters = self.filters
+        x, w = inputs[filters.x[0]], inputs[filters.w[0]]
+        x_zero = padded(inputs, filters.x[1] + 1)[filters.x[1]]
+        left, values = self.left(workspace), self.values(workspace)
+        x = np.moveaxis(x, -1, 1) if self.last else x
+        load(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
+        parts = self.parts
+        if parts is None:
+            assert self.right is not None
+            w_zero = padded(inputs, filters.w[1] + 1)[filters.w[1]]
+            weights = _shifted(w, w_zero, self.right(workspace))
+            parts = [np.ascontiguousarray(weights[:, s], self.dtype) for s in self.spans]
+        total = out
+        if total is None and self.total is not None:
+            total = self.total(workspace)
+        scratch = () if self.scratch is None else (self.scratch(workspace),)
+        for i, routine in enumerate(self.routines):
+            channels = _channels(left, filters.group, self.spans[i])
+            routine.into(channels, parts[i], values, *(scratch if routine.workspace else ()))
+            if total is None:
+                return values
+            if i == 0:
+                np.copyto(total, values, casting="unsafe")
+            else:
+                np.add(total, values, out=total, dtype=np.int32, casting="unsafe")
+        return total
+
+
+def _channels(x: np.ndarray, group: int, span: slice) -> np.ndarray:
+    """Some channels of each group."""
+    if group == 1 or span == slice(None):
+        return x[:, span]
+    n, c, *spatial = x.shape
+    return x.reshape(n, group, c // group, *spatial)[:, :, span].reshape(n, -1, *spatial)
+
+
+def channels_first(shape: Any, last: bool) -> Any:
+    """A shape whose channels come ``last``, or second as they should, with them second."""
+    return (*shape[:1], *shape[-1:], *shape[1:-1]) if last and shape is not None else shape
+
+
+def channels_back(shape: Any, last: bool) -> Any:
+    """The inverse of ``channels_first``."""
+    return (shape[0], *shape[2:], shape[1]) if last and shape is not None else shape
+
+
+def _check(
+    types: Types, shape: Shape | None, scalars: Sequence[int], vectors: Sequence[int]
+) -> None:
+    """Whether parameters are scalars, or have an entry for each filter."""
+    for i in (*scalars, *vectors):
+        parameter = tensor(types, i).shape
+        filters = (None if shape is None else shape[1],) if i in vectors else ()
+        if parameter is not None and any(dim != 1 for dim in parameter):
+            check_shape(f"input {i}", parameter, (), (1,), filters)
+
+
+# ConvInteger
+
+
+def infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
+    _check(types, shape, (2,), (3,))
+    return (TensorType(INT32, shape),)
+
+
+@operator("ConvInteger", since=10, infer=infer_conv_integer)
+def conv_integer(node: Node, types: Types) -> Kernel:
+    filters = _Filters(node, types, (0, 2), (1, 3))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        convolve = _Convolution(filters, inputs, node.attrs, layout, False)
+
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            convolve(values, out, workspace)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)
+
+
+# QLinearConv
+
+
+def infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    last = bool(attrs.get("channels_last", 0))
+    x = channels_first(tensor(types, 0).shape, last)
+    shape = conv_shape(x, tensor(types, 3).shape, attrs)
+    _check(types, shape, (1, 2, 6, 7), (4, 5))
+    check_shape("bias", tensor(types, 8).shape, (None if shape is None else shape[1],))
+    return (TensorType(tensor(types, 7).dtype, channels_back(shape, last)),)
+
+
+@operator("QLinearConv", since=10, infer=infer_qlinear_conv)
+@operator("QLinearConv", domain=MICROSOFT, infer=infer_qlinear_conv)
+def qlinear_conv(node: Node, types: Types) -> Kernel:
+    filters = _Filters(node, types, (0, 2), (3, 5))
+    last = bool(node.attrs.get("channels_last", 0))
+    bias_given = padded(node.inputs, 9)[8]
+    # Added to float32 the bias must be exact there; if it is not, it is added to integers.
+    bias_const = None if bias_given is None else bias_given.const
+    exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
+    integer = bias_given is not None and not exact
+    fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = Layout()
+        convolve = _Convolution(filters, inputs, node.attrs, layout, integer)
+        reuse = convolve.dtype == FLOAT32
+        real = convolve.values if reuse else layout.field(convolve.values.shape, FLOAT32)
+        spatial = len(convolve.values.shape) - 1
+
+        def into(*args: Any) -> None:
+            *values, out, workspace = args
+            _, x_scale, _, _, w_scale, _, y_scale, y_zero, bias = padded(values, 9)
+            total, result = convolve(values, None, workspace), real(workspace)
+            if bias is not None:
+                if fixed_bias is not None and total.dtype == FLOAT32:
+                    bias = fixed_bias
+                np.add(total, _per_filter(bias, spatial), total)
+            factor = np.asarray(x_scale.reshape(()) * w_scale / y_scale.reshape(()), np.float32)
+            np.multiply(
+                total, _per_filter(factor, spatial), out=result, dtype=np.float32, casting="unsafe"
+            )
+            target = np.moveaxis(out, -1, 1) if last else out
+            store(result, zero_of(y_zero.reshape(())), target, True)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

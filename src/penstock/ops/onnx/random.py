@@ -1,0 +1,207 @@
+"""Random numbers, and what is random only in training.
+
+A seed makes what a kernel draws reproducible from its first call on; further calls go on drawing.
+Without a seed every kernel draws numbers of its own. The numbers differ from those of other
+runtimes, except for Dropout's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import FLOAT64, INT32
+from penstock.ops.common.shape_rules import element_dtype, given, padded, single, tensor
+from penstock.ops.onnx.shape import view_kernel
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
+
+_NATIVE = (FLOAT32, FLOAT64)
+"""What NumPy's generators draw directly, into a given array too."""
+
+
+def _generator(attrs: Attrs) -> np.random.Generator:
+    seed = attrs.get("seed")
+    if seed is None or math.isnan(seed):
+        return np.random.default_rng()
+    # Seeds are floats: the bits of two different ones differ.
+    return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
+
+
+# RandomNormal, RandomUniform, and those like a tensor
+
+
+def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(element_dtype(attrs, "dtype") or FLOAT32, _given_shape(attrs)),)
+
+
+def _given_shape(attrs: Attrs) -> tuple[int, ...]:
+    shape = tuple(attrs["shape"])
+    if any(d < 0 for d in shape):
+        raise ShapeError(f"{list(shape)} is no shape")
+    return shape
+
+
+def infer_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    return (TensorType(element_dtype(attrs, "dtype") or x.dtype, x.shape),)
+
+
+def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarray) -> np.ndarray:
+    """Fill ``out`` with ``scale * draws + offset``."""
+    native = out.dtype in _NATIVE
+    direct = native and out.flags.c_contiguous
+    dtype = out.dtype if native else FLOAT32
+    draws = method(out.shape, dtype, out if direct else None)
+    draws *= scale
+    draws += offset
+    if not direct:
+        out[...] = draws
+    return out
+
+
+def _random(node: Node, method: str, scale: float, offset: float, *, like: bool) -> Kernel:
+    draw: Callable[..., Any] = getattr(_generator(node.attrs), method)
+    dtype = element_dtype(node.attrs, "dtype")
+    if like:
+
+        def run_like(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            given = np.empty(x.shape, dtype or x.dtype) if out is None else out
+            return _draw(draw, scale, offset, given)
+
+        return Kernel(run_like, run_like)
+    shape = _given_shape(node.attrs)
+
+    def run(out: np.ndarray | None = None) -> np.ndarray:
+        given = np.empty(shape, dtype or FLOAT32) if out is None else out
+        return _draw(draw, scale, offset, given)
+
+    return Kernel(run, run)
+
+
+@operator("RandomNormal", infer=infer_shape, pure=False)
+@operator("RandomNormalLike", infer=infer_like, pure=False)
+def random_normal(node: Node, types: Types) -> Kernel:
+    scale, mean = node.attrs.get("scale", 1.0), node.attrs.get("mean", 0.0)
+    return _random(node, "standard_normal", scale, mean, like=bool(node.inputs))
+
+
+@operator("RandomUniform", infer=infer_shape, pure=False)
+@operator("RandomUniformLike", infer=infer_like, pure=False)
+def random_uniform(node: Node, types: Types) -> Kernel:
+    low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)
+    return _random(node, "random", high - low, low, like=bool(node.inputs))
+
+
+# Bernoulli, Multinomial
+
+
+@operator("Bernoulli", since=15, infer=infer_like, pure=False)
+def bernoulli(node: Node, types: Types) -> Kernel:
+    generator, dtype = _generator(node.attrs), element_dtype(node.attrs, "dtype")
+
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        draws = generator.random(x.shape, np.float64 if x.dtype == np.float64 else np.float32)
+        if out is None:
+            return np.asarray(draws < x).astype(dtype or x.dtype)
+        out[...] = draws < x
+        return out
+
+    return Kernel(run, run)
+
+
+def infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is not None and len(x.shape) != 2:
+        raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
+    shape: Shape = (None if x.shape is None else x.shape[0], attrs.get("sample_size", 1))
+    return (TensorType(element_dtype(attrs, "dtype") or INT32, shape),)
+
+
+@operator("Multinomial", since=7, infer=infer_multinomial, pure=False)
+def multinomial(node: Node, types: Types) -> Kernel:
+    generator, size = _generator(node.attrs), node.attrs.get("sample_size", 1)
+    dtype = element_dtype(node.attrs, "dtype") or INT32
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim != 2 or not x.shape[1]:
+            raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
+        rows, classes = x.shape
+        logits = x.astype(np.float64)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        upper = weights.cumsum(axis=1)
+        upper /= upper[:, -1:]
+        # Row i covers [i, i + 1), so that one search finds the classes of all rows.
+        row = np.arange(rows)[:, None]
+        draws = generator.random((rows, size)) + row
+        found = np.searchsorted((upper + row).reshape(-1), draws.reshape(-1), side="right")
+        picked = found.reshape(rows, size) - row * classes
+        return picked.clip(0, classes - 1).astype(dtype)
+
+    return returning(run)
+
+
+# Dropout
+
+
+def infer_dropout(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0).without_data()
+    return (x, TensorType(BOOL, x.shape))
+
+
+def _truth(x: np.ndarray | None) -> bool:
+    return x is not None and bool(single(x, "training_mode"))
+
+
+@operator("Dropout", since=12, infer=infer_dropout, pure=False)
+def dropout(node: Node, types: Types) -> Kernel:
+    mode, with_mask = padded(node.inputs, 3)[2], given(node.outputs, 1)
+    inactive = mode is None or (mode.const is not None and not _truth(mode.const))
+    if inactive and len(node.outputs) == 1:
+        return view_kernel(lambda x, *_: x)
+    seed = node.attrs.get("seed")
+    state = np.random.RandomState(None if seed is None else seed % 2**32)
+
+    def run(
+        x: np.ndarray, ratio: np.ndarray | None = None, training: np.ndarray | None = None
+    ) -> Any:
+        out = np.empty(x.shape, x.dtype)
+        mask = np.empty(x.shape, np.bool_)
+        drop(x, ratio, training, out, mask)
+        return (out, mask) if len(node.outputs) > 1 else out
+
+    def drop(
+        x: np.ndarray,
+        ratio: np.ndarray | None,
+        training: np.ndarray | None,
+        out: np.ndarray,
+        mask: np.ndarray | None,
+    ) -> None:
+        dropped = 0.5 if ratio is None else float(single(ratio, "ratio"))
+        if not _truth(training) or dropped == 0:
+            if out is not x:
+                out[...] = x
+            if mask is not None:
+                mask[...] = True
+            return
+        if not 0 <= dropped < 1:
+            raise ShapeError(f"ratio {dropped} is not in [0, 1)")
+        kept = state.uniform(0, 1.0, x.shape) >= dropped
+        # In the order of the reference implementation, so that the rounding is the same.
+        product = x * kept
+        out[...] = product * x.dtype.type(1 / (1 - dropped))
+        if mask is not None:
+            mask[...] = kept
+
+    count = len(node.inputs)
+
+    def into(*arrays: Any) -> None:
+        x, ratio, training = padded(arrays[:count], 3)
+        out, mask = padded(arrays[count:], 2)
+        drop(x, ratio, training, out, mask if with_mask else None)
+
+    return Kernel(run, into, inplace=(0,))

@@ -1,0 +1,582 @@
+"""Recurrent networks: RNN, GRU and LSTM.
+
+The three differ in the step of their cell; how a layer runs is the same for all. For each direction
+``X @ W^T + bias`` is one product for all steps, then each step adds ``H @ R^T`` and lets the gates
+act. A step writes ``H`` straight into ``Y`` where it can, and nothing is allocated on the way.
+
+A sigmoid is computed as ``(1 + tanh(x / 2)) / 2``; the inner half goes into the weights, so that
+the gates of an LSTM need a single ``tanh`` together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import repeat
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import FLOAT64, HALF
+from penstock.ops.common.elementwise import Body
+from penstock.ops.common.shape_rules import choice, given, padded, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.activation import (
+    Formula,
+    applied,
+    elu,
+    hard_sigmoid,
+    leaky_relu,
+    relu,
+    sigmoid,
+    softplus,
+    softsign,
+)
+from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+
+# Scalars as arrays: what ufuncs take in the least time.
+_HALF = {dtype: np.array(0.5, dtype) for dtype in (FLOAT32, FLOAT64)}
+
+Activation: TypeAlias = Callable[[np.ndarray, np.ndarray], Any]
+"""``f(x, out)`` with ``out`` a new place or ``x`` itself, as a ufunc has it."""
+
+Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+"""``step(x, h, out)``: the next ``H`` from the previous and from this step's ``X @ W^T + bias``."""
+
+
+# Activations
+
+
+def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
+    def body(x: Any, out: Any) -> None:
+        np.multiply(x, attrs["alpha"], out)
+        np.add(out, attrs["beta"], out)
+
+    return body
+
+
+def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
+    def body(x: Any, out: Any) -> None:
+        np.multiply(x, attrs["beta"], out)
+        np.tanh(out, out)
+        np.multiply(out, attrs["alpha"], out)
+
+    return body
+
+
+def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
+    """Unlike the operation of this name, this one keeps what is equal to ``alpha``."""
+
+    def body(x: Any, out: Any) -> None:
+        dropped = np.less(x, attrs["alpha"])
+        np.copyto(out, x)
+        np.copyto(out, 0, where=dropped)
+
+    return body
+
+
+class _Known(NamedTuple):
+    formula: Formula
+    scratch: int = 0
+    alpha: float | None = None  # default; None where the function has no such parameter
+    beta: float | None = None
+
+
+_ACTIVATIONS: Mapping[str, _Known] = {
+    "tanh": _Known(lambda dtype, attrs: np.tanh),
+    "relu": _Known(relu),
+    "sigmoid": _Known(sigmoid),
+    "affine": _Known(_affine, 0, 1.0, 0.0),
+    "leakyrelu": _Known(leaky_relu, 1, 0.01),
+    "thresholdedrelu": _Known(_thresholded_relu, 0, 1.0),
+    "scaledtanh": _Known(_scaled_tanh, 0, 1.0, 1.0),
+    "hardsigmoid": _Known(hard_sigmoid, 0, 0.2, 0.5),
+    "elu": _Known(elu, 1, 1.0),
+    "softsign": _Known(softsign, 1),
+    "softplus": _Known(softplus, 1),
+}
+
+
+def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
+    """The functions named, each with the next alpha and beta of the lists if it has such."""
+    alphas: Iterator[float] = iter(attrs.get("activation_alpha") or ())
+    betas: Iterator[float] = iter(attrs.get("activation_beta") or ())
+    found: list[Activation] = []
+    for name in names:
+        known = _ACTIVATIONS.get(name.lower())
+        if known is None:
+            raise ShapeError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
+        parameters = {}
+        if known.alpha is not None:
+            parameters["alpha"] = next(alphas, known.alpha)
+        if known.beta is not None:
+            parameters["beta"] = next(betas, known.beta)
+        found.append(applied(known.formula, known.scratch, parameters))
+    return found
+
+
+# Layers
+
+
+class Layer(NamedTuple):
+    """What the attributes of a node say."""
+
+    kind: str
+    gates: int
+    reverse: tuple[bool, ...]  # by direction
+    activations: tuple[tuple[Activation, ...], ...]  # by direction
+    plain: bool  # sigmoid and tanh where the equations have them, and nothing else
+    batch_first: bool
+    hidden: int | None
+    clip: float | None
+    input_forget: bool
+    linear_before_reset: bool
+
+    @property
+    def halved(self) -> int:
+        """How many gates, from the first, get half their argument from the weights."""
+        return self.gates - 1 if self.plain else 0
+
+
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_DEFAULT_ACTIVATIONS = {
+    "RNN": ("Tanh",),
+    "GRU": ("Sigmoid", "Tanh"),
+    "LSTM": ("Sigmoid", "Tanh", "Tanh"),
+}
+# The first schema of GRU misspells its default.
+_DIRECTIONS = {
+    "forward": (False,),
+    "foward": (False,),
+    "reverse": (True,),
+    "bidirectional": (False, True),
+}
+
+
+def parse_layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
+    reverse = _DIRECTIONS[choice(attrs, "direction", "forward", _DIRECTIONS)]
+    default = _DEFAULT_ACTIVATIONS[kind]
+    names = tuple(attrs.get("activations") or default * len(reverse))
+    need = len(default) * len(reverse)
+    if len(names) < need:
+        raise ShapeError(f"{len(names)} activations are given where {need} are needed")
+    names = names[:need]  # the default of RNN has one for each of two directions
+    functions = _activations(names, attrs)
+    clip = attrs.get("clip")
+    input_forget = bool(attrs.get("input_forget", 0))
+    usual = [name.lower() for name in default] * len(reverse)
+    plain = [name.lower() for name in names] == usual
+    return Layer(
+        kind=kind,
+        gates=_GATES[kind],
+        reverse=reverse,
+        activations=tuple(
+            tuple(functions[i * len(default) : (i + 1) * len(default)]) for i in range(len(reverse))
+        ),
+        plain=plain and not (clip or input_forget or peepholes),
+        batch_first=bool(attrs.get("layout", 0)),
+        hidden=attrs.get("hidden_size"),
+        clip=clip if clip else None,
+        input_forget=input_forget,
+        linear_before_reset=bool(attrs.get("linear_before_reset", 0)),
+    )
+
+
+def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
+    """The sizes T (steps), B (batch), I (input) and H (hidden), from the shapes of the inputs.
+
+    Raises ``ShapeError`` where two inputs disagree.
+    """
+    n, gates = len(layer.reverse), layer.gates
+    state = ("B", n, "H") if layer.batch_first else (n, "B", "H")
+    patterns: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        ("X", ("B", "T", "I") if layer.batch_first else ("T", "B", "I")),
+        ("W", (n, (gates, "H"), "I")),
+        ("R", (n, (gates, "H"), "H")),
+        ("B", (n, (2 * gates, "H"))),
+        ("sequence_lens", ("B",)),
+        ("initial_h", state),
+        ("initial_c", state),
+        ("P", (n, (3, "H"))),
+    )
+    found: dict[str, Dim] = {"H": layer.hidden}
+    for (name, pattern), shape in zip(patterns, shapes, strict=False):
+        if shape is None:
+            continue
+        if len(shape) != len(pattern):
+            raise ShapeError(f"{name} must have rank {len(pattern)}, its shape is {shape}")
+        for entry, dim in zip(pattern, shape, strict=True):
+            factor, size = entry if isinstance(entry, tuple) else (1, entry)
+            if not isinstance(dim, int):
+                if factor == 1 and isinstance(size, str) and found.get(size) is None:
+                    found[size] = dim
+                continue
+            known = found.get(size) if isinstance(size, str) else size
+            if isinstance(known, int):
+                if factor * known != dim:
+                    raise ShapeError(
+                        f"{name} has shape {shape} where {factor * known} is expected for {dim}"
+                    )
+            elif dim % factor:
+                raise ShapeError(f"{name} has shape {shape}: {dim} is no multiple of {factor}")
+            else:
+                found[size] = dim // factor
+    return found
+
+
+def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Shape]:
+    n = len(layer.reverse)
+    states = 2 if layer.kind == "LSTM" else 1
+    if layer.batch_first:
+        return [(batch, steps, n, hidden), *[(batch, n, hidden)] * states]
+    return [(steps, n, batch, hidden), *[(n, batch, hidden)] * states]
+
+
+def infer_recurrent(kind: str) -> Infer:
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        layer = parse_layer(kind, attrs)
+        sizes = sizes_of(layer, [tensor(types, i).shape for i in range(len(types))])
+        shapes = output_shapes(layer, *(sizes.get(name) for name in "TBH"))
+        return [TensorType(tensor(types, 0).dtype, shape) for shape in shapes]
+
+    return infer
+
+
+# Weights
+
+
+class Weights(NamedTuple):
+    """The weights of one direction.
+
+    ``w`` and ``r`` are arrays, or other things with a method ``gatewise(out, batch)`` that does
+    what ``_gatewise`` does for arrays.
+    """
+
+    w: Any  # [input, gates * hidden]
+    r: Any  # [hidden, gates * hidden]
+    bias: np.ndarray | None  # [gates * hidden], of both products
+    r_bias: np.ndarray | None  # [hidden]: what a reset gate acts on, with linear_before_reset
+    peepholes: np.ndarray | None  # [3 * hidden]
+
+
+def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Weights]:
+    """The weights of each direction; ``single`` if each step will multiply a vector with them."""
+    every = padded(inputs, 8)
+    ws, rs, bs, ps = (repeat(None) if every[i] is None else every[i] for i in (1, 2, 3, 7))
+    found = []
+    for w, r, b, p in zip(ws, rs, bs, ps, strict=False):
+        n, hidden = r.shape
+        bias = r_bias = None
+        if b is not None:
+            bias = b[:n].copy()
+            if layer.linear_before_reset and layer.kind == "GRU":
+                bias[: n - hidden] += b[n : 2 * n - hidden]
+                r_bias = b[2 * n - hidden :]
+            else:
+                bias += b[n:]
+        if layer.halved:
+            scale = np.ones((n, 1), r.dtype)
+            scale[: layer.halved * hidden] = 0.5
+            w, r = w * scale, r * scale
+            if bias is not None:
+                bias *= scale[:, 0]
+        w, r = w.T, r.T
+        if single:
+            w, r = np.ascontiguousarray(w), np.ascontiguousarray(r)
+        found.append(Weights(w, r, bias, r_bias, p))
+    return found
+
+
+def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
+    """Function, matrix and target that multiply rows with ``matrix`` into ``out``.
+
+    ``out`` is [gates, rows, hidden], so that what acts on one gate reads contiguous memory. For a
+    batch of one it is the memory of [rows, gates * hidden], which a single product writes.
+    """
+    if not isinstance(matrix, np.ndarray):
+        found: tuple[Any, ...] = matrix.gatewise(out, batch)
+        return found
+    gates, rows, hidden = out.shape
+    if batch == 1:
+        return np.dot, matrix, out.reshape(rows, gates * hidden)
+    return np.matmul, matrix.reshape(len(matrix), gates, hidden).transpose(1, 0, 2), out
+
+
+# Cells: steps act on gates of [gates, batch, hidden]
+
+
+class State(NamedTuple):
+    """Where an LSTM keeps its cell state: read from ``now``, written to ``next``, often one."""
+
+    now: np.ndarray
+    next: np.ndarray
+
+
+def _rnn_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: State) -> Step:
+    (f,) = layer.activations[d]
+    clip = layer.clip
+    (gate,) = gates
+    multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
+
+    def step(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
+        multiply(h, r, product)
+        np.add(gates, x, gates)
+        if clip is not None:
+            np.clip(gate, -clip, clip, gate)
+        f(gate, out)
+
+    return step
+
+
+def _half_sigmoid(dtype: np.dtype) -> Activation:
+    """The sigmoid of twice its argument."""
+    half = _HALF[dtype]
+
+    def function(x: np.ndarray, out: np.ndarray) -> None:
+        np.tanh(x, out)
+        np.multiply(out, half, out)
+        np.add(out, half, out)
+
+    return function
+
+
+def _gru_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: State) -> Step:
+    hidden = gates.shape[2]
+    f, g = layer.activations[d]
+    if layer.plain:
+        f = _half_sigmoid(gates.dtype)
+    clip, linear, r_bias = layer.clip, layer.linear_before_reset, weights.r_bias
+    zr, new = gates[:2], gates[2]
+    z, reset = zr
+    # One product for all gates if the reset comes after it, else two.
+    columns = (3 if linear else 2) * hidden
+    first = gates if linear else zr
+    multiply, r, product = _gatewise(weights.r[:, :columns], first, gates.shape[1])
+    r_new = weights.r[:, 2 * hidden :]
+
+    def step(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
+        multiply(h, r, product)
+        np.add(zr, x[:2], zr)
+        if clip is not None:
+            np.clip(zr, -clip, clip, zr)
+        f(zr, zr)
+        if linear:
+            if r_bias is not None:
+                np.add(new, r_bias, new)
+            np.multiply(new, reset, new)
+        else:
+            np.multiply(reset, h, reset)
+            np.dot(reset, r_new, new)
+        np.add(new, x[2], new)
+        if clip is not None:
+            np.clip(new, -clip, clip, new)
+        g(new, new)
+        # (1 - z) * new + z * h, as new + z * (h - new)
+        np.subtract(h, new, out)
+        np.multiply(out, z, out)
+        np.add(out, new, out)
+
+    return step
+
+
+def _lstm_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: State) -> Step:
+    multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
+    i, o, f, new = gates
+    sigmoids = gates[:3]
+    c, c_next = state
+    half = _HALF[gates.dtype]
+
+    def plain(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
+        multiply(h, r, product)
+        np.add(gates, x, gates)
+        np.tanh(gates, gates)
+        np.multiply(sigmoids, half, sigmoids)
+        np.add(sigmoids, half, sigmoids)
+        np.multiply(f, c, c_next)
+        np.multiply(i, new, new)
+        np.add(c_next, new, c_next)
+        np.tanh(c_next, new)
+        np.multiply(o, new, out)
+
+    if layer.plain:
+        return plain
+
+    clip, input_forget = layer.clip, layer.input_forget
+    act_f, act_g, act_h = layer.activations[d]
+    p = weights.peepholes
+    p_i, p_o, p_f = (None,) * 3 if p is None else np.split(p, 3)
+
+    def gate(x: np.ndarray, peephole: np.ndarray | None, cell: np.ndarray, act: Activation) -> None:
+        if peephole is not None:
+            np.add(x, peephole * cell, x)
+        if clip is not None:
+            np.clip(x, -clip, clip, x)
+        act(x, x)
+
+    def general(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
+        multiply(h, r, product)
+        np.add(gates, x, gates)
+        gate(i, p_i, c, act_f)
+        if input_forget:
+            np.subtract(1, i, f)
+        else:
+            gate(f, p_f, c, act_f)
+        gate(new, None, c, act_g)
+        np.multiply(f, c, c_next)
+        np.multiply(i, new, new)
+        np.add(c_next, new, c_next)
+        gate(o, p_o, c_next, act_f)
+        act_h(c_next, new)
+        np.multiply(o, new, out)
+
+    return general
+
+
+_STEPS = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}
+
+
+# Running
+
+
+def _live(lengths: np.ndarray, steps: int) -> np.ndarray:
+    """Which sequences still run at each step: [steps, batch, 1]."""
+    if lengths.size and (lengths.min() < 0 or lengths.max() > steps):
+        raise ShapeError(f"sequence_lens must lie in 0 to {steps}, the number of steps in X")
+    return np.arange(steps)[:, None, None] < lengths[:, None]
+
+
+def _buffered(
+    step: Step, h: np.ndarray, spare: np.ndarray, state: State, xs: Any, ys: Any, lives: Any
+) -> np.ndarray:
+    """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state.
+
+    ``xs``, ``ys`` and ``lives`` have an entry for each step, the latter two perhaps ``None``.
+    """
+    for x, y, live in zip(xs, ys, lives, strict=False):
+        step(x, h, spare)
+        if live is None:
+            h, spare = spare, h
+            if y is not None:
+                np.copyto(y, h)
+            continue
+        np.copyto(h, spare, where=live)
+        np.copyto(state.now, state.next, where=live)
+        if y is not None:
+            y[...] = 0
+            np.copyto(y, spare, where=live)
+    return h
+
+
+def layer_routine(
+    layer: Layer,
+    inputs: Tensors,
+    outputs: Tensors,
+    weigh: Callable[[Sequence[Any], bool], Sequence[Weights]],
+    prepared: tuple[int, ...],
+) -> Routine:
+    x, w = inputs[0], inputs[1]
+    assert x is not None and x.dtype is not None and w is not None
+    dtype, (first, second, width) = x.dtype, x.dims
+    gates, hidden = layer.gates, w.dims[1] // layer.gates
+    batch = first if layer.batch_first else second
+    lstm, rows = layer.kind == "LSTM", first * second
+    ends = given(inputs, 4)
+    direct = outputs[0] is not None and not ends
+    if batch == 1:
+        time_first: tuple[int, ...] = (rows, gates, 1, hidden)
+        order: tuple[int, ...] = (0, 1, 2, 3)
+    else:
+        time_first = (gates, first, second, hidden)
+        order = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
+
+    layout, state = Layout(), (batch, hidden)
+    product_field = layout.field((gates, rows, hidden), dtype)
+    gates_field = layout.field((gates, batch, hidden), dtype)
+    h_field, spare_field = layout.field(state, dtype), layout.field(state, dtype)
+    c_field = layout.field(state, dtype)
+    # The sequences that have ended are masked, also where there is no cell state.
+    next_field = layout.field(state if lstm else (batch, 0), dtype)
+    n_inputs = len(inputs)
+
+    def into(*arguments: Any) -> None:
+        values = padded(arguments[:n_inputs], 8)
+        x, _, _, _, lengths, h0, c0, _ = values[:8]
+        y, y_h, y_c = padded(arguments[n_inputs:-1], 3)
+        workspace = arguments[-1]
+        product, gate = product_field(workspace), gates_field(workspace)
+        # All with time first: views.
+        xs = product.reshape(time_first).transpose(order)
+        if layer.batch_first:
+            y = None if y is None else y.transpose(1, 2, 0, 3)
+            h0, c0, y_h, y_c = (None if s is None else s.swapaxes(0, 1) for s in (h0, c0, y_h, y_c))
+        live = _live(lengths, len(xs)) if ends else None
+        x = x.reshape(rows, width)
+        for d, weights in enumerate(weigh(values, batch == 1)):
+            multiply, w, target = _gatewise(weights.w, product, batch)
+            multiply(x, w, target)
+            if weights.bias is not None:
+                bias = weights.bias if batch == 1 else weights.bias.reshape(gates, 1, hidden)
+                np.add(target, bias, target)
+            c = c_next = next_field(workspace)
+            if lstm:
+                c = c_field(workspace) if y_c is None else y_c[d]
+                np.copyto(c, 0 if c0 is None else c0[d])
+            cell = State(c, c_next if ends else c)
+            step = _STEPS[layer.kind](layer, d, weights, gate, cell)
+            reverse = layer.reverse[d]
+            if reverse:
+                xs_d, ys = xs[::-1], repeat(None) if y is None else y[::-1, d]
+            else:
+                xs_d, ys = xs, repeat(None) if y is None else y[:, d]
+            if direct and h0 is not None:
+                h = h0[d]
+            else:
+                h = h_field(workspace)
+                np.copyto(h, 0 if h0 is None else h0[d])
+            if direct:
+                for now, out in zip(xs_d, ys, strict=True):
+                    step(now, h, out)
+                    h = out
+            else:
+                lives = repeat(None) if live is None else live[::-1] if reverse else live
+                h = _buffered(step, h, spare_field(workspace), cell, xs_d, ys, lives)
+            if y_h is not None:
+                np.copyto(y_h[d], h)
+
+    return Routine(into, layout.size, prepared)
+
+
+def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
+    def compile(node: Node, types: Types) -> Kernel:
+        layer = parse_layer(kind, node.attrs, peepholes=given(node.inputs, 7))
+        weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
+        consts = [None if value is None else value.const for value in node.inputs]
+        fixed = all(consts[i] is not None for i in weights)
+
+        @cache
+        def prepared(single: bool) -> Shared[list[Weights]]:
+            def make() -> list[Weights]:
+                wide = [
+                    c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts
+                ]
+                return _weights(layer, wide, single)
+
+            name = kind, single, layer.halved, layer.linear_before_reset
+            return shared(name, make, *[consts[i] for i in weights])
+
+        def weigh(inputs: Sequence[Any], single: bool) -> list[Weights]:
+            return prepared(single).value if fixed else _weights(layer, inputs, single)
+
+        def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
+            return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())
+
+        return specialized(node, types, make)
+
+    return compile
+
+
+for _kind in _GATES:
+    operator(_kind, infer=infer_recurrent(_kind))(_compiler(_kind))

@@ -1,0 +1,374 @@
+"""Reductions along axes, and running sums and products.
+
+Sums of 16-bit floats are taken in float32. Sums of contiguous float32 and float64 tensors over axes
+that lie together are products with a vector of ones: BLAS is several times faster than NumPy there,
+and as accurate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common import row_reduce
+from penstock.ops.common.dtypes import is_float, is_small, wide
+from penstock.ops.common.elementwise import in_range
+from penstock.ops.common.shape_rules import (
+    given,
+    ints,
+    normalize_axes,
+    normalize_axis,
+    product,
+    tensor,
+    with_data,
+)
+from penstock.ops.registry import Attrs, Compile, Consts, Infer, Kernel, Types, operator
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
+
+
+class Form(NamedTuple):
+    """How a shape is reduced along axes.
+
+    ``axes`` count from the front; ``kept`` is the result's shape with dims of 1 for them, ``final``
+    the one asked for; ``terms`` is the number of elements that go into one of the result.
+    ``group`` is the shape with the axes merged into the middle one of three, if they lie together,
+    and the elements float32 or float64; ``ones`` is then a vector to sum with, unless that is long.
+    """
+
+    axes: tuple[int, ...]
+    kept: tuple[int, ...]
+    final: tuple[int, ...]
+    terms: int
+    group: tuple[int, int, int] | None = None
+    ones: np.ndarray | None = None
+
+
+LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
+
+
+def form_of(
+    shape: tuple[int, ...], dtype: np.dtype, axes: Sequence[int] | None, keepdims: bool
+) -> Form:
+    """``axes`` are all of them if ``None``. A tensor of rank 0 counts as one of rank 1."""
+    rank = len(shape)
+    taken = tuple(range(rank)) if axes is None else tuple(sorted(normalize_axes(axes, rank)))
+    kept = tuple(1 if i in taken else dim for i, dim in enumerate(shape))
+    final = kept if keepdims else tuple(d for i, d in enumerate(shape) if i not in taken)
+    count = math.prod(shape[i] for i in taken)
+    if not rank:
+        return Form((0,), (1,), (), 1)
+    if dtype.kind != "f" or not taken or taken[-1] - taken[0] != len(taken) - 1 or not count:
+        return Form(taken, kept, final, count)
+    group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
+    ones = np.ones(count, dtype) if count <= LONG else None
+    return Form(taken, kept, final, count, group, ones)
+
+
+Reduce: TypeAlias = Callable[[np.ndarray, Form, np.ndarray | None], Any]
+"""``reduce(x, form, out)`` gives an array of shape ``form.kept``, ``out`` if that is one."""
+
+# Called as (x, axes, dtype, out, keepdims, initial).
+_add: Callable[..., Any] = np.add.reduce
+_multiply: Callable[..., Any] = np.multiply.reduce
+_maximum: Callable[..., Any] = np.maximum.reduce
+_minimum: Callable[..., Any] = np.minimum.reduce
+
+
+def total(x: np.ndarray, form: Form, out: np.ndarray | None = None) -> Any:
+    """The sum, in the dtype of ``x``."""
+    if form.group is not None and form.ones is not None and x.flags.c_contiguous:
+        before, count, after = form.group
+        if after == 1 and before >= row_reduce.MANY:
+            return _into(np.matmul(x.reshape(before, count), form.ones).reshape(form.kept), out)
+        if after > 1 and count * after >= 1024:
+            sums = np.matmul(form.ones, x.reshape(before, count, after))
+            return _into(sums.reshape(form.kept), out)
+    return _add(x, form.axes, x.dtype, out, True)
+
+
+def _into(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    if out is None:
+        return result
+    np.copyto(out, result, casting="unsafe")
+    return out
+
+
+def mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    result = total(x, form, out)
+    return np.divide(result, x.dtype.type(form.terms), result)
+
+
+def integer_mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    """Towards zero, as division of integers is; 0 of nothing."""
+    dtype = np.dtype(np.uint64 if x.dtype.kind == "u" else np.int64)
+    sums = _add(x, form.axes, dtype, None, True)
+    count = np.array(form.terms, dtype)
+    sums = np.floor_divide(np.subtract(sums, np.fmod(sums, count)), count)
+    return sums.astype(x.dtype) if out is None else _into(sums, out)
+
+
+def highest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    if form.group is not None and x.flags.c_contiguous:
+        before, count, after = form.group
+        if after == 1 and before >= row_reduce.MANY and 1 < count <= row_reduce.SHORT:
+            return _into(row_reduce.maxima(x.reshape(before, count)).reshape(form.kept), out)
+    return _maximum(x, form.axes, None, out, True, _extreme(x.dtype, -1))
+
+
+def lowest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    return _minimum(x, form.axes, None, out, True, _extreme(x.dtype, 1))
+
+
+def _extreme(dtype: np.dtype, sign: int) -> Any:
+    """The maximum (sign -1) or minimum (sign 1) of nothing."""
+    if dtype.kind == "b":
+        return sign > 0
+    if is_float(dtype):
+        return sign * math.inf
+    info = np.iinfo(dtype)
+    return info.max if sign > 0 else info.min
+
+
+def multiplied(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    return _multiply(x, form.axes, x.dtype, out, True)
+
+
+def absolute_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    return total(np.absolute(x), form, out)
+
+
+def square_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    if form.group is not None and form.ones is not None and x.flags.c_contiguous:
+        before, count, after = form.group
+        if after == 1:
+            matrix = x.reshape(before, count)
+            return _into(np.vecdot(matrix, matrix).reshape(form.kept), out)
+    return total(np.square(x), form, out)
+
+
+def norm(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    result = square_sum(x, form, out)
+    return np.sqrt(result, result)
+
+
+def log_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    result = total(x, form, out)
+    return np.log(result, result)
+
+
+def log_sum_exp(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+    """Relative to the maximum, so that nothing overflows."""
+    peak = highest(x, form, None)
+    # Infinities less themselves would be NaN; relative to 0 they come out as they should.
+    np.copyto(peak, 0, where=np.logical_not(np.isfinite(peak)))
+    terms = np.subtract(x, peak)
+    result = total(np.exp(terms, terms), form, out)
+    np.log(result, result)
+    return np.add(result, peak, result)
+
+
+# Registration
+
+
+class Reduction(NamedTuple):
+    """A reduction on floats of 32 and 64 bits, and what differs for others.
+
+    ``integers`` is its form for integers; without one, they are converted to float64 and back.
+    ``native`` ones take any dtype as it is.
+    """
+
+    name: str
+    since: int
+    floats: Reduce
+    integers: Reduce | None = None
+    native: bool = False
+
+    def on(self, dtype: np.dtype) -> tuple[Reduce, np.dtype]:
+        """What computes it on ``dtype``, and the dtype to convert to first."""
+        if not self.native and self.integers is not None and not is_float(dtype):
+            return self.integers, dtype
+        return self.floats, dtype if self.native else wide(dtype)
+
+
+_ALL = (
+    Reduction("ReduceSum", 13, total, total),
+    Reduction("ReduceMean", 18, mean, integer_mean),
+    Reduction("ReduceMax", 18, highest, native=True),
+    Reduction("ReduceMin", 18, lowest, native=True),
+    Reduction("ReduceProd", 18, multiplied, multiplied),
+    Reduction("ReduceL1", 18, absolute_sum, absolute_sum),
+    Reduction("ReduceL2", 18, norm),
+    Reduction("ReduceLogSum", 18, log_sum),
+    Reduction("ReduceLogSumExp", 18, log_sum_exp),
+    Reduction("ReduceSumSquare", 18, square_sum, square_sum),
+)
+
+
+def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
+    """Axes as ``form_of`` takes them: an empty list may stand for all."""
+    return tuple(axes) if len(axes) or attrs.get("noop_with_empty_axes") else None
+
+
+def _compiler(reduction: Reduction) -> Compile:
+    def compile(node: Node, types: Types) -> Kernel:
+        keepdims = bool(node.attrs.get("keepdims", 1))
+        count = len(node.inputs)
+        value = node.inputs[1] if count > 1 else None
+        known = value is None or value.const is not None
+        fixed = None
+        if known:
+            given = () if value is None or value.const is None else value.const.reshape(-1).tolist()
+            fixed = _known_axes(given, node.attrs)
+        forms = lru_cache(maxsize=16)(form_of)
+
+        def run(*arguments: Any) -> Any:
+            x = arguments[0]
+            out = arguments[count] if len(arguments) > count else None
+            axes = fixed if known else _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
+            reduce, dtype = reduction.on(x.dtype)
+            form = forms(x.shape, dtype, axes, keepdims)
+            if not x.ndim:
+                x = x.reshape(1)
+            target = None if out is None else out.reshape(form.kept)
+            if x.dtype == dtype:
+                result = reduce(x, form, target)
+            else:
+                result = reduce(x.astype(dtype), form, None)
+                result = _into(result, target) if out is not None else result.astype(x.dtype)
+            return out if out is not None else result.reshape(form.final)
+
+        into = run
+        kind = tensor(types, 0)
+        if known and kind.static and kind.rank and keepdims:
+            assert kind.dtype is not None
+            reduce, dtype = reduction.on(kind.dtype)
+            if dtype == kind.dtype:
+                form = form_of(kind.dims, dtype, fixed, keepdims)
+
+                def into(*arguments: Any) -> None:
+                    reduce(arguments[0], form, arguments[-1])
+
+        return Kernel(run, into)
+
+    return compile
+
+
+def reduced_type(kind: TensorType, axes: Sequence[int] | None, keepdims: bool) -> TensorType:
+    """The type of a reduction over ``axes``; over all if ``None``."""
+    if kind.shape is None:
+        return TensorType(kind.dtype, () if axes is None and not keepdims else None)
+    rank = len(kind.shape)
+    taken = range(rank) if axes is None else normalize_axes(axes, rank)
+    if keepdims:
+        shape = tuple(1 if i in taken else d for i, d in enumerate(kind.shape))
+    else:
+        shape = tuple(d for i, d in enumerate(kind.shape) if i not in taken)
+    return TensorType(kind.dtype, shape)
+
+
+def _any_axes(kind: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
+    """The type of a reduction over axes of which at most the number is known."""
+    if kind.shape is None:
+        return TensorType(kind.dtype)
+    if attrs.get("keepdims", 1):
+        return TensorType(kind.dtype, tuple(1 if d == 1 else None for d in kind.shape))
+    count = axes.shape[0] if axes.shape is not None and len(axes.shape) == 1 else None
+    if not isinstance(count, int) or count == 0:
+        return TensorType(kind.dtype)
+    if count > len(kind.shape):
+        raise ShapeError(f"{count} axes are too many for rank {len(kind.shape)}")
+    return TensorType(kind.dtype, (None,) * (len(kind.shape) - count))
+
+
+def infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        kind = tensor(types, 0)
+        axes: Sequence[Dim] | None = ()
+        if given(types, 1):
+            axes = ints(types, consts, 1)
+        if axes is None or not all(isinstance(a, int) for a in axes):
+            return (_any_axes(kind, tensor(types, 1), attrs),)
+        taken = _known_axes(axes, attrs)  # type: ignore[arg-type]
+        result = reduced_type(kind, taken, bool(attrs.get("keepdims", 1)))
+        data = ints(types, consts, 0)
+        if combine is None or kind.rank != 1 or taken == () or data is None:
+            return (result,)
+        cell = in_range(combine(data), kind.dtype)
+        return (with_data(result, lambda: (cell,)),)
+
+    return infer
+
+
+def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim, ...]], Dim]:
+    def combine(data: tuple[Dim, ...]) -> Dim:
+        known = tuple(d for d in data if isinstance(d, int))
+        return function(known) if known and len(known) == len(data) else None
+
+    return combine
+
+
+_CONTENTS: dict[str, Callable[[tuple[Dim, ...]], Dim]] = {
+    "ReduceProd": product,
+    "ReduceSum": _of_known(sum),
+    "ReduceMax": _of_known(max),
+    "ReduceMin": _of_known(min),
+}
+for _reduction in _ALL:
+    operator(
+        _reduction.name,
+        since=_reduction.since,
+        infer=infer_reduction(_CONTENTS.get(_reduction.name)),
+    )(_compiler(_reduction))
+
+
+# Running sums and products
+
+
+def infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = tensor(types, 0)
+    axis = ints(types, consts, 1)
+    if kind.rank is not None and axis is not None:
+        _axis(axis, kind.rank)
+    return (TensorType(kind.dtype, kind.shape),)
+
+
+def _axis(values: Sequence[Any], rank: int) -> int:
+    if len(values) != 1:
+        raise ShapeError(f"axis must be one number, not {list(values)}")
+    axis = values[0]
+    return normalize_axis(axis, rank) if isinstance(axis, int) else 0
+
+
+def _cumulative(function: np.ufunc) -> Compile:
+    neutral = function.identity
+
+    def compile(node: Node, types: Types) -> Kernel:
+        exclusive, reverse = node.attrs.get("exclusive", 0), node.attrs.get("reverse", 0)
+
+        def run(x: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            place = _axis(axis.reshape(-1).tolist(), x.ndim)
+            out = np.empty(x.shape, x.dtype) if out is None else out
+            source, target = np.moveaxis(x, place, 0), np.moveaxis(out, place, 0)
+            if reverse:
+                source, target = source[::-1], target[::-1]
+            if exclusive:
+                target[:1] = neutral
+                source, target = source[:-1], target[1:]
+            if is_small(x.dtype):
+                np.copyto(target, function.accumulate(source, 0, FLOAT32), casting="unsafe")
+            else:
+                function.accumulate(source, 0, x.dtype, target)
+            return out
+
+        return Kernel(run, run)
+
+    return compile
+
+
+operator("CumSum", since=11, infer=infer_cumulative)(_cumulative(np.add))
+operator("CumProd", since=26, infer=infer_cumulative)(_cumulative(np.multiply))

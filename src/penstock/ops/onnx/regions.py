@@ -1,0 +1,295 @@
+"""Sampling at computed positions: RoiAlign, MaxRoiPool, DeformConv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product as choices
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import check_shape, choice, given, product, same_dtype, tensor
+from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.windows import windows
+from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import Dim, ShapeError, TensorType, Type
+
+MAX_SAMPLES = 2**24
+"""samples of one region along one axis; a region that asks for more is no region"""
+
+
+def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
+    """The feature map, and the number of regions, each a row of so many columns."""
+    x, rois = tensor(types, 0), tensor(types, 1)
+    check_shape("X", x.shape, (None,) * 4)
+    check_shape("rois", rois.shape, (None, columns))
+    return x, None if rois.shape is None else rois.shape[0]
+
+
+def _check_finite(regions: np.ndarray) -> None:
+    if not np.isfinite(regions).all():
+        raise ShapeError("regions must be finite")
+
+
+def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
+    if indices.size and not (indices.min() >= 0 and indices.max() < batch):
+        raise ShapeError(f"a region lies in an image that is out of range for a batch of {batch}")
+    return [int(i) for i in indices]
+
+
+# RoiAlign
+
+
+def infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, count = _regions(types, 4)
+    batch = tensor(types, 2).shape
+    check_shape("batch_indices", batch, (count,))
+    if batch is not None and not isinstance(count, int):
+        count = batch[0]
+    size = attrs.get("output_height", 1), attrs.get("output_width", 1)
+    if min(size) < 1:
+        raise ShapeError(f"output size {size} must be positive")
+    choice(attrs, "mode", "avg", ("avg", "max"))
+    channels = None if x.shape is None else x.shape[1]
+    return (TensorType(same_dtype(types, (0, 1)), (count, channels, *size)),)
+
+
+class _Samples:
+    """Where the bins (rows) of one region sample an axis: two neighbours and their weights."""
+
+    __slots__ = ("high", "low", "weight_high", "weight_low")
+
+    def __init__(self, start: Any, extent: Any, bins: int, ratio: int, size: int) -> None:
+        step = extent / bins
+        grid = ratio if ratio > 0 else int(np.ceil(step))
+        if grid * bins > MAX_SAMPLES:
+            raise ShapeError(f"a region of extent {extent} has too many samples")
+        # In the dtype of the regions: the number of samples jumps where rounding differs.
+        each = np.arange(bins).astype(step.dtype)[:, None]
+        inner = np.arange(grid).astype(step.dtype) + step.dtype.type(0.5)
+        at = start + each * step + inner * step / max(grid, 1)
+        inside = (at >= -1) & (at <= size)
+        at = np.maximum(at, 0)
+        low = np.minimum(at, size - 1).astype(np.int64)
+        self.low = low
+        self.high = np.minimum(low + 1, size - 1)
+        # From the last element on there is no other neighbour: all weight is on the first.
+        fraction = np.where(low >= size - 1, 0, at - low)
+        self.weight_low = (1 - fraction) * inside
+        self.weight_high = fraction * inside
+
+    def matrix(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """Sums over the samples of each bin as a matrix (bins, elements)."""
+        found = np.zeros((len(self.low), size), np.float64)
+        rows = np.arange(len(self.low))[:, None]
+        np.add.at(found, (rows, self.low), self.weight_low)
+        np.add.at(found, (rows, self.high), self.weight_high)
+        return found.astype(dtype)
+
+
+@operator("RoiAlign", since=16, infer=infer_roi_align)
+def roi_align(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    shifted = attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
+    ratio, scale = attrs.get("sampling_ratio", 0), attrs.get("spatial_scale", 1.0)
+    highest = attrs.get("mode", "avg") == "max"
+    bins = attrs.get("output_height", 1), attrs.get("output_width", 1)
+
+    def samples(region: np.ndarray, sizes: Sequence[int]) -> list[_Samples]:
+        """Those along height and width of a region x1, y1, x2, y2."""
+        one = region.dtype.type(1)
+        corners = region * one.dtype.type(scale) - one.dtype.type(0.5 if shifted else 0)
+        _check_finite(corners)
+        x1, y1, x2, y2 = corners
+        found = []
+        for start, end, count, size in ((y1, y2, bins[0], sizes[0]), (x1, x2, bins[1], sizes[1])):
+            extent = end - start if shifted else np.maximum(end - start, one)
+            found.append(_Samples(start, extent, count, ratio, size))
+        return found
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None and x.dtype is not None
+        n, _, *sizes = x.dims
+        if 0 in sizes:
+            raise ShapeError(f"no pixels in shape {x.dims}")
+        dtype = x.dtype
+
+        def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
+            images = _check_batch(batch, n)
+            for image, region, result in zip(images, rois, out, strict=True):
+                rows, columns = samples(region, sizes)
+                if highest:
+                    np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
+                    continue
+                count = max(rows.low.shape[1] * columns.low.shape[1], 1)
+                across = np.matmul(x[image], columns.matrix(sizes[1], dtype).T)
+                np.matmul(rows.matrix(sizes[0], dtype) / dtype.type(count), across, result)
+
+        return Routine(into)
+
+    return specialized(node, types, make)
+
+
+def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
+    """The greatest weighted neighbour of any sample of each bin; weights are not summed up."""
+    if not rows.low.size or not columns.low.size:
+        return 0
+    shape = (image.shape[0], *rows.low.shape, *columns.low.shape)
+    found = np.full(shape, -np.inf)
+    for y, weight_y in ((rows.low, rows.weight_low), (rows.high, rows.weight_high)):
+        for x, weight_x in (
+            (columns.low, columns.weight_low),
+            (columns.high, columns.weight_high),
+        ):
+            values = image[:, y[:, :, None, None], x]
+            np.maximum(found, values * (weight_y[:, :, None, None] * weight_x), out=found)
+    return found.max(axis=(2, 4))
+
+
+# MaxRoiPool
+
+
+def infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, count = _regions(types, 5)
+    size = attrs["pooled_shape"]
+    if len(size) != 2 or min(size) < 1:
+        raise ShapeError(f"pooled_shape {list(size)} must be two positive ints")
+    channels = None if x.shape is None else x.shape[1]
+    return (TensorType(same_dtype(types, (0, 1)), (count, channels, *size)),)
+
+
+def _bins(start: float, end: float, count: int, size: int) -> list[tuple[int, int]]:
+    """The elements in each of ``count`` bins from pixel ``start`` to ``end``, both included."""
+    extent = np.float32(max(end - start + 1, 1)) / np.float32(count)
+    edges = np.arange(count + 1, dtype=np.float32) * extent
+    lows = np.clip(np.floor(edges[:-1]) + start, 0, size)
+    highs = np.clip(np.ceil(edges[1:]) + start, 0, size)
+    return [(int(low), int(high)) for low, high in zip(lows, highs, strict=True)]
+
+
+@operator("MaxRoiPool", infer=infer_max_roi_pool)
+def max_roi_pool(node: Node, types: Types) -> Kernel:
+    scale = np.float32(node.attrs.get("spatial_scale", 1.0))
+    bins = node.attrs["pooled_shape"]
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x = inputs[0]
+        assert x is not None and x.dtype is not None
+        n, _, height, width = x.dims
+
+        def into(x: np.ndarray, rois: np.ndarray, out: np.ndarray) -> None:
+            scaled = rois[:, 1:] * scale
+            _check_finite(scaled)
+            images = _check_batch(rois[:, 0], n)
+            # Halves are rounded away from zero.
+            corners = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).tolist()
+            out.fill(0)  # what a bin without pixels gives
+            for image, (x1, y1, x2, y2), result in zip(images, corners, out, strict=True):
+                columns = _bins(x1, x2, bins[1], width)
+                for i, (top, bottom) in enumerate(_bins(y1, y2, bins[0], height)):
+                    if bottom <= top:
+                        continue
+                    row = x[image, :, top:bottom].max(axis=1)
+                    for j, (left, right) in enumerate(columns):
+                        if left < right:
+                            row[:, left:right].max(axis=1, out=result[:, i, j])
+
+        return Routine(into)
+
+    return specialized(node, types, make, widen=False)
+
+
+# DeformConv
+
+
+def infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, w, offset, mask = (tensor(types, i) for i in (0, 1, 2, 4))
+    dtype = same_dtype(types, range(len(types)))
+    shape = conv_shape(x.shape, w.shape, attrs)
+    groups = attrs.get("offset_group", 1)
+    if groups < 1:
+        raise ShapeError(f"offset_group must be positive, not {groups}")
+    if shape is None:
+        return (TensorType(dtype, offset.shape and (offset.shape[0], None, *offset.shape[2:])),)
+    check_shape("bias", tensor(types, 3).shape, (shape[1],))
+    if x.shape is not None and isinstance(x.shape[1], int) and x.shape[1] % groups:
+        raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
+    kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
+    for name, kind, each in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
+        check_shape(name, kind.shape, (shape[0], product((groups, each, *kernel)), *shape[2:]))
+    return (TensorType(dtype, shape),)
+
+
+@operator("DeformConv", since=19, infer=infer_deform_conv)
+def deform_conv(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    group, groups = attrs.get("group", 1), attrs.get("offset_group", 1)
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, w = inputs[:2]
+        assert x is not None and w is not None and x.dtype is not None
+        (n, channels, *sizes), (filters, depth, *kernel) = x.dims, w.dims
+        axes = windows(attrs, kernel, sizes)
+        rank, taps = len(axes), prod(kernel)
+        counts = [axis.count for axis in axes]
+        positions = prod(counts)
+        # Where every kernel position of every window looks before offsets: (axes, taps, windows).
+        base = np.empty((rank, *kernel, *counts), x.dtype)
+        for i, axis in enumerate(axes):
+            at = np.add.outer(
+                np.arange(axis.kernel) * axis.dilation,
+                np.arange(axis.count) * axis.stride - axis.begin,
+            )
+            shape = [1] * (2 * rank)
+            shape[i], shape[rank + i] = at.shape
+            base[i] = at.reshape(shape)
+        base = base.reshape(rank, taps, positions)
+        pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
+        step = max(BLOCK_BYTES // max(channels * taps * x.dtype.itemsize, 1), MIN_BLOCK)
+        has_bias = given(inputs, 3)
+        shape_offset = (n, groups, taps, rank, positions)
+
+        def sample(image: np.ndarray, at: np.ndarray) -> np.ndarray:
+            """Linear interpolation of (channels, elements) at (axes, taps, windows); 0 outside."""
+            low = np.floor(at)
+            fraction = at - low
+            total: Any = 0
+            for corner in choices((0, 1), repeat=rank):
+                index: Any = 0
+                weight: Any = 1
+                for i, bit in enumerate(corner):
+                    place = low[i] + bit
+                    inside = (place >= 0) & (place < sizes[i])
+                    index = index + np.where(inside, place, 0).astype(np.int64) * pitch[i]
+                    weight = weight * (fraction[i] if bit else 1 - fraction[i]) * inside
+                total = total + image[:, index] * weight
+            return total
+
+        def into(x: np.ndarray, w: np.ndarray, offset: np.ndarray, *rest: Any) -> None:
+            out = rest[-1].reshape(n, group, filters // group, positions)
+            matrix = w.reshape(group, filters // group, depth * taps)
+            offset = offset.reshape(shape_offset)
+            mask = rest[1] if len(rest) > 2 else None
+            if mask is not None:
+                mask = mask.reshape(n, groups, 1, taps, positions)
+            images = x.reshape(n, groups, channels // groups, prod(sizes))
+            for i in range(n):
+                for start in range(0, positions, step):
+                    block = slice(start, start + step)
+                    columns = []
+                    for j in range(groups):
+                        at = base[..., block] + offset[i, j, :, :, block].swapaxes(0, 1)
+                        seen = sample(images[i, j], at)
+                        columns.append(seen if mask is None else seen * mask[i, j, ..., block])
+                    unfolded = np.concatenate(columns).reshape(group, depth * taps, -1)
+                    np.matmul(matrix, unfolded, out[i, ..., block])
+            if has_bias:
+                np.add(rest[-1], rest[0].reshape(-1, *(1,) * rank), rest[-1])
+
+        return Routine(into)
+
+    return specialized(node, types, make, contiguous=True)

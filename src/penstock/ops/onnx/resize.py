@@ -1,0 +1,483 @@
+"""Resize: interpolation along some axes, one axis after the other.
+
+Interpolation is separable, so each resized axis gets a table, made once for given shapes: for every
+output position the input positions it reads, with their weights. Nearest needs positions only, and
+where these are evenly spaced or repeat it is a strided copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.shape_rules import choice, given, ints, normalize_axes, tensor
+from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
+
+# Sizes
+
+
+class Axis(NamedTuple):
+    """One resized axis. ``width`` is the output size before it was rounded to ``out``."""
+
+    axis: int
+    size: int
+    out: int
+    scale: float
+    width: float
+    start: float
+    end: float
+
+    @property
+    def identity(self) -> bool:
+        same = self.size == self.out and abs(self.scale - 1) < 1e-9
+        return same and (self.start, self.end) == (0, 1)
+
+
+def _floats(types: Types, consts: Consts, index: int) -> tuple[float, ...] | None:
+    """A float input: its contents, () if it is left out or empty, None if unknown."""
+    if not given(types, index):
+        return ()
+    const = consts[index] if index < len(consts) else None
+    if const is not None:
+        return tuple(float(x) for x in const.reshape(-1))
+    return () if tensor(types, index).shape == (0,) else None
+
+
+def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    axes = attrs.get("axes")
+    return tuple(range(rank)) if axes is None else normalize_axes(axes, rank)
+
+
+def _count(name: str, values: Sequence[Any], axes: Sequence[int], times: int = 1) -> None:
+    if len(values) != times * len(axes):
+        raise ShapeError(f"{name} has {len(values)} elements where {times * len(axes)} are needed")
+
+
+def _by_scales(dims: Sequence[Dim], scales: Sequence[float]) -> list[tuple[Dim, float, float]]:
+    """Output size, scale and unrounded output size of each dim."""
+    found: list[tuple[Dim, float, float]] = []
+    for dim, scale in zip(dims, scales, strict=True):
+        if not 0 < scale < np.inf:
+            raise ShapeError(f"a scale must be positive, not {scale}")
+        if not isinstance(dim, int):
+            found.append((dim if scale == 1 else None, scale, 0.0))
+            continue
+        if not scale * dim < 2**62:
+            raise ShapeError(f"{dim} elements times {scale} are too many")
+        out = int(np.float32(dim) * np.float32(scale))
+        # Scales are float32: where one is a rounded quotient of the sizes, take the quotient.
+        exact = dim > 0 and np.float32(out / dim) == np.float32(scale)
+        found.append((out, out / dim if exact else scale, out if exact else scale * dim))
+    return found
+
+
+def _by_sizes(
+    dims: Sequence[Dim], sizes: Sequence[Dim], policy: str
+) -> list[tuple[Dim, float, float]]:
+    if any(isinstance(size, int) and size < 0 for size in sizes):
+        raise ShapeError(f"sizes must not be negative: {tuple(sizes)}")
+    if policy == "stretch":
+        return [
+            (size, size / dim, size)
+            if isinstance(size, int) and isinstance(dim, int) and dim
+            else (size, 1.0, 0.0)
+            for dim, size in zip(dims, sizes, strict=True)
+        ]
+    choose = min if policy == "not_larger" else max
+    known: list[tuple[int, int]] = [
+        (dim, size)
+        for dim, size in zip(dims, sizes, strict=True)
+        if isinstance(dim, int) and isinstance(size, int) and dim
+    ]
+    if len(known) < len(dims):
+        return [(None, 1.0, 0.0)] * len(dims)
+    scale = choose(size / dim for dim, size in known)
+    return [(int(scale * dim + 0.5), scale, scale * dim) for dim, _ in known]
+
+
+def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, float, float]] | None:
+    """``_by_scales`` or ``_by_sizes`` of every resized axis; ``None`` where neither is known."""
+    shape = tensor(types, 0).shape
+    if shape is None:
+        return None
+    axes = _axes(attrs, len(shape))
+    dims = [shape[axis] for axis in axes]
+    scales = _floats(types, consts, 2)
+    sizes = ints(types, consts, 3) if given(types, 3) else ()
+    if scales and sizes:
+        raise ShapeError("scales and sizes must not both be given")
+    if scales:
+        _count("scales", scales, axes)
+        return _by_scales(dims, scales)
+    if sizes:
+        _count("sizes", sizes, axes)
+        policies = ("stretch", "not_larger", "not_smaller")
+        policy = choice(attrs, "keep_aspect_ratio_policy", "stretch", policies)
+        return _by_sizes(dims, sizes, policy)
+    if scales == () and sizes == () and axes:
+        raise ShapeError("one of scales and sizes must be given")
+    return [] if not axes else None
+
+
+def infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    axes = _axes(attrs, len(x.shape))
+    resized = _resized(types, attrs, consts)
+    shape = list(x.shape)
+    for i, axis in enumerate(axes):
+        shape[axis] = None if resized is None else resized[i][0]
+    return (TensorType(x.dtype, tuple(shape)),)
+
+
+def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[Axis]:
+    shape = tensor(types, 0).dims
+    axes = _axes(attrs, len(shape))
+    resized = _resized(types, attrs, consts)
+    assert resized is not None
+    roi: Sequence[float] = ()
+    if attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        roi = _floats(types, consts, 1) or ()
+        _count("roi", roi, axes, 2)
+    found = []
+    for i, (axis, (out, scale, width)) in enumerate(zip(axes, resized, strict=True)):
+        assert isinstance(out, int)
+        if out and not shape[axis]:
+            raise ShapeError(f"axis {axis} is empty and cannot be resized to {out}")
+        start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
+        found.append(Axis(axis, shape[axis], out, scale, width, start, end))
+    return found
+
+
+# Coordinates and tables
+
+
+def _corners(axis: Axis, x: np.ndarray) -> np.ndarray:
+    last = axis.size - 1
+    return x * 0.0 if axis.width == 1 else x * last / (axis.width - 1)
+
+
+def _crop(axis: Axis, x: np.ndarray) -> np.ndarray:
+    last, extent = axis.size - 1, axis.end - axis.start
+    if axis.out == 1:
+        return x + 0.5 * (axis.start + axis.end) * last
+    return axis.start * last + x * extent * last / (axis.width - 1)
+
+
+def _symmetric(axis: Axis, x: np.ndarray) -> np.ndarray:
+    offset = axis.size / 2 * (1 - axis.out / (axis.width or 1))
+    return offset + (x + 0.5) / axis.scale - 0.5
+
+
+_COORDINATES: dict[str, Callable[[Axis, np.ndarray], np.ndarray]] = {
+    "half_pixel": lambda axis, x: (x + 0.5) / axis.scale - 0.5,
+    "half_pixel_symmetric": _symmetric,
+    "pytorch_half_pixel": lambda axis, x: (x + 0.5) / axis.scale - 0.5 if axis.out > 1 else x * 0.0,
+    "align_corners": _corners,
+    "asymmetric": lambda axis, x: x / axis.scale,
+    "tf_crop_and_resize": _crop,
+    "tf_half_pixel_for_nn": lambda axis, x: (x + 0.5) / axis.scale,
+}
+
+_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _triangle(x: np.ndarray, a: float) -> np.ndarray:
+    return np.maximum(1 - np.abs(x), 0)
+
+
+def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+    """Keys' kernel, equation (4) of https://ieeexplore.ieee.org/document/1163711."""
+    x = np.abs(x)
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, inner, np.where(x < 2, outer, 0))
+
+
+_FILTERS = {"linear": (1, _triangle), "cubic": (2, _cubic)}  # radius and shape
+
+
+class Table(NamedTuple):
+    """What an axis reads: ``indices[k]`` and ``weights[k]`` for each output position."""
+
+    axis: int
+    size: int
+    out: int
+    indices: np.ndarray  # intp [taps, out]
+    weights: np.ndarray  # float64 [taps, out]; of nearest, all ones
+    outside: np.ndarray | None  # bool [out]: positions that are extrapolated, if any
+
+
+def _table(axis: Axis, attrs: Attrs) -> Table:
+    name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
+    x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
+    last = axis.size - 1
+    outside = None
+    if name == "tf_crop_and_resize":
+        rounding_error = 1e-6 * axis.size  # of a roi that means to end at the border
+        outside = (x < -rounding_error) | (x > last + rounding_error)
+        x = np.clip(x, 0, last)
+        if not outside.any():
+            outside = None
+    mode = choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
+    if mode == "nearest":
+        rounding = _NEAREST[choice(attrs, "nearest_mode", "round_prefer_floor", _NEAREST)]
+        nearest = np.clip(rounding(x), 0, last).astype(np.intp)
+        return Table(axis.axis, axis.size, axis.out, nearest[None], np.ones((1, axis.out)), outside)
+    radius, shape = _FILTERS[mode]
+    # Antialiasing stretches the filter over as many pixels as fall onto one.
+    stretch = min(axis.scale, 1.0) if attrs.get("antialias") and axis.out else 1.0
+    reach = int(np.ceil(radius / stretch))
+    left = np.floor(x)
+    offsets = np.arange(1 - reach, 1 + reach)[:, None]
+    weights = shape((offsets - (x - left)) * stretch, attrs.get("cubic_coeff_a", -0.75))
+    if stretch != 1:
+        weights = weights / weights.sum(0)
+    indices = (left + offsets).astype(np.intp)
+    if attrs.get("exclude_outside"):
+        weights = np.where((indices < 0) | (indices > last), 0.0, weights)
+        total = weights.sum(0)
+        weights = weights / np.where(total == 0, 1, total)
+    used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
+    used = used if len(used) else np.zeros(1, np.intp)
+    return Table(
+        axis.axis, axis.size, axis.out, np.clip(indices, 0, last)[used], weights[used], outside
+    )
+
+
+def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
+    """What each axis reads that is not left as it is; all shapes and parameters are known."""
+    return [_table(each, attrs) for each in _every_axis(types, attrs, consts) if not each.identity]
+
+
+# Running: a resampler takes an array, where to write, and its workspace
+
+Resampler = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+# Bytes of scratch worth having: more of it, and passes over it leave the processor's cache.
+_CACHE = 2**18
+
+
+def _evenly(indices: np.ndarray) -> slice | None:
+    """The slice that picks ``indices``, if there is one."""
+    step = int(indices[1] - indices[0]) if len(indices) > 1 else 1
+    if step < 1 or (np.diff(indices) != step).any():
+        return None
+    return slice(int(indices[0]), int(indices[-1]) + 1, step)
+
+
+def _repeats(table: Table) -> int:
+    """How often each element comes in the indices, if all equally often and in order; or 0."""
+    factor = table.out // table.size
+    even = np.array_equal(table.indices[0], np.repeat(np.arange(table.size), factor))
+    return factor if even else 0
+
+
+def _sorted(tables: Sequence[Table]) -> list[Table]:
+    """Axes that shrink first, then from the last: it gathers single elements, the others rows."""
+    return sorted(tables, key=lambda table: (table.out / table.size, -table.axis))
+
+
+def _nearest(
+    tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype
+) -> tuple[Resampler, int]:
+    picks = [slice(None)] * len(shape)
+    rest: list[Table] = []
+    for table in tables:
+        evenly = _evenly(table.indices[0])
+        if evenly is None:
+            rest.append(table)
+        else:
+            picks[table.axis] = evenly
+    pick = tuple(picks)
+    picked = [len(range(size)[p]) for size, p in zip(shape, pick, strict=True)]
+    factors = {table.axis: _repeats(table) for table in rest}
+    if not rest or (dtype != STRING and all(factors.values())):
+        inner, size = _repeater(picked, factors, dtype)
+    else:
+        inner, size = _gatherer(picked, _sorted(rest), dtype)
+
+    def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        inner(x[pick], out, workspace)
+
+    return run, size
+
+
+def _gatherer(
+    shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype
+) -> tuple[Resampler, int]:
+    layout, current = Layout(), list(shape)
+    steps = []
+    for table in tables:
+        current[table.axis] = table.out
+        # Objects must not live in raw memory.
+        field = None if dtype == STRING else layout.field(current, dtype)
+        steps.append((table.indices[0], table.axis, field))
+    *steps, (last_indices, last_axis, _) = steps
+
+    def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        for indices, axis, field in steps:
+            x = np.take(x, indices, axis, None if field is None else field(workspace), "clip")
+        np.take(x, last_indices, last_axis, out, "clip")
+
+    return run, layout.size
+
+
+def _repeater(
+    shape: Sequence[int], factors: dict[int, int], dtype: np.dtype
+) -> tuple[Resampler, int]:
+    """Whole factors: strided copies repeat the last axis, a broadcast all others at once."""
+    last = len(shape) - 1
+    repeat = factors.get(last, 1)
+    across = len(factors) > (repeat > 1)
+    layout, rows = Layout(), [*shape[:-1], shape[-1] * repeat]
+    field = layout.field(rows, dtype) if across and repeat > 1 else None
+    # Each axis as itself and its repetitions, for the rows and for the output.
+    narrow = [d for size in rows for d in (size, 1)]
+    wide = [d for axis, size in enumerate(rows) for d in (size, factors.get(axis, 1))]
+    wide[-1] = 1
+
+    def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        if repeat > 1 or not across:
+            target = out if field is None else field(workspace)
+            for start in range(repeat):
+                target[..., start::repeat] = x
+            x = target
+        if across:
+            np.copyto(out.reshape(wide), x.reshape(narrow))
+
+    return run, layout.size
+
+
+class _Pass(NamedTuple):
+    """Interpolation along one axis."""
+
+    axis: int
+    taps: list[tuple[np.ndarray, np.ndarray]]  # indices, and weights shaped to broadcast
+    result: Field | None  # None for the last, which writes the output
+    spare: Field
+
+
+def _interpolate(
+    tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype
+) -> tuple[Resampler, int]:
+    if dtype == STRING:
+        raise ShapeError("strings have a nearest, but nothing between them")
+    wide = FLOAT64 if dtype.itemsize >= 4 and dtype != FLOAT32 else FLOAT32
+    if dtype.kind == "c":
+        wide = dtype
+    order = _sorted(tables)
+    layout = Layout()
+    widened = layout.field(shape, wide) if dtype != wide else None
+    current, passes = list(shape), []
+    for table in order:
+        current[table.axis] = table.out
+        last = table is order[-1] and widened is None
+        trailing = (1,) * (len(shape) - table.axis - 1)
+        weights = table.weights.astype(wide).reshape(-1, table.out, *trailing)
+        passes.append(
+            _Pass(
+                table.axis,
+                list(zip(table.indices, weights, strict=True)),
+                None if last else layout.field(current, wide),
+                layout.field(current, wide),
+            )
+        )
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+
+    def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        if widened is not None:
+            wider = widened(workspace)
+            np.copyto(wider, x, casting="unsafe")
+            x = wider
+        for axis, taps, result, spare in passes:
+            target = out if result is None else result(workspace)
+            (indices, weights), *others = taps
+            np.take(x, indices, axis, target, "clip")
+            np.multiply(target, weights, target)
+            for indices, weights in others:
+                other = np.take(x, indices, axis, spare(workspace), "clip")
+                np.multiply(other, weights, other)
+                np.add(target, other, target)
+            x = target
+        if limits is not None:
+            np.rint(x, x)
+            np.clip(x, limits.min, limits.max, x)
+        if widened is not None:
+            np.copyto(out, x, casting="unsafe")
+
+    return run, layout.size
+
+
+def _blocked(
+    make: Callable[..., tuple[Resampler, int]],
+    tables: Sequence[Table],
+    x: TensorType,
+    out: TensorType,
+) -> tuple[Resampler, int]:
+    """The resampler in blocks of the axes before the first resized one, to use little scratch."""
+    assert x.dtype is not None
+    first = min(table.axis for table in tables)
+    run, size = make(tables, x.dims, x.dtype)
+    if first == 0 or size <= _CACHE:
+        return run, size
+    count = math.prod(x.dims[:first])
+    block = max(count * _CACHE // size, 1)
+    inner, outer = x.dims[first:], out.dims[first:]
+    moved = [table._replace(axis=table.axis - first + 1) for table in tables]
+    run, size = make(moved, (block, *inner), x.dtype)
+    rest, _ = make(moved, (count % block, *inner), x.dtype)
+
+    def blocks(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        x, flat = x.reshape(count, *inner), out.reshape(count, *outer)
+        for start in range(0, count - block + 1, block):
+            run(x[start : start + block], flat[start : start + block], workspace)
+        if count % block:
+            start = count - count % block
+            rest(x[start:], flat[start:], workspace)
+        if not np.may_share_memory(flat, out):
+            np.copyto(out, flat.reshape(out.shape))
+
+    return blocks, size
+
+
+@operator("Resize", since=11, infer=infer_resize)
+def resize(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    nearest = (attrs.get("mode") or "nearest") == "nearest"
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        tables = resize_tables(inputs, attrs, consts)
+        position, prepared = len(inputs), (1, 2, 3)
+        if 0 in y.dims:
+            return Routine(lambda *_: None, prepared=prepared)
+        if not tables:
+            return Routine(lambda *a: np.copyto(a[position], a[0]), prepared=prepared)
+        run, size = _blocked(_nearest if nearest else _interpolate, tables, x, y)
+        outsides = [(t.axis, t.outside) for t in tables if t.outside is not None]
+        value = attrs.get("extrapolation_value", 0.0)
+
+        def into(*arguments: Any) -> None:
+            out = arguments[position]
+            run(arguments[0], out, arguments[-1])
+            for axis, outside in outsides:
+                np.moveaxis(out, axis, 0)[outside] = value
+
+        return Routine(into, size, prepared)
+
+    return specialized(node, types, make, widen=not nearest, values=(1, 2, 3))

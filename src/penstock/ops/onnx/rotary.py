@@ -1,0 +1,151 @@
+"""Rotary position embedding: pairs of features turn by an angle that grows with their position.
+
+https://arxiv.org/pdf/2104.09864
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.onnx.attention import share
+from penstock.ops.registry import MICROSOFT, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.types import Dim, ShapeError, Type
+
+
+def rotate(
+    x: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    out: np.ndarray,
+    spare: np.ndarray,
+    interleaved: bool,
+) -> None:
+    """Turn the pairs of ``x`` [batch, heads, sequence, size]; ``cos`` and ``sin`` broadcast to it.
+
+    As many features turn as there are angles, two for each, the first with the last half or, if
+    ``interleaved``, each with its neighbour. ``spare`` has room for a half.
+    """
+    half = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if interleaved
+        else (slice(0, half), slice(half, 2 * half))
+    )
+    a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
+    np.multiply(a, cos, out_a)
+    np.multiply(b, sin, spare)
+    np.subtract(out_a, spare, out_a)
+    np.multiply(a, sin, out_b)
+    np.multiply(b, cos, spare)
+    np.add(out_b, spare, out_b)
+    if 2 * half < x.shape[-1]:
+        np.copyto(out[..., 2 * half :], x[..., 2 * half :])
+
+
+def angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
+    if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
+        raise ShapeError(
+            f"positions from {positions.min()} to {positions.max()} do not fit a cache of"
+            f" {len(cache)}"
+        )
+    return np.take(cache, positions, 0)[:, None]
+
+
+# Where inputs stand. One position id alone, which com.microsoft has, is where all samples start.
+_ONNX = {"cos": 1, "positions": 3}
+_MICROSOFT = {"cos": 2, "positions": 1}
+
+
+def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
+    """[batch, heads, sequence, size] of the input."""
+    if len(shape) == 4:
+        return shape
+    if len(shape) != 3:
+        raise ShapeError(f"the input must have rank 3 or 4, its shape is {shape}")
+    hidden, heads = shape[2], attrs.get("num_heads") or 0
+    if heads < 1 and not attrs.get("rotary_embedding_dim") and isinstance(half, int) and half:
+        # As ONNX Runtime has it, the cache says how large a head is.
+        heads = hidden // (2 * half) if isinstance(hidden, int) else 0
+    if heads < 1:
+        if hidden is None or isinstance(hidden, str):
+            return (shape[0], None, shape[1], None)
+        raise ShapeError("an input of rank 3 needs a positive num_heads")
+    return (shape[0], heads, shape[1], share(hidden, heads, "the input"))
+
+
+def infer_rotary(order: dict[str, int]) -> Infer:
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        x, cos, sin = (tensor(types, i) for i in (0, order["cos"], order["cos"] + 1))
+        if x.shape is None or cos.shape is None:
+            return (x.without_data(),)
+        batch, _, length, size = _heads(x.shape, attrs, cos.shape[-1] if cos.shape else None)
+        turning = attrs.get("rotary_embedding_dim") or size
+        if isinstance(turning, int):
+            if turning % 2 or (isinstance(size, int) and turning > size):
+                raise ShapeError(f"{turning} of {size} features cannot be turned in pairs")
+            if isinstance(cos.shape[-1], int) and cos.shape[-1] != turning // 2:
+                raise ShapeError(f"caches of shape {cos.shape} do not fit {turning // 2} angles")
+        if sin.shape is not None and len(sin.shape) != len(cos.shape):
+            raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
+        at = order["positions"]
+        positions = tensor(types, at).shape if given(types, at) else ()
+        if positions == ():
+            wanted: tuple[Dim, ...] = (batch, length)
+            check_shape("a cache without position_ids", cos.shape, (*wanted, None))
+        else:
+            check_shape("a cache", cos.shape, (None, None))
+            start = ((1,),) if order is _MICROSOFT else ()
+            check_shape("position_ids", positions, (batch, length), *start)
+        return (x.without_data(),)
+
+    return infer
+
+
+def _compiler(order: dict[str, int]) -> Callable[[Node, Types], Kernel]:
+    def compile(node: Node, types: Types) -> Kernel:
+        interleaved = bool(node.attrs.get("interleaved", 0))
+        scale = node.attrs.get("scale", 1.0)
+        if node.attrs.get("is_packed_batching") or scale != 1.0:
+            raise ShapeError("RotaryEmbedding with is_packed_batching or scale is not supported")
+        n_inputs, at, cache = len(node.inputs), order["positions"], order["cos"]
+
+        def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+            x, cos = inputs[0], inputs[cache]
+            assert x is not None and x.dtype is not None and cos is not None
+            half = cos.dims[-1]
+            batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
+            four = len(x.dims) == 4
+            layout = Layout()
+            spare_field = layout.field((batch, heads, length, half), x.dtype)
+
+            def into(*arguments: Any) -> None:
+                x, cos, sin = arguments[0], arguments[cache], arguments[cache + 1]
+                positions = arguments[at] if at < n_inputs else None
+                out, workspace = arguments[-2:]
+                if not four:
+                    split = (batch, length, heads, size)
+                    x, out = (a.reshape(split).transpose(0, 2, 1, 3) for a in (x, out))
+                if positions is None:
+                    cos, sin = cos[:, None], sin[:, None]
+                else:
+                    if positions.ndim == 1:
+                        positions = positions + np.arange(length)[None]
+                    cos, sin = angles(cos, positions), angles(sin, positions)
+                rotate(x, cos, sin, out, spare_field(workspace), interleaved)
+
+            return Routine(into, layout.size)
+
+        return specialized(node, types, make)
+
+    return compile
+
+
+operator("RotaryEmbedding", since=23, infer=infer_rotary(_ONNX))(_compiler(_ONNX))
+operator("RotaryEmbedding", domain=MICROSOFT, infer=infer_rotary(_MICROSOFT))(_compiler(_MICROSOFT))

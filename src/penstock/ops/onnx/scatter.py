@@ -1,0 +1,208 @@
+"""Elements replaced, or added to, at given indices.
+
+All of these copy their first input and then write to the copy; where the first input may be given
+up, the output takes its memory over and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import check_shape, choice, normalize_axis, same_dtype, tensor
+from penstock.ops.onnx.index import (
+    check_depth,
+    check_same_rank,
+    element_index,
+    index_columns,
+    out_of_range,
+)
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import Shape, ShapeError, TensorType, Type
+
+_LITTLE = 16 * 1024  # bytes
+_ACCUMULATE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _accumulation(attrs: Attrs) -> np.ufunc | None:
+    return _ACCUMULATE.get(choice(attrs, "reduction", "none", ("none", *_ACCUMULATE)))
+
+
+def updating(place: Callable[..., None]) -> Kernel:
+    """The kernel that copies input 0 and calls ``place(copy, *other inputs)``."""
+
+    def run(x: np.ndarray, *rest: Any) -> np.ndarray:
+        out = x.copy()
+        place(out, *rest)
+        return out
+
+    def into(x: np.ndarray, *rest: Any) -> None:
+        out = rest[-1]
+        if not _same_memory(x, out):
+            out[...] = x
+        place(out, *rest[:-1])
+
+    return Kernel(run, into, inplace=(0,))
+
+
+def _same_memory(x: np.ndarray, out: np.ndarray) -> bool:
+    """Whether ``out`` has taken over the memory of ``x``, which may then be another array object.
+
+    Of little data the copy costs less than the look.
+    """
+    return out is x or (out.nbytes > _LITTLE and out.ctypes.data == x.ctypes.data)
+
+
+def _accumulate(
+    ufunc: np.ufunc, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
+) -> None:
+    """``out[index] = ufunc(out[index], updates)``, once for each time that an index occurs.
+
+    ``index`` has an array for each of the first axes. With a single one ``ufunc.at`` is several
+    times faster, so positions are counted through all axes where that is possible.
+    """
+    if not out.flags.c_contiguous:
+        ufunc.at(out, tuple(index), updates)
+        return
+    depth = len(index)
+    dims, block = out.shape[:depth], math.prod(out.shape[depth:])
+    try:
+        positions = np.ravel_multi_index(
+            [np.where(i < 0, i + n, i) for i, n in zip(index, dims, strict=True)], dims
+        )
+    except ValueError as error:
+        raise ShapeError(
+            f"an index does not fit data of shape {list(out.shape)}: {error}"
+        ) from None
+    if depth < out.ndim:
+        positions = positions[..., None] * block + np.arange(block)
+    ufunc.at(out.reshape(-1), positions.reshape(-1), updates.reshape(-1))
+
+
+# ScatterElements
+
+
+def infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    data, indices, updates = (tensor(types, i) for i in range(3))
+    check_same_rank(data, indices)
+    check_same_rank(data, updates)
+    check_shape("updates", updates.shape, indices.shape)
+    if data.shape is not None:
+        normalize_axis(attrs.get("axis", 0), len(data.shape))
+    _accumulation(attrs)
+    return (TensorType(same_dtype(types, (0, 2)), data.shape),)
+
+
+@operator("Scatter", since=9, infer=infer_scatter_elements)
+@operator("ScatterElements", since=11, infer=infer_scatter_elements)
+def scatter_elements(node: Node, types: Types) -> Kernel:
+    axis, ufunc = node.attrs.get("axis", 0), _accumulation(node.attrs)
+
+    def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
+        if out.ndim != indices.ndim:
+            raise ShapeError(f"data has {out.ndim} dims, indices have {indices.ndim}")
+        check_shape("updates", updates.shape, indices.shape)
+        index = element_index(indices, normalize_axis(axis, out.ndim))
+        try:
+            if ufunc is None:
+                out[index] = updates
+            else:
+                _accumulate(ufunc, out, index, updates)
+        except IndexError as error:
+            raise out_of_range(error, out) from None
+
+    return updating(place)
+
+
+# ScatterND
+
+
+def infer_scatter_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    data, indices, updates = (tensor(types, i) for i in range(3))
+    _accumulation(attrs)
+    if data.shape is not None and indices.shape is not None and updates.shape is not None:
+        check_shape("updates", updates.shape, _updates_shape(data.shape, indices.shape))
+    return (TensorType(same_dtype(types, (0, 2)), data.shape),)
+
+
+def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
+    """The shape that updates must have; ``None`` if the length of the index tuples is unknown."""
+    if not indices:
+        raise ShapeError("indices must have a dim at least")
+    depth = indices[-1]
+    if not isinstance(depth, int):
+        return None
+    check_depth(depth, 0, len(dims))
+    return (*indices[:-1], *dims[depth:])
+
+
+@operator("ScatterND", since=11, infer=infer_scatter_nd)
+def scatter_nd(node: Node, types: Types) -> Kernel:
+    ufunc = _accumulation(node.attrs)
+
+    def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
+        check_shape("updates", updates.shape, _updates_shape(out.shape, indices.shape))
+        index = index_columns(indices)
+        try:
+            if ufunc is None:
+                out[tuple(index)] = updates
+            else:
+                _accumulate(ufunc, out, index, updates)
+        except IndexError as error:
+            raise out_of_range(error, out) from None
+
+    return updating(place)
+
+
+# TensorScatter: new entries of a key or value cache
+
+
+def infer_tensor_scatter(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    cache, update = tensor(types, 0), tensor(types, 1)
+    if cache.shape is not None and update.shape is not None:
+        _check_update(cache.shape, update.shape, _cache_axis(attrs, len(cache.shape)))
+    return (TensorType(same_dtype(types, (0, 1)), cache.shape),)
+
+
+def _cache_axis(attrs: Attrs, rank: int) -> int:
+    axis = normalize_axis(attrs.get("axis", -2), rank)
+    if axis == 0:
+        raise ShapeError("the axis to write along must not be that of the batch, 0")
+    return axis
+
+
+def _check_update(cache: Shape, update: Shape, axis: int) -> None:
+    length, size = (d[axis] if len(d) > axis else None for d in (update, cache))
+    check_shape("update", update, (*cache[:axis], length, *cache[axis + 1 :]))
+    if isinstance(length, int) and isinstance(size, int) and length > size:
+        raise ShapeError(f"an update of length {length} does not fit a cache of length {size}")
+
+
+@operator("TensorScatter", since=24, infer=infer_tensor_scatter)
+def tensor_scatter(node: Node, types: Types) -> Kernel:
+    circular = choice(node.attrs, "mode", "linear", ("linear", "circular")) == "circular"
+
+    def place(out: np.ndarray, update: np.ndarray, start: np.ndarray | None = None) -> None:
+        axis = _cache_axis(node.attrs, out.ndim)
+        _check_update(out.shape, update.shape, axis)
+        length, size = update.shape[axis], out.shape[axis]
+        if start is None:
+            out[(*[slice(None)] * axis, slice(length))] = update
+            return
+        if start.shape != out.shape[:1]:
+            raise ShapeError(
+                f"write_indices of shape {list(start.shape)} do not fit a batch of {out.shape[0]}"
+            )
+        positions = start[:, None] + np.arange(length)
+        if circular:
+            positions %= size
+        elif positions.size and (positions.min() < 0 or positions.max() >= size):
+            raise ShapeError(f"an update of length {length} ends beyond the cache's {size}")
+        batch = np.arange(len(start))[:, None]
+        np.moveaxis(out, axis, 1)[batch, positions] = np.moveaxis(update, axis, 1)
+
+    return updating(place)

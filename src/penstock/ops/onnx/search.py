@@ -1,0 +1,148 @@
+"""Places of extreme elements along an axis: ArgMax, ArgMin and TopK.
+
+NaNs are extreme for ArgMax and ArgMin, and greater than all else for TopK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.dtypes import is_small
+from penstock.ops.common.shape_rules import ints, normalize_axis, single, tensor
+from penstock.ops.onnx.reduce import reduced_type
+from penstock.ops.registry import Attrs, Compile, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
+
+# ArgMax, ArgMin
+
+
+def infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = tensor(types, 0)
+    axis = attrs.get("axis", 0)
+    if kind.rank == 0:
+        normalize_axis(axis, 1)
+        return (TensorType(INT64, ()),)
+    result = reduced_type(kind, (axis,), bool(attrs.get("keepdims", 1)))
+    return (TensorType(INT64, result.shape),)
+
+
+def _places(method: str) -> Compile:
+    find = getattr(np.ndarray, method)
+
+    def compile(node: Node, types: Types) -> Kernel:
+        given = node.attrs.get("axis", 0)
+        keepdims = bool(node.attrs.get("keepdims", 1))
+        last = bool(node.attrs.get("select_last_index", 0))
+        infer_arg(types, node.attrs, ())
+
+        def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
+            axis = normalize_axis(given, max(x.ndim, 1))
+            if not x.ndim:
+                zero = np.zeros((), INT64) if out is None else out
+                zero[...] = 0
+                return zero
+            if not x.shape[axis]:
+                raise ShapeError(f"axis {axis} of shape {x.shape} has no elements to choose from")
+            if last:
+                x = np.flip(x, axis)
+            result = find(x, axis, out, keepdims=keepdims)
+            return np.subtract(x.shape[axis] - 1, result, out) if last else result
+
+        return Kernel(run, run)
+
+    return compile
+
+
+operator("ArgMax", since=1, infer=infer_arg)(_places("argmax"))
+operator("ArgMin", since=1, infer=infer_arg)(_places("argmin"))
+
+
+# TopK
+
+
+def infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = tensor(types, 0)
+    if kind.shape is None:
+        return TensorType(kind.dtype), TensorType(INT64)
+    if not kind.shape:
+        raise ShapeError("TopK needs a tensor of rank 1 at least")
+    axis = normalize_axis(attrs.get("axis", -1), len(kind.shape))
+    known = ints(types, consts, 1)
+    if known is not None and len(known) != 1:
+        raise ShapeError(f"K must be one number, not {list(known)}")
+    k: Dim = None if known is None else known[0]
+    size = kind.shape[axis]
+    if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
+        raise ShapeError(f"K is {k}, but axis {axis} has {size} elements")
+    shape = (*kind.shape[:axis], k, *kind.shape[axis + 1 :])
+    return TensorType(kind.dtype, shape), TensorType(INT64, shape)
+
+
+def top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
+    """The places of the ``k`` most extreme elements along the last axis, the most extreme first.
+
+    Of equal elements the first comes first, and NaNs are greater than all else.
+    """
+    n = x.shape[-1]
+    if is_small(x.dtype):
+        x = x.astype(FLOAT32)
+    if x.dtype.itemsize > 4 or x.size <= 64:
+        if largest:  # descending and stable is ascending and stable, with both ends exchanged
+            return (n - 1 - np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1])[..., :k]
+        return np.argsort(x, -1, kind="stable")[..., :k]
+    # Element and place in one integer: no two are equal, so that NumPy's vectorised selection and
+    # sort, which are neither stable nor give places, do both.
+    keys = _ordered(x).astype(np.int64)
+    if largest:
+        np.invert(keys, keys)
+    np.left_shift(keys, 32, keys)
+    np.bitwise_or(keys, np.arange(n), keys)
+    if k < n:
+        keys = np.partition(keys, k, -1)[..., :k]
+    keys = np.sort(keys, -1)
+    return np.bitwise_and(keys, 0xFFFFFFFF, keys)
+
+
+def _ordered(x: np.ndarray) -> np.ndarray:
+    """Integers of at most 32 bits in the order of ``x``."""
+    if x.dtype == np.uint32:
+        return np.bitwise_xor(x, np.uint32(1 << 31)).view(np.int32)
+    if x.dtype != FLOAT32:
+        return x
+    bits = np.add(x, np.float32(0)).view(np.int32)  # -0 becomes 0
+    np.copyto(bits, np.int32(0x7FFFFFFF), where=np.isnan(x))
+    # Of negative floats the greater has the smaller magnitude.
+    flips = np.right_shift(bits, 31)
+    np.bitwise_and(flips, np.int32(0x7FFFFFFF), flips)
+    return np.bitwise_xor(bits, flips, bits)
+
+
+@operator("TopK", since=10, infer=infer_top_k)
+def top_k(node: Node, types: Types) -> Kernel:
+    """Always sorted, which ``sorted=0`` allows."""
+    given = node.attrs.get("axis", -1)
+    largest = bool(node.attrs.get("largest", 1))
+
+    def run(
+        x: np.ndarray,
+        k: np.ndarray,
+        values: np.ndarray | None = None,
+        places: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        axis = normalize_axis(given, x.ndim)
+        count = int(single(k, "K"))
+        if not 0 <= count <= x.shape[axis]:
+            raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
+        found = np.moveaxis(top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
+        chosen = np.take_along_axis(x, found, axis)
+        if values is not None:
+            np.copyto(values, chosen)
+        if places is not None:
+            np.copyto(places, found)
+        return chosen, np.ascontiguousarray(found)
+
+    return Kernel(run, run)

@@ -1,0 +1,270 @@
+"""Sequences and optionals.
+
+A sequence is a list that nobody changes: an operation that adds or removes makes a new list of the
+same arrays. They are not copied here: a plan copies tensors in memory that it uses again before
+they go into a list. A tensor that comes out of a list is a view of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import (
+    all_known,
+    element_dtype,
+    ints,
+    normalize_axis,
+    same_dtype,
+    tensor,
+)
+from penstock.ops.onnx.arrange import cuts
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import (
+    ANY,
+    BOOL,
+    FLOAT32,
+    INT64,
+    AnyType,
+    Dim,
+    OptionalType,
+    SequenceType,
+    ShapeError,
+    TensorType,
+    Type,
+    join,
+)
+
+# Making sequences
+
+
+def _no_data(kind: Type | None) -> Type:
+    return kind.without_data() if isinstance(kind, TensorType) else kind or ANY
+
+
+def infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    if not types:
+        raise ShapeError("SequenceConstruct needs an input at least")
+    same_dtype(types, range(len(types)))
+    joined, *others = [_no_data(kind) for kind in types]
+    for kind in others:
+        joined = join(joined, kind)
+    return (SequenceType(joined),)
+
+
+@operator("SequenceConstruct", since=11, infer=infer_sequence_construct)
+def sequence_construct(node: Node, types: Types) -> Kernel:
+    return Kernel(lambda *tensors: list(tensors))
+
+
+def infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (SequenceType(TensorType(element_dtype(attrs, "dtype") or FLOAT32)),)
+
+
+@operator("SequenceEmpty", since=11, infer=infer_sequence_empty)
+def sequence_empty(node: Node, types: Types) -> Kernel:
+    return Kernel(list)
+
+
+def infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (SequenceType(TensorType(x.dtype)),)
+    axis = normalize_axis(attrs.get("axis", 0), len(x.shape))
+    if len(types) < 2 or types[1] is None:
+        kept = (1,) if attrs.get("keepdims", 1) else ()
+        return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], *kept, *x.shape[axis + 1 :]))),)
+    part = _part_size(x.shape[axis], all_known(ints(types, consts, 1)), tensor(types, 1).rank)
+    return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], part, *x.shape[axis + 1 :]))),)
+
+
+def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
+    """The size that all parts have, if they all have one."""
+    if split is None or not split or rank is None:
+        return None
+    if rank == 0:
+        (size,) = split
+        return size if isinstance(dim, int) and size > 0 and dim % size == 0 else None
+    return split[0] if len(set(split)) == 1 else None
+
+
+@operator("SplitToSequence", since=11, infer=infer_split_to_sequence)
+def split_to_sequence(node: Node, types: Types) -> Kernel:
+    along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
+
+    def run(x: np.ndarray, split: np.ndarray | None = None) -> list[np.ndarray]:
+        axis = normalize_axis(along, x.ndim)
+        n = x.shape[axis]
+        if split is None:
+            parts = [x[part] for part in cuts(axis, [1] * n)]
+            return parts if keepdims else [part.squeeze(axis) for part in parts]
+        if split.ndim == 0:
+            size = int(split)
+            if size < 1:
+                raise ShapeError(f"cannot split into parts of {size}")
+            sizes = [min(size, n - start) for start in range(0, n, size)]
+        else:
+            sizes = split.tolist()
+            if any(size < 0 for size in sizes) or sum(sizes) != n:
+                raise ShapeError(f"split {sizes} does not add up to dim {n}")
+        return [x[part] for part in cuts(axis, sizes)]
+
+    return Kernel(run)
+
+
+# Sequences to sequences
+
+
+def _element(types: Types) -> Type:
+    """The type of the elements of the sequence that comes first."""
+    kind = types[0] if types else None
+    if isinstance(kind, OptionalType):
+        kind = kind.element
+    if isinstance(kind, SequenceType):
+        return kind.element
+    if kind is None or isinstance(kind, AnyType):
+        return ANY
+    raise ShapeError(f"input 0 must be a sequence, not {kind}")
+
+
+def _position(given: np.ndarray, count: int) -> int:
+    """The position among ``count`` that ``given`` means; negative ones count from the back."""
+    if given.size != 1:
+        raise ShapeError(f"a position must be a scalar, not of shape {list(given.shape)}")
+    position = int(given.item())
+    if not -count <= position < count:
+        raise ShapeError(f"position {position} is out of range for {count} places in a sequence")
+    return position % count
+
+
+def infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    element, added = _element(types), _no_data(types[1])
+    if isinstance(element, TensorType) and isinstance(added, TensorType):
+        same_dtype((element, added), (0, 1))
+    return (SequenceType(join(element, added)),)
+
+
+@operator("SequenceInsert", since=11, infer=infer_sequence_insert)
+def sequence_insert(node: Node, types: Types) -> Kernel:
+    def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
+        n = len(sequence)
+        where = n
+        if position is not None:
+            # One place more than there are elements, but -1 is still before the last element.
+            at = int(position.item()) if position.size == 1 else n + 1
+            where = at + n if at < 0 else at
+            if not 0 <= where <= n:
+                raise ShapeError(f"position {position.tolist()} is out of range for {n} elements")
+        return [*sequence[:where], x, *sequence[where:]]
+
+    return Kernel(run)
+
+
+def infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (SequenceType(_element(types)),)
+
+
+@operator("SequenceErase", since=11, infer=infer_sequence_erase)
+def sequence_erase(node: Node, types: Types) -> Kernel:
+    def run(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
+        last = np.array(-1) if position is None else position
+        where = _position(last, len(sequence))
+        return [*sequence[:where], *sequence[where + 1 :]]
+
+    return Kernel(run)
+
+
+# What sequences contain
+
+
+def infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (_element(types),)
+
+
+@operator("SequenceAt", since=11, infer=infer_sequence_at)
+def sequence_at(node: Node, types: Types) -> Kernel:
+    def run(sequence: list[Any], position: np.ndarray) -> Any:
+        return sequence[_position(position, len(sequence))]
+
+    return Kernel(run, view=True)
+
+
+def infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    _element(types)
+    return (TensorType(INT64, ()),)
+
+
+@operator("SequenceLength", since=11, infer=infer_sequence_length)
+def sequence_length(node: Node, types: Types) -> Kernel:
+    return Kernel(lambda sequence: np.array(len(sequence), np.int64))
+
+
+def infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    element = _element(types)
+    if not isinstance(element, TensorType):
+        return (TensorType(),)
+    if element.shape is None:
+        return (TensorType(element.dtype),)
+    stacked = bool(attrs.get("new_axis", 0))
+    axis = normalize_axis(attrs["axis"], len(element.shape) + stacked)
+    after = axis if stacked else axis + 1
+    return (TensorType(element.dtype, (*element.shape[:axis], None, *element.shape[after:])),)
+
+
+@operator("ConcatFromSequence", since=11, infer=infer_concat_from_sequence)
+def concat_from_sequence(node: Node, types: Types) -> Kernel:
+    axis = node.attrs["axis"]
+    joined: Any = np.stack if node.attrs.get("new_axis", 0) else np.concatenate
+
+    def run(sequence: list[np.ndarray]) -> np.ndarray:
+        try:
+            return joined(sequence, axis)
+        except ValueError as error:
+            shapes = ", ".join(str(list(x.shape)) for x in sequence[:8])
+            raise ShapeError(
+                f"a sequence of shapes {shapes} cannot be concatenated along axis {axis}: {error}"
+            ) from None
+
+    return Kernel(run)
+
+
+# Optionals: the value itself, or None
+
+
+def infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    if types and types[0] is not None:
+        return (OptionalType(_no_data(types[0])),)
+    declared = attrs.get("type")
+    return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
+
+
+@operator("Optional", since=15, infer=infer_optional)
+def optional(node: Node, types: Types) -> Kernel:
+    return Kernel(lambda x=None: x.copy() if isinstance(x, np.ndarray) else x)
+
+
+def infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = types[0] if types else None
+    return (kind.element if isinstance(kind, OptionalType) else kind or ANY,)
+
+
+@operator("OptionalGetElement", since=15, infer=infer_optional_get_element)
+def optional_get_element(node: Node, types: Types) -> Kernel:
+    def run(x: Any) -> Any:
+        if x is None:
+            raise ShapeError("the optional has no element to get")
+        return x
+
+    return Kernel(run, view=True)
+
+
+def infer_optional_has_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(BOOL, ()),)
+
+
+@operator("OptionalHasElement", since=15, infer=infer_optional_has_element)
+def optional_has_element(node: Node, types: Types) -> Kernel:
+    return Kernel(lambda x=None: np.array(x is not None))

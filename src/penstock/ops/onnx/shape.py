@@ -1,0 +1,391 @@
+"""Shapes of tensors, and operations that give the same elements another shape."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import (
+    all_known,
+    broadcast_shapes,
+    ints,
+    known_ints,
+    normalize_axes,
+    normalize_axis,
+    product,
+    tensor,
+    with_data,
+)
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
+
+# Helpers
+
+
+def view_kernel(view: Callable[..., Any]) -> Kernel:
+    """The kernel of a function that returns a view."""
+    return returning(view, view=True)
+
+
+def refill(x: np.ndarray, out: np.ndarray) -> None:
+    """Copy the elements of ``x`` in order to ``out``, which has another shape."""
+    if out.flags.c_contiguous:
+        out.reshape(x.shape)[...] = x
+    else:
+        out[...] = x.reshape(out.shape)
+
+
+def carried(kind: TensorType, source: TensorType) -> TensorType:
+    """``kind`` with the contents of ``source``, whose elements are the same in the same order."""
+    return with_data(kind, lambda: source.data)
+
+
+def unknown_shape(types: Types, index: int) -> Shape | None:
+    """The shape that a 1-D input spells out if only its length is known, dims unknown."""
+    spelled = tensor(types, index).shape
+    if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
+        return None
+    return (None,) * spelled[0]
+
+
+# Shape, Size
+
+
+def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    if shape is None:
+        return (TensorType(INT64, (None,)),)
+    taken = shape[attrs.get("start") or 0 : attrs.get("end")]
+    return (TensorType(INT64, (len(taken),), taken),)
+
+
+@operator("Shape", infer=infer_shape)
+def shape(node: Node, types: Types) -> Kernel:
+    # Slices of Python clamp as the definition asks.
+    taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
+
+    def run(x: np.ndarray) -> np.ndarray:
+        return np.array(x.shape[taken], np.int64)
+
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        out[...] = x.shape[taken]
+
+    return Kernel(run, into)
+
+
+def infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dims = tensor(types, 0).shape
+    return (TensorType(INT64, (), None if dims is None else (product(dims),)),)
+
+
+@operator("Size", infer=infer_size)
+def size(node: Node, types: Types) -> Kernel:
+    def run(x: np.ndarray) -> np.ndarray:
+        return np.array(x.size, np.int64)
+
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        out[...] = x.size
+
+    return Kernel(run, into)
+
+
+# Reshape, Flatten
+
+
+def quotient(dims: Sequence[Dim], given: Sequence[Dim]) -> Dim:
+    """The product of ``dims`` divided by that of ``given``, as far as it is known.
+
+    Equal names cancel. Raises ``ShapeError`` if it cannot be a whole number.
+    """
+    if None in dims or None in given:
+        return None
+    names, divisors = (Counter(d for d in side if isinstance(d, str)) for side in (dims, given))
+    whole, divisor = (math.prod(d for d in side if isinstance(d, int)) for side in (dims, given))
+    cancelled = (names & divisors).total()
+    names, divisors = names - divisors, divisors - names
+    if divisors:
+        return None
+    if names:
+        return next(iter(names)) if names.total() == 1 and whole == divisor != 0 else None
+    if divisor != 0 and whole % divisor == 0:
+        return whole // divisor
+    if cancelled:  # a cancelled dim may be 0, and then everything fits
+        return None
+    raise ShapeError(f"{whole} elements cannot be divided into blocks of {divisor}")
+
+
+def reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
+    """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known.
+
+    Dims that 0 copies take no part in inferring -1, so that an empty batch keeps its other dims.
+    """
+    if any(isinstance(d, int) and d < -1 for d in target) or target.count(-1) > 1:
+        raise ShapeError(f"{list(target)} is no shape to reshape to")
+    if allowzero and 0 in target and -1 in target:
+        raise ShapeError(f"with allowzero, {list(target)} leaves the dim for -1 undetermined")
+    zero = set() if allowzero else {i for i, d in enumerate(target) if d == 0}
+    if dims is None:
+        return tuple(None if d == -1 or i in zero else d for i, d in enumerate(target))
+    if any(i >= len(dims) for i in zero):
+        raise ShapeError(f"{list(target)} copies a dim that shape {list(dims)} does not have")
+    result = [dims[i] if i in zero else d for i, d in enumerate(target)]
+    rest = [d for i, d in enumerate(dims) if i not in zero]
+    # An unknown element may be a dim, 0 or -1; whichever it is, the dim that results is the same.
+    unknown = [i for i, d in enumerate(target) if d is None or d == -1]
+    given = [d for i, d in enumerate(target) if i not in zero and i not in unknown]
+    if len(unknown) > 1:
+        return tuple(None if i in unknown else d for i, d in enumerate(result))
+    if unknown:
+        try:
+            result[unknown[0]] = quotient(rest, given)
+        except ShapeError as error:
+            raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
+        return tuple(result)
+    before, after = all_known(rest), all_known(given)
+    if before is not None and after is not None and math.prod(before) != math.prod(after):
+        raise ShapeError(f"shape {list(dims)} and {list(target)} differ in number of elements")
+    return tuple(result)
+
+
+def infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    target = ints(types, consts, 1)
+    if target is None:
+        return (TensorType(x.dtype, unknown_shape(types, 1)),)
+    dims = reshaped(x.shape, target, bool(attrs.get("allowzero")))
+    return (carried(TensorType(x.dtype, dims), x),)
+
+
+@operator("Reshape", since=5, infer=infer_reshape)
+def reshape(node: Node, types: Types) -> Kernel:
+    allowzero = bool(node.attrs.get("allowzero"))
+    target = known_ints(node, types, 1)
+    dims = all_known(tensor(types, 0).shape)
+
+    def resolved(x: np.ndarray, spelled: Sequence[int]) -> np.ndarray:
+        shape: Any = reshaped(x.shape, spelled, allowzero)
+        return x.reshape(shape)
+
+    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
+        refill(x, out)
+
+    if target is None:
+
+        def run(x: np.ndarray, shape: np.ndarray) -> np.ndarray:
+            return resolved(x, shape.tolist())
+
+        return Kernel(run, into, view=True)
+
+    fixed: Any = target if dims is None else reshaped(dims, target, allowzero)
+    if dims is None and 0 in target and not allowzero:
+        return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
+
+    def run_fixed(x: np.ndarray, _: Any) -> np.ndarray:
+        try:
+            return x.reshape(fixed)
+        except ValueError:
+            return resolved(x, fixed)
+
+    return Kernel(run_fixed, into, view=True)
+
+
+def infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype, (None, None)),)
+    axis = _flatten_axis(attrs, len(x.shape))
+    return (TensorType(x.dtype, (product(x.shape[:axis]), product(x.shape[axis:]))),)
+
+
+def _flatten_axis(attrs: Attrs, rank: int) -> int:
+    axis = attrs.get("axis", 1)
+    # One past the last axis is allowed here.
+    return rank if axis == rank else normalize_axis(axis, rank)
+
+
+@operator("Flatten", infer=infer_flatten)
+def flatten(node: Node, types: Types) -> Kernel:
+    def target(dims: Sequence[int]) -> tuple[int, int]:
+        axis = _flatten_axis(node.attrs, len(dims))
+        return math.prod(dims[:axis]), math.prod(dims[axis:])
+
+    dims = all_known(tensor(types, 0).shape)
+    if dims is None:
+        return Kernel(lambda x: x.reshape(target(x.shape)), refill, view=True)
+    fixed = target(dims)
+    return Kernel(lambda x: x.reshape(fixed), refill, view=True)
+
+
+# Squeeze, Unsqueeze, Transpose
+
+
+def infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    rank = len(x.shape)
+    if len(types) < 2 or types[1] is None:
+        if all_known(x.shape) is None:  # any dim that is not known may be 1
+            return (TensorType(x.dtype),)
+        dropped = {i for i, dim in enumerate(x.shape) if dim == 1}
+    else:
+        axes = all_known(ints(types, consts, 1))
+        if axes is None:
+            given = unknown_shape(types, 1)
+            unknown: Shape | None = None if given is None else (None,) * (rank - len(given))
+            return (carried(TensorType(x.dtype, unknown), x),)
+        dropped = set(normalize_axes(axes, rank))
+        for axis in dropped:
+            if isinstance(x.shape[axis], int) and x.shape[axis] != 1:
+                raise ShapeError(f"axis {axis} of shape {list(x.shape)} is not 1")
+    kept = tuple(dim for i, dim in enumerate(x.shape) if i not in dropped)
+    return (carried(TensorType(x.dtype, kept), x),)
+
+
+@operator("Squeeze", since=13, infer=infer_squeeze)
+def squeeze(node: Node, types: Types) -> Kernel:
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+
+        def run_all(x: np.ndarray, _: Any = None) -> np.ndarray:
+            return x.squeeze()
+
+        return view_kernel(run_all)
+
+    axes = known_ints(node, types, 1)
+
+    def run(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+        try:
+            return x.squeeze(axes if axes is not None else tuple(given.reshape(-1).tolist()))
+        except ValueError as error:
+            raise ShapeError(f"cannot squeeze shape {list(x.shape)}: {error}") from None
+
+    return view_kernel(run)
+
+
+def infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    given = ints(types, consts, 1)
+    axes = all_known(given)
+    if given is None:
+        given = unknown_shape(types, 1)
+    if x.shape is None or given is None:
+        return (TensorType(x.dtype),)
+    rank = len(x.shape) + len(given)
+    if axes is None:
+        return (carried(TensorType(x.dtype, (None,) * rank), x),)
+    added = normalize_axes(axes, rank)
+    dims = iter(x.shape)
+    shape = tuple(1 if i in added else next(dims) for i in range(rank))
+    return (carried(TensorType(x.dtype, shape), x),)
+
+
+@operator("Unsqueeze", since=13, infer=infer_unsqueeze)
+def unsqueeze(node: Node, types: Types) -> Kernel:
+    def index(axes: Sequence[int], rank: int) -> tuple[Any, ...]:
+        added = normalize_axes(axes, rank + len(axes))
+        # The ellipsis keeps an array of a 0-d one.
+        return (*[None if i in added else slice(None) for i in range(rank + len(axes))], ...)
+
+    axes, known_rank = known_ints(node, types, 1), tensor(types, 0).rank
+    if axes is not None and known_rank is not None:
+        fixed = index(axes, known_rank)
+        return view_kernel(lambda x, _: x[fixed])
+
+    def run(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+        return x[index(given.reshape(-1).tolist(), x.ndim)]
+
+    return view_kernel(run)
+
+
+def infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    perm = attrs.get("perm")
+    if x.shape is None:
+        return (TensorType(x.dtype, None if perm is None else (None,) * len(perm)),)
+    if perm is None:
+        perm = range(len(x.shape))[::-1]
+    elif sorted(perm) != list(range(len(x.shape))):
+        raise ShapeError(f"perm {list(perm)} does not permute the axes of shape {list(x.shape)}")
+    return (carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
+
+
+@operator("Transpose", infer=infer_transpose)
+def transpose(node: Node, types: Types) -> Kernel:
+    perm = node.attrs.get("perm")
+    if perm is None:
+        return view_kernel(lambda x: x.T)
+    axes = tuple(perm)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        try:
+            return x.transpose(axes)
+        except ValueError:
+            raise ShapeError(
+                f"perm {list(axes)} does not permute the axes of shape {list(x.shape)}"
+            ) from None
+
+    return view_kernel(run)
+
+
+# Expand, Identity
+
+
+def infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    target = ints(types, consts, 1)
+    if target is None:
+        target = unknown_shape(types, 1)
+    elif any(isinstance(d, int) and d < 0 for d in target):
+        raise ShapeError(f"{list(target)} is no shape to expand to")
+    kind = TensorType(x.dtype, broadcast_shapes([x.shape, target]))
+    return (with_data(kind, lambda: repeated(x, kind)),)
+
+
+def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
+    """The contents of ``x`` over and over, until ``result`` is full."""
+    dims = all_known(result.shape)
+    count = 1 if not dims else dims[0]
+    if dims is None or not x.data or count > MAX_DATA:
+        return None
+    return x.data * (count // len(x.data))
+
+
+@operator("Expand", since=8, infer=infer_expand)
+def expand(node: Node, types: Types) -> Kernel:
+    target = known_ints(node, types, 1)
+    dims = all_known(tensor(types, 0).shape)
+    fixed: Any = None
+    if target is not None and dims is not None:
+        fixed = broadcast_shapes([dims, target])
+        if fixed == dims:
+            return view_kernel(lambda x, _: x)
+
+    def run(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+        try:
+            if fixed is not None:
+                return np.broadcast_to(x, fixed)
+            spelled = given.tolist() if target is None else target
+            return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(spelled)))
+        except ValueError as error:
+            raise ShapeError(f"cannot expand shape {list(x.shape)}: {error}") from None
+
+    def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
+        out[...] = x
+
+    return Kernel(run, into, view=True)
+
+
+def infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (types[0] if types and types[0] is not None else ANY,)
+
+
+@operator("Identity", infer=infer_identity)
+def identity(node: Node, types: Types) -> Kernel:
+    if isinstance(types[0], TensorType):
+        return view_kernel(lambda x: x)
+    return Kernel(lambda x: x, view=True)

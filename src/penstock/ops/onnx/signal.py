@@ -1,0 +1,305 @@
+"""Signal processing: Fourier transforms and windows.
+
+ONNX keeps complex numbers as a last axis of two. Where that axis is contiguous it is viewed as
+complex, so that transforms read and write it in place. ``np.fft`` computes in the precision of its
+input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import element_dtype, given, ints, single, tensor
+from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.types import Dim, ShapeError, TensorType, Type
+
+# Transforms
+
+
+def _complex_dtype(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.complex128 if dtype == np.float64 else np.complex64)
+
+
+def _as_complex(x: np.ndarray) -> np.ndarray:
+    """[..., 2] as complex numbers: a view if the last axis is contiguous."""
+    if x.strides[-1] != x.itemsize:
+        x = np.ascontiguousarray(x)
+    return x.view(_complex_dtype(x.dtype))[..., 0]
+
+
+def _values(x: np.ndarray) -> np.ndarray:
+    """[..., 1] as real numbers, [..., 2] as complex ones."""
+    return x[..., 0] if x.shape[-1] == 1 else _as_complex(x)
+
+
+def _transform(
+    function: Callable[..., np.ndarray], x: np.ndarray, n: int, axis: int, out: np.ndarray
+) -> None:
+    """``function`` of ``np.fft`` along ``axis``, into a real or a complex [..., 1 or 2] ``out``."""
+    complex_out = out.shape[-1] == 2
+    if complex_out and out.strides[-1] != out.itemsize:
+        result = function(x, n, axis)
+        out[..., 0], out[..., 1] = result.real, result.imag
+        return
+    target = out.view(_complex_dtype(out.dtype))[..., 0] if complex_out else out[..., 0]
+    function(x, n, axis, out=target)
+
+
+def _onesided(x: np.ndarray, n: int, axis: int, out: np.ndarray | None = None) -> np.ndarray:
+    """The first half of the transform: of real input, or of complex input cut off."""
+    if x.dtype.kind != "c":
+        return np.fft.rfft(x, n, axis, out=out)
+    half = np.fft.fft(x, n, axis)
+    half = half[(*[slice(None)] * (axis % x.ndim), slice(n // 2 + 1))]
+    if out is None:
+        return half
+    np.copyto(out, half)
+    return out
+
+
+def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
+    if inverse:
+        return np.fft.irfft if onesided else np.fft.ifft
+    return _onesided if onesided else np.fft.fft
+
+
+def _scalar(types: Types, consts: Consts, index: int, name: str) -> Dim:
+    """The one element of an integer input, as far as known."""
+    known = ints(types, consts, index)
+    if known is None:
+        return None
+    if len(known) != 1:
+        raise ShapeError(f"{name} must have one element, it has {len(known)}")
+    return known[0]
+
+
+def _dft_sizes(
+    types: Types, attrs: Attrs, consts: Consts, axis: int | None
+) -> tuple[int | None, Dim]:
+    """Axis (if known) and length of a DFT."""
+    shape = tensor(types, 0).shape
+    if axis is None:
+        known = _scalar(types, consts, 2, "axis") if given(types, 2) else -2
+        axis = known if isinstance(known, int) else None
+    length: Dim = None
+    if shape is not None:
+        rank = len(shape)
+        if rank < 2:
+            raise ShapeError(f"input must have rank 2 at least, its shape is {shape}")
+        if isinstance(shape[-1], int) and shape[-1] not in (1, 2):
+            raise ShapeError(f"the last dim of input must be 1 or 2, its shape is {shape}")
+        if axis is not None:
+            if not -rank <= axis < rank or axis % rank == rank - 1:
+                raise ShapeError(f"axis {axis} is no signal axis of shape {shape}")
+            axis %= rank
+            length = shape[axis]
+            if attrs.get("inverse") and attrs.get("onesided"):
+                length = 2 * (length - 1) if isinstance(length, int) else None
+    if given(types, 1):
+        length = _scalar(types, consts, 1, "dft_length")
+    if isinstance(length, int) and length < 1:
+        raise ShapeError(f"a Fourier transform of length {length} is not defined")
+    return axis, length
+
+
+def _dft_axis(attrs: Attrs, version: int) -> int | None:
+    return int(attrs.get("axis", 1)) if version == 17 else None
+
+
+def infer_dft(version: int) -> Infer:
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        x = tensor(types, 0)
+        axis, length = _dft_sizes(types, attrs, consts, _dft_axis(attrs, version))
+        if x.shape is None:
+            return (TensorType(x.dtype),)
+        inverse, onesided = attrs.get("inverse"), attrs.get("onesided")
+        last = 1 if inverse and onesided else 2
+        if axis is None:
+            return (TensorType(x.dtype, (*[None] * (len(x.shape) - 1), last)),)
+        if onesided and not inverse:
+            length = length // 2 + 1 if isinstance(length, int) else None
+        return (TensorType(x.dtype, (*x.shape[:axis], length, *x.shape[axis + 1 : -1], last)),)
+
+    return infer
+
+
+def _dft(version: int) -> Callable[[Node, Types], Kernel]:
+    def compile(node: Node, types: Types) -> Kernel:
+        attrs = node.attrs
+        function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
+
+        def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+            axis, length = _dft_sizes(inputs, attrs, consts, _dft_axis(attrs, version))
+
+            def into(x: np.ndarray, *arguments: Any) -> None:
+                _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
+
+            return Routine(into, prepared=(1, 2))
+
+        return specialized(node, types, make, values=(1, 2))
+
+    return compile
+
+
+operator("DFT", since=17, version=19, infer=infer_dft(17))(_dft(17))
+operator("DFT", since=20, infer=infer_dft(20))(_dft(20))
+
+
+def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
+    """Step, frame length and number of frames."""
+    shape = tensor(types, 0).shape
+    signal: Dim = None
+    if shape is not None:
+        if len(shape) != 3 or shape[2] == 0 or (isinstance(shape[2], int) and shape[2] > 2):
+            raise ShapeError(f"signal must be [batch, length, 1 or 2], its shape is {shape}")
+        signal = shape[1]
+    step = _scalar(types, consts, 1, "frame_step")
+    if isinstance(step, int) and step < 1:
+        raise ShapeError(f"frame_step must be positive, it is {step}")
+    window: Dim = None
+    if given(types, 2):
+        kind = tensor(types, 2).shape
+        if kind is not None and len(kind) != 1:
+            raise ShapeError(f"window must be a vector, its shape is {kind}")
+        window = None if kind is None else kind[0]
+    length: Dim = window if given(types, 2) else signal
+    if given(types, 3):
+        length = _scalar(types, consts, 3, "frame_length")
+        if length is None:
+            length = window
+        if isinstance(window, int) and isinstance(length, int) and window != length:
+            raise ShapeError(f"window has {window} elements, frame_length is {length}")
+    frames: Dim = None
+    if isinstance(length, int):
+        if length < 1:
+            raise ShapeError(f"frame_length must be positive, it is {length}")
+        if isinstance(signal, int):
+            if length > signal:
+                raise ShapeError(f"a frame of {length} is longer than the signal of {signal}")
+            frames = (signal - length) // step + 1 if isinstance(step, int) else None
+    return step, length, frames
+
+
+def infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    _, bins, frames = _stft_sizes(types, attrs, consts)
+    if attrs.get("onesided", 1):
+        bins = bins // 2 + 1 if isinstance(bins, int) else None
+    batch = None if x.shape is None else x.shape[0]
+    return (TensorType(x.dtype, (batch, frames, bins, 2)),)
+
+
+@operator("STFT", since=17, infer=infer_stft)
+def stft(node: Node, types: Types) -> Kernel:
+    function = _function(False, bool(node.attrs.get("onesided", 1)))
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        signal = inputs[0]
+        assert signal is not None and signal.dtype is not None
+        step, length, frames = _stft_sizes(inputs, node.attrs, consts)
+        assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
+        real, dtype = signal.dims[2] == 1, signal.dtype
+        layout = Layout()
+        framed = layout.field(
+            (signal.dims[0], frames, length), dtype if real else _complex_dtype(dtype)
+        )
+        windowed = given(inputs, 2)
+        n_inputs = len(inputs)
+
+        def into(*arguments: Any) -> None:
+            x = _values(arguments[0])
+            strides = (x.strides[0], step * x.strides[1], x.strides[1])
+            every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
+            if windowed:
+                every = np.multiply(every, arguments[2], framed(arguments[-1]))
+            _transform(function, every, length, 2, arguments[n_inputs])
+
+        return Routine(into, layout.size if windowed else 0, prepared=(1, 3))
+
+    return specialized(node, types, make, values=(1, 3))
+
+
+# Windows
+
+
+def infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    size = _scalar(types, consts, 0, "size")
+    if isinstance(size, int) and size < 0:
+        raise ShapeError(f"size must not be negative, it is {size}")
+    return (TensorType(element_dtype(attrs, "output_datatype"), (size,)),)
+
+
+def _window(coefficients: tuple[float, ...]) -> Callable[[Node, Types], Kernel]:
+    """The window ``sum((-1)^k * coefficients[k] * cos(k * 2 pi * n / N))``."""
+
+    def compile(node: Node, types: Types) -> Kernel:
+        dtype = element_dtype(node.attrs, "output_datatype")
+        periodic = bool(node.attrs.get("periodic", 1))
+
+        def function(size: np.ndarray) -> np.ndarray:
+            n = int(single(size, "size"))
+            if n < 0:
+                raise ShapeError(f"size must not be negative, it is {n}")
+            # A symmetric window of one sample: its middle would be 0 / 0.
+            whole = n if periodic else max(n - 1, 1)
+            phase = np.arange(n) * (2 * np.pi / max(whole, 1))
+            result = np.zeros(n)
+            for k, coefficient in enumerate(coefficients):
+                result += (-1) ** k * coefficient * np.cos(k * phase)
+            return result.astype(dtype)
+
+        return Kernel(function)
+
+    return compile
+
+
+operator("HannWindow", since=17, infer=infer_window)(_window((0.5, 0.5)))
+operator("HammingWindow", since=17, infer=infer_window)(_window((25 / 46, 21 / 46)))
+operator("BlackmanWindow", since=17, infer=infer_window)(_window((0.42, 0.5, 0.08)))
+
+
+def infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    bands = _scalar(types, consts, 0, "num_mel_bins")
+    length = _scalar(types, consts, 1, "dft_length")
+    if any(isinstance(x, int) and x < 0 for x in (bands, length)):
+        raise ShapeError(f"num_mel_bins {bands} and dft_length {length} must not be negative")
+    bins = length // 2 + 1 if isinstance(length, int) else None
+    return (TensorType(element_dtype(attrs, "output_datatype"), (bins, bands)),)
+
+
+@operator("MelWeightMatrix", since=17, infer=infer_mel)
+def mel_weight_matrix(node: Node, types: Types) -> Kernel:
+    """Triangles over the bins of a spectrum, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
+
+    As in ONNX's own definition, the edges of the triangles are rounded down to whole bins, and the
+    spacing counts one triangle more than there are.
+    """
+    dtype = element_dtype(node.attrs, "output_datatype")
+
+    def function(*inputs: np.ndarray) -> np.ndarray:
+        bands, length, rate = (int(single(x, "input")) for x in inputs[:3])
+        low, high = (float(single(x, "input")) for x in inputs[3:])
+        if bands < 0 or length < 0 or rate < 1 or not 0 <= low <= high < np.inf:
+            raise ShapeError(
+                f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"
+                f" at {rate} samples a second cannot be"
+            )
+        first, last = (2595 * np.log10(1 + hertz / 700) for hertz in (low, high))
+        mels = first + np.arange(bands + 2) * ((last - first) / (bands + 2))
+        edges = (length + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate
+        lower, centre, upper = edges[:-2], edges[1:-1], edges[2:]
+        bins = np.arange(length // 2 + 1)[:, None]
+        rising = np.where(
+            centre > lower, (bins - lower) / np.maximum(centre - lower, 1), bins == centre
+        )
+        falling = (upper - bins) / np.maximum(upper - centre, 1)
+        rising *= (bins >= lower) & (bins <= centre)
+        falling *= (bins >= centre) & (bins < upper)
+        return np.maximum(rising, falling).astype(dtype)
+
+    return Kernel(function)

@@ -1,0 +1,167 @@
+"""Softmax and its kin, along an axis. 16-bit floats are computed in float32 and rounded once.
+
+Along the last axis, a tensor is taken some rows at a time, so that what is widened to float32 on
+the way stays small and in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common import row_reduce
+from penstock.ops.common.dtypes import wide
+from penstock.ops.common.shape_rules import normalize_axis, tensor
+from penstock.ops.registry import Attrs, Compile, Consts, Kernel, Types, operator
+from penstock.types import TensorType, Type
+
+BLOCK = 1 << 17  # elements, in whole rows
+# Called as (x, axis, dtype, out, keepdims, initial): keywords cost as much as a short sum.
+_add: Callable[..., Any] = np.add.reduce
+_maximum: Callable[..., Any] = np.maximum.reduce
+
+Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
+"""From an array of float32 or float64, along an axis, into another, or into the same one."""
+
+
+def highest(x: np.ndarray, axis: int) -> Any:
+    """The maxima along ``axis``, kept as a dim of 1; NaN where there is one."""
+    if x.ndim == 2 and axis == 1 and x.flags.c_contiguous:
+        return row_reduce.maxima(x)
+    return _maximum(x, axis, None, None, True, -math.inf)
+
+
+def total(x: np.ndarray, axis: int) -> Any:
+    """The sums along ``axis``, kept as a dim of 1."""
+    if x.ndim == 2 and axis == 1:
+        return row_reduce.sums(x)
+    return _add(x, axis, None, None, True)
+
+
+def softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    np.subtract(x, highest(x, axis), out)
+    np.exp(out, out)
+    np.divide(out, total(out, axis), out)
+
+
+def log_softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    np.subtract(x, highest(x, axis), out)
+    np.subtract(out, np.log(total(np.exp(out), axis)), out)
+
+
+def hardmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    places = x.argmax(axis, keepdims=True)
+    out[...] = 0
+    np.put_along_axis(out, places, 1, axis)
+
+
+def along_axis(normalize: Normalize, x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    """Apply ``normalize`` to floats of any dtype and layout; ``axis`` counts from the front."""
+    if not x.size:
+        return
+    dtype = wide(x.dtype)
+    # Memory that is not contiguous takes the same way: sums must not depend on it.
+    target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+    if axis == x.ndim - 1:
+        width = x.shape[-1]
+        _rows(normalize, x.reshape(-1, width), target.reshape(-1, width), dtype)
+    elif x.dtype == dtype:
+        normalize(x, axis, target)
+    else:
+        result = x.astype(dtype)
+        normalize(result, axis, result)
+        np.copyto(target, result, casting="unsafe")
+    if target is not out:
+        np.copyto(out, target)
+
+
+def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype) -> None:
+    step = max(BLOCK // x.shape[1], 1)
+    if len(x) <= step and x.dtype == dtype:
+        normalize(x, 1, out)
+        return
+    for start in range(0, len(x), step):
+        block, target = x[start : start + step], out[start : start + step]
+        if block.dtype == dtype:
+            normalize(block, 1, target)
+        else:
+            block = block.astype(dtype)
+            normalize(block, 1, block)
+            np.copyto(target, block, casting="unsafe")
+
+
+def infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = tensor(types, 0)
+    if kind.rank is not None:
+        normalize_axis(attrs.get("axis", -1), kind.rank)
+    return (TensorType(kind.dtype, kind.shape),)
+
+
+def _along_axis(normalize: Normalize) -> Compile:
+    def compile(node: Node, types: Types) -> Kernel:
+        axis = node.attrs.get("axis", -1)
+        infer_axis(types, node.attrs, ())
+
+        def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            out = np.empty(x.shape, x.dtype) if out is None else out
+            if x.ndim == 0:
+                along_axis(normalize, x.reshape(1), 0, out.reshape(1))
+            else:
+                along_axis(normalize, x, normalize_axis(axis, x.ndim), out)
+            return out
+
+        return Kernel(run, run, inplace=(0,))
+
+    return compile
+
+
+def infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    kind = tensor(types, 0)
+    if kind.rank is not None:
+        _first_axis(attrs, kind.rank)
+    return (TensorType(kind.dtype, kind.shape),)
+
+
+def _first_axis(attrs: Attrs, rank: int) -> int:
+    """The first axis of those taken together; all of them may be left out, as in Flatten."""
+    axis: int = attrs.get("axis", 1)
+    return rank if axis == rank else normalize_axis(axis, rank)
+
+
+def _flattened(normalize: Normalize) -> Compile:
+    """The meaning before version 13: ``axis`` and all that follow it are taken together."""
+
+    def compile(node: Node, types: Types) -> Kernel:
+        infer_flattened(types, node.attrs, ())
+
+        def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+            out = np.empty(x.shape, x.dtype) if out is None else out
+            if not x.size:
+                return out
+            outer = math.prod(x.shape[: _first_axis(node.attrs, x.ndim)])
+            flat = x.reshape(outer, -1)
+            if out.flags.c_contiguous:
+                along_axis(normalize, flat, 1, out.reshape(outer, -1))
+            else:
+                result = np.empty(flat.shape, x.dtype)
+                along_axis(normalize, flat, 1, result)
+                np.copyto(out, result.reshape(out.shape))
+            return out
+
+        return Kernel(run, run, inplace=(0,))
+
+    return compile
+
+
+_ALL: tuple[tuple[str, Normalize], ...] = (
+    ("Softmax", softmax),
+    ("LogSoftmax", log_softmax),
+    ("Hardmax", hardmax),
+)
+for _name, _normalize in _ALL:
+    operator(_name, since=13, infer=infer_axis)(_along_axis(_normalize))
+    operator(_name, since=1, version=12, infer=infer_flattened)(_flattened(_normalize))

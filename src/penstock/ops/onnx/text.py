@@ -1,0 +1,266 @@
+"""Strings: arrays of dtype object with ``str`` elements.
+
+None of these kernels writes into given memory: strings are objects, which no arena can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import by_attributes
+from penstock.ops.common.regex import Regex, RegexError
+from penstock.ops.common.shape_rules import broadcast_shapes, choice, tensor
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
+
+
+def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
+    """A string tensor; NumPy itself would make a fixed-width one of a list."""
+    array = np.empty(len(values), STRING)
+    array[:] = values
+    return array.reshape(shape)
+
+
+# StringConcat
+
+
+def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = broadcast_shapes([tensor(types, 0).shape, tensor(types, 1).shape])
+    return (TensorType(STRING, shape),)
+
+
+@operator("StringConcat", since=20, infer=infer_concat)
+def string_concat(node: Node, types: Types) -> Kernel:
+    def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        try:
+            joined = np.add(x, y)
+        except ValueError as error:
+            raise ShapeError(str(error)) from error
+        return joined if isinstance(joined, np.ndarray) else strings([joined], ())
+
+    return Kernel(run)
+
+
+# StringSplit
+
+
+def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    longer: Shape | None = None if shape is None else (*shape, None)
+    return TensorType(STRING, longer), TensorType(INT64, shape)
+
+
+@operator("StringSplit", since=20, infer=infer_split)
+def string_split(node: Node, types: Types) -> Kernel:
+    delimiter = node.attrs.get("delimiter") or None
+    limit = node.attrs.get("maxsplit")
+    limit = -1 if limit is None else limit
+
+    def split(text: str) -> list[str]:
+        parts = text.split(delimiter, limit)
+        if delimiter is None and parts:
+            # Whitespace at the end is dropped, even if maxsplit leaves some there.
+            parts[-1] = parts[-1].rstrip()
+        return parts
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = [split(text) for text in x.reshape(-1).tolist()]
+        counts = [len(row) for row in rows]
+        width = max(counts, default=0)
+        flat = [part for row in rows for part in (*row, *[""] * (width - len(row)))]
+        return strings(flat, (*x.shape, width)), np.array(counts, np.int64).reshape(x.shape)
+
+    return Kernel(run)
+
+
+# StringNormalizer
+
+_CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
+
+
+def _check_row(shape: Shape) -> None:
+    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] not in (1, None, *_names(shape))):
+        raise ShapeError(f"strings to normalise have shape [C] or [1, C], not {shape}")
+
+
+def _names(shape: Shape) -> tuple[str, ...]:
+    return tuple(dim for dim in shape if isinstance(dim, str))
+
+
+def infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    if shape is None:
+        return (TensorType(STRING),)
+    _check_row(shape)
+    return (TensorType(STRING, (*(1,) * (len(shape) - 1), None)),)
+
+
+@operator("StringNormalizer", since=10, infer=infer_normalizer)
+def string_normalizer(node: Node, types: Types) -> Kernel:
+    """Upper and lower case are those of Unicode, whatever the locale."""
+    change = _CASES[choice(node.attrs, "case_change_action", "NONE", _CASES)]
+    fold: Callable[[str], str] = str if node.attrs.get("is_case_sensitive", 0) else str.lower
+    stop = {fold(word) for word in node.attrs.get("stopwords") or ()}
+
+    def run(x: np.ndarray) -> np.ndarray:
+        _check_row(x.shape)
+        kept = [change(text) for text in x.reshape(-1).tolist() if fold(text) not in stop]
+        kept = kept or [""]
+        return strings(kept, (*(1,) * (x.ndim - 1), len(kept)))
+
+    return Kernel(run)
+
+
+# RegexFullMatch
+
+
+def infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(BOOL, tensor(types, 0).shape),)
+
+
+@operator("RegexFullMatch", since=20, infer=infer_match)
+@by_attributes
+def regex_full_match(node: Node, types: Types) -> Kernel:
+    try:
+        match = Regex(node.attrs.get("pattern") or "").fullmatch
+    except RegexError as error:
+        raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
+
+    def run(x: np.ndarray) -> np.ndarray:
+        found = np.array([match(text) for text in x.reshape(-1).tolist()], np.bool_)
+        return found.reshape(x.shape)
+
+    return Kernel(run)
+
+
+# TfIdfVectorizer
+
+
+class _Pool:
+    """The n-grams that are counted, as a trie whose nodes are found by binary search.
+
+    A node is the number of a prefix; ``step`` leads from it to the prefix one token longer, for
+    whole arrays at once.
+    """
+
+    def __init__(self, attrs: Attrs) -> None:
+        pool = attrs.get("pool_strings") or attrs.get("pool_int64s") or []
+        counts, indexes = attrs["ngram_counts"], attrs["ngram_indexes"]
+        self.shortest, self.longest = attrs["min_gram_length"], attrs["max_gram_length"]
+        if not 1 <= self.shortest <= self.longest:
+            raise ShapeError(f"bad n-gram lengths {self.shortest} to {self.longest}")
+        self.longest = min(self.longest, len(counts))
+        self.numbers = {token: i for i, token in enumerate(dict.fromkeys(pool), 1)}
+        self.base = len(self.numbers) + 1
+        self.width = max(indexes, default=-1) + 1
+        if min(indexes, default=0) < 0:
+            raise ShapeError("ngram_indexes must not be negative")
+        columns = [-1]  # of each node the output column; -1 where a prefix is no n-gram
+        edges: list[dict[int, int]] = [{} for _ in range(self.longest)]
+        at = 0  # which n-gram of the pool
+        for length, start in enumerate(counts, 1):
+            stop = counts[length] if length < len(counts) else len(pool)
+            if not 0 <= start <= stop <= len(pool) or (stop - start) % length:
+                raise ShapeError(f"ngram_counts {list(counts)} do not fit {len(pool)} tokens")
+            for first in range(start, stop, length):
+                if at >= len(indexes):
+                    raise ShapeError(f"{len(indexes)} ngram_indexes are too few for the pool")
+                if self.shortest <= length <= self.longest:
+                    node = 0
+                    for depth, token in enumerate(pool[first : first + length]):
+                        key = node * self.base + self.numbers[token]
+                        node = edges[depth].setdefault(key, len(columns))
+                        if node == len(columns):
+                            columns.append(-1)
+                    columns[node] = indexes[at]
+                at += 1
+        self.columns = np.array(columns, np.int64)
+        self.levels = []
+        for edge in edges:
+            keys = np.array(sorted(edge), np.int64)
+            self.levels.append((keys, np.array([edge[k] for k in keys.tolist()], np.int64)))
+
+    def tokens(self, x: np.ndarray) -> np.ndarray:
+        """The number of each token, from 1; 0 where the pool has no such token."""
+        get = self.numbers.get
+        flat = [get(token, 0) for token in x.reshape(-1).tolist()]
+        return np.array(flat, np.int64).reshape(x.shape)
+
+    def step(self, depth: int, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The nodes one token further down; -1 where there is none."""
+        keys, targets = self.levels[depth]
+        if not len(keys):
+            return np.full(nodes.shape, -1)
+        wanted = nodes * self.base + tokens
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where((keys[place] == wanted) & (nodes >= 0), targets[place], -1)
+
+
+def infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    if shape is None:
+        return (TensorType(FLOAT32),)
+    if len(shape) not in (1, 2):
+        raise ShapeError(f"TfIdfVectorizer takes tensors of shape [C] or [N, C], not {shape}")
+    return (TensorType(FLOAT32, (*shape[:-1], max(attrs["ngram_indexes"], default=-1) + 1)),)
+
+
+@operator("TfIdfVectorizer", since=9, infer=infer_tfidf)
+@by_attributes
+def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    mode, skips = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF")), attrs["max_skip_count"]
+    pool = _Pool(attrs)
+    weights = _column_weights(attrs, pool.width)
+
+    def counted(tokens: np.ndarray) -> np.ndarray:
+        """How often each n-gram occurs in each row."""
+        rows, length = tokens.shape
+        cells = []
+        first_cell = np.arange(rows)[:, None] * pool.width
+        for distance in range(1, min(skips + 1, max(length, 1)) + 1):
+            nodes = np.zeros((rows, length), np.int64)
+            for depth in range(pool.longest):
+                if depth * distance >= length:
+                    break
+                following = tokens[:, depth * distance :]
+                nodes = pool.step(depth, nodes[:, : following.shape[1]], following)
+                # Single tokens have no distance: they count once.
+                if depth + 1 >= pool.shortest and (depth or distance == 1):
+                    columns = np.where(nodes >= 0, pool.columns[nodes], -1)
+                    cells.append((columns + first_cell)[columns >= 0])
+        found = np.concatenate(cells) if cells else np.empty(0, np.int64)
+        return np.bincount(found, minlength=rows * pool.width).reshape(rows, pool.width)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim not in (1, 2):
+            raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
+        counts = counted(pool.tokens(x.reshape(-1, x.shape[-1]) if x.size else _empty(x)))
+        result = counts.astype(np.float32)
+        if mode == "IDF":
+            result = np.minimum(result, 1)
+        if mode != "TF" and weights is not None:
+            result = result * weights
+        return result.reshape(*x.shape[:-1], pool.width)
+
+    return Kernel(run)
+
+
+def _empty(x: np.ndarray) -> np.ndarray:
+    return np.empty((x.shape[0] if x.ndim == 2 else 1, 0), x.dtype)
+
+
+def _column_weights(attrs: Attrs, width: int) -> np.ndarray | None:
+    """The weight of each output column; the attribute has them in the order of the pool."""
+    given = attrs.get("weights")
+    if not given:
+        return None
+    indexes = attrs["ngram_indexes"]
+    if len(given) != len(indexes):
+        raise ShapeError(f"{len(given)} weights for {len(indexes)} n-grams")
+    weights = np.ones(width, np.float32)
+    weights[indexes] = given
+    return weights

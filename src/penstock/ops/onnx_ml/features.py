@@ -1,0 +1,442 @@
+"""Classical machine learning (domain ai.onnx.ml): features, categories, maps.
+
+Where the specification is silent, ONNX Runtime is followed: models of this domain are written for
+it and tested with it. Nothing here writes into given memory: a step of such a pipeline takes
+little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import by_attributes
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.shape_rules import choice, same_type, tensor
+from penstock.ops.onnx.text import strings
+from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.types import (
+    FLOAT32,
+    INT64,
+    STRING,
+    Dim,
+    MapType,
+    SequenceType,
+    ShapeError,
+    TensorType,
+    Type,
+    dtype_name,
+)
+
+DOMAIN = "ai.onnx.ml"
+
+
+def like_input(dtype: np.dtype) -> Infer:
+    """One output of ``dtype`` with the shape of the first input."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        return (TensorType(dtype, tensor(types, 0).shape),)
+
+    return infer
+
+
+def one_of(attrs: Attrs, *names: str) -> Any:
+    """The one attribute among ``names`` that is there; ``None`` if none is."""
+    found = [attrs[name] for name in names if attrs.get(name)]
+    if len(found) > 1:
+        raise ShapeError(f"only one of the attributes {', '.join(names)} may be given")
+    return found[0] if found else None
+
+
+def features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
+    """Parameters of the last axis: one for all, or one for each feature."""
+    parameters: np.ndarray = np.asarray(values)
+    if parameters.size != 1 and (array.ndim == 0 or parameters.size != array.shape[-1]):
+        raise ShapeError(
+            f"{what} has {parameters.size} entries, neither 1 nor one for each feature "
+            f"of an input of shape {array.shape}"
+        )
+    return parameters
+
+
+# Numbers
+
+
+@operator("Binarizer", domain=DOMAIN, infer=same_type)
+def binarizer(node: Node, types: Types) -> Kernel:
+    threshold = np.float32(node.attrs.get("threshold", 0.0))
+    return Kernel(lambda x: np.asarray(x > threshold).astype(x.dtype))
+
+
+@operator("Scaler", domain=DOMAIN, infer=like_input(FLOAT32))
+def scaler(node: Node, types: Types) -> Kernel:
+    offset = np.array(node.attrs.get("offset") or [0.0], np.float32)
+    scale = np.array(node.attrs.get("scale") or [1.0], np.float32)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        wide = x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
+        shifted = wide - features(x, offset, "offset")
+        return np.asarray(shifted * features(x, scale, "scale")).reshape(x.shape).astype(np.float32)
+
+    return Kernel(run)
+
+
+_NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "MAX": lambda x: x.max(-1, keepdims=True, initial=-np.inf),
+    "L1": lambda x: np.abs(x).sum(-1, keepdims=True),
+    "L2": lambda x: np.sqrt(np.square(x).sum(-1, keepdims=True)),
+}
+
+
+@operator("Normalizer", domain=DOMAIN, infer=like_input(FLOAT32))
+def normalizer(node: Node, types: Types) -> Kernel:
+    """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
+    norm = _NORMS[choice(node.attrs, "norm", "MAX", _NORMS)]
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if x.ndim not in (1, 2):
+            raise ShapeError(f"Normalizer takes shapes [C] and [N, C], not {x.shape}")
+        wide = x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
+        divisor = norm(wide)
+        return (wide / np.where(divisor == 0, 1, divisor)).astype(np.float32)
+
+    return Kernel(run)
+
+
+@operator("Imputer", domain=DOMAIN, infer=same_type)
+def imputer(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
+    if values is None:
+        raise ShapeError("imputed_value_floats or imputed_value_int64s must be given")
+    integers = bool(attrs.get("imputed_value_int64s"))
+    replaced = attrs.get("replaced_value_int64" if integers else "replaced_value_float", 0)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        if (x.dtype.kind in "iu") != integers:
+            kind = "integers" if integers else "floats"
+            raise ShapeError(f"the imputed values are {kind}, the input is {dtype_name(x.dtype)}")
+        imputed = features(x, values, "the imputed values").astype(x.dtype)
+        missing = np.isnan(x) if replaced != replaced else x == x.dtype.type(replaced)
+        return np.asarray(np.where(missing, imputed, x)).reshape(x.shape)
+
+    return Kernel(run)
+
+
+# Choosing and joining features
+
+
+def infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, y = tensor(types, 0), tensor(types, 1)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    count: Dim = None
+    if y.shape is not None and all(isinstance(dim, int) for dim in y.shape):
+        count = int(np.prod(y.shape))  # type: ignore[arg-type]
+    # A single row of features stays a row.
+    return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
+
+
+@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=infer_extractor)
+def array_feature_extractor(node: Node, types: Types) -> Kernel:
+    def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        if x.ndim == 0:
+            raise ShapeError("a scalar has no features to choose from")
+        if y.size and (y.min() < 0 or y.max() >= x.shape[-1]):
+            raise ShapeError(f"indices {y.min()} to {y.max()} are not all below {x.shape[-1]}")
+        return (x if x.ndim > 1 else x[None]).take(y.reshape(-1), axis=-1)
+
+    return Kernel(run)
+
+
+def infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    first = tensor(types, 0).shape
+    rows: Dim = None
+    if first is not None:
+        rows = first[0] if len(first) > 1 else 1
+    widths = attrs.get("inputdimensions")
+    return (TensorType(FLOAT32, (rows, sum(widths) if widths else None)),)
+
+
+@operator("FeatureVectorizer", domain=DOMAIN, infer=infer_vectorizer)
+def feature_vectorizer(node: Node, types: Types) -> Kernel:
+    widths = node.attrs.get("inputdimensions")
+    if widths and len(widths) != len(node.inputs):
+        raise ShapeError(f"{len(widths)} inputdimensions for {len(node.inputs)} inputs")
+
+    def run(*inputs: np.ndarray) -> np.ndarray:
+        rows = [x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1) for x in inputs]
+        if any(len(x) != len(rows[0]) for x in rows):
+            raise ShapeError(f"inputs have different numbers of rows: {[x.shape for x in inputs]}")
+        wanted = widths or [x.shape[1] for x in rows]
+        result = np.zeros((len(rows[0]), sum(wanted)), np.float32)
+        start = 0
+        for x, width in zip(rows, wanted, strict=True):
+            # Too many features are cut off, too few are filled up with zeros.
+            used = min(width, x.shape[1])
+            result[:, start : start + used] = x[:, :used]
+            start += width
+        return result
+
+    return Kernel(run)
+
+
+# Looking up categories
+
+
+class Lookup:
+    """Where each element of an array is among ``keys``; the number of keys where it is not.
+
+    Of equal keys the last counts. A float NaN equals any other.
+    """
+
+    def __init__(self, keys: Sequence[Any], dtype: np.dtype) -> None:
+        self.dtype = dtype
+        self.count = len(keys)
+        places = {key: i for i, key in enumerate(keys)}
+        self.by_name: dict[Any, int] | None = places if dtype == STRING else None
+        if dtype != STRING:
+            array = np.asarray(keys, dtype)
+            # A stable sort leaves the last of equal keys at the right end of their run.
+            self.order = np.argsort(array, kind="stable")
+            self.sorted = array[self.order]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        if x.dtype != self.dtype:
+            raise ShapeError(
+                f"the input is {dtype_name(x.dtype)}, the keys are {dtype_name(self.dtype)}"
+            )
+        if self.by_name is not None:
+            get, missing = self.by_name.get, self.count
+            flat = [get(key, missing) for key in x.reshape(-1).tolist()]
+            return np.array(flat, np.int64).reshape(x.shape)
+        if not self.count:
+            return np.zeros(x.shape, np.int64)
+        place = np.maximum(np.searchsorted(self.sorted, x, "right") - 1, 0)
+        found = self.sorted[place]
+        equal = found == x
+        if self.dtype.kind == "f":
+            equal |= (found != found) & (x != x)
+        return np.where(equal, self.order[place], self.count)
+
+
+def _mapper(lookup: Lookup, values: np.ndarray, default: Any) -> Kernel:
+    """Each input element to the value beside its key."""
+    table = np.empty(lookup.count + 1, values.dtype)
+    table[:-1] = values
+    table[-1] = default
+
+    def run(x: np.ndarray) -> np.ndarray:
+        return np.asarray(table[lookup(x)], table.dtype).reshape(x.shape)
+
+    return Kernel(run)
+
+
+def _between_ints_and_strings(ints: Sequence[int], names: Sequence[str], node: Node) -> Kernel:
+    """Both directions of a mapping; the input's type says which."""
+    if len(ints) != len(names):
+        raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
+    default = node.attrs.get("default_int64", -1)
+    to_int = _mapper(Lookup(names, STRING), np.array(ints, np.int64), default)
+    default = node.attrs.get("default_string", "_Unused")
+    to_name = _mapper(Lookup(ints, INT64), strings(names, (len(names),)), default)
+    return Kernel(lambda x: (to_int if x.dtype == STRING else to_name)(x))
+
+
+def infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    other = None if x.dtype is None else INT64 if x.dtype == STRING else STRING
+    return (TensorType(other, x.shape),)
+
+
+@operator("CategoryMapper", domain=DOMAIN, infer=infer_other)
+@by_attributes
+def category_mapper(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    ints, names = attrs.get("cats_int64s") or [], attrs.get("cats_strings") or []
+    return _between_ints_and_strings(ints, names, node)
+
+
+@operator("LabelEncoder", domain=DOMAIN, version=1, infer=infer_other)
+@by_attributes
+def label_encoder_1(node: Node, types: Types) -> Kernel:
+    names = node.attrs.get("classes_strings") or []
+    return _between_ints_and_strings(range(len(names)), names, node)
+
+
+_LISTS = {"strings": STRING, "int64s": INT64, "floats": FLOAT32}
+_DEFAULTS = {"strings": "default_string", "int64s": "default_int64", "floats": "default_float"}
+
+
+def _labels(attrs: Attrs, kind: str) -> tuple[np.ndarray, str]:
+    """The keys or the values of a LabelEncoder, and which attribute holds them."""
+    found = one_of(attrs, *(f"{kind}_{name}" for name in _LISTS))
+    array = attrs.get(f"{kind}_tensor")
+    if (found is None) == (array is None):
+        raise ShapeError(f"one of the attributes {kind}_* must be given, and only one")
+    if array is not None:
+        flat = array.reshape(-1)
+        return (strings(flat.tolist(), flat.shape) if flat.dtype.kind in "OU" else flat), "tensor"
+    name = next(name for name in _LISTS if attrs.get(f"{kind}_{name}"))
+    if name == "strings":
+        return strings(found, (len(found),)), name
+    return np.array(found, _LISTS[name]), name
+
+
+def infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(_labels(attrs, "values")[0].dtype, tensor(types, 0).shape),)
+
+
+@operator("LabelEncoder", domain=DOMAIN, since=2, infer=infer_label_encoder)
+@by_attributes
+def label_encoder(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    (keys, _), (values, kind) = _labels(attrs, "keys"), _labels(attrs, "values")
+    if len(keys) != len(values):
+        raise ShapeError(f"{len(keys)} keys for {len(values)} values")
+    default: Any = attrs.get("default_tensor")
+    if default is not None:
+        default = np.asarray(default).reshape(-1)[0]
+    elif kind == "tensor":
+        fill = {"O": "_Unused", "f": -0.0}
+        default = fill.get(values.dtype.kind, -1)
+    else:
+        default = attrs.get(_DEFAULTS[kind], {"strings": "_Unused", "floats": -0.0}.get(kind, -1))
+    return _mapper(Lookup(keys.tolist(), keys.dtype), values, default)
+
+
+def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
+    cats = one_of(attrs, "cats_int64s", "cats_strings")
+    if cats is None:
+        raise ShapeError("cats_int64s or cats_strings must be given")
+    return cats, STRING if attrs.get("cats_strings") else INT64
+
+
+def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = tensor(types, 0).shape
+    cats, _ = _categories(attrs)
+    return (TensorType(FLOAT32, None if shape is None else (*shape, len(cats))),)
+
+
+@operator("OneHotEncoder", domain=DOMAIN, infer=infer_one_hot)
+def one_hot_encoder(node: Node, types: Types) -> Kernel:
+    cats, dtype = _categories(node.attrs)
+    lookup = Lookup(cats, dtype)
+    rows = np.eye(len(cats) + 1, len(cats), dtype=np.float32)  # the last is of zeros
+    lenient = bool(node.attrs.get("zeros", 1))
+
+    def run(x: np.ndarray) -> np.ndarray:
+        places = lookup(x.astype(np.int64) if dtype == INT64 and x.dtype != STRING else x)
+        if not lenient and (places == len(cats)).any():
+            unknown = x[places == len(cats)].reshape(-1)[0]
+            raise ShapeError(f"{unknown!r} is none of the categories, and zeros is 0")
+        return rows[places]
+
+    return Kernel(run)
+
+
+# Maps
+
+
+def _map_values(types: Types) -> np.dtype | None:
+    kind = types[0] if types else None
+    if isinstance(kind, MapType) and isinstance(kind.value, TensorType):
+        return kind.value.dtype
+    return None
+
+
+def _vocabulary(attrs: Attrs) -> Any:
+    found = one_of(attrs, "string_vocabulary", "int64_vocabulary")
+    if found is None:
+        raise ShapeError("string_vocabulary or int64_vocabulary must be given")
+    return found
+
+
+def infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(_map_values(types), (1, len(_vocabulary(attrs)))),)
+
+
+@operator("DictVectorizer", domain=DOMAIN, infer=infer_dict_vectorizer)
+def dict_vectorizer(node: Node, types: Types) -> Kernel:
+    vocabulary = _vocabulary(node.attrs)
+    declared = _map_values(types)
+
+    def run(x: Mapping[Any, Any]) -> np.ndarray:
+        dtype = declared or _dtype_of(next(iter(x.values()), 0.0))
+        values = [x.get(key, "" if dtype == STRING else 0) for key in vocabulary]
+        if dtype == STRING:
+            return strings(values, (1, len(values)))
+        return np.array([values], dtype)
+
+    return Kernel(run)
+
+
+def _dtype_of(value: Any) -> np.dtype:
+    """The element type of a map whose values are Python's or NumPy's scalars."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.dtype
+    return STRING if isinstance(value, str) else INT64 if isinstance(value, int) else FLOAT32
+
+
+_CASTS: Mapping[str, tuple[np.dtype, Callable[[Any], Any], Any]] = {
+    "TO_FLOAT": (FLOAT32, float, 0.0),
+    "TO_INT64": (INT64, lambda v: int(float(v)), 0),
+    # Where there is no such key, ONNX Runtime puts the string "0.f".
+    "TO_STRING": (STRING, lambda v: v if isinstance(v, str) else f"{float(v):f}", "0.f"),
+}
+
+
+def infer_cast_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype, _, _ = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
+    return (TensorType(dtype, (1, attrs.get("max_map", 1) if _sparse(attrs) else None)),)
+
+
+def _sparse(attrs: Attrs) -> bool:
+    return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
+
+
+@operator("CastMap", domain=DOMAIN, infer=infer_cast_map)
+def cast_map(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
+    sparse, width = _sparse(attrs), attrs.get("max_map", 1)
+
+    def run(x: Mapping[int, Any]) -> np.ndarray:
+        keys = sorted(x)
+        places: Sequence[int] = range(len(keys))
+        if sparse:
+            if keys and not 0 <= keys[0] <= keys[-1] < width:
+                raise ShapeError(f"keys {keys[0]} to {keys[-1]} are not all below max_map={width}")
+            places = keys
+        result = np.full((1, width if sparse else len(keys)), missing, dtype)
+        for place, key in zip(places, keys, strict=True):
+            try:
+                result[0, place] = cast(x[key])
+            except ValueError as error:
+                raise ShapeError(f"{x[key]!r} is no number") from error
+        return result
+
+    return Kernel(run)
+
+
+def infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    key = STRING if attrs.get("classlabels_strings") else INT64
+    return (SequenceType(MapType(key, TensorType(FLOAT32, ()))),)
+
+
+@operator("ZipMap", domain=DOMAIN, infer=infer_zip_map)
+def zip_map(node: Node, types: Types) -> Kernel:
+    labels = one_of(node.attrs, "classlabels_strings", "classlabels_int64s")
+    if labels is None:
+        raise ShapeError("classlabels_strings or classlabels_int64s must be given")
+
+    def run(x: np.ndarray) -> list[dict[Any, float]]:
+        rows = x.reshape(1, -1) if x.ndim == 1 else x
+        if rows.ndim != 2 or rows.shape[1] != len(labels):
+            raise ShapeError(f"{len(labels)} class labels do not fit an input of shape {x.shape}")
+        return [dict(zip(labels, row, strict=True)) for row in rows.tolist()]
+
+    return Kernel(run)

@@ -1,0 +1,401 @@
+"""Linear models and support vector machines (domain ai.onnx.ml), and what is done to scores.
+
+As everywhere in this domain, ONNX Runtime is followed where the specification is silent, which it
+is on what the scores of two classes are when a model computes a single one. It is also followed
+where a regression has one target: of the transforms only PROBIT is applied to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import by_attributes
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.shape_rules import choice, tensor
+from penstock.ops.onnx.text import strings
+from penstock.ops.onnx_ml.features import DOMAIN, one_of
+from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.types import FLOAT32, INT64, STRING, Dim, ShapeError, TensorType, Type
+
+# Transforms of scores [N, E]
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def logistic(scores: np.ndarray) -> np.ndarray:
+    return np.reciprocal(1 + np.exp(-scores))
+
+
+def _softmax_zero(scores: np.ndarray) -> np.ndarray:
+    """Softmax over the scores that are not 0, which stay 0."""
+    powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
+    powers = np.where(np.abs(scores) > 1e-7, powers, 0)
+    total = powers.sum(1, keepdims=True)
+    return powers / np.where(total == 0, 1, total)
+
+
+def _probit(scores: np.ndarray) -> np.ndarray:
+    """Winitzki's approximation of the inverse error function, to about three digits.
+
+    It is what every runtime of this domain computes, so the exact function would be a deviation.
+    """
+    x = 2 * scores - 1
+    log = np.log((1 - x) * (1 + x))
+    a = 2 / (np.pi * 0.147) + log / 2
+    return np.copysign(np.sqrt(np.sqrt(a * a - log / 0.147) - a), x) * np.sqrt(2)
+
+
+TRANSFORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "NONE": lambda scores: scores,
+    "SOFTMAX": _softmax,
+    "LOGISTIC": logistic,
+    "SOFTMAX_ZERO": _softmax_zero,
+    "PROBIT": _probit,
+}
+
+
+def transform_of(attrs: Attrs) -> str:
+    return choice(attrs, "post_transform", "NONE", TRANSFORMS)
+
+
+def transformed(scores: np.ndarray, transform: str) -> np.ndarray:
+    """Scores [N, E] after a transform; a single one is only subject to PROBIT."""
+    if scores.shape[1] == 1 and transform != "PROBIT":
+        return scores
+    return TRANSFORMS[transform](scores)
+
+
+def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarray:
+    """The scores [N, 2] of two classes, from [N], that of the second.
+
+    ``complement``: the score is a probability, so that 1 minus it is that of the first class;
+    otherwise that is the negative score.
+    """
+    if transform == "LOGISTIC":
+        return logistic(np.stack([-score, score], 1))
+    pair = np.stack([1 - score if complement else -score, score], 1)
+    return _probit(pair) if transform == "PROBIT" else pair
+
+
+# Labels
+
+
+class Labels:
+    """The labels of the classes of a classifier."""
+
+    def __init__(self, attrs: Attrs, ints: str) -> None:
+        found = one_of(attrs, ints, "classlabels_strings")
+        if found is None:
+            raise ShapeError(f"{ints} or classlabels_strings must be given")
+        self.dtype = STRING if attrs.get("classlabels_strings") else INT64
+        self.count = len(found)
+        self.values: np.ndarray = (
+            strings(found, (len(found),)) if self.dtype == STRING else np.array(found, np.int64)
+        )
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        return self.values[places]
+
+
+def infer_classifier(ints: str, width: Callable[[Attrs, int], Dim]) -> Infer:
+    """Labels [N] and scores [N, E]; ``width`` gives E from attributes and number of labels."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        labels = Labels(attrs, ints)
+        rows = rows_of(tensor(types, 0))
+        scores = TensorType(FLOAT32, (rows, width(attrs, labels.count)))
+        return TensorType(labels.dtype, (rows,)), scores
+
+    return infer
+
+
+def rows_of(x: TensorType) -> Dim:
+    """The number of rows of an input [N, F], or [F], which is one row."""
+    if x.shape is None:
+        return None
+    if len(x.shape) not in (1, 2):
+        raise ShapeError(f"an input must have shape [N, F] or [F], not {x.shape}")
+    return x.shape[0] if len(x.shape) == 2 else 1
+
+
+def matrix(x: np.ndarray, count: int | None = None) -> np.ndarray:
+    """An input as [N, F] in float32, or float64 if it is that already."""
+    if x.ndim not in (1, 2):
+        raise ShapeError(f"an input must have shape [N, F] or [F], not {x.shape}")
+    x = x.reshape(1, -1) if x.ndim == 1 else x
+    if count is not None and x.shape[1] != count:
+        raise ShapeError(f"the model has {count} features, the input {x.shape[1]}")
+    return x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
+
+
+def _rows(flat: Sequence[float] | None, count: int, what: str) -> np.ndarray:
+    """A flat list of parameters as ``count`` rows."""
+    found = np.array(flat or [], np.float32)
+    if count < 1 or found.size % count or not found.size:
+        raise ShapeError(f"{found.size} {what} cannot be cut into {count} rows")
+    return found.reshape(count, -1)
+
+
+# Linear models
+
+
+def _coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients [F, E] and intercepts [E]."""
+    weights = _rows(attrs.get("coefficients"), rows, "coefficients")
+    bias = np.array(attrs.get("intercepts") or [0.0] * rows, np.float32)
+    if len(bias) != rows:
+        raise ShapeError(f"{len(bias)} intercepts for {rows} rows of coefficients")
+    return np.ascontiguousarray(weights.T), bias
+
+
+def infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), attrs.get("targets", 1))),)
+
+
+@operator("LinearRegressor", domain=DOMAIN, infer=infer_regressor)
+@by_attributes
+def linear_regressor(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    weights, bias = _coefficients(attrs, attrs.get("targets", 1))
+    transform = transform_of(attrs)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        scores = matrix(x, len(weights)) @ weights + bias
+        return transformed(scores, transform).astype(np.float32)
+
+    return Kernel(run)
+
+
+@operator(
+    "LinearClassifier",
+    domain=DOMAIN,
+    infer=infer_classifier("classlabels_ints", lambda _, labels: labels),
+)
+@by_attributes
+def linear_classifier(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    labels = Labels(attrs, "classlabels_ints")
+    rows = len(attrs.get("intercepts") or range(labels.count))
+    weights, bias = _coefficients(attrs, rows)
+    transform = transform_of(attrs)
+    single = rows == 1 and labels.count == 2
+    if rows != labels.count and not single:
+        raise ShapeError(f"{labels.count} class labels for {rows} rows of coefficients")
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores = matrix(x, len(weights)) @ weights + bias
+        if single:
+            score = scores[:, 0]
+            places = (score > 0).astype(np.int64)
+            scores = two_scores(score, transform, True)
+        else:
+            places = scores.argmax(1)
+            scores = transformed(scores, transform)
+        return labels[places], scores.astype(np.float32)
+
+    return Kernel(run)
+
+
+# Support vector machines
+
+_KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _kernel_function(attrs: Attrs) -> _KernelFunction:
+    """``f(x, s)``: the kernel of each row of ``x`` with each row of ``s``, computed in float64."""
+    given = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
+    if len(given) != 3:
+        raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(given)}")
+    gamma, coef0, degree = [float(p) for p in given]
+
+    def squares(x: np.ndarray) -> np.ndarray:
+        return np.square(x).sum(1)
+
+    functions: dict[str, _KernelFunction] = {
+        "LINEAR": lambda x, s: x @ s.T,
+        "POLY": lambda x, s: (gamma * (x @ s.T) + coef0) ** int(degree),
+        "SIGMOID": lambda x, s: np.tanh(gamma * (x @ s.T) + coef0),
+        # The square of a distance, but without the array of all differences.
+        "RBF": lambda x, s: np.exp(
+            -gamma * np.maximum(squares(x)[:, None] + squares(s) - 2 * (x @ s.T), 0)
+        ),
+    }
+    return functions[choice(attrs, "kernel_type", "LINEAR", functions)]
+
+
+def _first_rho(attrs: Attrs) -> float:
+    rho = attrs.get("rho")
+    if not rho:
+        raise ShapeError("rho must be given")
+    return float(rho[0])
+
+
+def infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), 1)),)
+
+
+@operator("SVMRegressor", domain=DOMAIN, infer=infer_svm_regressor)
+@by_attributes
+def svm_regressor(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    kernel, rho = _kernel_function(attrs), _first_rho(attrs)
+    supports = attrs.get("n_supports", 0)
+    transform = transform_of(attrs)
+    coefficients = np.array(attrs.get("coefficients") or [], np.float64)
+    if supports > 0:
+        vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
+        if len(coefficients) != supports:
+            raise ShapeError(f"{len(coefficients)} coefficients for {supports} support vectors")
+    else:
+        vectors, coefficients = coefficients[None], np.ones(1)
+    one_class = bool(attrs.get("one_class", 0))
+
+    def run(x: np.ndarray) -> np.ndarray:
+        rows = matrix(x, vectors.shape[1]).astype(np.float64, copy=False)
+        scores = (kernel(rows, vectors) @ coefficients + rho)[:, None]
+        if one_class:
+            scores = np.where(scores > 0, 1.0, -1.0)
+        return transformed(scores, transform).astype(np.float32)
+
+    return Kernel(run)
+
+
+def _pairs(classes: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(classes) for j in range(i + 1, classes)]
+
+
+def _svm_width(attrs: Attrs, labels: int) -> Dim:
+    classes = len(attrs.get("vectors_per_class") or ())
+    if not classes or attrs.get("prob_a") or labels <= 2:
+        return labels
+    return len(_pairs(classes))
+
+
+@operator(
+    "SVMClassifier",
+    domain=DOMAIN,
+    infer=infer_classifier("classlabels_ints", _svm_width),
+)
+@by_attributes
+def svm_classifier(node: Node, types: Types) -> Kernel:
+    if node.attrs.get("vectors_per_class"):
+        return _support_vector_classifier(node.attrs)
+    return _linear_svm_classifier(node.attrs)
+
+
+def _linear_svm_classifier(attrs: Attrs) -> Kernel:
+    """One row of coefficients for each class, whatever the kernel."""
+    labels = Labels(attrs, "classlabels_ints")
+    rho = _first_rho(attrs)
+    weights = _rows(attrs.get("coefficients"), labels.count, "coefficients").astype(np.float64)
+    positive = bool((weights >= 0).all())
+    transform = transform_of(attrs)
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores = matrix(x, weights.shape[1]).astype(np.float64, copy=False) @ weights.T + rho
+        places = scores.argmax(1)
+        if labels.count == 2:
+            # ONNX Runtime's rule for two classes.
+            best = scores.max(1)
+            places = np.where(best >= 0.5 if positive else best > 0, 1, places)
+        return labels[places], transformed(scores, transform).astype(np.float32)
+
+    return Kernel(run)
+
+
+def _support_vector_classifier(attrs: Attrs) -> Kernel:
+    """One against one: each pair of classes has a decision, which is a vote for one of the two."""
+    labels = Labels(attrs, "classlabels_ints")
+    counts = [int(n) for n in attrs["vectors_per_class"]]
+    classes, total = len(counts), sum(counts)
+    if classes != labels.count or min(counts) < 0 or classes < 2:
+        raise ShapeError(f"vectors_per_class {counts} do not fit {labels.count} class labels")
+    kernel = _kernel_function(attrs)
+    vectors = _rows(attrs.get("support_vectors"), total, "support_vectors").astype(np.float64)
+    duals = np.array(attrs.get("coefficients") or [], np.float64)
+    pairs = _pairs(classes)
+    rho = np.array(attrs.get("rho") or [], np.float64)
+    if duals.size != (classes - 1) * total or len(rho) != len(pairs):
+        raise ShapeError(
+            f"{duals.size} coefficients and {len(rho)} rhos do not fit {classes} classes "
+            f"with {total} support vectors"
+        )
+    duals = duals.reshape(classes - 1, total)
+    stops = np.cumsum(counts)
+    own = [slice(stop - n, stop) for stop, n in zip(stops.tolist(), counts, strict=True)]
+    decisions = np.zeros((len(pairs), total))
+    for row, (i, j) in zip(decisions, pairs, strict=True):
+        row[own[i]] = duals[j - 1, own[i]]
+        row[own[j]] = duals[i, own[j]]
+    first, second = (np.eye(classes)[[pair[k] for pair in pairs]] for k in (0, 1))
+    transform = transform_of(attrs)
+    coupling = _coupling(attrs, pairs, classes)
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = matrix(x, vectors.shape[1]).astype(np.float64, copy=False)
+        scores = kernel(rows, vectors) @ decisions.T + rho
+        won = scores > 0
+        places = (won @ first + ~won @ second).argmax(1)
+        if coupling is not None:
+            scores = transformed(coupling(scores), transform)
+        elif classes == 2:
+            scores = two_scores(scores[:, 0], transform, transform != "NONE")
+        else:
+            scores = transformed(scores, transform)
+        return labels[places], scores.astype(np.float32)
+
+    return Kernel(run)
+
+
+def _coupling(
+    attrs: Attrs, pairs: Sequence[tuple[int, int]], classes: int
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """From decisions [N, pairs] to probabilities [N, classes]; ``None`` if the model has none.
+
+    Platt's sigmoids give the probability of one class of a pair against the other; the second
+    method of Wu, Lin and Weng (JMLR 5, 2004) makes probabilities of the classes of them.
+    """
+    if not attrs.get("prob_a"):
+        return None
+    a, b = (np.array(attrs.get(name) or [], np.float64) for name in ("prob_a", "prob_b"))
+    if len(a) != len(pairs) or len(b) != len(pairs):
+        raise ShapeError(f"{len(a)} and {len(b)} probability coefficients for {len(pairs)} pairs")
+    left, right = ([pair[k] for pair in pairs] for k in (0, 1))
+
+    def couple(scores: np.ndarray) -> np.ndarray:
+        versus = np.zeros((len(scores), classes, classes))
+        wins = np.clip(1 - logistic(scores * a + b), 1e-7, 1 - 1e-7)
+        versus[:, left, right] = wins
+        versus[:, right, left] = 1 - wins
+        q = -versus.transpose(0, 2, 1) * versus
+        each = np.arange(classes)
+        q[:, each, each] = np.square(versus).sum(1)
+        p = np.full((len(scores), classes), 1 / classes)
+        todo = np.arange(len(scores))
+        for _ in range(max(100, classes)):
+            now, part = q[todo], p[todo]
+            qp = np.matmul(now, part[..., None])[..., 0]
+            pqp = (part * qp).sum(1)
+            open_rows = np.abs(qp - pqp[:, None]).max(1, initial=0) >= 0.005 / classes
+            if not open_rows.any():
+                break
+            todo, now, part = todo[open_rows], now[open_rows], part[open_rows]
+            qp, pqp = qp[open_rows], pqp[open_rows]
+            for t in range(classes):
+                diagonal = now[:, t, t]
+                step = (pqp - qp[:, t]) / diagonal
+                grown = 1 + step
+                pqp = (pqp + step * (step * diagonal + 2 * qp[:, t])) / grown**2
+                part[:, t] += step
+                part /= grown[:, None]
+                qp = (qp + step[:, None] * now[:, t]) / grown[:, None]
+            p[todo] = part
+        return p
+
+    return couple

@@ -1,0 +1,529 @@
+"""Ensembles of decision trees (domain ai.onnx.ml): TreeEnsemble and what it replaced.
+
+All rows go down all trees at once: an array holds where each row stands in each tree, and every
+level is a handful of operations on whole arrays, for those rows that have not yet come to a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.constant_cache import by_attributes
+from penstock.ops.common.dtypes import FLOAT64
+from penstock.ops.common.shape_rules import choice, tensor
+from penstock.ops.onnx_ml.features import DOMAIN
+from penstock.ops.onnx_ml.models import (
+    TRANSFORMS,
+    Labels,
+    infer_classifier,
+    matrix,
+    rows_of,
+    transform_of,
+    transformed,
+    two_scores,
+)
+from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
+
+CHUNK = 2**16
+"""how many (row, tree) pairs go down together: what a second-level cache holds"""
+_TIDY = 4
+"""after so many levels, rows that have come to a leaf are taken out of what goes on"""
+
+# For which results of a comparison with the threshold a mode takes the true branch.
+_LESS, _EQUAL, _GREATER = 1, 2, 4
+_MODES: Mapping[str, int] = {
+    "BRANCH_LEQ": _LESS | _EQUAL,
+    "BRANCH_LT": _LESS,
+    "BRANCH_GTE": _GREATER | _EQUAL,
+    "BRANCH_GT": _GREATER,
+    "BRANCH_EQ": _EQUAL,
+    "BRANCH_NEQ": _LESS | _GREATER,
+}
+_BY_NUMBER = (*_MODES.values(), _EQUAL)  # in TreeEnsemble; the last is BRANCH_MEMBER
+_MEMBER = 6
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+class Forest(NamedTuple):
+    """Nodes of all trees. A leaf is its own child, on both sides."""
+
+    roots: np.ndarray  # [trees]
+    feature: np.ndarray  # [nodes], as all that follow
+    threshold: np.ndarray
+    mode: np.ndarray  # of _LESS, _EQUAL, _GREATER
+    missing: np.ndarray  # whether NaN takes the true branch
+    children: np.ndarray  # [2 * nodes]: of node i the false one at 2 * i, then the true one
+    leaf: np.ndarray
+    features: int
+    """features that an input must have at least"""
+    depth: int
+    """steps from a root to the deepest leaf at most"""
+
+    @staticmethod
+    def build(
+        roots: Sequence[int] | np.ndarray,
+        feature: np.ndarray,
+        threshold: np.ndarray,
+        mode: np.ndarray,
+        missing: np.ndarray,
+        true: np.ndarray,
+        false: np.ndarray,
+    ) -> Forest:
+        """Check that indices are in range, and that every way down ends."""
+        count = len(feature)
+        inner = true != np.arange(count)
+        if not len(roots):
+            raise ShapeError("there are no trees")
+        for array, what in ((true, "child"), (false, "child"), (np.asarray(roots), "root")):
+            if array.size and (array.min() < 0 or array.max() >= count):
+                raise ShapeError(f"a tree node has a {what} that does not exist")
+        if (feature[inner] < 0).any():
+            raise ShapeError("a tree node looks at a feature with a negative index")
+        # NaN is neither less nor greater; but it is not equal.
+        missing = missing.astype(np.bool_) | (mode == _LESS | _GREATER)
+        return Forest(
+            np.asarray(roots, np.intp),
+            feature.astype(np.intp),
+            threshold,
+            mode,
+            missing,
+            np.stack([false, true], 1).astype(np.intp).reshape(-1),
+            ~inner,
+            int(feature[inner].max(initial=-1)) + 1,
+            _depth(true, false, inner),
+        )
+
+    def leaves(self, x: np.ndarray) -> np.ndarray:
+        """The leaf [trees, N] that each row of ``x`` comes to in each tree."""
+        rows, width = x.shape
+        nodes = np.repeat(self.roots, rows)
+        first = np.tile(np.arange(rows) * width, len(self.roots))  # where a row begins in flat
+        flat = np.ascontiguousarray(x).reshape(-1)
+        only = self.mode[0] if (self.mode == self.mode[0]).all() else None
+        has_nan = x.dtype.kind == "f" and bool(np.isnan(x).any())
+        found, going = nodes, None
+        for level in range(1, self.depth + 1):
+            # np.take is faster than indexing if it need not look for indices out of range.
+            values = np.take(flat, first + np.take(self.feature, nodes, mode="clip"), mode="clip")
+            thresholds = np.take(self.threshold, nodes, mode="clip")
+            passes = self._passes(values, thresholds, nodes, only)
+            if has_nan:
+                passes |= (values != values) & self.missing[nodes]
+            nodes = np.take(self.children, 2 * nodes + passes, mode="clip")
+            if level % _TIDY == 0:
+                # Rows that have come to a leaf stay there, but need not be looked at any more.
+                on = np.flatnonzero(~self.leaf[nodes])
+                if going is None:
+                    found, going = nodes, on
+                else:
+                    found[going] = nodes
+                    going = going[on]
+                nodes, first = nodes[on], first[on]
+        if going is None:
+            found = nodes
+        else:
+            found[going] = nodes
+        return found.reshape(len(self.roots), rows)
+
+    def _passes(
+        self, values: np.ndarray, thresholds: np.ndarray, nodes: np.ndarray, only: int | None
+    ) -> np.ndarray:
+        if only is not None:
+            return _COMPARE[only](values, thresholds)
+        mode = self.mode[nodes]
+        passes = (values < thresholds) & (mode & _LESS > 0)
+        passes |= (values == thresholds) & (mode & _EQUAL > 0)
+        passes |= (values > thresholds) & (mode & _GREATER > 0)
+        return passes
+
+
+def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
+    """The longest way down; an error if a node is among its own descendants.
+
+    Kahn's algorithm (Communications of the ACM 5, 1962), a level at a time.
+    """
+    parents = np.bincount(np.concatenate([true[inner], false[inner]]), minlength=len(true))
+    level, done, depth = np.flatnonzero(parents == 0), 0, -1
+    while len(level):
+        done += len(level)
+        depth += 1
+        level = level[inner[level]]
+        children = np.concatenate([true[level], false[level]])
+        np.subtract.at(parents, children, 1)
+        level = np.unique(children[parents[children] == 0])
+    if done < len(true):
+        raise ShapeError("a tree node is among its own descendants")
+    return depth
+
+
+_COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    _LESS: np.less,
+    _LESS | _EQUAL: np.less_equal,
+    _EQUAL: np.equal,
+    _GREATER: np.greater,
+    _GREATER | _EQUAL: np.greater_equal,
+    _LESS | _GREATER: np.not_equal,
+}
+
+
+# What the leaves say
+
+
+class Votes:
+    """The weights of the leaves for each of ``targets``, and how they are put together.
+
+    ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some targets, and
+    for one target several, which add up.
+    """
+
+    def __init__(
+        self,
+        nodes: int,
+        targets: int,
+        leaf: np.ndarray,
+        target: np.ndarray,
+        weight: np.ndarray,
+        aggregate: str,
+    ) -> None:
+        if len(leaf) != len(target) or len(leaf) != len(weight):
+            raise ShapeError("the lists that describe the weights of leaves differ in length")
+        if len(target) and (target.min() < 0 or target.max() >= targets):
+            raise ShapeError(f"a leaf has a weight for target {target.max()} of {targets}")
+        self.targets, self.aggregate = targets, aggregate
+        self.one_each = len(np.unique(leaf)) == len(leaf)
+        sums = aggregate in ("SUM", "AVERAGE")
+        # What leaves every aggregate as it is.
+        neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
+        if self.one_each and (targets == 1 or sums):
+            self.weight = np.full(nodes, neutral)
+            self.weight[leaf] = weight
+            self.target = np.zeros(nodes, np.intp)
+            self.target[leaf] = target
+            self.table = None
+        else:
+            self.one_each = False
+            self.table = np.zeros((nodes, targets))
+            np.add.at(self.table, (leaf, target), weight)
+            if not sums:
+                voted = np.zeros((nodes, targets), np.bool_)
+                voted[leaf, target] = True
+                self.table[~voted] = neutral
+
+    def __call__(self, leaves: np.ndarray) -> np.ndarray:
+        """Scores [N, targets] of rows whose leaves [trees, N] are known; 0 without any vote."""
+        trees, rows = leaves.shape
+        combine: Any = {"MIN": np.minimum, "MAX": np.maximum}.get(self.aggregate, np.add)
+        if self.table is not None:
+            scores = combine.reduce(self.table[leaves], axis=0)
+        elif self.targets == 1:
+            scores = combine.reduce(np.take(self.weight, leaves, mode="clip"), axis=0)[:, None]
+        else:
+            cells = self.target[leaves] + np.arange(rows) * self.targets
+            weights = self.weight[leaves].reshape(-1)
+            size = rows * self.targets
+            scores = np.bincount(cells.reshape(-1), weights, size).reshape(rows, self.targets)
+        if self.aggregate == "AVERAGE":
+            return scores / trees
+        return np.where(np.isinf(scores), 0, scores) if combine is not np.add else scores
+
+
+def _scores(forest: Forest, votes: Votes, x: np.ndarray) -> np.ndarray:
+    """Scores [N, targets], a chunk of rows at a time."""
+    if x.shape[1] < forest.features:
+        raise ShapeError(
+            f"the trees look at {forest.features} features, the input has {x.shape[1]}"
+        )
+    width = 1 if votes.table is None else votes.targets
+    step = max(1, CHUNK // (len(forest.roots) * width))
+    result = np.empty((len(x), votes.targets))
+    for low in range(0, len(x), step):
+        result[low : low + step] = votes(forest.leaves(x[low : low + step]))
+    return result
+
+
+def _ints(attrs: Attrs, name: str, count: int | None = None) -> np.ndarray:
+    """A list of integers, of a known length or zeros where it is left out."""
+    found = attrs.get(name)
+    if not found:
+        return np.zeros(count or 0, np.int64)
+    if count is not None and len(found) != count:
+        raise ShapeError(f"{name} has {len(found)} entries, {count} are expected")
+    return np.array(found, np.int64)
+
+
+def _floats(attrs: Attrs, name: str) -> np.ndarray:
+    """A list of floats, or the tensor that may stand for it."""
+    array = attrs.get(f"{name}_as_tensor")
+    if array is not None and array.size:
+        return np.asarray(array).reshape(-1)
+    return np.array(attrs.get(name) or [], np.float32)
+
+
+# TreeEnsembleRegressor, TreeEnsembleClassifier
+
+
+def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
+    """The trees of the older operations, and the place of each (tree, node) pair."""
+    trees, numbers = _ints(attrs, "nodes_treeids"), _ints(attrs, "nodes_nodeids")
+    count = len(trees)
+    if len(numbers) != count:
+        raise ShapeError(f"{count} nodes_treeids, but {len(numbers)} nodes_nodeids")
+    names = list(zip(trees.tolist(), numbers.tolist(), strict=True))
+    places = {name: i for i, name in enumerate(names)}
+    if len(places) != count:
+        raise ShapeError("two nodes of a tree have the same number")
+    modes = attrs.get("nodes_modes") or []
+    if len(modes) != count:
+        raise ShapeError(f"{count} nodes, but {len(modes)} nodes_modes")
+    unknown = set(modes) - {*_MODES, "LEAF"}
+    if unknown:
+        raise ShapeError(f"unknown nodes_modes {', '.join(sorted(unknown))}")
+    threshold = _floats(attrs, "nodes_values")
+    if len(threshold) != count:
+        raise ShapeError(f"{count} nodes, but {len(threshold)} nodes_values")
+    inner = np.array([mode != "LEAF" for mode in modes], np.bool_)
+    itself = np.arange(count)
+
+    def children(name: str) -> np.ndarray:
+        targets = _ints(attrs, name, count).tolist()
+        found = [
+            places.get((tree, target), -1) if branch else i
+            for i, ((tree, _), target, branch) in enumerate(
+                zip(names, targets, inner.tolist(), strict=True)
+            )
+        ]
+        return np.array(found, np.int64)
+
+    true, false = children("nodes_truenodeids"), children("nodes_falsenodeids")
+    if (true[inner] == itself[inner]).any():
+        raise ShapeError("a tree node is its own child")
+    parented = np.zeros(count, np.bool_)
+    parented[true[inner]] = parented[false[inner]] = True
+    # A tree begins with the first of its nodes that is nobody's child.
+    roots: dict[int, int] = {}
+    for i in np.flatnonzero(~parented).tolist():
+        roots.setdefault(names[i][0], i)
+    if len(roots) != len(set(trees.tolist())):
+        raise ShapeError("a tree has no root: each of its nodes is the child of another")
+    usual = [mode for mode in modes if mode != "LEAF"][:1] or ["BRANCH_LEQ"]
+    forest = Forest.build(
+        list(roots.values()),
+        np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
+        threshold,
+        np.array([_MODES.get(mode, _MODES[usual[0]]) for mode in modes], np.int8),
+        _ints(attrs, "nodes_missing_value_tracks_true", count),
+        true,
+        false,
+    )
+    return forest, places
+
+
+def _votes(
+    attrs: Attrs, prefix: str, targets: int, places: Mapping[tuple[int, int], int], aggregate: str
+) -> tuple[Votes, np.ndarray, np.ndarray]:
+    """The votes of the leaves, with the targets and the weights among the attributes."""
+    trees, nodes = _ints(attrs, f"{prefix}_treeids"), _ints(attrs, f"{prefix}_nodeids")
+    ids, weights = _ints(attrs, f"{prefix}_ids", len(trees)), _floats(attrs, f"{prefix}_weights")
+    if len(nodes) != len(trees):
+        raise ShapeError(f"{len(trees)} {prefix}_treeids, but {len(nodes)} {prefix}_nodeids")
+    try:
+        leaf = [places[pair] for pair in zip(trees.tolist(), nodes.tolist(), strict=True)]
+    except KeyError as error:
+        raise ShapeError(
+            f"weights are given for a tree node that does not exist: {error}"
+        ) from None
+    made = Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
+    return made, ids, weights
+
+
+def _input(x: np.ndarray) -> np.ndarray:
+    """Integers as float64, which holds more of them than float32."""
+    if x.dtype.kind in "iu":
+        x = x.astype(np.float64)
+    return matrix(x)
+
+
+def _base(attrs: Attrs, targets: int) -> np.ndarray:
+    base = _floats(attrs, "base_values").astype(np.float64)
+    if len(base) not in (0, 1, targets):
+        raise ShapeError(f"{len(base)} base_values for {targets} scores")
+    return base
+
+
+def infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), attrs.get("n_targets") or 1)),)
+
+
+@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=infer_regressor)
+@by_attributes
+def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    targets = attrs.get("n_targets") or 1
+    forest, places = _forest(attrs)
+    aggregate = choice(attrs, "aggregate_function", "SUM", _AGGREGATES)
+    votes, _, _ = _votes(attrs, "target", targets, places, aggregate)
+    base = _base(attrs, targets)
+    transform = transform_of(attrs)
+
+    def run(x: np.ndarray) -> np.ndarray:
+        scores = _scores(forest, votes, _input(x))
+        if len(base):
+            scores += base
+        return transformed(scores, transform).astype(np.float32)
+
+    return Kernel(run)
+
+
+@operator(
+    "TreeEnsembleClassifier",
+    domain=DOMAIN,
+    infer=infer_classifier("classlabels_int64s", lambda _, labels: labels),
+)
+@by_attributes
+def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
+    """With two labels and weights for one class only, these are the scores of the second class.
+
+    They are probabilities if none is negative, and decisions otherwise: compared with 0.5 or with
+    0. That class has number 0 in most models, and the score of the other follows from it; if it has
+    number 1, the other keeps the score 0. A single label stands for 1, its absence for 0.
+    """
+    attrs = node.attrs
+    labels = Labels(attrs, "classlabels_int64s")
+    classes = labels.count
+    if classes == 1 and labels.values.dtype.kind == "O":
+        raise ShapeError("a single class label must be an integer")
+    forest, places = _forest(attrs)
+    votes, ids, weights = _votes(attrs, "class", classes, places, "SUM")
+    base = _base(attrs, classes)
+    transform = transform_of(attrs)
+    single = int(ids[0]) if classes <= 2 and len(set(ids.tolist())) == 1 else None
+    positive = bool((weights >= 0).all())
+    if single is not None and classes == 2:
+        base = base if len(base) == 2 else np.eye(2)[single] * (base[0] if len(base) else 0)
+
+    def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores = _scores(forest, votes, _input(x))
+        if len(base):
+            scores += base
+        if classes == 1:
+            return (scores[:, 0] > 0).astype(np.int64), _done(transformed(scores, transform))
+        if single is None:
+            return labels[scores.argmax(1)], _done(transformed(scores, transform))
+        score = scores[:, single]
+        chosen = labels[(score > (0.5 if positive else 0)).astype(np.int64)]
+        if single == 0:
+            return chosen, _done(two_scores(score, transform, positive))
+        return chosen, _done(TRANSFORMS[transform](scores))
+
+    return Kernel(run)
+
+
+def _done(scores: np.ndarray) -> np.ndarray:
+    return scores.astype(np.float32)
+
+
+# TreeEnsemble
+
+
+def infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    return (TensorType(x.dtype, (rows_of(x), attrs.get("n_targets") or 1)),)
+
+
+@operator("TreeEnsemble", domain=DOMAIN, since=5, infer=infer_ensemble)
+@by_attributes
+def tree_ensemble(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    targets = attrs.get("n_targets") or 1
+    aggregate, transform = attrs.get("aggregate_function", 1), attrs.get("post_transform", 0)
+    if not 0 <= aggregate < len(_AGGREGATES) or not 0 <= transform < len(_TRANSFORMS):
+        raise ShapeError(f"bad aggregate_function {aggregate} or post_transform {transform}")
+    forest = _ensemble(attrs)
+    leaf_targets, weights = _ints(attrs, "leaf_targetids"), attrs["leaf_weights"].reshape(-1)
+    nodes = len(forest.feature)
+    leaves = np.arange(nodes - len(weights), nodes)
+    votes = Votes(
+        nodes, targets, leaves, leaf_targets, weights.astype(np.float64), _AGGREGATES[aggregate]
+    )
+
+    def run(x: np.ndarray) -> np.ndarray:
+        scores = _scores(forest, votes, _input(x))
+        return transformed(scores, _TRANSFORMS[transform]).astype(x.dtype)
+
+    return Kernel(run)
+
+
+def _ensemble(attrs: Attrs) -> Forest:
+    """The trees of TreeEnsemble: inner nodes first, what membership tests add, then the leaves."""
+    modes = np.asarray(attrs["nodes_modes"]).reshape(-1).astype(np.int64)
+    count, leaves = len(modes), len(attrs["leaf_targetids"])
+    if len(modes) and (modes.min() < 0 or modes.max() > _MEMBER):
+        raise ShapeError(f"nodes_modes must be 0 to {_MEMBER}")
+    if attrs["leaf_weights"].size != leaves:
+        raise ShapeError(f"{leaves} leaf_targetids, but {attrs['leaf_weights'].size} leaf_weights")
+    threshold = np.asarray(attrs["nodes_splits"]).reshape(-1)
+    if len(threshold) != count:
+        raise ShapeError(f"{count} nodes, but {len(threshold)} nodes_splits")
+    threshold = threshold.astype(FLOAT64 if threshold.dtype == FLOAT64 else FLOAT32)
+    sets = _member_sets(attrs, int((modes == _MEMBER).sum()))
+    added = sum(max(len(members) - 1, 0) for members in sets)
+    first_leaf = count + added
+
+    def children(side: str) -> np.ndarray:
+        ids = _ints(attrs, f"nodes_{side}nodeids", count)
+        at_leaf = _ints(attrs, f"nodes_{side}leafs", count) != 0
+        limit = np.where(at_leaf, leaves, count)
+        if ((ids < 0) | (ids >= limit)).any():
+            raise ShapeError(f"nodes_{side}nodeids name a node or leaf that does not exist")
+        return np.where(at_leaf, ids + first_leaf, ids)
+
+    true, false = children("true"), children("false")
+    if (true == np.arange(count)).any():
+        raise ShapeError("a tree node is its own child")
+    total = first_leaf + leaves
+
+    def extended(array: np.ndarray, fill: Any = 0) -> np.ndarray:
+        return np.concatenate([array, np.full(total - count, fill, array.dtype)])
+
+    itself = np.arange(total)
+    mode = np.array(_BY_NUMBER, np.int8)[modes]
+    mode = extended(mode, mode[0] if count else _LESS)
+    feature, threshold = extended(_ints(attrs, "nodes_featureids", count)), extended(threshold)
+    missing = extended(_ints(attrs, "nodes_missing_value_tracks_true", count))
+    true, false = extended(true), extended(false)
+    true[first_leaf:] = false[first_leaf:] = itself[first_leaf:]
+    # A membership test is a chain of tests for equality, which part at the first that succeeds.
+    at = count
+    for node, members in zip(np.flatnonzero(modes == _MEMBER).tolist(), sets, strict=True):
+        if not len(members):
+            mode[node], threshold[node] = _EQUAL, np.nan
+            continue
+        threshold[node] = members[0]
+        last = false[node]
+        for member in members[1:]:
+            false[node] = at
+            feature[at], mode[at], true[at] = feature[node], _EQUAL, true[node]
+            threshold[at], false[at] = member, last
+            node, at = at, at + 1
+    return Forest.build(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
+
+
+def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:
+    """The sets of membership nodes, in the order of the nodes: separated, or ended, by NaN."""
+    values = attrs.get("membership_values")
+    flat = np.empty(0) if values is None else np.asarray(values).reshape(-1).astype(np.float64)
+    ends = np.flatnonzero(np.isnan(flat))
+    sets = [part[part == part] for part in np.split(flat, ends + 1)]
+    if len(flat) == 0 or np.isnan(flat[-1]):
+        sets.pop()
+    if len(sets) != count:
+        raise ShapeError(
+            f"{count} nodes test membership, but membership_values has {len(sets)} sets"
+        )
+    return sets

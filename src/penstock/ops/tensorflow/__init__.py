@@ -1,0 +1,1 @@
+"""TensorFlow's operations that ONNX lacks."""

@@ -1,0 +1,180 @@
+"""Elements moved between batch, channels and places in images, in blocks; mirrored borders; means
+and variances of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ops.common.shape_rules import tensor
+from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.tensorflow.arrays import dtype_only
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
+
+
+def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
+    """The sides of a block, checked."""
+    if block.ndim != 1 or pairs.shape != (block.size, 2) or block.size >= rank:
+        raise ShapeError(f"blocks of {block.shape} and {pairs.shape} for {rank} dims")
+    if (block < 1).any() or (pairs < 0).any():
+        raise ShapeError(f"blocks of {block.tolist()}, {pairs.tolist()}")
+    return [int(each) for each in block]
+
+
+@operator("SpaceToBatchND", domain=TENSORFLOW, infer=dtype_only(), strings=True)
+def space_to_batch(node: Node, types: Types) -> Kernel:
+    def function(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.ndarray:
+        sides = _blocks(block, pads, x.ndim)
+        n = len(sides)
+        rest = x.ndim - 1 - n
+        x = np.pad(x, [(0, 0), *map(tuple, pads.tolist()), *[(0, 0)] * rest])
+        if any(dim % side for dim, side in zip(x.shape[1:], sides, strict=False)):
+            raise ShapeError(f"shape {x.shape} is not made of blocks {sides}")
+        inner = [part for d, s in zip(x.shape[1:], sides, strict=False) for part in (d // s, s)]
+        split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
+        within, outside = [2 * i + 2 for i in range(n)], [2 * i + 1 for i in range(n)]
+        moved = split.transpose([*within, 0, *outside, *range(2 * n + 1, split.ndim)])
+        return moved.reshape(-1, *inner[::2], *x.shape[n + 1 :]).copy()
+
+    return Kernel(function)
+
+
+@operator("BatchToSpaceND", domain=TENSORFLOW, infer=dtype_only(), strings=True)
+def batch_to_space(node: Node, types: Types) -> Kernel:
+    def function(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.ndarray:
+        sides = _blocks(block, crops, x.ndim)
+        n, size = len(sides), int(np.prod(sides))
+        if x.shape[0] % size:
+            raise ShapeError(f"a batch of {x.shape[0]} is not made of blocks {sides}")
+        batch = x.shape[0] // size
+        split = x.reshape(*sides, batch, *x.shape[1:])
+        order = [n]
+        for i in range(n):
+            order += [n + 1 + i, i]
+        moved = split.transpose([*order, *range(2 * n + 1, split.ndim)])
+        whole = [dim * side for dim, side in zip(x.shape[1:], sides, strict=False)]
+        joined = moved.reshape(batch, *whole, *x.shape[n + 1 :])
+        cut = [slice(a, d - b) for (a, b), d in zip(crops.tolist(), whole, strict=True)]
+        return joined[(slice(None), *cut)].copy()
+
+    return Kernel(function)
+
+
+def _size(attrs: Attrs) -> int:
+    size = attrs.get("block_size")
+    if type(size) is not int or size < 1 or attrs.get("data_format") not in ("NHWC", "NCHW"):
+        raise ShapeError(f"block_size {size!r} with data_format {attrs.get('data_format')!r}")
+    return size
+
+
+def _blocked(grows: int) -> Infer:
+    """Dims with blocks moved into the channels, or with a negative number out of these."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        x = tensor(types, 0)
+        if x.shape is None or len(x.shape) != 4:
+            return (TensorType(x.dtype),)
+        last = attrs.get("data_format") == "NHWC"
+        size, dims = _size(attrs), list(x.shape)
+        for axis, deep in ((1, not last), (2, False), (3, last)):
+            dim: Dim = dims[axis]
+            if isinstance(dim, int):
+                more = deep == (grows > 0)
+                factor = size * size if deep else size
+                dims[axis] = dim * factor if more else dim // factor
+        return (TensorType(x.dtype, tuple(dims)),)
+
+    return infer
+
+
+def _four(x: np.ndarray, what: str) -> None:
+    if x.ndim != 4:
+        raise ShapeError(f"{what} takes four dims, not shape {x.shape}")
+
+
+@operator("SpaceToDepth", domain=TENSORFLOW, infer=_blocked(1))
+def space_to_depth(node: Node, types: Types) -> Kernel:
+    size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
+
+    def function(x: np.ndarray) -> np.ndarray:
+        _four(x, "SpaceToDepth")
+        x = x if last else x.transpose(0, 2, 3, 1)
+        n, h, w, c = x.shape
+        if h % size or w % size:
+            raise ShapeError(f"an image of {h} x {w} is not made of blocks of {size}")
+        split = x.reshape(n, h // size, size, w // size, size, c).transpose(0, 1, 3, 2, 4, 5)
+        made = split.reshape(n, h // size, w // size, size * size * c)
+        return made if last else made.transpose(0, 3, 1, 2).copy()
+
+    return Kernel(function)
+
+
+@operator("DepthToSpace", domain=TENSORFLOW, infer=_blocked(-1))
+def depth_to_space(node: Node, types: Types) -> Kernel:
+    size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
+
+    def function(x: np.ndarray) -> np.ndarray:
+        _four(x, "DepthToSpace")
+        x = x if last else x.transpose(0, 2, 3, 1)
+        n, h, w, c = x.shape
+        if c % (size * size):
+            raise ShapeError(f"{c} channels are not made of blocks of {size} x {size}")
+        split = x.reshape(n, h, w, size, size, c // size**2).transpose(0, 1, 3, 2, 4, 5)
+        made = split.reshape(n, h * size, w * size, c // size**2)
+        return made if last else made.transpose(0, 3, 1, 2).copy()
+
+    return Kernel(function)
+
+
+@operator("MirrorPad", domain=TENSORFLOW, infer=dtype_only(), strings=True)
+def mirror_pad(node: Node, types: Types) -> Kernel:
+    mode = "reflect" if node.attrs.get("mode") == "REFLECT" else "symmetric"
+
+    def function(x: np.ndarray, pads: np.ndarray) -> np.ndarray:
+        most = np.array(x.shape)[:, np.newaxis] - (mode == "reflect")
+        if pads.shape != (x.ndim, 2) or (pads < 0).any() or (pads > most).any():
+            raise ShapeError(f"padding {pads.tolist()} of shape {x.shape}, mirrored")
+        return np.pad(x, pads.tolist(), mode=mode)  # type: ignore[call-overload]
+
+    return Kernel(function)
+
+
+# FusedBatchNorm
+
+
+def infer_batch_norm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, channels = tensor(types, 0), tensor(types, 1).shape
+    vector = TensorType(FLOAT32, channels)
+    return (x.without_data(), vector, vector, vector, vector, TensorType(FLOAT32, ()))
+
+
+@operator("FusedBatchNorm", domain=TENSORFLOW, infer=infer_batch_norm)
+def fused_batch_norm(node: Node, types: Types) -> Kernel:
+    """In training: by the mean and variance of the batch itself, which are given as well."""
+    epsilon, factor = np.float32(node.attrs["epsilon"]), np.float32(node.attrs["factor"])
+    first = node.attrs["data_format"].startswith("NC")
+    count = len(node.outputs)
+
+    def function(
+        x: np.ndarray, scale: np.ndarray, offset: np.ndarray, mean: np.ndarray, var: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        moved = np.moveaxis(x, 1, -1) if first else x
+        axes = tuple(range(moved.ndim - 1))
+        wide = moved.astype(np.float32)
+        own_mean, own_var = wide.mean(axes), wide.var(axes)
+        y = (wide - own_mean) * (scale / np.sqrt(own_var + epsilon)) + offset
+        y = y.astype(x.dtype)
+        # The variance that is handed on is that of a sample.
+        size = wide.size // max(wide.shape[-1], 1)
+        given_var = own_var * np.float32(size / max(size - 1, 1))
+        next_mean, next_var = own_mean, given_var
+        if factor != 1:
+            next_mean = mean * (1 - factor) + own_mean * factor
+            next_var = var * (1 - factor) + given_var * factor
+        y = np.ascontiguousarray(np.moveaxis(y, -1, 1)) if first else y
+        found = (y, next_mean, next_var, own_mean, own_var, np.zeros((), np.float32))
+        return found[:count]
+
+    return Kernel(function)

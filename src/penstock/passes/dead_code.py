@@ -1,0 +1,95 @@
+"""Dead code: what no output needs is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+from penstock.ir.graph import NEXT_ITERATIONS, Graph, Node, Value, captures, clone
+from penstock.ops.onnx.control_flow import Carried, is_control
+
+
+def prune(graph: Graph) -> bool:
+    """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted.
+
+    What nested graphs hand out and nobody reads goes as well, but for what a loop carries.
+    """
+    if any(node.op.name in NEXT_ITERATIONS for node in graph.nodes):
+        return _prune_cyclic(graph)
+    changed = False
+    needed: set[Value | None] = set(graph.outputs)
+    controls: set[Node] = set(graph.targets)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if needed.isdisjoint(node.outputs) and node not in controls:
+            changed = True
+            continue
+        kept.append(node)
+        needed.update(node.inputs)
+        needed.discard(None)  # an optional input left out
+        controls.update(node.control_inputs)
+        if is_control(node):
+            changed |= _drop_unread(node, needed)
+        for _, inner in node.graphs:
+            changed |= prune(inner)
+            needed.update(captures(inner))
+    kept.reverse()
+    graph.nodes = kept
+    return changed
+
+
+def _prune_cyclic(graph: Graph) -> bool:
+    """As ``prune``, where what comes later may be needed by what comes before."""
+    changed = False
+    kept: set[Node] = set()
+    left = [v.producer for v in graph.outputs if v.producer is not None] + graph.targets
+    while left:
+        node = left.pop()
+        if node in kept:
+            continue
+        kept.add(node)
+        read: list[Value | None] = [*node.inputs]
+        for _, inner in node.graphs:
+            changed |= prune(inner)
+            read += captures(inner)
+        left += [v.producer for v in read if v is not None and v.producer is not None]
+        left += node.control_inputs
+    nodes = [node for node in graph.nodes if node in kept]
+    changed |= len(nodes) < len(graph.nodes)
+    graph.nodes = nodes
+    return changed
+
+
+def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
+    """Let the graphs of ``node`` hand out only what is needed, or handed to the next iteration."""
+    first = 0 if node.op.name == "If" else len(node.inputs[Carried(node).node])
+    read = [i < first or value in needed for i, value in enumerate(node.outputs)]
+    if all(read):
+        return False
+    for _, inner in node.graphs:
+        before = len(inner.outputs) - len(node.outputs)  # the condition of a Loop
+        inner.outputs[before:] = compress(inner.outputs[before:], read)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if node.attrs.get(name):
+            node.attrs[name] = list(compress(node.attrs[name], read[first:]))
+    node.outputs = list(compress(node.outputs, read))
+    return True
+
+
+def cut(
+    graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value], targets: Sequence[Node] = ()
+) -> Graph:
+    """A copy of what ``fetches`` and ``targets`` need when ``feeds`` are given: nothing upstream of
+    a feed runs.
+
+    The inputs of the copy are the feeds, its outputs the fetches. An input of ``graph`` that is
+    needed but not fed is read in the copy though it is no input there (see ``unfed``).
+    """
+    copy = clone(graph, feeds, fetches, targets)
+    prune(copy)
+    return copy
+
+
+def unfed(graph: Graph) -> list[Value]:
+    """Values that are needed but neither fed, produced nor constant."""
+    return captures(graph)

@@ -1,0 +1,1 @@
+"""Passes that fit a graph to backends and devices."""

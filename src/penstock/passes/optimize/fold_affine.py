@@ -1,0 +1,167 @@
+"""Constants that a convolution can take into its weights: what follows it and scales or
+shifts each of its channels, such as a BatchNormalization.
+
+The weights are computed once, in float64, and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Graph, Node, Value
+from penstock.passes.rewrite import forward, readers_of
+from penstock.types import FLOAT32, TensorType
+
+
+class _Affine(NamedTuple):
+    """A scale and a shift, in float64: one of each for each channel, or for all of them."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+
+def absorb(graph: Graph) -> bool:
+    """Let Conv and ConvTranspose take in what alone reads their results; returns whether
+    any did."""
+    readers = {value: len(each) for value, each in readers_of(graph).items()}
+    for each in graph.graphs():
+        for value in each.outputs:
+            readers[value] = readers.get(value, 0) + 2  # who is outside reads it as it is
+
+    def visit(node: Node) -> Sequence[Value | None] | None:
+        rule = _RULES.get(node.op.name)
+        if rule is None or node.op.domain or node.control_inputs or len(node.outputs) != 1:
+            return None
+        for i, value in enumerate(node.inputs[:2]):
+            before = None if value is None else value.producer
+            if (
+                value is None
+                or before is None
+                or readers.get(value) != 1
+                or value.const is not None
+            ):
+                continue
+            if before.op.name not in _CHANNELS or before.op.domain or len(before.outputs) != 1:
+                continue
+            affine = rule(node, i)
+            made = None if affine is None else _taken(before, affine)
+            if made is not None:
+                before.inputs = list(made)
+                # Who read the node reads the convolution now.
+                output = node.outputs[0]
+                readers[value] = 0 if output is None else readers.get(output, 0)
+                return (value,)
+        return None
+
+    return forward(graph, visit)
+
+
+_CHANNELS = {"Conv": 0, "ConvTranspose": 1}
+"""by operation, the axis of the weights that channels of the result are along"""
+
+
+def _constant(value: Value | None) -> np.ndarray | None:
+    if value is None or value.const is None or value.const.dtype != FLOAT32:
+        return None
+    return value.const
+
+
+def _normalization(node: Node, i: int) -> _Affine | None:
+    """BatchNormalization as it is outside training."""
+    if i or node.attrs.get("training_mode", 0):
+        return None
+    found = [_constant(value) for value in node.inputs[1:5]]
+    if len(found) < 4 or any(each is None for each in found):
+        return None
+    scale, shift, mean, variance = (np.asarray(each, np.float64) for each in found)
+    scale = scale / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
+    if not np.all(np.isfinite(scale)):
+        return None
+    return _Affine(scale, shift - mean * scale)
+
+
+def _per_channel(node: Node, i: int) -> np.ndarray | None:
+    """The constant that goes with input ``i``, if it has one element, or one for each channel."""
+    known = _constant(node.inputs[1 - i])
+    kind = node.outputs[0].type if node.outputs[0] is not None else None
+    if known is None or not isinstance(kind, TensorType) or kind.rank is None:
+        return None
+    value = node.inputs[i]
+    if value is None or not isinstance(value.type, TensorType) or value.type.shape != kind.shape:
+        return None
+    if known.size == 1:
+        return known.reshape(1).astype(np.float64)
+    dims = (1,) * (kind.rank - known.ndim) + known.shape
+    if any(n != 1 for axis, n in enumerate(dims) if axis != 1):
+        return None
+    return known.reshape(-1).astype(np.float64)
+
+
+def _mul(node: Node, i: int) -> _Affine | None:
+    scale = _per_channel(node, i)
+    return None if scale is None else _Affine(scale, np.zeros(1))
+
+
+def _div(node: Node, i: int) -> _Affine | None:
+    scale = None if i else _per_channel(node, i)
+    return None if scale is None or not np.all(scale) else _Affine(1 / scale, np.zeros(1))
+
+
+def _add(node: Node, i: int) -> _Affine | None:
+    shift = _per_channel(node, i)
+    return None if shift is None else _Affine(np.ones(1), shift)
+
+
+def _sub(node: Node, i: int) -> _Affine | None:
+    shift = _per_channel(node, i)
+    if shift is None:
+        return None
+    return _Affine(-np.ones(1), shift) if i else _Affine(np.ones(1), -shift)
+
+
+def _taken(node: Node, affine: _Affine) -> list[Value | None] | None:
+    """The inputs of ``node`` that make it do what follows it, too."""
+    weights = _constant(node.inputs[1])
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    known = _constant(bias)
+    if weights is None or (bias is not None and known is None):
+        return None
+    group = node.attrs.get("group", 1)
+    axis = _CHANNELS[node.op.name]
+    channels = weights.shape[0] if axis == 0 else weights.shape[1] * group
+    if any(len(each) not in (1, channels) for each in affine):
+        return None
+    scale = np.broadcast_to(affine.scale, channels)
+    shift = np.broadcast_to(affine.shift, channels)
+    if known is not None:
+        shift = shift + scale * known
+    name = node.outputs[0].name if node.outputs[0] is not None else node.name
+    values = list(node.inputs[:2])
+    if np.any(scale != 1):
+        values[1] = Value(f"{name}/weights", const=_scaled(weights, scale, axis, group))
+    values.append(Value(f"{name}/bias", const=shift.astype(FLOAT32)))
+    return values
+
+
+def _scaled(weights: np.ndarray, scale: np.ndarray, axis: int, group: int) -> np.ndarray:
+    if axis == 0:
+        by_channel = scale.reshape(-1, *[1] * (weights.ndim - 1))
+    else:
+        # Of transposed convolutions: rows of inputs by groups, and in each group its own channels.
+        by_group = scale.reshape(group, 1, -1)
+        rows = weights.shape[0] // group
+        by_channel = np.broadcast_to(by_group, (group, rows, by_group.shape[-1]))
+        by_channel = by_channel.reshape(weights.shape[:2] + (1,) * (weights.ndim - 2))
+    return (weights * by_channel).astype(FLOAT32)
+
+
+_RULES: dict[str, Callable[[Node, int], _Affine | None]] = {
+    "Add": _add,
+    "BatchNormalization": _normalization,
+    "Div": _div,
+    "Mul": _mul,
+    "Sub": _sub,
+}

@@ -1,0 +1,271 @@
+"""Transposes that move channels last, moved behind what does not care where channels are.
+
+A graph that has its channels last has each convolution between two Transposes, one in front and one
+behind. They cost nothing, but what is element by element between two convolutions is not next to
+the first. Done before the Transpose it is, and can be taken in; and the Transpose meets the one in
+front of the next convolution, and both are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops import find
+from penstock.ops.registry import MICROSOFT
+from penstock.ops.traits import BINARY, UNARY
+from penstock.passes.rewrite import readers_of
+from penstock.types import TensorType
+
+# With fewer axes, what has channels last is a sequence of vectors more often than an image.
+_FEWEST_AXES = 4
+
+
+class _Moved(NamedTuple):
+    """A node that reads what was transposed as it is before: its new inputs and attributes, nodes
+    that it needs in front, and the order that axes of its result are to be brought into."""
+
+    inputs: Sequence[Value | None]
+    perm: Sequence[int]
+    attrs: dict[str, int]
+    before: Sequence[Node] = ()
+
+
+def delay_transposes(graph: Graph) -> bool:
+    """Move Transposes behind their readers, in ``graph`` and every nested one, and those in front
+    of convolutions before a Pad; returns whether any was moved. ``graph`` must be sorted."""
+    readers: dict[Value, list[Node | None]] = {}
+    changed = False
+    for each in list(graph.graphs()):
+        if not any(node.op.name == "Transpose" for node in each.nodes):
+            continue
+        readers = readers or readers_of(graph)
+        nodes: list[Node] = []
+        for node in each.nodes:
+            made = _through(node) or _before_pad(node, readers)
+            changed |= made is not None
+            nodes += made or (node,)
+        each.nodes = nodes
+    return changed
+
+
+def _through(node: Node) -> Sequence[Node] | None:
+    """``node`` on what was transposed, and a Transpose of its result."""
+    rule = _RULES.get(node.op.name)
+    if rule is None or node.op.domain not in ("", MICROSOFT) or len(node.outputs) != 1:
+        return None
+    output = node.outputs[0]
+    sources = [None if value is None else _source(value) for value in node.inputs]
+    ranks = {_rank(source) for source in sources if source is not None}
+    rank = ranks.pop() if len(ranks) == 1 else None
+    if output is None or rank is None:
+        return None
+    moved = rule(node, sources, rank)
+    if moved is None:
+        return None
+    node.inputs = list(moved.inputs)
+    node.attrs |= moved.attrs
+    if list(moved.perm) == sorted(moved.perm):
+        return *moved.before, node
+    first = Value(f"{output.name}/first", _unmoved(output, moved.perm), node)
+    node.outputs = [first]
+    return *moved.before, node, _transposed(first, output, moved.perm, node)
+
+
+def _source(value: Value) -> Value | None:
+    """What ``value`` is with its channels moved from axis 1 to the last."""
+    node = value.producer
+    if node is None or not _is_transpose(node) or node.inputs[0] is None:
+        return None
+    perm = list(node.attrs.get("perm", ()))
+    return node.inputs[0] if len(perm) >= _FEWEST_AXES and perm == _last(len(perm)) else None
+
+
+def _is_transpose(node: Node) -> bool:
+    return node.op.name == "Transpose" and not node.op.domain and not node.control_inputs
+
+
+def _rank(source: Value) -> int | None:
+    return source.type.rank if isinstance(source.type, TensorType) else None
+
+
+def _last(rank: int) -> list[int]:
+    return [0, *range(2, rank), 1]
+
+
+def _first(rank: int) -> list[int]:
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def _unmoved(output: Value, perm: Sequence[int]) -> TensorType:
+    """The type of what becomes ``output`` when it is transposed."""
+    if not isinstance(output.type, TensorType):
+        return TensorType()
+    shape = output.type.shape
+    if shape is None or len(shape) != len(perm):
+        return TensorType(output.type.dtype)
+    by_axis = dict(zip(perm, shape, strict=True))
+    return TensorType(output.type.dtype, tuple([by_axis[axis] for axis in range(len(perm))]))
+
+
+def _transposed(value: Value, output: Value, perm: Sequence[int], beside: Node) -> Node:
+    op = find("Transpose")
+    assert op is not None
+    name = f"{beside.name}/transpose" if beside.name else ""
+    attrs = {"perm": list(perm)}
+    return Node(op, [value], [output], attrs, name=name, device=beside.device, origin=beside.origin)
+
+
+# How each operation is done before instead of behind. ``sources`` has, by input, what was
+# transposed.
+
+_Rule = Callable[[Node, "Sequence[Value | None]", int], "_Moved | None"]
+
+
+def _pointwise(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    """Operations by element, whose inputs broadcast."""
+    inputs: list[Value | None] = []
+    before: list[Node] = []
+    for i, (value, source) in enumerate(zip(node.inputs, sources, strict=True)):
+        if value is None or source is not None:
+            inputs.append(source)
+        elif value.const is not None:
+            if value.const.ndim > rank:
+                return None
+            inputs.append(_constant(value.const, rank, _own(node, i)))
+        elif _same_anywhere(value, rank):
+            moved = Value(_own(node, i), _unmoved(value, _last(rank)))
+            before.append(_transposed(value, moved, _first(rank), node))
+            inputs.append(moved)
+        else:
+            return None
+    return _Moved(inputs, _last(rank), {}, before)
+
+
+def _prelu(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    """PRelu with slopes for channels: backends have kernels for no others than theirs."""
+    moved = _pointwise(node, sources, rank)
+    slopes = None if moved is None else moved.inputs[1]
+    if slopes is None or slopes.const is None:
+        return None
+    alike = all(dim == 1 for dim in slopes.const.shape[2:])
+    return moved if alike else None
+
+
+def _own(node: Node, i: int) -> str:
+    """The name of what ``node`` reads now in the place of input ``i``."""
+    output = node.outputs[0]
+    return f"{node.name if output is None else output.name}/first{i}"
+
+
+def _constant(const: np.ndarray, rank: int, name: str) -> Value:
+    """A constant with its channels at axis 1."""
+    if const.ndim:
+        whole = const.reshape((1,) * (rank - const.ndim) + const.shape)
+        const = np.ascontiguousarray(whole.transpose(_first(rank)))
+    return Value(name, const=const)
+
+
+def _same_anywhere(value: Value, rank: int) -> bool:
+    """Whether there is one element for each channel: to move them moves nothing."""
+    kind = value.type
+    if not isinstance(kind, TensorType) or kind.shape is None or len(kind.shape) != rank:
+        return False
+    return all(dim == 1 for dim in kind.shape[1:-1])
+
+
+def _concat(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    axes = _axes(np.array([node.attrs["axis"]]), _last(rank))
+    inputs = []
+    for i, (value, source) in enumerate(zip(node.inputs, sources, strict=True)):
+        if source is None and value is not None and value.const is not None:
+            known = value.const
+            source = _constant(known, rank, _own(node, i)) if known.ndim == rank else None
+        if source is None:
+            return None
+        inputs.append(source)
+    return None if axes is None else _Moved(inputs, _last(rank), {"axis": axes[0]})
+
+
+def _axes(named: np.ndarray, order: Sequence[int]) -> list[int] | None:
+    """The axes of ``named`` where axis i was axis ``order[i]`` before; None where one is none."""
+    rank = len(order)
+    if not all(-rank <= axis < rank for axis in named.reshape(-1)):
+        return None
+    return [order[int(axis)] for axis in named.reshape(-1)]
+
+
+def _pad(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    inputs = _padded(node, sources[0], _last(rank))
+    return None if inputs is None else _Moved(inputs, _last(rank), {})
+
+
+def _padded(node: Node, source: Value | None, order: Sequence[int]) -> list[Value | None] | None:
+    """The inputs of a Pad of ``source``, of which axis ``order[i]`` is axis i of what it pads."""
+    _, amounts, value, axes = [*node.inputs, None, None][:4]
+    if source is None or amounts is None or amounts.const is None:
+        return None
+    if axes is not None and axes.const is None:
+        return None
+    named = np.arange(len(order)) if axes is None or axes.const is None else axes.const
+    at = _axes(named, order)
+    # The amounts stay as they are: each axis is named by where it is now.
+    return (
+        None if at is None else [source, amounts, value, Value(_own(node, 3), const=np.array(at))]
+    )
+
+
+def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None or axes.const is None or not axes.const.size:
+        return None
+    perm = _last(rank)
+    reduced = _axes(axes.const, perm)
+    # Channels are last, and next to each other: nothing is won where they are reduced.
+    if reduced is None or min(reduced) < 2:
+        return None
+    if not node.attrs.get("keepdims", 1):
+        left = [axis for axis in range(rank) if axis not in reduced]
+        perm = [left.index(axis) for axis in perm if axis in left]
+    return _Moved([sources[0], Value(_own(node, 1), const=np.array(reduced))], perm, {})
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(UNARY | BINARY, _pointwise),
+    "PRelu": _prelu,
+    **dict.fromkeys(("Cast", "Equal", "Erf", "Greater", "Less", "Not", "Sum", "Where"), _pointwise),
+    "Concat": _concat,
+    "Pad": _pad,
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduction),
+}
+
+
+def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
+    """The Transpose in front of a convolution, of what has its channels last, moved before a Pad
+    that nobody else reads."""
+    if not _is_transpose(node):
+        return None
+    padded, output = node.inputs[0], node.outputs[0]
+    pad = None if padded is None else padded.producer
+    if pad is None or padded is None or output is None or len(readers.get(padded, ())) != 1:
+        return None
+    rank, perm = len(node.attrs.get("perm", ())), list(node.attrs.get("perm", ()))
+    if rank < _FEWEST_AXES or perm != _first(rank) or pad.inputs[0] is None:
+        return None
+    if pad.op.name != "Pad" or pad.op.domain or pad.control_inputs:
+        return None
+    kind = pad.inputs[0].type
+    if not isinstance(kind, TensorType) or kind.rank != rank:
+        return None
+    first = Value(f"{padded.name}/first", _unmoved(pad.inputs[0], _last(rank)))
+    inputs = _padded(pad, first, _last(rank))
+    if inputs is None:
+        return None
+    before = _transposed(pad.inputs[0], first, perm, node)
+    again = Node(
+        pad.op, inputs, [output], pad.attrs, name=pad.name, device=pad.device, origin=pad.origin
+    )
+    return before, again

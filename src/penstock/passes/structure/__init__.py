@@ -1,0 +1,1 @@
+"""Passes that raise TensorFlow's control flow to If and Loop."""

@@ -1,0 +1,1 @@
+"""Plans: steps, slots, tasks, streams and memory layout."""

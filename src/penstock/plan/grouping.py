@@ -1,0 +1,207 @@
+"""Which steps of a plan make a task: one each, or as many as make it worth another worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from math import inf
+
+from penstock.algorithms.clustering import cluster
+from penstock.algorithms.dag import Dag
+from penstock.algorithms.heft import simulate
+from penstock.algorithms.ordering import critical_path
+from penstock.ops.work_estimate import seconds as estimated
+from penstock.plan.plan import Plan, Step, walk
+from penstock.plan.tasks import dependencies
+
+Seconds = Callable[[Step], float]
+
+DISPATCH_S = 2.5e-6
+"""what the loop takes for a task"""
+HAND_OVER_S = 30e-6
+"""what it takes until another worker has a task, and its result is seen"""
+PYTHON_S = 2e-6
+"""of a step, what no other thread of Python runs beside"""
+_GRAINS = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
+# Less than this altogether is not worth a second worker; nor is what could end no earlier than in
+# this part of the time on one.
+_WORTH_S = 4 * HAND_OVER_S
+_CHAIN = 0.95
+# How often a loop turns that does not say so itself.
+_TURNS = 10
+
+
+class OneByOne:
+    """Each step is a task, and every If and loop is expanded: for the dataflow executor."""
+
+    def expands(self, step: Step) -> bool:
+        return step.control
+
+    def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
+        return [[i] for i in range(dag.n)]
+
+    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
+        return ()
+
+    def queue(self, step: Step) -> int:
+        return 0
+
+    def seconds(self, step: Step) -> float:
+        return sum(estimated(each.node) for each in walk((step,)) if not each.control)
+
+
+class Clustered:
+    """Steps in tasks that are worth a worker, if a simulated schedule says that this wins.
+
+    ``seconds(step)`` is what a step with a kernel takes on one thread, ``workers`` how many run at
+    once on the host; ``queues`` maps backends to queues, those not named to 0. Where all steps in
+    one task are about as fast, they are one.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        seconds: Seconds,
+        workers: int,
+        queues: dict[str, int] | None = None,
+        grains: Sequence[float] = _GRAINS,
+    ) -> None:
+        self.plan = plan
+        self.workers = workers
+        self._of_kernel = seconds
+        self._queues = queues or {}
+        self._grains = grains
+        self._seconds: dict[int, float] = {}
+        self._grouped: dict[tuple[int, ...], tuple[list[list[int]], float]] = {}
+        self._expanded: dict[int, bool] = {}
+
+    # What ``arrange`` asks.
+
+    def queue(self, step: Step) -> int:
+        return self._queues.get(step.backend, 0)
+
+    def seconds(self, step: Step) -> float:
+        """What a step takes where its blocks run one step after the other."""
+        found = self._seconds.get(id(step))
+        if found is None:
+            found = self._of_kernel(step) if not step.control else self._of_blocks(step)
+            self._seconds[id(step)] = found
+        return found
+
+    def expands(self, step: Step) -> bool:
+        found = self._expanded.get(id(step))
+        if found is None:
+            found = self._expanded[id(step)] = any(map(self._wins, self._blocks(step)))
+        return found
+
+    def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
+        return self._best(steps, dag)[0]
+
+    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
+        return ()
+
+    # What the session asks.
+
+    @cached_property
+    def promising(self) -> bool:
+        """Whether more than one worker may do any good; cheap to ask of what is one chain."""
+        steps = self.plan.steps
+        if any(self.queue(step) for step in self.plan.walk()):
+            return True
+        if self.workers == 1:
+            return False
+        dag = dependencies(self.plan.slots, steps)
+        graphs = any(step.control for step in steps)
+        if (not graphs and _is_chain(dag)) or self.serial < _WORTH_S:
+            return False
+        longest = critical_path(dag, list(map(self.seconds, steps)))
+        if not graphs and longest > _CHAIN * self.serial:
+            return False
+        return self.makespan < _CHAIN * self.serial
+
+    @cached_property
+    def serial(self) -> float:
+        """Seconds that the plan takes on one worker."""
+        return sum(map(self.seconds, self.plan.steps))
+
+    @cached_property
+    def makespan(self) -> float:
+        """Seconds that the plan takes as it is grouped, by a simulated schedule."""
+        return self._best(self.plan.steps)[1]
+
+    def _blocks(self, step: Step) -> Iterator[Sequence[Step]]:
+        return (block.steps for block in step.blocks)
+
+    def _of_blocks(self, step: Step) -> float:
+        return self._around(step, [sum(map(self.seconds, b)) for b in self._blocks(step)])
+
+    def _of_tasks(self, step: Step) -> float:
+        """What an expanded step takes, its blocks as they are grouped."""
+        return self._around(step, [self._best(steps)[1] for steps in self._blocks(step)])
+
+    def _around(self, step: Step, times: Sequence[float]) -> float:
+        """What a step takes whose blocks take these times."""
+        return around(self.plan, step, times)
+
+    def _wins(self, steps: Sequence[Step]) -> bool:
+        """Whether a block is better run as tasks of its own."""
+        if any(self.queue(each) for each in walk(steps)):
+            return True
+        return self._best(steps)[1] < sum(map(self.seconds, steps))
+
+    def _best(self, steps: Sequence[Step], dag: Dag | None = None) -> tuple[list[list[int]], float]:
+        """The groups of the grain with the least simulated makespan, and that."""
+        key = tuple(map(id, steps))
+        found = self._grouped.get(key)
+        if found is None:
+            if dag is None:
+                dag = dependencies(self.plan.slots, steps)
+            found = self._grouped[key] = self._group(steps, dag)
+        return found
+
+    def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
+        kinds = [
+            -1 - i if step.control and self.expands(step) else self.queue(step)
+            for i, step in enumerate(steps)
+        ]
+        cost = [
+            self._of_tasks(step) if kind < 0 else self.seconds(step)
+            for step, kind in zip(steps, kinds, strict=True)
+        ]
+        # Python itself runs on one worker at a time.
+        floor = sum(min(each, PYTHON_S) for each in cost)
+        # What every other way must beat: one after the other, in as few tasks as can be.
+        best = [list(range(len(steps)))] if len(set(kinds)) == 1 else cluster(dag, cost, inf, kinds)
+        least = sum(cost)
+        if len(best) == 1 and kinds[0] >= 0:
+            least = sum(map(self.seconds, steps))
+        for grain in self._grains:
+            groups = cluster(dag, cost, grain, kinds)
+            if len(groups) == 1:
+                continue
+            of = {i: g for g, group in enumerate(groups) for i in group}
+            over = Dag(len(groups), [(of[a], of[b]) for a, b in dag.edges if of[a] != of[b]])
+            total = [[sum(cost[i] for i in group) + DISPATCH_S] for group in groups]
+            makespan = max(simulate(over, total, self.workers), floor) + HAND_OVER_S
+            if makespan < least:
+                best, least = groups, makespan
+        return best, least
+
+
+def around(plan: Plan, step: Step, times: Sequence[float]) -> float:
+    """What an If or a loop takes whose blocks take these times."""
+    return max(times) if step.node.op.name == "If" else turns(plan, step) * times[0]
+
+
+def turns(plan: Plan, step: Step) -> int:
+    """How often a loop turns, as far as that is known."""
+    limit = step.inputs[0] if step.node.op.name == "Loop" else -1
+    const = plan.slots[limit].const if limit >= 0 else None
+    if const is None or const.size != 1:
+        return _TURNS
+    return max(0, int(const.reshape(-1)[0]))
+
+
+def _is_chain(dag: Dag) -> bool:
+    """Whether all nodes stand one behind the other."""
+    return all(len(after) <= 1 for after in dag.succ) and sum(not b for b in dag.pred) <= 1

@@ -1,0 +1,425 @@
+"""From a graph and the shapes of what is fed to an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.analysis.frames import frame_of
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import fault, infer_types
+from penstock.backends.base import Backend, Device
+from penstock.backends.numpy import NumpyBackend
+from penstock.errors import (
+    InvalidInput,
+    InvalidModel,
+    LimitExceeded,
+    PenstockError,
+    Unsupported,
+    UnsupportedOperation,
+)
+from penstock.executors.base import Control, Executor
+from penstock.executors.dataflow import DataflowExecutor
+from penstock.executors.frames.calls import Calls
+from penstock.executors.frames.executor import FramesExecutor
+from penstock.executors.frames.partitioned import PartitionedExecutor, Placed
+from penstock.executors.frames.tokens import Slots, alone
+from penstock.executors.linear import LinearExecutor
+from penstock.executors.parallel import ParallelExecutor
+from penstock.executors.task_loop import Queue
+from penstock.host import gc_pause
+from penstock.host.threads import Workers, core_budget, pool
+from penstock.inspect.forecast import Forecast, forecast
+from penstock.ir.graph import Graph, Node, clone
+from penstock.limits import Limits
+from penstock.observers.profile import Profile
+from penstock.ops.internal.transfer import HOST
+from penstock.ops.onnx.control_flow import is_control
+from penstock.ops.registry import Kernel
+from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.ops.work_estimate import seconds as estimated
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.assign_devices import assign
+from penstock.passes.lowering.fuse import apart, fuse
+from penstock.passes.lowering.hoist_scales import pull_scales
+from penstock.passes.lowering.partition import Part, partition
+from penstock.passes.lowering.quantize import left_as_codes, quantize
+from penstock.passes.pipeline import optimize
+from penstock.passes.structure.raise_control_flow import raise_control_flow
+from penstock.passes.structure.relax_control_edges import release
+from penstock.plan.arena_layout import lay_out_tasks
+from penstock.plan.grouping import HAND_OVER_S, Clustered, Seconds
+from penstock.plan.plan import Plan, Step, compile_plan
+from penstock.plan.streams import Streaming, stream_programs, stream_segments
+from penstock.plan.tasks import arrange
+from penstock.session.feeds import check_dims
+from penstock.tuning.measure import Costs, Known, on_backends
+from penstock.tuning.placement import candidates, choose, wanted
+from penstock.types import OptionalType, TensorType, Type
+
+EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
+
+
+class Compiler:
+    """Compiles graphs for one session: its backends, its way of running them, its limits.
+
+    ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
+    A run may keep ``threads`` cores busy, all of the budget if it is None. With ``autotune`` nodes
+    that several backends can run are measured on all of them. ``max_streams``: how many streams a
+    block has at most, whatever they cost; None for as many as pay. ``devices``: full names of those
+    that the nodes of a graph may name; without any, all run on one, whatever they name.
+    ``functions``: those that nodes may call.
+    """
+
+    def __init__(
+        self,
+        executor: str,
+        backends: Sequence[Backend],
+        limits: Limits,
+        overrides: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        autotune: bool = False,
+        max_streams: int | None = None,
+        devices: Sequence[str] = (),
+        functions: Mapping[str, Graph] | None = None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.functions = functions or {}
+        self.threads = threads
+        self.max_streams = max_streams
+        self.autotune = autotune
+        self.kind = "frames" if devices else executor
+        self.backends = tuple(backends)
+        self.limits = limits
+        self.overrides = dict(overrides or {})
+        self.hosts = [backend for backend in backends if backend.memory == HOST] or [NumpyBackend()]
+        self.fusing = [backend for backend in backends if backend.fuses]
+
+    def keeps(self, graph: Graph) -> bool:
+        """Whether all nodes of ``graph`` are run as they are: passes know nothing of frames, and
+        who asks for these wants to know how often each node runs."""
+        return self.kind == "frames" or is_framed(graph)
+
+    def prepare(self, graph: Graph) -> Graph:
+        """``graph``, which must be sorted, as simple as it can be without shapes: with structured
+        control flow where it has TensorFlow's, but for what must stay."""
+        if self.kind != "frames" and is_framed(graph):
+            graph, _ = raise_control_flow(graph)
+        if not self.keeps(graph):
+            release(graph)
+            optimize(graph, self.limits, codes=bool(self.fusing))
+        return graph
+
+    def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
+        """The executor of ``graph`` for values of these shapes."""
+        if self.keeps(graph):
+            check_dims(graph.inputs, values)
+            with compiling():
+                graph = clone(graph)
+                for value, given in zip(graph.inputs, values, strict=True):
+                    value.type = _concrete(value.type, given)
+                if not is_framed(graph):
+                    infer_types(graph)
+                return self._frames(graph)
+        with self._specialised(graph, values) as special:
+            return self._executor(special, values)
+
+    def profile(self, graph: Graph, values: Sequence[Any], runs: int) -> Profile:
+        """What the nodes of ``graph`` take on each backend, measured in so many runs."""
+        with self._specialised(graph, values) as special:
+            allowed = candidates(special, self.backends, self.overrides)
+            costs = Costs(special, allowed, self.backends, values, self.limits)
+            return costs.profile(runs)
+
+    def forecast(self, plan: Plan, workers: int) -> Forecast:
+        """What ``plan`` would take with so many workers of one thread each."""
+        by_name = {backend.name: backend for backend in self.backends}
+        known = Known(self.backends)
+        return forecast(plan, lambda step: known.of_step(step, by_name, True), workers)
+
+    def streaming(self, plan: Plan, max_streams: int | None) -> Streaming:
+        """``plan`` on streams, by what is known of costs: on as many as pay, or as ``max_streams``
+        says."""
+        most = self._workers() if max_streams is None else max_streams
+        by_name = {backend.name: backend for backend in self.backends}
+        known = Known(self.backends)
+        return Streaming(
+            plan,
+            lambda step: known.of_step(step, by_name, True),
+            most,
+            forced=max_streams is not None,
+            devices=self._devices(),
+        )
+
+    def _devices(self) -> dict[str, Device]:
+        return {b.name: b.device for b in self.backends if b.device is not None}
+
+    @contextmanager
+    def _specialised(self, graph: Graph, values: Sequence[Any]) -> Iterator[Graph]:
+        """``graph`` for values of these shapes, and errors in their terms."""
+        check_dims(graph.inputs, values)
+        declared = [value.type for value in graph.inputs]
+        types = [_concrete(kind, given) for kind, given in zip(declared, values, strict=True)]
+        with compiling():
+            # Where the model itself says all shapes, the graph is as simple as it can be.
+            special = types != declared
+            if special:
+                graph = clone(graph)
+                for value, kind in zip(graph.inputs, types, strict=True):
+                    value.type = kind
+            try:
+                if special:
+                    optimize(graph, self.limits, codes=bool(self.fusing))
+                check_sizes(graph, self.limits)
+                yield graph
+            except InvalidModel as error:
+                if not special:
+                    raise
+                # What is valid in general is not for these shapes.
+                fed = ", ".join(map(repr, graph.inputs))
+                raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
+            finally:
+                for backend in self.backends:
+                    backend.forget()
+
+    def _executor(self, graph: Graph, values: Sequence[Any]) -> Executor:
+        for backend in self.hosts:
+            if backend.threads_of_caller:
+                backend.set_threads(self.threads or core_budget())
+        if self.fusing:
+            graph = clone(graph)
+            accepts = partial(_accepted, self.fusing, self.overrides)
+            quantize(graph, accepts)
+            if left_as_codes(graph):
+                optimize(graph, self.limits)
+            if pull_scales(graph):
+                prune(graph)
+            fuse(graph, accepts)
+        allowed = candidates(graph, self.backends, self.overrides)
+        costs = Costs(graph, allowed, self.backends, values, self.limits)
+        parallel = self.kind in ("parallel", "streams", "auto")
+        if all(backend.memory == HOST for backend in self.backends):
+            # Values stay where they are, so that each node may go where it is fastest.
+            if self.autotune:
+                costs.complete(single_threaded=False)
+            placed = {
+                node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
+                for node, each in allowed.items()
+            }
+            # NumPy has no kernels for several nodes, but for each of them.
+            for node, made in apart(graph, lambda node: placed[node].fuses).items():
+                placed.update(dict.fromkeys(made, placed.pop(node)))
+            costs.allowed = {node: [backend] for node, backend in placed.items()}
+        else:
+            costs.complete(single_threaded=parallel)
+
+            def seconds(node: Node, backend: Backend) -> float:
+                return costs.seconds(node, backend, single_threaded=parallel)
+
+            placed = choose(
+                graph, allowed, self.backends, seconds, costs.transfer, parallel=parallel
+            )
+        graph, placed = on_backends(graph, placed, self.backends)
+        plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
+        if self.kind == "dataflow":
+            return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        if self.kind == "streams":
+            return self._streams(plan, costs)
+        linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        return self._parallel(plan, costs, linear) if parallel else linear
+
+    def _frames(self, graph: Graph) -> Executor:
+        """The executor of frames, on the host."""
+        if self.kind not in ("auto", "frames"):
+            frame_of(graph)  # what makes no sense is wrong, not unsupported
+            _, stays = raise_control_flow(graph)
+            reason = '{}, so that only executor="frames" or "auto" runs it'
+            raise Unsupported(
+                [
+                    UnsupportedOperation(
+                        each.node.op.full_name, reason.format(each.reason), (each.node.label,)
+                    )
+                    for each in stays
+                ]
+            )
+        if self.devices:
+            assign(graph, self.devices)
+            parts = partition(graph, {node: node.device for node in graph.nodes})
+            if len(parts) > 1:
+                return self._partitioned(graph, parts)
+        return FramesExecutor(self._calls().tokens(graph), pool(), self.limits)
+
+    def _partitioned(self, graph: Graph, parts: Sequence[Part]) -> Executor:
+        """The executor of the parts of ``graph``, on a device each."""
+        slots = Slots()
+        outputs = list(graph.outputs)
+        placed: list[Placed] = []
+        steps: list[Step] = []
+        for part in parts:
+            for i, value in zip(part.inputs, part.graph.inputs, strict=True):
+                slots.same(value, graph.inputs[i])
+            for i, value in zip(part.outputs, part.graph.outputs, strict=True):
+                outputs[i] = value
+            tokens = self._calls().tokens(part.graph, slots)
+            steps += tokens.steps
+            inner = FramesExecutor(tokens, self._workers_of(part.device), self.limits)
+            placed.append(Placed(part.device, inner, part.inputs, part.outputs))
+        return PartitionedExecutor(placed, slots.plan(graph.name, steps, graph.inputs, outputs))
+
+    def _calls(self) -> Calls:
+        return Calls(self._body, self._function, self.limits)
+
+    def _body(self, name: str) -> Graph:
+        """A copy of a function's graph, without dead code."""
+        graph = clone(self.functions[name])
+        prune(graph)
+        return graph
+
+    def _workers_of(self, device: str) -> Workers:
+        """The threads of a virtual device: its share of the cores."""
+        share = max(1, core_budget() // len(self.devices))
+        return pool(device.rpartition("/device:")[2].lower(), share)
+
+    def _function(self, node: Node) -> Kernel:
+        """The kernel of a node whose shapes are known only in runs. What has graphs becomes a plan
+        of its own, which takes what these read from outside as well."""
+        types = [None if value is None else value.type for value in node.inputs]
+        if not is_control(node):
+            try:
+                return self.hosts[-1].compile(node, types)
+            except Exception as error:
+                if isinstance(error, PenstockError):
+                    raise
+                raise fault(node, error) from error
+        graph, taken = alone(node)
+        if self.kind == "frames":
+            infer_types(graph)
+        else:
+            release(graph)
+            optimize(graph, self.limits)
+        plan = compile_plan(graph, self.hosts, {}, planned=False)
+        inner = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
+
+        def function(control: Control, *inputs: Any) -> Any:
+            outputs = inner.run([inputs[i] for i in taken], control)
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return Kernel(function)
+
+    def _streams(self, plan: Plan, costs: Costs) -> Executor:
+        """The executor of streams; a plan on one stream is run as the linear one runs it."""
+        options: dict[str, Any] = {"threads": self.threads, "name": "streams"}
+        linear = LinearExecutor(plan, self.hosts, self.limits, **options)
+        workers = self._workers()
+        forced = self.max_streams is not None
+        most = self.max_streams if self.max_streams is not None else workers
+        devices = self._devices()
+
+        def streaming(seconds: Seconds) -> Streaming:
+            return Streaming(plan, seconds, most, forced=forced, devices=devices)
+
+        found = streaming(lambda step: estimated(step.node))
+        if found.one:
+            return linear
+        by_name = {backend.name: backend for backend in self.backends}
+        if not forced:
+            costs.complete(single_threaded=True)
+            costs.complete(single_threaded=False)
+            found = streaming(lambda step: costs.of_step(step, by_name, True))
+            serial = Streaming(plan, lambda step: costs.of_step(step, by_name, False), 1)
+            slower = found.of(plan.steps).makespan > serial.of(plan.steps).makespan
+            if found.one or (slower and not devices):
+                return linear
+        made = ParallelExecutor(
+            plan,
+            stream_programs(plan, found),
+            self.hosts,
+            self.limits,
+            [Queue(workers, pool())],
+            0.0 if forced else HAND_OVER_S,
+            layout=lay_out_tasks(plan, stream_segments(plan, found)),
+            devices=devices,
+            **options,
+        )
+        return made if forced or devices else costs.faster(made, linear, _TRIED["streams"])
+
+    def _workers(self) -> int:
+        """How many tasks of one run may go on at once on the host."""
+        workers = min(max(backend.workers for backend in self.hosts), pool().size)
+        return min(workers, self.threads or workers)
+
+    def _parallel(self, plan: Plan, costs: Costs, linear: Executor) -> Executor:
+        """The parallel executor; ``linear`` if that is as fast."""
+        by_name = {backend.name: backend for backend in self.backends}
+        names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
+        queues = {name: i for i, name in enumerate(names, 1)}
+        workers = self._workers()
+
+        def grouped(seconds: Seconds) -> Clustered:
+            return Clustered(plan, seconds, workers, queues)
+
+        if not grouped(lambda step: estimated(step.node)).promising:
+            return linear
+        # Where kernels have threads of their own, workers seldom bring more: nobody who has not
+        # asked waits for measurements.
+        asked = self.kind == "parallel" or self.autotune
+        threaded = any(backend.threads_of_caller for backend in self.hosts)
+        if threaded and not asked and not costs.complete_already():
+            return linear
+        costs.complete(single_threaded=True)
+        costs.complete(single_threaded=False)
+
+        def one(step: Step) -> float:
+            return costs.of_step(step, by_name, True)
+
+        def several(step: Step) -> float:
+            return costs.of_step(step, by_name, False)
+
+        grouping = grouped(one)
+        tasks = arrange(plan, grouping)
+        serial = Clustered(plan, several, 1, queues).serial
+        margin = _MARGIN if self.kind == "auto" else 1.0
+        if len(tasks.tasks) <= 1 or grouping.makespan > margin * serial:
+            return linear
+        away = [Queue(by_name[name].workers, pool(name, by_name[name].workers)) for name in names]
+        all_queues = [Queue(workers, pool()), *away]
+        made = ParallelExecutor(
+            plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
+        )
+        return costs.faster(made, linear, _TRIED[self.kind])
+
+
+def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: Node) -> bool:
+    """Whether a backend takes a fused node, and the user wants none of its parts elsewhere."""
+    named = set(wanted(node, overrides))
+    types = [None if value is None else value.type for value in node.inputs]
+    return any(named <= {each.name} and each.supports(node, types) for each in backends)
+
+
+# What the parallel executor is taken for: simulated, it must take less than this part of the time
+# that one step after the other takes, if nobody asked for it; and tried, less than this part.
+_MARGIN = 0.9
+_TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Without garbage collection; what is too much for the machine is an error of the model."""
+    with gc_pause.paused():
+        try:
+            yield
+        except RecursionError as error:
+            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
+        except MemoryError as error:
+            message = f"there is not enough memory to compile the model: {error}"
+            raise LimitExceeded(message) from error
+
+
+def _concrete(kind: Type, value: Any) -> Type:
+    if isinstance(value, np.ndarray) and not isinstance(kind, OptionalType):
+        return TensorType(value.dtype, value.shape)
+    return kind

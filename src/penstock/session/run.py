@@ -1,0 +1,150 @@
+"""One run that can be stopped or watched from outside, on the caller's thread or on a pool's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.executors.base import CancelToken, Control, Done, Executor, begin, end
+from penstock.observers.base import ObservedRun, Observer, Observers
+
+
+class Run:
+    """A run with a deadline, a token that cancels it, and observers; the deadline counts from now.
+
+    ``watched`` runs need an executor that is ``observed``.
+    """
+
+    def __init__(
+        self, timeout: float | None, cancel: CancelToken | None, observers: Sequence[Observer]
+    ) -> None:
+        self._timeout = timeout
+        self._cancel = cancel
+        self._began = False
+        self.watched = bool(observers)
+        self.control: Control = begin(timeout, cancel)
+        if self.watched:
+            self.control.observer = (
+                observers[0] if len(observers) == 1 else Observers(tuple(observers))
+            )
+
+    def begin(self, executor: Executor) -> None:
+        """The run is about to begin; raises what it was stopped with before."""
+        control = self.control
+        if control.stopped:
+            control.stop()
+        if self.watched:
+            control.run = ObservedRun(executor.plan, executor.name)
+            self._began = True
+            control.observer.run_begin(control.run)
+
+    def end(self, error: BaseException | None) -> None:
+        """It has ended: nobody can stop it any more."""
+        end(self.control, self._timeout, self._cancel)
+        if self._began:
+            self.control.observer.run_end(self.control.run, error)
+
+    def run_inline(self, executor: Executor, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run on the calling thread, to the end."""
+        error: BaseException | None = None
+        try:
+            self.begin(executor)
+            outputs = executor.run(values, self.control)
+            # A run that ends late has not met its deadline, however few checks it passed.
+            if self.control.stopped:
+                self.control.stop()
+            return outputs
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.end(error)
+            del error  # it holds this frame
+
+
+Named = Callable[[Sequence[Any]], dict[str, Any]]
+Resolve = Callable[[bool], tuple[Executor, Sequence[Any], Named]]
+
+
+class Job:
+    """A run on a pool, whose outputs by name ``future`` gets.
+
+    ``resolve(watched)`` gives the executor, the values fed and what names the outputs; it is
+    called on the pool, since it may have to compile. A run that is stopped while it is queued ends
+    at once, and what is left in the queue does nothing.
+    """
+
+    def __init__(self, run: Run, resolve: Resolve) -> None:
+        self.future: Future[dict[str, Any]] = Future()
+        self._run = run
+        self._resolve = resolve
+        self._claim = threading.Lock()  # held by whoever has begun, or ended, the run
+        self._named: Named | None = None
+        run.control.on_stop = self._stopped
+        if run.control.stopped:
+            self._stopped(run.control.error)
+
+    def __call__(self) -> None:
+        """Run; for the pool."""
+        if not self._claim.acquire(blocking=False):
+            return
+        self._run.control.on_stop = None
+        if not self.future.set_running_or_notify_cancel():
+            self._run.end(None)
+            return
+        try:
+            executor, values, self._named = self._resolve(self._run.watched)
+            self._run.begin(executor)
+            executor.run_async(values, self._run.control, _Once(self._done))
+        except BaseException as error:
+            self._done(None, error)
+        finally:
+            del self  # an error holds this frame
+
+    def refuse(self, error: BaseException) -> None:
+        """It will never be called."""
+        self._run.end(error)
+
+    def _stopped(self, error: Exception | None) -> None:
+        if self._claim.acquire(blocking=False):
+            self._run.control.on_stop = None
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
+            self._run.end(error)
+
+    def _done(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        control, future = self._run.control, self.future
+        if error is None and control.stopped:
+            error = control.error
+        try:
+            self._run.end(error)
+        except BaseException as raised:  # out of an observer
+            error = error or raised
+        try:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                assert outputs is not None and self._named is not None
+                future.set_result(self._named(outputs))
+        finally:
+            del future, error  # an error holds this frame
+
+
+class _Once:
+    """Calls ``done`` and forgets it: frames that an error holds must not lead back to the future
+    that has the error."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, done: Done) -> None:
+        self.done: Done | None = done
+
+    def __call__(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
+        done, self.done = self.done, None
+        assert done is not None
+        try:
+            done(outputs, error)
+        finally:
+            del error, outputs

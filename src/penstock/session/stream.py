@@ -1,0 +1,203 @@
+"""Streams of the user's own: runs of sessions one behind the other, beside those on other streams.
+
+A stream is a queue. What is put on it runs in that order, on the process-wide pool, and the caller
+goes on at once. A signal marks a point of a stream: another stream can wait for it, and so can a
+thread. The terms are those of CUDA (stream, event) and of NNC (stream context, signal).
+
+No thread waits for a stream that has nothing to do: who comes to the front of the queue and cannot
+go on leaves, and whoever lets it go on sees to it that the rest is run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError
+from penstock.host.fork import renewed
+from penstock.host.threads import Job, fulfil, pool
+from penstock.session.session import Session
+
+T = TypeVar("T")
+
+_Command = Callable[[Job], bool]
+"""Begins something on a stream: whether it has ended; if not, it calls what it is given when it
+has."""
+
+
+class _Mark:
+    """A point of a stream that it passes once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Job] = []
+        self.passed = False
+
+    def reach(self, _: Job) -> bool:
+        """The stream is there."""
+        with self._lock:
+            self.passed = True
+            waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            job()
+        return True
+
+    def then(self, job: Job) -> bool:
+        """Whether the stream has passed; if not, ``job`` is called when it does."""
+        with self._lock:
+            if not self.passed:
+                self._waiting.append(job)
+            return self.passed
+
+
+class Signal:
+    """A point in the work of a stream, which streams and threads can wait for.
+
+    ``stream.signal()`` makes one and emits it; one may be emitted again, also by another stream,
+    and whoever waits from then on waits for the new point. To wait for one that was never emitted
+    is to wait for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._mark: _Mark | None = None
+
+    def query(self) -> bool:
+        """Whether all that came before it on its stream has ended."""
+        mark = self._mark
+        return mark is None or mark.passed
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is so, ``timeout`` seconds at most; whether it is.
+
+        Raises ``PenstockError`` on a thread of the pool that runs streams: there it could wait for
+        itself.
+        """
+        mark = self._mark
+        if mark is None or mark.passed:
+            return True
+        if pool().has(threading.current_thread()):
+            raise PenstockError(
+                "what runs on a stream cannot block until a signal comes: put it behind the signal "
+                "with stream.wait_for(signal)"
+            )
+        reached = threading.Event()
+        mark.then(reached.set)
+        return mark.passed or reached.wait(timeout)
+
+    def __repr__(self) -> str:
+        state = "never emitted" if self._mark is None else "passed" if self.query() else "pending"
+        return f"<Signal, {state}>"
+
+
+class Stream:
+    """A queue of runs, callbacks, signals and waits. Its methods may be called from any thread, and
+    return at once, but for ``wait``. What fails says so in its own future, and the rest goes on.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        renewed(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._commands: deque[_Command] = deque()
+        self._busy = False
+        self._last: _Mark | None = None
+
+    def run(
+        self,
+        session: Session,
+        feeds: Mapping[str, Any] | None = None,
+        fetches: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Future[dict[str, Any]]:
+        """Put a run of ``session`` on the stream; it takes what ``session.submit`` takes.
+
+        The arrays that are fed are read when the run's turn comes.
+        """
+        job = session.job(feeds, fetches, targets, **options)
+        self._put(partial(_begin, job, job.future))
+        return job.future
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Call ``function`` when all that is on the stream now has ended; the rest waits for it."""
+        future: Future[T] = Future()
+        self._put(partial(_call, function, future))
+        return future
+
+    def signal(self, signal: Signal | None = None) -> Signal:
+        """Emit a signal, a new one if none is given, when all that is on the stream now has
+        ended."""
+        signal = signal or Signal()
+        mark = signal._mark = _Mark()
+        self._put(mark.reach, mark)
+        return signal
+
+    def wait_for(self, signal: Signal) -> None:
+        """Let what is put on the stream from now on wait for ``signal``, as it was emitted last."""
+        mark = signal._mark
+        if mark is not None and not mark.passed:
+            self._put(mark.then)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until all that is on the stream now has ended, ``timeout`` seconds at most; whether
+        it has. Raises as ``Signal.wait`` does."""
+        return self.query() or self.signal().wait(timeout)
+
+    def query(self) -> bool:
+        """Whether all that was put on the stream has ended."""
+        last = self._last
+        return not self._busy or (last is not None and last.passed)
+
+    def forked(self) -> None:
+        """In a forked child nothing is on the stream: its parent runs what was."""
+        self._reset()
+
+    # Inside.
+
+    def _put(self, command: _Command, mark: _Mark | None = None) -> None:
+        """Queue a command; ``mark`` is what it reaches, if that is all it does."""
+        with self._lock:
+            self._commands.append(command)
+            self._last = mark
+            if self._busy:
+                return
+            self._busy = True
+        self._resume()
+
+    def _resume(self) -> None:
+        try:
+            pool().submit(self._go)
+        except RuntimeError:  # the process ends
+            with self._lock:
+                self._busy = False
+            raise
+
+    def _go(self) -> None:
+        """Run what is on the stream as far as it can go."""
+        while True:
+            with self._lock:
+                if not self._commands:
+                    self._busy = False
+                    return
+                command = self._commands.popleft()
+            if not command(self._resume):
+                return
+
+
+def _begin(run: Job, future: Future[Any], resume: Job) -> bool:
+    run()
+    if future.done():
+        return True
+    future.add_done_callback(lambda _: resume())
+    return False
+
+
+def _call(function: Callable[[], T], future: Future[T], _: Job) -> bool:
+    fulfil(future, function)
+    return True

@@ -1,0 +1,1 @@
+"""Measured costs, and the placement they decide."""

@@ -1,0 +1,277 @@
+"""What the nodes of a graph take: looked up among what was measured before, or measured now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import cached_property
+from math import inf
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.base import Backend, Share
+from penstock.errors import PenstockError
+from penstock.executors.base import Control, Executor
+from penstock.executors.linear import LinearExecutor
+from penstock.ir.graph import Graph, Node, clone
+from penstock.limits import Limits
+from penstock.observers.base import ObservedRun
+from penstock.observers.profile import Profile
+from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.onnx.control_flow import is_control
+from penstock.ops.work_estimate import seconds as estimated
+from penstock.passes.lowering.insert_transfers import Place, insert_transfers
+from penstock.plan.plan import Step, compile_plan
+from penstock.tuning import cost_table
+
+# Runs of a graph that seem enough: one, and up to so many while they take no longer than this.
+_MOST_RUNS = 5
+_MOST_SECONDS = 0.2
+# Streams among which no backend has more than one thread for each.
+_ALL = 1 << 20
+
+
+def on_backends(
+    graph: Graph, placed: Mapping[Node, Backend], backends: Sequence[Backend]
+) -> tuple[Graph, dict[Node, Backend]]:
+    """A copy of ``graph`` with the transfers that the placement needs, and its placement; the graph
+    itself where no memories differ."""
+    if all(backend.memory == HOST for backend in placed.values()):
+        return graph, dict(placed)
+    copy = clone(graph)
+    moved = {
+        new: placed[old]
+        for old, new in zip(graph.walk(), copy.walk(), strict=True)
+        if not is_control(old)
+    }
+    made = insert_transfers(copy, lambda node: Place(moved[node].name, moved[node].memory))
+    by_name = {backend.name: backend for backend in backends}
+    moved.update((node, by_name[name]) for node, name in made.items())
+    return copy, moved
+
+
+def measure(
+    graph: Graph,
+    placed: Mapping[Node, Backend],
+    backends: Sequence[Backend],
+    values: Sequence[Any],
+    limits: Limits,
+    *,
+    single_threaded: bool,
+    runs: int | None = None,
+) -> Profile:
+    """Run ``graph`` on ``values``, each node where it is placed, and keep what its nodes and
+    transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
+    With memory and layouts planned, as most runs have them. Raises what the run raises.
+    """
+    copy, where = on_backends(graph, placed, backends)
+    plan = compile_plan(copy, backends, where)
+    hosts = [backend for backend in backends if backend.memory == HOST]
+    threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
+    most = max([threads[b.name] for b in {*where.values()} if b.memory == HOST], default=1)
+    executor = LinearExecutor(plan, hosts, limits, threads=most, observed=True)
+    fed = _contiguous(values)
+    profile = Profile()
+    # The executor itself enters as one stream: beside it there is nobody, or so many.
+    with Share(hosts, _ALL) if single_threaded else nullcontext():
+        begin = perf_counter()
+        for i in range(1 + (runs or _MOST_RUNS)):
+            control = Control()
+            control.run = ObservedRun(plan, executor.name)
+            if i:
+                control.observer = profile
+                profile.run_begin(control.run)
+            executor.run(fed, control)
+            if i:
+                profile.run_end(control.run, None)
+            if runs is None and i and perf_counter() - begin > _MOST_SECONDS:
+                break
+    table = cost_table.table()
+    for entry in profile:
+        node, step = entry.step.node, entry.step
+        if is_transfer(node):
+            source, target = node.attrs["source"], node.attrs["target"]
+            for value in node.outputs:
+                size = cost_table.nbytes(value)
+                if size is not None:
+                    table.record_transfer(source, target, size, entry.best)
+            continue
+        signature = cost_table.signature(node)
+        if signature is not None:
+            table.record(step.backend, signature, threads[step.backend], entry.best)
+    return profile
+
+
+def _contiguous(values: Sequence[Any]) -> list[Any]:
+    """``values`` to measure with: what stands for values of a shape only, takes no memory of its
+    own and is read at another speed."""
+    return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
+
+
+def threads_of(backend: Backend, among: Sequence[Backend], single_threaded: bool) -> int:
+    """How many threads the kernels of one of several backends have when a run is alone: NumPy's
+    have one beside those of a library whose threads are the caller's."""
+    beside = any(each.threads_of_caller for each in among) and not backend.threads_of_caller
+    return 1 if single_threaded or (beside and backend.memory == HOST) else backend.threads
+
+
+class Known:
+    """What nodes take on some of ``backends``, by the table of costs; what nobody has measured is
+    estimated.
+
+    Nodes whose shapes are known only during a run are kept here alone, by their labels.
+    """
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self.backends = backends
+        self._own: dict[tuple[str, str, bool], float] = {}
+
+    @cached_property
+    def _table(self) -> cost_table.CostTable:
+        # Read from its file only where something is decided by costs.
+        return cost_table.table()
+
+    def known(self, node: Node, backend: Backend, single_threaded: bool) -> float | None:
+        """What ``node`` took on ``backend`` when it was measured; None if it never was."""
+        signature = cost_table.signature(node)
+        if signature is not None:
+            threads = threads_of(backend, self.backends, single_threaded)
+            return self._table.lookup(backend.name, signature, threads)
+        return self._own.get((node.label, backend.name, single_threaded))
+
+    def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
+        """What ``node`` takes on ``backend``: measured, or else by those like it, or estimated."""
+        known = self.known(node, backend, single_threaded)
+        if known is not None:
+            return known
+        signature = cost_table.signature(node)
+        if signature is not None:
+            threads = threads_of(backend, self.backends, single_threaded)
+            near = self._table.estimate(backend.name, signature, threads)
+            if near is not None:
+                return near
+        return estimated(node)
+
+    def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
+        """What ``node`` is expected to take on ``backend``, compared with others: measured, if it
+        has been measured on all of them, else as they estimate it themselves."""
+        if self._table.knows(node.op.full_name):
+            found = {each.name: self.known(node, each, False) for each in among}
+            known = found[backend.name]
+            if known is not None and None not in found.values():
+                return known
+        return backend.seconds(node)
+
+    def transfer(self, source: str, target: str, nbytes: int) -> float:
+        """What it takes to bring ``nbytes`` from one backend to another, by their names."""
+        found = self._table.transfer(source, target, nbytes)
+        return _TRANSFER_S + nbytes / _TRANSFER_BYTES_PER_S if found is None else found
+
+    def of_step(self, step: Step, by_name: Mapping[str, Backend], single_threaded: bool) -> float:
+        """What a step with a kernel takes, transfers included; ``by_name`` has its backend."""
+        node = step.node
+        if not is_transfer(node):
+            return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
+        source, target = (node.attrs[key] for key in ("source", "target"))
+        sizes = [cost_table.nbytes(value) for value in node.outputs]
+        return self.transfer(source, target, sum(size or 0 for size in sizes))
+
+
+class Costs(Known):
+    """As ``Known``, of one graph that can be run on ``values`` to fill the gaps."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        allowed: Mapping[Node, Sequence[Backend]],
+        backends: Sequence[Backend],
+        values: Sequence[Any],
+        limits: Limits,
+    ) -> None:
+        super().__init__(backends)
+        self.graph = graph
+        self.allowed = allowed
+        self.values = values
+        self.limits = limits
+
+    def complete_already(self) -> bool:
+        """Whether every node has been measured, with one thread and with all."""
+        return not any(self._missing(b, one) for b in self.backends for one in (True, False))
+
+    def _missing(self, backend: Backend, single_threaded: bool) -> list[Node]:
+        """What was never measured on a backend that supports it."""
+        return [
+            node
+            for node, allowed in self.allowed.items()
+            if backend in allowed and self.known(node, backend, single_threaded) is None
+        ]
+
+    def complete(self, *, single_threaded: bool) -> None:
+        """See that every node has been measured on every backend that supports it.
+
+        A graph that cannot run on these values keeps its gaps, which are then estimated: what is
+        wrong with it, its own run will say.
+        """
+        for backend in self.backends:
+            if not self._missing(backend, single_threaded):
+                continue
+            with suppress(PenstockError):
+                self._measure(backend, single_threaded, None)
+        self._table.save()
+
+    def profile(self, runs: int) -> Profile:
+        """Measure every node on every backend that supports it, known or not."""
+        profile = Profile()
+        for backend in self.backends:
+            if any(b.threads > 1 for b in self.backends):
+                self._measure(backend, True, runs)
+            profile.add(self._measure(backend, False, runs))
+        self._table.save()
+        return profile
+
+    def faster(self, one: Executor, other: Executor, margin: float) -> Executor:
+        """``one`` if a run of it takes at most ``margin`` of what one of ``other`` takes, else
+        ``other``: a simulation knows nothing of memory that cores share, nor of Python's lock.
+        """
+        fed = _contiguous(self.values)
+        best = [inf, inf]
+        try:
+            # The second time round, what the first has left behind (threads that spin) is gone.
+            for _ in range(2):
+                for i, executor in enumerate((one, other)):
+                    begin = perf_counter()
+                    for _ in range(_MOST_RUNS):
+                        start = perf_counter()
+                        executor.run(fed, Control())
+                        best[i] = min(best[i], perf_counter() - start)
+                        if perf_counter() - begin > _MOST_SECONDS / 2:
+                            break
+        except PenstockError:
+            return other
+        return one if best[0] <= margin * best[1] else other
+
+    def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> Profile:
+        placed = {
+            node: backend if backend in allowed else allowed[0]
+            for node, allowed in self.allowed.items()
+        }
+        measured = measure(
+            self.graph,
+            placed,
+            self.backends,
+            self.values,
+            self.limits,
+            single_threaded=single_threaded,
+            runs=runs,
+        )
+        for entry in measured:
+            key = (entry.step.node.label, entry.step.backend, single_threaded)
+            self._own[key] = entry.best
+        return measured
+
+
+# Of transfers that nobody has measured.
+_TRANSFER_S = 10e-6
+_TRANSFER_BYTES_PER_S = 5e9

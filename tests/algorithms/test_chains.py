@@ -1,0 +1,168 @@
+"""Chains: edges that paths imply, as few chains as there can be, and where chains end."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.algorithms import chains
+from penstock.algorithms.chains import Ends, fewest, implied, reduction
+from penstock.algorithms.dag import Dag
+from penstock.algorithms.ordering import topological_order
+
+# What an example takes says more about the machine than about the code.
+untimed = settings(deadline=None, max_examples=300)
+
+
+@st.composite
+def dags(draw: st.DrawFn, ordered: bool = False) -> Dag:
+    """Small graphs; if ``ordered``, their nodes can run as they are numbered."""
+    n = draw(st.integers(0, 9))
+    number = range(n) if ordered else draw(st.permutations(range(n)))
+    pairs = [(a, b) for b in range(n) for a in range(b)]
+    edges = draw(st.lists(st.sampled_from(pairs), max_size=20)) if pairs else []
+    return Dag(n, [(number[a], number[b]) for a, b in edges])
+
+
+def ancestors(dag: Dag) -> list[set[int]]:
+    above: list[set[int]] = [set() for _ in range(dag.n)]
+    for i in topological_order(dag):
+        above[i] = {*dag.pred[i], *(a for p in dag.pred[i] for a in above[p])}
+    return above
+
+
+# Edges.
+
+
+def test_an_edge_beside_a_path_is_implied():
+    #   0 -> 1 -> 2 -> 3
+    #    '-------------^
+    dag = Dag(4, [(0, 1), (1, 2), (2, 3), (0, 3)])
+    assert implied(range(4), dag.pred) == {(0, 3)}
+    assert reduction(dag) == Dag(4, [(0, 1), (1, 2), (2, 3)])
+
+
+def test_a_graph_without_implied_edges_stays_as_it_is():
+    #   0 -> 1 -> 3
+    #    '-> 2 ---^
+    dag = Dag(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    assert reduction(dag) is dag
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4096])
+def test_edges_are_implied_if_they_start_before_another_one_that_ends_there(batch, monkeypatch):
+    monkeypatch.setattr(chains, "_BATCH", batch)
+
+    @untimed
+    @given(dag=dags())
+    def check(dag: Dag) -> None:
+        above = ancestors(dag)
+        found = {(a, b) for a, b in dag.edges if any(a in above[p] for p in dag.pred[b])}
+        assert implied(topological_order(dag), dag.pred) == found
+        assert ancestors(reduction(dag)) == above
+
+    check()
+
+
+# Chains.
+
+
+def test_chains_are_joined_by_letting_others_follow():
+    #   0 -> 2      0, 2 as a chain leave 1 and 3 without each other
+    #    '-> 3
+    #   1 -> 2
+    dag = Dag(4, [(0, 2), (0, 3), (1, 2)])
+    assert fewest(dag, range(4), [0, 1, 0, 2]) == [0, 1, 1, 0]
+
+
+def test_chains_that_are_few_enough_are_kept():
+    #   0 -> 1 -> 3
+    #    '-> 2 ---^
+    dag = Dag(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
+    assert fewest(dag, range(4), [7, 5, 7, 7]) == [0, 1, 0, 0]
+
+
+def test_nodes_of_no_chain_can_stand_between_nodes_of_one():
+    #   0 -> 1 -> 2
+    assert fewest(Dag(3, [(0, 1), (1, 2)]), range(3), [0, -1, 1]) == [0, -1, 0]
+
+
+def wide(above: list[set[int]], nodes: list[int]) -> int:
+    """The most of ``nodes`` of which none depends on another."""
+
+    def free(some: tuple[int, ...]) -> bool:
+        return not any(a in above[b] or b in above[a] for a, b in combinations(some, 2))
+
+    return max(k for k in range(len(nodes) + 1) if any(map(free, combinations(nodes, k))))
+
+
+@untimed
+@given(dag=dags(), data=st.data())
+def test_chains_are_as_few_as_the_graph_is_wide(dag, data):
+    order, above = topological_order(dag), ancestors(dag)
+    chain, last = [-1] * dag.n, {}
+    for i in order:
+        behind = [c for c, end in last.items() if end in above[i]]
+        chain[i] = data.draw(st.sampled_from([*behind, len(last), -1]))
+        if chain[i] >= 0:
+            last[chain[i]] = i
+    found = fewest(dag, order, chain)
+    nodes = [i for i in order if chain[i] >= 0]
+    assert [c >= 0 for c in found] == [c >= 0 for c in chain]
+    assert len({*found} - {-1}) == wide(above, nodes)
+    members: dict[int, list[int]] = {}
+    for i in nodes:
+        assert set(members.setdefault(found[i], [])) <= above[i]
+        members[found[i]].append(i)
+    assert list(members) == list(range(len(members)))
+    if len(last) == len(members):
+        assert all((found[i] == found[j]) == (chain[i] == chain[j]) for i in nodes for j in nodes)
+
+
+# Ends of chains.
+
+
+@untimed
+@given(dag=dags(ordered=True), data=st.data())
+def test_ends_are_found_behind_the_nodes_that_depend_on_them(dag, data):
+    above, ends = ancestors(dag), Ends(dag.n)
+    last: list[int] = []
+    reserved: set[int] = set()
+    for i in range(dag.n):
+        found = ends.behind(dag.pred[i])
+        assert sorted(found) == [c for c, end in enumerate(last) if end in above[i]]
+        if i not in reserved:
+            chain = data.draw(st.sampled_from([*found, len(last)]))
+            if chain < len(last):
+                ends.remove(last[chain])
+            else:
+                last.append(i)
+            # The chain may run on at once, to nodes that have not entered.
+            end = i
+            while ahead := [j for j in dag.succ[end] if j not in reserved]:
+                if data.draw(st.booleans()):
+                    break
+                end = data.draw(st.sampled_from(ahead))
+                reserved.add(end)
+            last[chain] = end
+            ends.add(end, chain)
+        ends.enter(i, dag.pred[i])
+
+
+def test_a_search_ends_early_but_finds_what_is_near(monkeypatch):
+    #   0 ... 9 -> 10
+    monkeypatch.setattr(chains, "_SEARCH", 3)
+    ends = Ends(11)
+    for i in range(10):
+        ends.add(i, i)
+        ends.enter(i, ())
+    ends.enter(10, range(10))
+    assert ends.behind(range(10)) == [0, 1, 2]
+    for i in range(10):
+        assert ends.behind([10])[:2] == [i, i + 1][: 10 - i]
+        assert len(ends.behind([10])) <= 2
+        ends.remove(i)
+    assert ends.behind([10]) == []

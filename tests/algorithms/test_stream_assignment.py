@@ -1,0 +1,563 @@
+"""Streams: which nodes share one, and which signals there are between them.
+
+What holds for every graph is in ``test_streams_properties.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from penstock.algorithms.dag import Dag
+from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
+
+
+class Named:
+    """A graph whose nodes have names, and its schedule.
+
+    As text, nodes in the order of their names: ``name:streams``, ``?k`` for each signal that the
+    node waits for, ``!k`` for each that is emitted after it.
+    """
+
+    def __init__(self, names: str, edges: str, **arguments: Any) -> None:
+        self.names = names.split()
+        pairs = (edge.split(">") for edge in edges.split())
+        number = {name: i for i, name in enumerate(self.names)}
+        self.dag = Dag(len(number), [(number[a], number[b]) for a, b in pairs])
+        for key in ("sources", "destinations"):
+            if key in arguments:
+                arguments[key] = [number[name] for name in arguments[key].split()]
+        self.schedule = assign_streams(self.dag, **arguments)
+
+    def __str__(self) -> str:
+        said = []
+        for i, name in enumerate(self.names):
+            streams = ",".join(map(str, self.schedule.streams[i]))
+            waits = "".join(f"?{k}" for k in self.schedule.waits[i])
+            emits = "".join(f"!{k}" for k in self.schedule.emits[i])
+            said.append(f"{name}:{streams}{waits}{emits}")
+        return " ".join(said)
+
+    @property
+    def order(self) -> list[str]:
+        return [self.names[i] for i in self.schedule.order]
+
+
+def count(schedule: StreamSchedule) -> tuple[int, int]:
+    return schedule.n_streams, schedule.n_signals
+
+
+# The assignments that the method is known by.
+
+
+def test_a_diamond():
+    #   N1 -> N2 -> N4
+    #    '--> N3 ---^
+    it = Named("N1 N2 N3 N4", "N1>N2 N1>N3 N2>N4 N3>N4")
+    assert str(it) == "N1:0!0 N2:0 N3:1?0!1 N4:0?1"
+    assert count(it.schedule) == (2, 2)
+    assert it.schedule.begin == it.schedule.end == ()
+    assert it.schedule.programs == [[0, 1, 3], [2]]
+    assert it.schedule.stream_of == (0, 1)
+
+
+def test_two_diamonds_in_series_share_the_second_stream():
+    #   A -> B -> D -> E -> G
+    #    '-> C ---^'-> F ---^
+    it = Named("A B C D E F G", "A>B A>C B>D C>D D>E D>F E>G F>G")
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1!2 E:0 F:1?2!3 G:0?3"
+    assert count(it.schedule) == (2, 4)
+
+
+def test_two_sources():
+    #   mul -> div -> log -> sum1
+    #   sum ---^'---> exp ---^
+    it = Named("mul sum div log exp sum1", "mul>div sum>div div>log div>exp log>sum1 exp>sum1")
+    assert str(it) == "mul:0 sum:1!0 div:0?0!1 log:0 exp:1?1!2 sum1:0?2"
+    assert count(it.schedule) == (2, 3)
+    assert it.schedule.begin == (1,)
+    assert it.schedule.end == ()
+
+
+def test_an_edge_that_a_path_implies():
+    #   A -> B -> C
+    #    '--------^
+    it = Named("A B C", "A>B B>C A>C")
+    assert str(it) == "A:0 B:0 C:0"
+    assert count(it.schedule) == (1, 0)
+
+
+def test_the_longest_chain_stays_on_its_stream():
+    #   A -> B ------------> F
+    #    '-> C -> D -> E ----^
+    it = Named("A B C D E F", "A>B A>C C>D D>E E>F B>F")
+    assert str(it) == "A:0!0 B:1?0!1 C:0 D:0 E:0 F:0?1"
+    assert it.schedule.n_streams == 2
+
+
+def test_a_command_goes_where_it_has_run_before():
+    #   A(x) -> B(y) -> D
+    #    '----> C(x) ---^
+    it = Named("A B C D", "A>B A>C B>D C>D", commands=["x", "y", "x", "z"])
+    assert str(it) == "A:0!0 B:1?0!1 C:0 D:0?1"
+
+
+# What naive versions get wrong.
+
+
+def test_nothing_is_waited_for_on_the_same_stream():
+    #   A -> B -> C -> D      all on one stream
+    #    '--------^
+    #         '--------^
+    it = Named("A B C D", "A>B B>C C>D A>C B>D")
+    assert count(it.schedule) == (1, 0)
+
+
+def test_nothing_is_waited_for_that_an_edge_says_already():
+    #   A -> B -> D -> E
+    #    '-> C ---^    ^
+    #        '---------'      E follows C, but so does D
+    it = Named("A B C D E", "A>B A>C B>D C>D D>E C>E")
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1 E:0"
+
+
+def test_nothing_is_waited_for_that_another_signal_says_already():
+    #   A (0) -> B (1) -> C (2)      C waits for B, which has waited for A
+    #     '----------------^
+    it = Named("A B C", "A>B B>C A>C", devices=[(0,), (1,), (2,)])
+    assert str(it) == "A:0!0 B:1?0!1 C:2?1!2"
+    #   A (0) -> B (0) -> D (1) -> E (1)      D has waited for B on E's stream, and so for A
+    #     '--------------------------^
+    it = Named("A B D E", "A>B B>D D>E A>E", devices=[(0,), (0,), (1,), (1,)])
+    assert str(it) == "A:0 B:0!0 D:1?0 E:1!1"
+
+
+def test_nothing_is_waited_for_that_a_shared_stream_says_already():
+    #   A (0) -> C (1)      A comes before B, though no edge says so, since they share a stream
+    #   B (0) ---^
+    it = Named("A B C", "A>C B>C", devices=[(0,), (0,), (1,)], max_streams=2)
+    assert str(it) == "A:0 B:0!0 C:1?0!1"
+    assert it.schedule.end == (1,)
+
+
+def test_one_signal_serves_all_who_wait_for_it():
+    #   A -> B
+    #    |-> C
+    #    '-> D
+    it = Named("A B C D", "A>B A>C A>D")
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:2?0!2"
+    assert it.schedule.end == (1, 2)
+
+
+def test_a_node_on_two_devices_waits_on_both_for_one_that_ran_on_either():
+    #   A (0) -> B (0, 1)      stream 1 knows of A through the signal alone
+    it = Named("A B", "A>B", devices=[(0,), (0, 1)])
+    assert str(it) == "A:0!0 B:0,1?0!1"
+    assert it.schedule.stream_of == (0, 1)
+    assert it.schedule.end == (1,)
+    assert it.schedule.begin == ()
+
+
+def test_a_node_follows_one_on_more_devices_without_a_signal():
+    #   A (0, 1) -> B (0)
+    #        '----> C (1)
+    it = Named("A B C", "A>B A>C", devices=[(0, 1), (0,), (1,)])
+    assert str(it) == "A:0,1 B:0 C:1!0"
+    assert it.schedule.begin == (1,)
+
+
+def test_a_node_waits_for_all_streams_of_one_on_other_devices():
+    #   A (0, 1) -> B (2)
+    it = Named("A B", "A>B", devices=[(0, 1), (2,)])
+    assert str(it) == "A:0,1!0!1 B:2?0?1!2"
+    assert it.schedule.stream_of == (0, 1, 2)
+    assert it.schedule.end == (2,)
+
+
+def test_a_node_waits_for_all_streams_of_one_that_shares_some_of_its_devices():
+    #   A (0, 1) -> B (1, 2)
+    it = Named("A B", "A>B", devices=[(0, 1), (1, 2)])
+    assert str(it) == "A:0,1!0!1 B:1,2?0?1!2!3"
+    assert it.schedule.device_of == (0, 1, 2)
+
+
+def test_a_path_says_less_than_an_edge_if_a_node_on_it_is_only_on_some_of_the_devices():
+    #   A (0, 1) -> B (0) -> C (2)      C must see A's end on device 1 too, which B did not wait for
+    #       '----------------^
+    it = Named("A B C", "A>B B>C A>C", devices=[(0, 1), (0,), (2,)])
+    assert str(it) == "A:0,1!0 B:0!1 C:2?0?1!2"
+
+
+def test_a_source_behind_another_source():
+    #   A -> B -> C      B is a source too, but does not begin by itself
+    #   D ---^
+    it = Named("A B C D", "A>B B>C D>B", sources="A B")
+    assert str(it) == "A:0 B:0 C:0 D:"
+    it = Named("A B C D", "A>B B>C D>B", sources="A B D")
+    assert str(it) == "A:0 B:0?0 C:0 D:1!0"
+    assert it.schedule.begin == (1,)
+
+
+def test_a_source_behind_another_source_on_a_stream_of_its_own():
+    #   A -> B -> D
+    #    '-> C          C is a source, and waits like any other node
+    it = Named("A B C D", "A>B A>C B>D", sources="A C")
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:0"
+    assert it.schedule.begin == ()
+
+
+def test_a_destination_that_has_successors():
+    #   A -> B -> C      what is behind B is not run
+    #    '-> D
+    it = Named("A B C D", "A>B B>C A>D", destinations="B")
+    assert str(it) == "A:0 B:0 C: D:"
+    assert it.order == ["A", "B"]
+
+
+def test_a_destination_before_another_destination():
+    #   A -> B -> C -> D
+    #        '-> E            E is not run
+    it = Named("A B C D E", "A>B B>C C>D B>E", destinations="B D")
+    assert str(it) == "A:0 B:0 C:0 D:0 E:"
+
+
+def test_a_destination_on_another_stream_than_the_first():
+    #   A -> B -> D
+    #    '-> C          C is an end, and the run is not over before
+    it = Named("A B C D", "A>B A>C B>D")
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:0"
+    assert it.schedule.end == (1,)
+
+
+def test_the_end_waits_for_no_stream_that_another_speaks_for():
+    #   A (0) -> B (1) -> C (2)      B is a destination and the last node of its stream
+    it = Named("A B C", "A>B B>C", devices=[(0,), (1,), (2,)], destinations="B C")
+    assert str(it) == "A:0!0 B:1?0!1 C:2?1!2"
+    assert it.schedule.end == (2,)
+
+
+# Which streams are taken.
+
+
+def test_costs_say_which_chain_is_the_longest():
+    #   A -> B -> D      C takes longer than B and E together
+    #    '-> C ---^
+    it = Named("A B C D", "A>B A>C B>D C>D", cost=[1, 2, 5, 1])
+    assert str(it) == "A:0!0 B:1?0!1 C:0 D:0?1"
+    it = Named("A B C D", "A>B A>C B>D C>D", cost=[0, 0, 0, 0])
+    assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1"
+
+
+def test_a_stream_that_ran_the_command_is_taken_over_first():
+    #   A -> B(x) -> E -> F
+    #    |-> C(y) ---^'-> G(z)      G takes over stream 1 or 2
+    #    '-> D(z) ---^
+    graph = ("A B C D E F G", "A>B A>C A>D B>E C>E D>E E>F E>G")
+    assert Named(*graph).schedule.streams[6] == (1,)
+    it = Named(*graph, commands=["a", "x", "y", "z", "e", "f", "z"])
+    assert it.schedule.streams[3] == it.schedule.streams[6] == (2,)
+    it = Named(*graph, commands=["a", "x", "y", None, "e", "f", None])
+    assert it.schedule.streams[6] == (1,)
+
+
+def test_a_stream_is_not_taken_over_while_its_last_node_may_run():
+    #   A -> B -> D -> E
+    #    '-> C    '--> F      C has not certainly ended when F starts
+    it = Named("A B C D E F", "A>B A>C B>D D>E D>F")
+    assert it.schedule.streams[5] == (2,)
+
+
+def test_streams_are_no_more_than_can_be_used_at_once():
+    #   A -> C      following A with C, the first successor, would leave B and D without each other
+    #    '-> D
+    #   B -> C
+    it = Named("A B C D", "A>C A>D B>C")
+    assert it.schedule.n_streams == 2
+    assert str(it) == "A:0!0 B:1 C:1?0!1 D:0"
+
+
+def test_nodes_come_in_chains():
+    #   A -> B -> C -> F
+    #    '-> D -> E ---^
+    it = Named("A B D C E F", "A>B B>C C>F A>D D>E E>F")
+    assert it.order == ["A", "B", "C", "D", "E", "F"]
+    #   A -> B -> C      X
+    #    '--------^
+    assert Named("A X B C", "A>B B>C A>C").order == ["A", "B", "C", "X"]
+
+
+def test_each_device_has_streams_of_its_own():
+    #   A (0) -> B (1) -> C (0)
+    it = Named("A B C", "A>B B>C", devices=[(0,), (1,), (0,)])
+    assert str(it) == "A:0!0 B:1?0!1 C:0?1"
+    assert it.schedule.device_of == (0, 1)
+
+
+# A bounded number.
+
+
+def test_streams_are_shared_if_there_are_not_enough():
+    #   A -> B1 -> C      C is on the first stream; what is put there as well must come before it
+    #    |-> B2 ---^
+    #    |-> B3 ---^
+    #    '-> B4 ---^
+    it = Named("A B1 B2 B3 B4 C", "A>B1 A>B2 A>B3 A>B4 B1>C B2>C B3>C B4>C", max_streams=2)
+    assert sorted(map(len, it.schedule.programs)) == [2, 4]
+    assert it.schedule.n_signals == 2
+    start, finish = simulate(it.dag, it.schedule, [1.0] * 6)
+    assert max(finish) == 4
+    assert start[5] == 3
+
+
+def test_a_shared_stream_is_one_that_ran_the_command_if_it_is_free_as_soon():
+    #   A(x)   B(y)   C(y)   D(x)
+    it = Named("A B C D", "", commands=["x", "y", "y", "x"], max_streams=2)
+    assert it.schedule.programs == [[0, 3], [1, 2]]
+
+
+def test_a_shared_stream_is_the_one_that_is_free_first():
+    #   A   B   C   D   E
+    it = Named("A B C D E", "", cost=[4, 1, 1, 1, 1], max_streams=2)
+    assert it.schedule.programs == [[0], [1, 2, 3, 4]]
+
+
+def test_what_is_urgent_is_not_put_behind_what_is_not():
+    #   A -> C1 -> C2 -> C3 -> D      B1 and B2 are numbered before the chain, and go elsewhere
+    #    |-> B1 ---------------^
+    #    '-> B2 ---------------^
+    edges = "A>B1 A>B2 A>C1 C1>C2 C2>C3 C3>D B1>D B2>D"
+    it = Named("A B1 B2 C1 C2 C3 D", edges, max_streams=2)
+    assert it.schedule.programs == [[0, 3, 4, 5, 6], [1, 2]]
+
+
+def test_every_device_gets_one_of_a_bounded_number():
+    #   A (0)   B (0)   C (0)   D (1)
+    it = Named("A B C D", "", devices=[(0,), (0,), (0,), (1,)], max_streams=3)
+    assert [it.schedule.device_of[s] for (s,) in it.schedule.streams] == [0, 0, 0, 1]
+    assert sorted(it.schedule.device_of) == [0, 0, 1]
+
+
+def test_nor_does_a_device_get_more_of_them_than_can_be_used_at_once():
+    #   A -> C      on device 0; following A with C would make it three streams
+    #    '-> D
+    #   B -> C
+    #   E    F    G    H      on device 1
+    devices = [(0,)] * 4 + [(1,)] * 4
+    it = Named("A B C D E F G H", "A>C A>D B>C", devices=devices, max_streams=5)
+    assert sorted(it.schedule.device_of) == [0, 0, 1, 1, 1]
+
+
+# What is not there.
+
+
+def test_an_empty_graph():
+    schedule = assign_streams(Dag(0, []))
+    assert schedule == StreamSchedule([], (), (), (), 0, 0, (), (), (), ())
+    assert schedule.programs == []
+    assert simulate(Dag(0, []), schedule, []) == ((), ())
+
+
+def test_no_node_between_sources_and_destinations():
+    #   A -> B
+    it = Named("A B", "A>B", sources="B", destinations="A", max_streams=1)
+    assert str(it) == "A: B:"
+    assert count(it.schedule) == (0, 0)
+    assert simulate(it.dag, it.schedule, [1, 1]) == ((0, 0), (0, 0))
+
+
+def test_no_sources():
+    assert Named("A B", "A>B", sources="").schedule.order == []
+
+
+# The time line.
+
+
+def test_the_time_line_of_a_diamond():
+    #   A -> B -> D      A takes 1, B 2, C 5, D 1
+    #    '-> C ---^
+    it = Named("A B C D", "A>B A>C B>D C>D")
+    start, finish = simulate(it.dag, it.schedule, [1, 2, 5, 1])
+    assert start == (0, 1, 1, 6)
+    assert finish == (1, 3, 6, 7)
+
+
+def test_each_signal_that_is_waited_for_takes_time():
+    #   A -> B -> D
+    #    '-> C ---^
+    it = Named("A B C D", "A>B A>C B>D C>D")
+    start, _ = simulate(it.dag, it.schedule, [1, 2, 5, 1], signal=0.25)
+    assert start == (0, 1, 1.25, 6.5)
+
+
+def test_so_does_that_with_which_the_run_begins():
+    #   A    B
+    it = Named("A B", "")
+    assert simulate(it.dag, it.schedule, [1, 1], signal=0.25)[0] == (0, 0.25)
+
+
+def test_a_node_on_two_streams_runs_on_both_at_once():
+    #   A (0) -> C (0, 1) -> D (1)
+    #   B (1) ---^
+    it = Named("A B C D", "A>C B>C C>D", devices=[(0,), (1,), (0, 1), (1,)])
+    start, _ = simulate(it.dag, it.schedule, [1, 3, 1, 1])
+    assert start == (0, 0, 3, 4)
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": [(0,)]}, "devices has 1 entries for 2 nodes"),
+        ({"commands": "xyz"}, "commands has 3 entries for 2 nodes"),
+        ({"cost": []}, "cost has 0 entries for 2 nodes"),
+        ({"devices": [(0,), ()]}, "node 1 has no device"),
+        ({"devices": [(1, 0, 1), (0,)]}, r"node 0 has a device twice: \(1, 0, 1\)"),
+        ({"cost": [1, -1]}, "node 1 cannot cost -1"),
+        ({"cost": [math.nan, 1]}, "node 0 cannot cost nan"),
+        ({"sources": [0, 2]}, "sources has node 2, which a graph of 2 has not"),
+        ({"destinations": [-1]}, "destinations has node -1"),
+        ({"max_streams": -1}, "max_streams is -1"),
+        ({"devices": [(0,), (1,)], "max_streams": 1}, "max_streams is 1, for nodes on 2 devices"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        assign_streams(Dag(2, [(0, 1)]), **arguments)
+
+
+def test_devices_of_nodes_that_are_not_scheduled_take_no_stream():
+    schedule = assign_streams(
+        Dag(2, [(0, 1)]), devices=[(0,), (1,)], destinations=[0], max_streams=1
+    )
+    assert schedule.device_of == (0,)
+
+
+def test_a_node_may_take_forever():
+    #   A -> B -> D
+    #    '-> C ---^
+    it = Named("A B C D", "A>B A>C B>D C>D", cost=[0, 1, math.inf, 1], max_streams=1)
+    assert it.schedule.programs == [[0, 2, 1, 3]]
+
+
+def test_times_that_make_no_sense_are_refused():
+    dag = Dag(2, [(0, 1)])
+    schedule = assign_streams(dag)
+    with pytest.raises(ValueError, match="cost has 1 entries for 2 nodes"):
+        simulate(dag, schedule, [1])
+    with pytest.raises(ValueError, match="schedule has 2 entries for 3 nodes"):
+        simulate(Dag(3, []), schedule, [1, 1, 1])
+    with pytest.raises(ValueError, match="node 0 cannot cost -2"):
+        simulate(dag, schedule, [-2, 1])
+    with pytest.raises(ValueError, match="cannot take nan"):
+        simulate(dag, schedule, [1, 1], signal=math.nan)
+
+
+# Sizes.
+
+
+def large(n: int, edges: Iterable[tuple[int, int]], **arguments: Any) -> StreamSchedule:
+    """Fewer frames than nodes: whatever walks a chain by recursion fails."""
+    assert sys.getrecursionlimit() < n
+    return assign_streams(Dag(n, edges), **arguments)
+
+
+def test_a_chain_of_100_000_nodes():
+    n = 100_000
+    schedule = large(n, pairwise(range(n)))
+    assert count(schedule) == (1, 0)
+    assert schedule.order == list(range(n))
+
+
+def test_a_chain_of_100_000_nodes_all_of_which_the_last_one_reads():
+    n = 100_000
+    schedule = large(n, [*pairwise(range(n)), *((i, n - 1) for i in range(n - 2))])
+    assert count(schedule) == (1, 0)
+
+
+@pytest.mark.parametrize("max_streams", [0, 7])
+def test_two_forks_of_50_000_branches_in_series(max_streams):
+    wide = 50_000
+    edges = []
+    for first in (0, wide + 1):
+        last = first + wide + 1
+        edges += [(first, i) for i in range(first + 1, last)]
+        edges += [(i, last) for i in range(first + 1, last)]
+    schedule = large(2 * wide + 3, edges, max_streams=max_streams)
+    used = max_streams or wide
+    # In both, one signal to all streams but the first, and one back from each of these.
+    assert count(schedule) == (used, 2 * used)
+    assert sum(map(len, schedule.waits)) == 2 * 2 * (used - 1)
+    assert schedule.begin == schedule.end == ()
+
+
+def test_a_chain_of_33_333_diamonds():
+    n = 100_000
+    edges = [
+        edge
+        for a in range(0, n - 1, 3)
+        for edge in ((a, a + 1), (a, a + 2), (a + 1, a + 3), (a + 2, a + 3))
+    ]
+    schedule = large(n, edges)
+    assert count(schedule) == (2, 2 * (n // 3))
+
+
+def test_streams_that_end_far_above_are_taken_over_below():
+    #   30,000 nodes -> J -> a chain of 10,000 diamonds -> 30,000 nodes
+    wide = 30_000
+    n = 3 * wide + 1
+    edges = [(i, wide) for i in range(wide)]
+    for a in range(wide, 2 * wide, 3):
+        edges += [(a, a + 1), (a, a + 2), (a + 1, a + 3), (a + 2, a + 3)]
+    edges += [(2 * wide, i) for i in range(2 * wide + 1, n)]
+    assert large(n, edges).n_streams == wide
+
+
+def test_a_tree_from_its_root_to_50_000_leaves():
+    n = 99_999
+    schedule = large(n, [((i - 1) // 2, i) for i in range(1, n)])
+    # All nodes that are no leaves emit one signal, and all leaves but one say that they are done.
+    assert count(schedule) == (n // 2 + 1, n - 1)
+    assert len(schedule.end) == n // 2
+
+
+def test_a_tree_from_50_000_leaves_to_its_root():
+    n = 99_999
+    schedule = large(n, [(i, n - 1 - (n - 2 - i) // 2) for i in range(n - 1)])
+    assert count(schedule) == (n // 2 + 1, n // 2)
+    assert len(schedule.begin) == n // 2
+
+
+@pytest.mark.parametrize("max_streams", [0, 10])
+def test_100_000_nodes_in_layers(max_streams):
+    n, wide = 100_000, 300
+    choose = random.Random(0)
+    edges = [
+        (choose.randrange((i // wide - 1) * wide, i // wide * wide), i)
+        for i in range(wide, n)
+        for _ in range(3)
+    ]
+    schedule = large(n, edges, max_streams=max_streams)
+    leaves = n - len({a for a, _ in edges})
+    if max_streams:
+        assert schedule.n_streams == max_streams
+    else:
+        # Leaves end streams, and little more is needed than they are.
+        assert leaves <= schedule.n_streams <= 1.05 * leaves
+    assert sum(map(len, schedule.waits)) <= len(set(edges))
+
+
+def test_100_000_nodes_with_edges_of_any_length():
+    n = 100_000
+    choose = random.Random(0)
+    edges = [(choose.randrange(i), i) for i in range(1, n) for _ in range(2)]
+    schedule = large(n, edges)
+    assert n - len({a for a, _ in edges}) <= schedule.n_streams <= 0.4 * n
+    assert schedule.n_signals <= n

@@ -1,0 +1,305 @@
+"""Streams and signals of random graphs, replayed with any timing by ``stream_replay``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.algorithms import chains
+from penstock.algorithms.dag import Dag
+from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
+from tests.support.stream_replay import END, Replay, certain, emitters, needs, with_less
+
+# What an example takes says more about the machine than about the code.
+untimed = settings(deadline=None, max_examples=300)
+
+
+@dataclass
+class Problem:
+    dag: Dag
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def devices(self, i: int) -> tuple[int, ...]:
+        return (self.arguments.get("devices") or [(0,)] * self.dag.n)[i]
+
+    def solved(self, **more: Any) -> StreamSchedule:
+        return assign_streams(self.dag, **(self.arguments | more))
+
+    @property
+    def kept(self) -> set[int]:
+        """The nodes that are to be scheduled: from sources, and to destinations."""
+        every = range(self.dag.n)
+        first, last = (self.arguments.get(name) for name in ("sources", "destinations"))
+        first, last = (set(every if some is None else some) for some in (first, last))
+        above = reached(self.dag)
+        return {
+            i
+            for i in every
+            if first & {i, *above[i]} and any(i == j or i in above[j] for j in last)
+        }
+
+    @property
+    def part(self) -> Dag:
+        """The graph without the edges of other nodes."""
+        kept = self.kept
+        return Dag(self.dag.n, [(a, b) for a, b in self.dag.edges if {a, b} <= kept])
+
+
+def reached(dag: Dag) -> list[set[int]]:
+    """Of each node all that it depends on."""
+    above: list[set[int]] = [set() for _ in range(dag.n)]
+    for _ in range(dag.n):
+        for a, b in dag.edges:
+            above[b] |= {a} | above[a]
+    return above
+
+
+def width(above: Sequence[set[int]], nodes: Sequence[int]) -> int:
+    """The most of ``nodes`` none of which depends on another.
+
+    As many as are left when as many as possible are matched with one that depends on them.
+    """
+    follower: dict[int, int] = {}
+
+    def matched(i: int, tried: set[int]) -> bool:
+        for j in nodes:
+            if i in above[j] and j not in tried:
+                tried.add(j)
+                if j not in follower or matched(follower[j], tried):
+                    follower[j] = i
+                    return True
+        return False
+
+    return len(nodes) - sum(matched(i, set()) for i in nodes)
+
+
+DEVICES = [(0,), (1,), (0, 1), (2,), (2, 0), (1, 2, 0)]
+
+
+@st.composite
+def problems(draw: st.DrawFn, partial: bool = True) -> Problem:
+    n = draw(st.integers(0, 9))
+    number = draw(st.permutations(range(n)))
+    pairs = [(a, b) for b in range(n) for a in range(b)]
+    edges = draw(st.lists(st.sampled_from(pairs), max_size=20)) if pairs else []
+    arguments: dict[str, Any] = {}
+
+    def each(of: st.SearchStrategy) -> st.SearchStrategy:
+        return st.lists(of, min_size=n, max_size=n)
+
+    several = draw(st.sampled_from([1, 1, 2, 3, len(DEVICES)]))
+    arguments["devices"] = draw(each(st.sampled_from(DEVICES[:several])))
+    arguments["commands"] = draw(st.none() | each(st.sampled_from([None, "x", "y"])))
+    arguments["cost"] = draw(st.none() | each(st.sampled_from([0, 1, 2.5, float("inf")])))
+    if partial and n:
+        some = st.none() | st.lists(st.integers(0, n - 1), max_size=4)
+        arguments["sources"] = draw(some)
+        arguments["destinations"] = draw(some)
+    if draw(st.booleans()):
+        least = len({d for own in arguments["devices"] for d in own})
+        arguments["max_streams"] = draw(st.integers(max(1, least), least + 4))
+    return Problem(Dag(n, [(number[a], number[b]) for a, b in edges]), arguments)
+
+
+def drawn(seed: int, most: int = 60) -> Problem:
+    """Larger graphs, of a shape that depends on the seed: near edges, far ones, few or many."""
+    choose = random.Random(seed)
+    n = choose.randint(1, most)
+    reach = choose.choice([2, 4, 10, n])
+    many = choose.choice([0.7, 1.2, 2, 4])
+    edges = [
+        (choose.randrange(max(0, b - reach), b), b)
+        for b in range(1, n)
+        for _ in range(int(many + choose.random()))
+    ]
+    several = choose.choice([1, 1, 2, len(DEVICES)])
+    arguments: dict[str, Any] = {
+        "devices": [choose.choice(DEVICES[:several]) for _ in range(n)],
+        "commands": [choose.choice([None, 1, 2, 3]) for _ in range(n)],
+        "max_streams": choose.choice([0, 0, 3, 5]),
+    }
+    return Problem(Dag(n, edges), arguments)
+
+
+# What is written down.
+
+
+def assert_consistent(problem: Problem, schedule: StreamSchedule) -> None:
+    """Every entry is of the form, and in the place, that ``StreamSchedule`` says."""
+    order, part = schedule.order, problem.part
+    place = {i: k for k, i in enumerate(order)}
+    assert len(place) == len(order)
+    assert all(place[a] < place[b] for a, b in part.edges)
+    begun: list[int] = []
+    for i in range(problem.dag.n):
+        if i in place:
+            assert [schedule.device_of[s] for s in schedule.streams[i]] == [*problem.devices(i)]
+        else:
+            assert schedule.streams[i] == schedule.waits[i] == schedule.emits[i] == ()
+        assert list(schedule.waits[i]) == sorted(set(schedule.waits[i]))
+    for i in order:
+        begun += [s for s in schedule.streams[i] if s not in begun]
+    assert begun == list(range(schedule.n_streams)) == list(range(len(schedule.device_of)))
+    emitted = [k for i in order for k in schedule.emits[i]]
+    assert emitted == list(range(schedule.n_signals)) == list(range(len(schedule.stream_of)))
+    assert all(s in schedule.streams[i] for i, s in emitters(schedule).values())
+    waited = {k for own in schedule.waits for k in own}
+    assert waited | set(schedule.end) == set(emitted)
+
+
+@untimed
+@given(problem=problems())
+def test_schedules_are_what_they_are_said_to_be(problem):
+    assert_consistent(problem, problem.solved())
+
+
+@untimed
+@given(problem=problems())
+def test_nodes_between_sources_and_destinations_are_scheduled(problem):
+    assert set(problem.solved().order) == problem.kept
+
+
+# What runs when.
+
+
+def assert_ordered(problem: Problem, schedule: StreamSchedule) -> None:
+    pairs = certain(schedule)
+    needed = needs(problem.part, schedule)
+    for part, before in needed.items():
+        assert ("begin", part) in pairs
+        assert (part, END) in pairs
+        for other in before:
+            assert (other, part) in pairs, f"{part} can start before {other} has ended"
+
+
+def assert_least(schedule: StreamSchedule) -> None:
+    pairs = certain(schedule)
+    for less in with_less(schedule):
+        assert certain(less) < pairs
+
+
+@untimed
+@given(problem=problems())
+def test_all_dependencies_are_certain(problem):
+    assert_ordered(problem, problem.solved())
+
+
+@untimed
+@given(problem=problems(), choose=st.randoms(use_true_random=False))
+def test_no_timing_breaks_a_dependency_or_ends_in_deadlock(problem, choose):
+    Replay(problem.part, problem.solved(), choose.randrange).run()
+
+
+@untimed
+@given(problem=problems(), hurried=st.integers(0, 8))
+def test_nor_does_one_stream_that_is_always_ahead(problem, hurried):
+    Replay(problem.part, problem.solved(), lambda n: hurried % n).run()
+    Replay(problem.part, problem.solved(), lambda n: n - 1 - hurried % n).run()
+
+
+@untimed
+@given(problem=problems())
+def test_no_wait_can_be_left_out(problem):
+    assert_least(problem.solved())
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_all_this_holds_for_larger_graphs(seed, monkeypatch):
+    if seed % 2:
+        # Batches, and searches that give up, in graphs of this size too.
+        monkeypatch.setattr(chains, "_BATCH", 3)
+        monkeypatch.setattr(chains, "_SEARCH", 2)
+    problem = drawn(seed)
+    schedule = problem.solved()
+    assert_consistent(problem, schedule)
+    assert_ordered(problem, schedule)
+    assert_narrow(problem, schedule)
+    Replay(problem.part, schedule, random.Random(seed).randrange).run()
+    if problem.dag.n < 30:
+        assert_least(schedule)
+
+
+# How many streams.
+
+
+def assert_narrow(problem: Problem, schedule: StreamSchedule) -> None:
+    above = reached(problem.part)
+    for d in set(schedule.device_of):
+        nodes = [i for i in schedule.order if d in problem.devices(i)]
+        assert schedule.device_of.count(d) <= width(above, nodes)
+    most = problem.arguments.get("max_streams", 0)
+    assert not most or schedule.n_streams <= most
+
+
+@untimed
+@given(problem=problems())
+def test_streams_are_never_more_than_the_graph_is_wide(problem):
+    assert_narrow(problem, problem.solved())
+
+
+@untimed
+@given(problem=problems())
+def test_nodes_of_a_stream_depend_on_each_other_if_their_number_is_not_bounded(problem):
+    above = reached(problem.part)
+    for program in problem.solved(max_streams=0).programs:
+        for k, i in enumerate(program):
+            assert set(program[:k]) <= above[i]
+
+
+@untimed
+@given(problem=problems())
+def test_a_bound_that_is_not_reached_changes_nothing(problem):
+    free = problem.solved(max_streams=0)
+    assert problem.solved(max_streams=max(free.n_streams, 1)) == free
+
+
+@untimed
+@given(problem=problems())
+def test_the_same_graph_gets_the_same_streams(problem):
+    again = Dag(problem.dag.n, reversed(problem.dag.edges))
+    assert Problem(again, problem.arguments).solved() == problem.solved()
+
+
+@untimed
+@given(problem=problems(partial=False))
+def test_a_single_stream_has_no_signals(problem):
+    schedule = problem.solved(devices=None, max_streams=1)
+    assert schedule.n_streams == min(problem.dag.n, 1)
+    assert schedule.n_signals == 0
+    assert schedule.begin == schedule.end == ()
+
+
+# What it takes.
+
+
+@untimed
+@given(problem=problems(), signal=st.sampled_from([0.0, 0.5]))
+def test_the_simulated_times_are_possible(problem, signal):
+    schedule = problem.solved()
+    cost = [1.0 + i % 3 for i in range(problem.dag.n)]
+    start, finish = simulate(problem.dag, schedule, cost, signal)
+    assert all(finish[a] <= start[b] for a, b in problem.part.edges)
+    for program in schedule.programs:
+        ends = [0.0, *(finish[i] for i in program)]
+        assert all(end <= start[i] for end, i in zip(ends, program, strict=False))
+    for i in range(problem.dag.n):
+        took = cost[i] if i in problem.kept else 0.0
+        assert finish[i] - start[i] == took
+
+
+@untimed
+@given(problem=problems())
+def test_without_a_bound_streams_delay_nothing(problem):
+    """On one device each, and with signals that take nothing, nodes start when they can."""
+    schedule = problem.solved(devices=None, max_streams=0)
+    cost = [1.0 + i % 3 for i in range(problem.dag.n)]
+    start, finish = simulate(problem.dag, schedule, cost)
+    part = problem.part
+    for i in schedule.order:
+        assert start[i] == max([finish[p] for p in part.pred[i]], default=0.0)

@@ -1,0 +1,173 @@
+"""ConvTranspose, Resize and GlobalMaxPool: oneDNN against the NumPy backend."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.onednn.library import library
+from tests.backends.onednn.forced import check, one_node, ran_on, refused, same
+
+pytestmark = [
+    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
+    pytest.mark.usefixtures("onednn_first"),
+]
+
+rng = np.random.default_rng(0)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+DECONVOLUTIONS = {
+    "plain": ((1, 4, 5, 6), (4, 5, 3, 3), {}),
+    "strided": ((2, 4, 5, 6), (4, 5, 2, 2), {"strides": [2, 2]}),
+    "padded": ((1, 4, 5, 6), (4, 8, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "padded more before": ((1, 4, 5, 6), (4, 5, 3, 3), {"pads": [2, 1, 0, 0]}),
+    "longer at the end": (
+        (1, 4, 5, 6),
+        (4, 5, 3, 3),
+        {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]},
+    ),
+    "longer than windows reach": (
+        (1, 4, 5, 6),
+        (4, 5, 3, 3),
+        {"strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 2]},
+    ),
+    "dilated": ((1, 4, 5, 6), (4, 5, 3, 3), {"dilations": [2, 2]}),
+    "grouped": ((1, 4, 5, 6), (4, 5, 3, 3), {"group": 2}),
+    "depthwise": ((1, 4, 5, 6), (4, 1, 3, 3), {"group": 4, "strides": [2, 2]}),
+    "same": ((1, 4, 5, 6), (4, 5, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    "same, more before": (
+        (1, 4, 5, 6),
+        (4, 6, 5, 4),
+        {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
+    ),
+    "of a shape": ((1, 4, 5, 6), (4, 5, 3, 3), {"strides": [3, 2], "output_shape": [15, 13]}),
+    "one axis": ((2, 4, 9), (4, 6, 4), {"strides": [2]}),
+    "three axes": ((1, 2, 3, 4, 5), (2, 4, 2, 3, 2), {"strides": [2, 1, 2]}),
+    "many filters": ((1, 64, 8, 8), (64, 32, 2, 2), {"strides": [2, 2]}),
+}
+
+
+@pytest.mark.parametrize("tail", ["Neg", "Relu"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", DECONVOLUTIONS)
+def test_transposed_convolutions(name, bias, tail):
+    shape, weights, attrs = DECONVOLUTIONS[name]
+    feeds, constants = {"x": draw(*shape)}, {"w": draw(*weights)}
+    if bias:
+        constants["b"] = draw(weights[1] * attrs.get("group", 1))
+    proto = one_node("ConvTranspose", feeds, constants, **attrs)
+    proto.graph.node[-1].op_type = tail
+    check(proto, feeds, "ConvTranspose", rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("weights", "group"), [((4, 3, 3, 3), 1), ((4, 1, 2, 2), 4)])
+def test_few_filters_are_numpys_business(weights, group):
+    feeds = {"x": draw(1, 4, 5, 6)}
+    proto = one_node("ConvTranspose", feeds, {"w": draw(*weights)}, group=group)
+    refused(proto, feeds, "ConvTranspose", rtol=1e-3, atol=1e-4)
+
+
+def test_weights_that_are_computed_are_numpys_business():
+    feeds = {"x": draw(1, 4, 5, 6), "w": draw(4, 5, 3, 3)}
+    refused(one_node("ConvTranspose", feeds), feeds, "ConvTranspose")
+
+
+def resize(x, scales, **attrs):
+    constants = {"scales": np.array([1, 1, *scales], np.float32)}
+    return one_node("Resize", {"x": x}, constants, inputs=["x", "", "scales"], opset=19, **attrs)
+
+
+MODES = [
+    "half_pixel",
+    "pytorch_half_pixel",
+    "asymmetric",
+    "align_corners",
+    "half_pixel_symmetric",
+    "tf_half_pixel_for_nn",
+]
+ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+SCALES = [(2, 2), (3, 1), (0.5, 0.5), (1.5, 2), (1.7, 1.3), (4, 4), (0.6, 1.5), (7, 5)]
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("coordinates", MODES)
+def test_resize_is_right_wherever_it_runs(coordinates, scales):
+    x = draw(1, 3, 5, 8)
+    for rounding in ROUNDINGS:
+        attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
+        proto = resize(x, scales, mode="nearest", **attrs)
+        same(ps.compile(proto, backends=["onednn", "numpy"]), proto, {"x": x})
+    proto = resize(x, scales, mode="linear", coordinate_transformation_mode=coordinates)
+    same(ps.compile(proto, backends=["onednn", "numpy"]), proto, {"x": x})
+
+
+WHOLE = [
+    ("half_pixel", "round_prefer_floor"),
+    ("half_pixel", "round_prefer_ceil"),
+    ("asymmetric", "floor"),
+    ("tf_half_pixel_for_nn", "floor"),
+]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5), (1, 33, 4, 4)])
+@pytest.mark.parametrize(("coordinates", "rounding"), WHOLE)
+def test_whole_factors(coordinates, rounding, shape):
+    x = draw(*shape)
+    for factors in itertools.product((1, 2, 3, 5), repeat=2):
+        scales = [*factors, 2][: len(shape) - 2]
+        if set(scales) == {1}:
+            continue
+        proto = resize(
+            x,
+            scales,
+            mode="nearest",
+            coordinate_transformation_mode=coordinates,
+            nearest_mode=rounding,
+        )
+        check(proto, {"x": x}, "Resize", rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("sizes", [(10, 16, 10), (3, 4, 2), (9, 5, 11)])
+def test_by_lines(shape, sizes):
+    x = draw(*shape)
+    wanted = np.array([*shape[:2], *sizes[: len(shape) - 2]])
+    proto = one_node(
+        "Resize",
+        {"x": x},
+        {"roi": np.zeros(0, np.float32), "s": np.zeros(0, np.float32), "sizes": wanted},
+        mode="linear",
+        opset=19,
+    )
+    session = check(proto, {"x": x}, "Resize")
+    assert ran_on(session, "Resize") == {"onednn"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attrs"),
+    [
+        ([1, 3, 3, 4], {"mode": "linear", "antialias": 1}),
+        ([1, 6, 5, 8], {"mode": "linear"}),
+        ([1, 3, 10, 16], {"mode": "cubic"}),
+        ([1, 3, 10, 16], {"mode": "nearest", "nearest_mode": "ceil"}),
+        ([1, 3, 10, 16], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    ],
+)
+def test_what_is_numpys_business(sizes, attrs):
+    feeds = {"x": draw(1, 3, 5, 8)}
+    constants = {"sizes": np.array(sizes)}
+    proto = one_node("Resize", feeds, constants, inputs=["x", "", "", "sizes"], opset=19, **attrs)
+    refused(proto, feeds, "Resize")
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 7, 5), (1, 2, 3, 4, 5)])
+def test_the_greatest_of_all(shape):
+    feeds = {"x": draw(*shape)}
+    check(one_node("GlobalMaxPool", feeds), feeds, "GlobalMaxPool")

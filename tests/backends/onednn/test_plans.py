@@ -1,0 +1,564 @@
+"""Plans of whole networks on oneDNN: attention in blocks, copies of layouts, threads, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from onnx import numpy_helper, parser
+
+import penstock as ps
+from penstock.backends.onednn import attention
+from penstock.backends.onednn.kernel import DnnlKernel
+from penstock.backends.onednn.library import library
+from penstock.host.threads import core_budget
+from penstock.ops.internal.fused import parts
+
+pytestmark = [pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")]
+
+rng = np.random.default_rng(5)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def proto(text: str):
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]>\n{text}')
+
+
+def compiled(text: str, **options) -> ps.Session:
+    return ps.compile(proto(text), **{"executor": "linear", **options})
+
+
+def steps(session: ps.Session) -> list[str]:
+    return [" ".join(part.op.name for part in parts(step.node)) for step in session.plan.walk()]
+
+
+def close(text: str, feeds: dict[str, np.ndarray], **options) -> ps.Session:
+    """The session of a model, whose outputs are those of NumPy."""
+    session = compiled(text, **options)
+    expected = compiled(text, backends=["numpy"]).run(feeds)
+    for _ in range(2):  # nothing of the first run is left to be seen
+        found = session.run(feeds)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=2e-5)
+    return session
+
+
+# Attention.
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of sixteen rows, for attention of any size."""
+    monkeypatch.setattr(attention, "_WORTH", 0)
+    monkeypatch.setattr(attention, "_BLOCK", 1 << 10)
+
+
+MASKS = {
+    "none": "",
+    "whole": "float[2, 3, 50, 40] mask",
+    "rows": "float[1, 1, 50, 40] mask",
+    "keys": "float[2, 1, 1, 40] mask",
+    "queries": "float[50, 1] mask",
+    "number": "float[1] mask",
+}
+
+
+def attention_text(mask: str, guarded: bool, head: str = "[2, 3, 50, 16]") -> str:
+    scores = "b = Add(a, mask)" if mask else "b = Identity(a)"
+    guard = "n = IsNaN(p) g = Where(n, zero, p)" if guarded else "g = Identity(p)"
+    return f"""g (float{head} q, float[2, 3, 40, 16] k, float[2, 3, 40, 24] v{", " + mask if mask else ""})
+        => (float[2, 3, 50, 24] y) <float c = {{0.25}}, float zero = {{0}}> {{
+            q1 = Abs(q) v1 = Neg(v)
+            t = Transpose <perm = [0, 1, 3, 2]> (k)
+            s = Mul(q1, c) a = MatMul(s, t) {scores}
+            p = Softmax <axis = -1> (b) {guard}
+            z = MatMul(g, v1) y = Neg(z)
+        }}"""
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_in_blocks(mask, guarded):
+    feeds = {"q": draw(2, 3, 50, 16), "k": draw(2, 3, 40, 16), "v": draw(2, 3, 40, 24)}
+    declared = MASKS[mask]
+    if declared:
+        shape = [int(n) for n in declared[len("float[") : declared.index("]")].split(",")]
+        feeds["mask"] = np.where(rng.random(shape) < 0.2, -np.inf, draw(*shape)).astype(np.float32)
+        if mask == "number":
+            feeds["mask"] = draw(1)
+        if guarded and mask in ("whole", "rows"):
+            feeds["mask"][..., 7, :] = -np.inf  # a row of which nothing is left
+        elif mask == "queries":
+            feeds["mask"] = draw(50, 1)
+        elif not guarded:
+            feeds["mask"] = np.where(np.isinf(feeds["mask"]), -30, feeds["mask"])
+    session = close(attention_text(declared, guarded), feeds)
+    names = [name for name in steps(session) if "Softmax" in name]
+    middle = " Add" if declared else ""
+    guard = " ZeroNaN" if guarded else ""
+    assert names == [f"MatMul Mul{middle} Softmax{guard} MatMul"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_attention_of_what_is_fed():
+    feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, 5)}
+    text = """g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, 5] v) => (float[3, 33, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    session = close(text, feeds)
+    assert steps(session) == ["MatMul Softmax MatMul"]
+    strided = {name: np.asfortranarray(x) for name, x in feeds.items()}
+    np.testing.assert_array_equal(session.run(strided)["y"], session.run(feeds)["y"])
+
+
+class Helpers:
+    """Takes every ``each``-th job, and runs it on a thread of its own."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.offers = 0
+        self.threads: list[threading.Thread] = []
+
+    def offer(self, job) -> bool:
+        self.offers += 1
+        if self.offers % self.each:
+            return False
+        self.threads.append(threading.Thread(target=job))
+        self.threads[-1].start()
+        return True
+
+
+@pytest.fixture
+def three_threads():
+    """Kernels that this thread makes and runs have three threads."""
+    found = library()
+    before = found.threads
+    found.set_threads(3)
+    yield found
+    assert found.threads == 3
+    found.set_threads(before)
+
+
+def heads(feeds: dict[str, np.ndarray]):
+    """The kernel of an attention of five heads, and what it makes of ``feeds`` on one thread."""
+    text = """g (float[5, 33, 8] q, float[5, 8, 21] k, float[5, 21, 6] v) => (float[5, 33, 6] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    session = close(text, feeds, threads=1)
+    (step,) = session.plan.walk()
+    return step.kernel, session.run(feeds)["y"]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("each", "taken"), [(1, 4), (2, 2), (99, 0)])
+def test_threads_have_heads_of_their_own(each, taken, monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, expected = heads(feeds)
+    three_threads.set_threads(3)
+    helpers = Helpers(each)
+    monkeypatch.setattr(attention, "pool", lambda: helpers)
+    for _ in range(2):
+        np.testing.assert_array_equal(kernel(*feeds.values()), expected)
+    assert helpers.offers == 4  # two runs, three threads
+    assert len(helpers.threads) == taken
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("own", [True, False])
+def test_what_one_thread_raises_is_raised_when_all_have_ended(own, monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, _ = heads(feeds)
+    three_threads.set_threads(3)
+    helpers = Helpers(1)
+    monkeypatch.setattr(attention, "pool", lambda: helpers)
+    run, caller, ended = attention._Program.run, threading.current_thread(), []
+
+    def broken(self):
+        mine = threading.current_thread() is caller
+        if not mine:
+            time.sleep(0.05)
+        run(self)
+        ended.append(self)
+        if mine is own:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(attention._Program, "run", broken)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(*feeds.values())
+    assert len(ended) == 3
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupt_waits_for_all_threads(monkeypatch, three_threads):
+    feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
+    kernel, _ = heads(feeds)
+    three_threads.set_threads(3)
+    helpers = Helpers(1)
+    monkeypatch.setattr(attention, "pool", lambda: helpers)
+    go, wait = threading.Event(), attention.wait
+
+    def interrupted(futures):
+        if not go.is_set():
+            go.set()
+            raise KeyboardInterrupt
+        return wait(futures)
+
+    run, caller, ended = attention._Program.run, threading.current_thread(), []
+
+    def late(self):
+        if threading.current_thread() is not caller:
+            go.wait()
+        run(self)
+        ended.append(self)
+
+    monkeypatch.setattr(attention._Program, "run", late)
+    monkeypatch.setattr(attention, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kernel(*feeds.values())
+    assert len(ended) == 3
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The softmax is along another axis.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v) => (float[2, 9, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = 1> (a) y = MatMul(p, v) }""",
+        # What is made of the scores is the second operand.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 9] v) => (float[2, 9, 9] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(v, p) }""",
+        # The scores are read by somebody else.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v)
+            => (float[2, 9, 5] y, float[2, 9, 9] p)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }""",
+        # Values are the same for all heads.
+        """g (float[2, 9, 8] q, float[2, 8, 9] k, float[9, 5] v) => (float[2, 9, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }""",
+    ],
+)
+def test_what_only_looks_like_attention(text):
+    model = ps.load(proto(text)).graph
+    feeds = {value.name: draw(*value.type.dims) for value in model.inputs}
+    session = close(text, feeds)
+    assert not any("Softmax MatMul" in name for name in steps(session))
+
+
+def test_small_attention_is_left_to_products():
+    text = """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v) => (float[2, 9, 5] y)
+        { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
+    feeds = {"q": draw(2, 9, 8), "k": draw(2, 8, 9), "v": draw(2, 9, 5)}
+    assert len(steps(close(text, feeds))) == 3
+
+
+# Layouts.
+
+
+BLOCK = """g (float[1, 3, 32, 32] x) => (float[1, 24, 15, 15] y) {
+    w0 = ConstantOfShape <value = float[1] {0.1}> (s0)
+    s0 = Constant <value_ints = [16, 3, 3, 3]> ()
+    w1 = ConstantOfShape <value = float[1] {0.05}> (s1)
+    s1 = Constant <value_ints = [16, 16, 3, 3]> ()
+    w2 = ConstantOfShape <value = float[1] {0.2}> (s2)
+    s2 = Constant <value_ints = [24, 16, 1, 1]> ()
+    a = Conv <pads = [1, 1, 1, 1]> (x, w0)
+    b = Relu(a)
+    c = Conv <pads = [1, 1, 1, 1]> (b, w1)
+    d = Add(c, b)
+    e = Relu(d)
+    f = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (e)
+    h = Sigmoid(f)
+    i = Mul(f, h)
+    y = Conv(i, w2)
+}"""
+
+
+def test_a_convolutional_network_copies_its_input_alone():
+    session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
+    found = steps(session)
+    assert found.count("Reorder") == 1
+    assert found[0] == "Reorder"
+    assert len(found) <= 6
+
+
+def test_a_network_with_channels_last_around_convolutions_copies_nothing():
+    text = """g (float[1, 20, 20, 8] x) => (float[1, 20, 20, 8] y) {
+        w = ConstantOfShape <value = float[1] {0.1}> (s)
+        s = Constant <value_ints = [8, 8, 3, 3]> ()
+        a = Exp(x)
+        b = Transpose <perm = [0, 3, 1, 2]> (a)
+        c = Conv <pads = [1, 1, 1, 1]> (b, w)
+        d = Transpose <perm = [0, 2, 3, 1]> (c)
+        e = Exp(d)
+        f = Transpose <perm = [0, 3, 1, 2]> (e)
+        h = Conv <pads = [1, 1, 1, 1]> (f, w)
+        i = Transpose <perm = [0, 2, 3, 1]> (h)
+        y = Neg(i)
+    }"""
+    session = close(text, {"x": 0.1 * draw(1, 20, 20, 8)})
+    assert "Reorder" not in steps(session)
+    assert "Transpose" not in steps(session)
+
+
+def test_what_leaves_a_run_has_its_dims_in_their_own_order():
+    session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
+    (y,) = session.run({"x": draw(1, 3, 32, 32)}).values()
+    assert y.flags.c_contiguous
+    assert y.flags.owndata
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 1, 9), (1, 1, 9, 9), (1, 4, 9, 1), (1, 1, 1, 9), (2, 1, 5, 5)]
+)
+def test_dims_of_one_do_not_matter(shape):
+    n, c, h, w = shape
+    text = f"""g (float[{n}, {c}, {h}, {w}] x) => (float[{n}, {c}, {h}, {w}] y) {{
+        w = ConstantOfShape <value = float[1] {{0.3}}> (s)
+        s = Constant <value_ints = [{c}, {c}, {min(h, 3)}, {min(w, 3)}]> ()
+        e = Exp(x)
+        a = Conv <pads = [{h > 1:d}, {w > 1:d}, {h > 1:d}, {w > 1:d}]> (e, w)
+        b = Relu(a)
+        y = Conv <pads = [{h > 1:d}, {w > 1:d}, {h > 1:d}, {w > 1:d}]> (b, w)
+    }}"""
+    session = close(text, {"x": draw(*shape)}, place={"Conv": "onednn"})
+    assert all(step.backend == "onednn" for step in session.plan.walk() if "Conv" in step.node.name)
+
+
+# Threads.
+
+
+def implementations(session: ps.Session) -> set[int]:
+    """For how many threads kernels were compiled."""
+    kernels = [step.kernel for step in session.plan.walk() if hasattr(step.kernel, "_made")]
+    return {key[-1] for kernel in kernels for key in kernel._made}
+
+
+def test_a_session_has_the_threads_that_it_is_given():
+    session = compiled(BLOCK, threads=1)
+    session.run({"x": draw(1, 3, 32, 32)})
+    assert implementations(session) == {1}
+
+
+@pytest.mark.skipif(core_budget() < 2, reason="needs two cores")
+def test_runs_at_the_same_time_divide_the_threads():
+    model = BLOCK.replace("32, 32", "96, 96").replace("15, 15", "47, 47")
+    session = compiled(model)
+    x = draw(1, 3, 96, 96)
+    expected = session.run({"x": x})["y"]
+    begin = threading.Barrier(4)
+    found = []
+
+    def client() -> None:
+        begin.wait()
+        found.extend(session.run({"x": x})["y"] for _ in range(20))
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    for each in clients:
+        each.start()
+    for each in clients:
+        each.join()
+    assert len(found) == 80
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-6)
+    assert 1 in implementations(session)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
+def test_a_forked_child_does_not_wait_for_threads_that_are_gone(executor):
+    session = compiled(
+        BLOCK.replace("32, 32", "96, 96").replace("15, 15", "47, 47"), executor=executor
+    )
+    x = draw(1, 3, 96, 96)
+    expected = session.run({"x": x})["y"]
+    for _ in range(3):
+        session.run({"x": x})
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(30)  # a child that waits for ever is a failure too
+            found = session.run({"x": x})["y"]
+            status = 0 if np.allclose(found, expected, rtol=1e-5, atol=1e-6) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# Which of the two runs a node.
+
+
+DENSE = """g (float[64, 256] x) => (float[64, 256] y) {
+    w = ConstantOfShape <value = float[1] {0.1}> (s)
+    s = Constant <value_ints = [256, 256]> ()
+    a = MatMul(x, w)
+    y = Relu(a)
+}"""
+
+
+@pytest.mark.parametrize("place", [{"MatMul": "numpy"}, {"Relu": "numpy"}, {"node:r": "numpy"}])
+def test_what_the_user_wants_elsewhere_is_not_fused(place):
+    model = proto(DENSE)
+    model.graph.node[-1].name = "r"
+    session = ps.compile(model, executor="linear", place=place)
+    session.run({"x": draw(64, 256)})
+    backends = {step.node.op.name: step.backend for step in session.plan.walk()}
+    assert set(backends) == {"MatMul", "Relu"}
+    assert backends["MatMul" if "MatMul" in place else "Relu"] == "numpy"
+
+
+def test_what_the_user_wants_there_is_fused():
+    session = compiled(DENSE, place={"MatMul": "onednn"})
+    session.run({"x": draw(64, 256)})
+    assert steps(session) == ["MatMul Relu"]
+
+
+def test_tuning_measures_both_and_takes_the_faster(monkeypatch):
+    from penstock.tuning import cost_table
+
+    seen = []
+    record = cost_table.CostTable.record
+
+    def recorded(self, backend, where, threads, seconds):
+        # As if NumPy had won.
+        seconds = 1e-6 if backend == "numpy" else 1e-3
+        seen.append((backend, where.operation))
+        record(self, backend, where, threads, seconds)
+
+    monkeypatch.setattr(cost_table.CostTable, "record", recorded)
+    x = draw(65, 256)
+    text = DENSE.replace("64", "65")
+    session = compiled(text, autotune=True)
+    session.run({"x": x})
+    assert {("numpy", "penstock.Fused"), ("onednn", "penstock.Fused")} <= set(seen)
+    assert {step.backend for step in session.plan.walk()} == {"numpy"}
+    # What was measured counts in later sessions.
+    seen.clear()
+    later = compiled(text)
+    later.run({"x": x})
+    assert not seen
+    assert {step.backend for step in later.plan.walk()} == {"numpy"}
+
+
+def test_small_nodes_run_on_numpy_and_large_ones_on_onednn():
+    text = "g (float[{0}, {0}] x) => (float[{0}, {0}] y) {{ y = MatMul(x, x) }}"
+    found = {}
+    for n in (2, 300):
+        session = compiled(text.format(n))
+        session.run({"x": draw(n, n)})
+        (step,) = session.plan.walk()
+        found[n] = step.backend
+    assert found[300] == "onednn"
+    assert found[2] == "numpy"
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_bfloat16_is_used_on_request_alone(fed):
+    inside = "p = Identity(x) q = Identity(z)" if fed else "p = Abs(x) q = Abs(z)"
+    text = f"""g (float[64, 256] x, float[1, 8, 40, 40] z)
+        => (float[64, 300] y, float[1, 32, 40, 40] c) {{
+        {inside}
+        a = MatMul(p, m) y = Relu(a)
+        b = Conv <pads = [1, 1, 1, 1]> (q, k) c = Sigmoid(b)
+    }}"""
+    model = proto(text)
+    model.graph.initializer.append(numpy_helper.from_array(draw(256, 300), "m"))
+    model.graph.initializer.append(numpy_helper.from_array(draw(32, 8, 3, 3), "k"))
+    feeds = {"x": draw(64, 256), "z": draw(1, 8, 40, 40)}
+    exact = ps.compile(model, backends=["numpy"]).run(feeds)
+    for precision, close_to in (("float32", 1e-5), ("bf16", 5e-2)):
+        session = ps.compile(model, executor="linear", precision=precision)
+        found = session.run(feeds)
+        heavy = [s for s in session.plan.walk() if {"MatMul", "Conv"} & set(steps_of(s))]
+        assert len(heavy) == 2
+        narrow = precision == "bf16" and library().bfloat16
+        assert all(("bf16" in step.kernel.implementation) == narrow for step in heavy)
+        for name, array in exact.items():
+            error = np.abs(found[name] - array).max() / np.abs(array).max()
+            assert error < close_to
+            if narrow:
+                assert error > 1e-5
+
+
+def steps_of(step) -> list[str]:
+    return [part.op.name for part in parts(step.node)]
+
+
+def test_precisions_have_names():
+    with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16"):
+        compiled(DENSE, precision="fp8")
+
+
+# Shapes that are known only during a run.
+
+
+def test_kernels_for_shapes_that_come():
+    #  the rows of x that are positive, through a product and a softmax
+    text = """g (float[N, 64] x) => (float[M, 96] y) <int64[1] last = {-1}, int64[1] flat = {-1}> {
+        s = ReduceSum <keepdims = 0> (x, last)
+        zero = Constant <value = float {0}> ()
+        c = Greater(s, zero)
+        k = Compress <axis = 0> (x, c)
+        m = MatMul(k, w)
+        y = Softmax <axis = -1> (m)
+    }"""
+    model = proto(text)
+    model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
+    session = ps.compile(model, executor="linear")
+    reference = ps.compile(model, backends=["numpy"])
+    for seed in range(4):
+        x = np.random.default_rng(seed).standard_normal((200, 64)).astype(np.float32)
+        (found,), (expected,) = (s.run({"x": x}).values() for s in (session, reference))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    backends = {step.node.op.name: step.backend for step in session.plan.walk()}
+    assert backends["MatMul"] == backends["Softmax"] == "onednn"
+    empty = session.run({"x": -np.ones((3, 64), np.float32)})["y"]
+    assert empty.shape == (0, 96)
+
+
+def test_few_kernels_are_kept_for_shapes_that_come(monkeypatch):
+    from penstock.backends.onednn import shape_cache
+    from penstock.backends.onednn.backend import OneDnnBackend
+    from penstock.ir.graph import Node, Value
+    from penstock.ops import find
+    from penstock.types import FLOAT32, TensorType
+
+    monkeypatch.setattr(shape_cache, "_MOST_KERNELS", 4)
+    kind = TensorType(FLOAT32, ("N", 32))
+    node = Node(find("MatMul"), [Value("x", kind), Value("w", const=draw(32, 16))], [Value("y")])
+    types = [value.type for value in node.inputs]
+    backend = OneDnnBackend()
+    assert backend.supports(node, types)
+    kernel = backend.compile(node, types)
+    for n in range(1, 40):
+        x = draw(n * 16, 32)
+        np.testing.assert_allclose(
+            kernel(x, node.inputs[1].const), x @ node.inputs[1].const, rtol=1e-4, atol=1e-5
+        )
+    assert len(kernel.function._kernels) == 4
+    # What does not fit is said as NumPy would say it.
+    with pytest.raises(Exception, match="33"):
+        kernel(draw(5, 33), node.inputs[1].const)
+
+
+def test_nothing_is_kept_of_plans_that_are_dropped():
+    model = proto("g (float[N, 64] x) => (float[N, 96] y) { r = Relu(x)\n y = MatMul(r, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
+    session = ps.compile(model, executor="linear", limits=ps.Limits(max_plans_bytes=1))
+    for n in range(100, 120):
+        session.run({"x": draw(n, 64)})
+    gc.collect()
+    kernels = [each for each in gc.get_objects() if isinstance(each, DnnlKernel)]
+    rows = [kernel.recipe.work.output.dims[0] for kernel in kernels]
+    assert 1 <= len([n for n in rows if 100 <= n < 120]) <= 4

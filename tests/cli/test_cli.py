@@ -1,0 +1,250 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import parser
+
+from penstock.backends.onednn.library import library
+from penstock.cli import main
+from penstock.session import session
+
+MODEL = """<ir_version: 9, opset_import: ["" : 19]>
+affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3}> {
+    product = Mul(x, scale)
+    y = Add(product, b)
+}"""
+
+
+@pytest.fixture
+def numpy_alone(monkeypatch) -> None:
+    """Commands compile for NumPy, which fuses nothing and is there on every machine."""
+    monkeypatch.setattr(session, "_default", lambda: ("numpy",))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "affine.onnx"
+    onnx.save(parser.parse_model(MODEL), path)
+    return str(path)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def as_json(*arguments: str, code: int = 0) -> dict:
+    result = call(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_run_with_values_in_json(model):
+    result = as_json("run", model, "-i", "x=[[1, 2, 3]]", "-i", "scale=[1, 1, 2]")
+    y = result["outputs"]["y"]
+    assert y["dtype"] == "float32"
+    assert y["shape"] == [1, 3]
+    assert y["first"] == [2, 4, 9]
+
+
+def test_run_with_files_and_save(model, tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "rest.npz", scale=np.ones(3, np.float32))
+    out = tmp_path / "out"
+    arguments = ["-i", f"x={tmp_path}/x.npy", "-i", f"{tmp_path}/rest.npz", "-o", str(out)]
+    result = as_json("run", model, *arguments, "-f", "y", "-f", "product")
+    np.testing.assert_array_equal(np.load(result["outputs"]["y"]["file"]), x + np.array([1, 2, 3]))
+    np.testing.assert_array_equal(np.load(out / "product.npy"), x)
+
+
+def test_run_with_random_and_zeros(model):
+    result = as_json("run", model, "-i", "x=random:4x3", "-i", "scale=zeros")
+    assert result["outputs"]["y"]["shape"] == [4, 3]
+    assert result["outputs"]["y"]["first"][:3] == [1, 2, 3]
+
+
+def test_run_prints_a_table(model):
+    result = call("run", model, "-i", "x=random", "-i", "scale=zeros")
+    assert result.exit_code == 0
+    assert "float32[1, 3]" in result.stdout
+    assert "ran in" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-i", "x=zeros"],
+            "no value for scale: float32[3]; for a first look: --input scale=random",
+        ),
+        (["-i", "x=zeros", "-i", "skale=zeros"], "did you mean 'scale'"),
+        (["-i", "x=nope", "-i", "scale=zeros"], "neither"),
+        (["-i", "x=missing.npy", "-i", "scale=zeros"], "cannot read missing.npy"),
+        (["-i", "x=[[1, 2]]", "-i", "scale=zeros"], "must have 3 at axis 1"),
+        (["-i", "x=zeros", "-i", "scale=zeros", "-f", "produkt"], "did you mean 'product'"),
+    ],
+)
+def test_faults_of_inputs_end_with_1_and_an_explanation(model, arguments, message):
+    result = call("run", model, *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    error = as_json("run", model, *arguments, code=1)["error"]
+    assert error["type"] == "InvalidInput"
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run"], ["jog"], ["run", "MODEL", "--input", "x"], ["info", "MODEL", "--shape", "x=axb"]],
+)
+def test_wrong_usage_ends_with_2(model, arguments):
+    result = call(*[model if a == "MODEL" else a for a in arguments])
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["run", "info", "check", "plan"])
+def test_a_missing_file_ends_with_1(command, tmp_path):
+    assert call(command, str(tmp_path / "no.onnx")).exit_code == 1
+
+
+def test_info(model, numpy_alone):
+    result = as_json("info", model, "--shape", "x=5x3")
+    assert result["inputs"] == {"x": "float32[N, 3]", "scale": "float32[3]"}
+    assert result["operations"] == {"Mul": 1, "Add": 1}
+    assert result["parameters"] == 3
+    assert result["plan"]["outputs"] == {"y": "float32[5, 3]"}
+    assert result["plan"]["flops"] == 30
+    assert result["plan"]["arena_bytes"] == 60
+    text = call("info", model).stdout
+    assert "lower bound" in text
+    assert "Mul" in text
+
+
+def test_check_reports_everything(model, tmp_path):
+    assert as_json("check", model) == {"ok": True, "problems": [], "unsupported": []}
+    bad = parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 19, "my.domain" : 1]>
+        g (float[2] x) => (float[2] y) { a = my.domain.Foo(x) b = my.domain.Bar(a) y = Add(a, b) }"""
+    )
+    path = tmp_path / "bad.onnx"
+    onnx.save(bad, path)
+    result = as_json("check", str(path), code=1)
+    assert not result["ok"]
+    assert len(result["unsupported"]) == 2
+    assert "my.domain.Foo" in call("check", str(path)).stdout
+
+
+def test_check_of_garbage(tmp_path):
+    path = tmp_path / "garbage.onnx"
+    path.write_bytes(b"\xff\x00garbage" * 10)
+    result = as_json("check", str(path), code=1)
+    assert "garbage.onnx" in result["problems"][0]
+
+
+def test_plan_and_source(model, numpy_alone):
+    text = call("plan", model, "--shape", "x=2x3").stdout
+    assert "arena 24 B" in text
+    assert "Mul(" in text
+    source = call("plan", model, "--source").stdout
+    assert source.startswith("def run(control")
+
+
+def test_version():
+    assert "0.1.0" in call("--version").stdout
+
+
+def test_run_with_a_trace(model, tmp_path):
+    trace = tmp_path / "run.json"
+    arguments = ["-i", "x=[[1, 2, 3]]", "-i", "scale=[1, 1, 2]", "--executor", "dataflow"]
+    as_json("run", model, *arguments, "--trace", str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    assert any("Mul_0" in name for name in names)
+
+
+def test_info_says_what_the_backends_run_on(model):
+    found = as_json("info", model)["backends"]
+    assert found["numpy"] == f"NumPy {np.__version__}"
+    assert ("onednn" in found) == (library() is not None)
+    if "onednn" in found:
+        assert found["onednn"].startswith("oneDNN 3.")
+        assert "libdnnl" in found["onednn"]
+    shown = " ".join(call("info", model).output.split())
+    assert all(" ".join(what.split()) in shown for what in found.values())
+
+
+def test_plan_of_tasks(model):
+    text = as_json("plan", model, "--executor", "dataflow")["text"]
+    assert "task t0 (about" in text
+    assert "task t1 after t0 (about" in text
+    assert text.index("product") < text.index("task t1")
+
+
+def test_plan_simulated(model):
+    one, many = (as_json("plan", model, "--simulate", n) for n in ("1", "8"))
+    assert one["makespan"] == pytest.approx(one["serial"])
+    assert many["workers"] == 8
+    assert many["bound"] <= many["makespan"] <= many["serial"]
+    assert many["critical_path"] == pytest.approx(many["serial"])  # it is a chain
+    assert "8 workers" in call("plan", model, "--simulate", "8").output
+    assert call("plan", model, "--simulate", "0").exit_code == 2
+
+
+@pytest.mark.parametrize("backends", [["numpy"], ["onednn", "numpy"]])
+def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backends):
+    if "onednn" in backends and library() is None:
+        pytest.skip("needs libdnnl.so.3")
+    monkeypatch.setattr(session, "_default", lambda: backends)
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    result = as_json("profile", model, "-i", "x=random:7x3", "--runs", "3")
+    assert {row["name"] for row in result["operations"]} == {"Mul", "Add"}
+    assert [row["count"] for row in result["nodes"]] == [3 * len(backends)] * 2
+    assert {row["name"] for row in result["backends"]} == set(backends)
+    assert sum(row["share"] for row in result["nodes"]) == pytest.approx(1)
+    assert result["runs"] == 3 * len(backends)
+    assert 0 <= result["outside_ms"] <= result["ms"]
+    assert "traceEvents" in json.loads((tmp_path / "affine.trace.json").read_text())
+    kept = json.loads((tmp_path / "cache" / "costs.json").read_text())
+    (machine,) = kept["machines"].values()
+    assert {name: costs.keys() for name, costs in machine.items()} == {
+        name: {"Mul", "Add"} for name in backends
+    }
+    shown = call("profile", model, "--no-trace").output
+    assert "outside" in shown
+    assert "Mul (Mul_0 in affine.onnx)" in " ".join(shown.split())
+
+
+def test_profile_names_what_cannot_run(model):
+    result = as_json("profile", model, "-i", "x=random:7x4", "--no-trace", code=1)
+    assert "must have 3 at axis 1" in result["error"]["message"]
+
+
+def test_plan_on_streams(tmp_path):
+    path, svg = tmp_path / "two.onnx", tmp_path / "two.svg"
+    text = HEADER_OF_TWO + "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
+    onnx.save(parser.parse_model(text), path)
+    result = as_json("plan", str(path), "--streams", "--max-streams", "2", "--svg", str(svg))
+    (block,) = result["blocks"]
+    assert [[bar["operation"] for bar in stream] for stream in block["streams"]] == [
+        ["Sin", "Add"],
+        ["Cos"],
+    ]
+    assert block["signals"] == 1
+    assert svg.read_text().startswith("<svg")
+    text = call("plan", str(path), "--streams", "--max-streams", "2").output
+    assert "stream 1, begins with stream 0" in text
+    assert (
+        "def t1("
+        in call("plan", str(path), "--executor", "streams", "--max-streams", "2", "--source").output
+    )
+
+
+HEADER_OF_TWO = '<ir_version: 9, opset_import: ["" : 20]>\n'

@@ -1,0 +1,155 @@
+"""The frames executor: what every executor must hold, and what TensorFlow does."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors.frames.run import FramesRun
+from penstock.frontends.tensorflow.file import read_graph
+from penstock.host.threads import pool
+from penstock.ops.registry import Kernel
+from tests.executors.conformance import ExecutorConformance, Recorder, model
+from tests.support.tf_cases import Case, cases, check, feeds, follow
+
+
+class TestFrames(ExecutorConformance):
+    executor = "frames"
+
+    def test_runs_at_once_are_as_many_as_memory_allows(self):
+        """It plans no memory, and so has no arenas to bound."""
+        session = self.compile(model("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
+        session.run({"x": np.zeros(4, np.float32)})
+        assert session.memory.arenas == 0
+
+    def test_observers_see_each_step_once_and_what_it_makes(self):
+        """A node with graphs of its own is one step, as it is in TensorFlow."""
+        session = self.compile(
+            model("""g (float[2] x, int64 n) => (float[2] y) {
+                [first] a = Exp(x)
+                [loop] l = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+                    { d = Identity(c) [inner] w = Neg(v) }>
+                [last] y = Sin(l)
+            }""")
+        )
+        x, seen = np.array([1, 2], np.float32), Recorder()
+        outputs = session.run({"x": x, "n": np.array(3)}, observers=[seen])
+        self.assert_same(outputs["y"], np.sin(-np.exp(x)))
+        trace = ps.Trace()
+        session.run({"x": x, "n": np.array(3)}, trace=trace)
+        own = {"first": 1, "loop": 1, "last": 1}  # between devices there is more
+        for counts in (seen.begun, seen.ended, trace.counts):
+            assert {name: counts[name] for name in own} == own
+            assert "inner" not in counts
+        assert seen.begun == seen.ended
+        self.assert_same(seen.made["last"][0], outputs["y"])
+
+
+# TensorFlow's corpus: outputs, errors, and how often each node ran.
+
+
+@pytest.mark.parametrize("executor", ["frames", "auto"])
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def test_tensorflows_corpus(case: Case, executor: str) -> None:
+    follow(
+        case,
+        lambda: ps.compile(case.path, executor=executor, backends=["numpy"]),
+        counted=executor == "frames",
+    )
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 32])
+def test_the_number_of_iterations_at_once_changes_no_answer(parallel):
+    text = [case for case in cases() if case.name.startswith("loop_")]
+    for case in text:
+        graph = read_graph(case.path)
+        for node in graph.node:
+            if node.op == "Enter":
+                node.attr["parallel_iterations"].i = parallel
+        session = ps.compile(graph.SerializeToString(), executor="frames", backends=["numpy"])
+        for run in case.runs:
+            if "error" not in run["expect"]:
+                check(case, run, session.run(feeds(run), run["fetches"], run["targets"]))
+
+
+def test_a_dead_fetch_names_the_switch_that_killed_it():
+    (case,) = [case for case in cases() if case.name == "prim_switch"]
+    session = ps.compile(case.path, executor="frames", backends=["numpy"])
+    feeds = {"x": np.array([1, 2], np.int32), "p": np.array(True)}
+    with pytest.raises(
+        ps.DeadTensor, match=r"'on_false:0'.*sw in prim_switch.pb chose its output 1"
+    ):
+        session.run(feeds, ["on_false"])
+
+
+def test_runs_at_once_have_frames_of_their_own():
+    (case,) = [case for case in cases() if case.name == "loop_inner_independent"]
+    session = ps.compile(case.path, executor="frames", backends=["numpy"])
+    runs = [run for run in case.runs if "error" not in run["expect"]] * 10
+    futures = [(r, session.submit(feeds(r), r["fetches"], r["targets"])) for r in runs]
+    for run, future in futures:
+        check(case, run, future.result(30))
+
+
+def test_other_executors_say_who_runs_frames():
+    (case,) = [case for case in cases() if case.name == "prim_switch"]
+    session = ps.compile(case.path, executor="linear", backends=["numpy"])
+    with pytest.raises(ps.Unsupported, match=r"only executor=.frames. or .auto. runs it .*on_true"):
+        session.run({"x": np.array([1, 2], np.int32), "p": np.array(True)}, ["on_true"])
+
+
+def test_iterations_of_a_frame_are_bounded():
+    (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
+    limits = ps.Limits(max_iterations=100)
+    session = ps.compile(case.path, executor="frames", backends=["numpy"], limits=limits)
+    assert session.run({"n": np.int32(100)}, ["while/Exit"])["while/Exit"] == 100
+    with pytest.raises(ps.LimitExceeded, match="max_iterations"):
+        session.run({"n": np.int32(101)}, ["while/Exit"])
+
+
+def test_a_run_leaves_nothing_behind():
+    (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
+    session = ps.compile(case.path, executor="frames", backends=["numpy"])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            session.run({"n": np.int32(5)}, ["while/Exit"])
+            session.submit({"n": np.int32(5)}, ["while/Exit"]).result(30)
+        time.sleep(0.05)
+        left = [each for each in gc.get_objects() if isinstance(each, FramesRun)]
+    finally:
+        gc.enable()
+    assert not left
+
+
+def test_long_kernels_run_beside_each_other():
+    #  two sleeps of 30 ms in each of ten turns: on two threads, once they are known to be long
+    names: set[str] = set()
+
+    class Slow(NumpyBackend):
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+            if node.op.name not in ("Sin", "Cos"):
+                return kernel
+
+            def function(x):
+                names.add(threading.current_thread().name)
+                time.sleep(0.01)
+                return kernel.function(x)
+
+            return Kernel(function)
+
+    text = "g (float[2] x) => (float[2] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
+    session = ps.compile(model(text), executor="frames", backends=[Slow()])
+    x = np.ones(2, np.float32)
+    for _ in range(40):
+        np.testing.assert_allclose(session(x), np.sin(x) + np.cos(x), rtol=1e-6)
+    if pool().size > 1:
+        assert len(names) > 1

@@ -1,0 +1,322 @@
+"""The frames executor on several devices."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+import time
+from random import Random
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors.frames.barrier import Barrier
+from penstock.executors.frames.partitioned import PartitionedExecutor
+from penstock.executors.frames.rendezvous import Rendezvous
+from penstock.executors.frames.run import FramesRun
+from penstock.frontends.tensorflow.file import read_graph
+from penstock.ir.graph import Model
+from penstock.ops import asynchronous
+from tests.executors.conformance import Recorder, model
+from tests.executors.frames import test_executor
+from tests.support.random_frames import RandomGraph
+from tests.support.tf_cases import Case, cases, feeds, follow
+from tests.support.tf_graphs import Builder
+from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
+
+SOON = 20  # seconds that a test waits before it fails
+
+
+def place(source: Model, devices: int, seed: int = 0) -> Model:
+    """A model whose nodes are on a device each, by chance."""
+    random = Random(seed)
+    for node in source.graph.nodes:
+        node.device = f"/device:CPU:{random.randrange(devices)}"
+    return source
+
+
+def parted(session: ps.Session) -> bool:
+    """Whether some of its runs were on several devices."""
+    return any(isinstance(each, PartitionedExecutor) for each in session._executors())
+
+
+class TestPartitioned(test_executor.TestFrames):
+    def compile(self, source, **options):
+        loaded = source if isinstance(source, Model) else ps.load(source)
+        return super().compile(place(loaded, 3), devices=3, **options)
+
+
+# TensorFlow's corpus: outputs, errors, and how often each node ran, wherever that was.
+
+
+def on_devices(case: Case, source: bytes, devices: int) -> ps.Session | None:
+    return follow(case, lambda: ps.compile(source, "frames", ["numpy"], devices=devices))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases() if case.name.startswith("dev_")], ids=lambda case: case.name
+)
+def test_the_corpus_on_the_devices_that_it_names(case):
+    session = on_devices(case, case.path.read_bytes(), 2)
+    assert session is not None
+    assert parted(session)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def test_the_corpus_on_three_devices_by_chance(case):
+    random = Random(case.name)
+    for _ in range(2):
+        graph = read_graph(case.path)
+        for node in graph.node:
+            node.device = f"/device:CPU:{random.randrange(3)}"
+        on_devices(case, graph.SerializeToString(), 3)
+
+
+def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict]:
+    trace = ps.Trace()
+    outputs = session.run({"x": np.int32(x)}, graph.fetches, trace=trace, timeout=SOON)
+    # Who is not watched may go another way.
+    assert session.run({"x": np.int32(x)}, graph.fetches, timeout=SOON) == outputs
+    return outputs, {n: k for n, k in trace.counts.items() if n in graph.names}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_graphs_run_alike_on_one_device_and_on_several(seed):
+    graph = RandomGraph(seed)
+    whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])
+    for devices in (2, 3, 4):
+        session = ps.compile(graph.placed(devices, seed), "frames", ["numpy"], devices=devices)
+        for x in (seed % 5, -3):
+            assert outcome(session, graph, x) == outcome(whole, graph, x)
+
+
+# Devices.
+
+
+def test_without_devices_all_runs_on_one_whatever_it_names():
+    b = Builder()
+    y = add(b, b.placeholder("x", "int32"), b.const(np.int32(1)))
+    for node in b.proto.node:
+        node.device = "/job:elsewhere/device:GPU:3"
+    session = ps.compile(b.bytes(), executor="frames", backends=["numpy"])
+    assert session.run({"x": np.int32(4)}, [y])[y] == 5
+    assert not parted(session)
+
+
+def test_nodes_whose_device_there_is_not_are_named_all_at_once():
+    b = Builder()
+    x = b.placeholder("x", "int32")
+    y = add(b, add(b, x, x), b.const(np.int32(1)))
+    for node, device in zip(b.proto.node[1:], ("/gpu:0", "/cpu:0", "/cpu:7"), strict=True):
+        node.device = device
+    session = None
+    with pytest.raises(ps.InvalidModel, match=r"'/gpu:0', for n1.*'/cpu:7', for n3") as caught:
+        session = ps.compile(b.bytes(), executor="frames", backends=["numpy"], devices=2)
+        session.run({"x": np.int32(1)}, [y])
+    assert "n2" not in str(caught.value)
+
+
+def test_what_names_no_device_runs_on_the_first():
+    b = Builder()
+    y = add(b, b.placeholder("x", "int32"), b.const(np.int32(1)))
+    b.proto.node[-1].device = "/job:localhost/cpu:*"
+    session = ps.compile(b.bytes(), "frames", ["numpy"], devices=["cpu:3", "cpu:4"])
+    assert session.run({"x": np.int32(1)}, [y])[y] == 2
+    assert not parted(session)
+    trace = ps.Trace()
+    session.run({"x": np.int32(1)}, [y], trace=trace)
+    (event,) = [each for each in trace.to_dict()["traceEvents"] if each["name"] == y]
+    assert event["args"]["device"].endswith("/device:CPU:3")
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
+def test_devices_are_for_frames(executor):
+    with pytest.raises(ValueError, match="frames"):
+        ps.compile(model("g (float x) => (float y) { y = Neg(x) }"), executor, devices=2)
+
+
+def test_auto_runs_devices_by_frames():
+    loaded = ps.load(model("g (float x) => (float y) { a = Neg(x) y = Abs(a) }"))
+    loaded.graph.nodes[1].device = "/cpu:1"
+    session = ps.compile(loaded, devices=2)
+    assert session(np.float32(2)) == 2
+    assert parted(session)
+
+
+def test_who_reads_a_handle_runs_where_it_was_made():
+    case = next(case for case in cases() if "TensorArrayWriteV3" in case.ops)
+    graph = read_graph(case.path)
+    for i, node in enumerate(graph.node):
+        node.device = f"/device:CPU:{i % 3}"
+    session = ps.compile(graph.SerializeToString(), "frames", ["numpy"], devices=3)
+    run = case.runs[0]
+    trace = ps.Trace()
+    session.run(feeds(run), run["fetches"], run["targets"], trace=trace)
+    events = [each["args"] for each in trace.to_dict()["traceEvents"] if "args" in each]
+    where = {
+        each["device"]
+        for each in events
+        if each.get("operation", "").startswith("tensorflow.Tensor")
+    }
+    assert len(where) == 1
+
+
+# How runs end.
+
+
+def endless(body: str = "Neg") -> tuple[bytes, str]:
+    """``while True`` with its body on another device."""
+    b = Builder()
+    n = b.placeholder("n", "int32")
+    total = counting(b, n, op=body)
+    for node in b.proto.node:
+        node.device = f"/device:CPU:{int(node.op == body)}"
+    return b.bytes(), total
+
+
+@pytest.mark.parametrize("way", ["deadline", "token"])
+def test_an_endless_loop_across_devices_can_be_stopped(way):
+    source, total = endless()
+    session = ps.compile(source, "frames", ["numpy"], devices=2)
+    token = ps.CancelToken()
+    timer = threading.Timer(0.05, token.cancel)
+    if way == "token":
+        timer.start()
+    timeout = 0.05 if way == "deadline" else None
+    with pytest.raises(ps.DeadlineExceeded if way == "deadline" else ps.Cancelled, match="run"):
+        session.run({"n": np.int32(2**31 - 1)}, [total], timeout=timeout, cancel=token)
+    assert parted(session)
+    assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6
+
+
+def test_the_first_error_ends_all_parts_and_is_the_one_that_is_raised():
+    (case,) = [case for case in cases() if case.name == "dev_while_error"]
+    session = ps.compile(case.path, "frames", ["numpy"], devices=2)
+    run = next(run for run in case.runs if "error" in run["expect"])
+    for _ in range(20):
+        with pytest.raises(ps.RunError, match="floordiv") as caught:
+            session.run(feeds(run), run["fetches"], run["targets"], timeout=SOON)
+        assert not isinstance(caught.value, ps.Cancelled)
+
+
+def test_an_error_ends_a_loop_that_waits_for_nobody():
+    """The other device has a loop without end of its own."""
+    b = Builder()
+    n = b.placeholder("n", "int32")
+    total = counting(b, n)
+    for node in b.proto.node:
+        node.device = "/cpu:1"
+    bad = add(b, n, b.const(np.int32(0)), op="FloorDiv")
+    session = ps.compile(b.bytes(), "frames", ["numpy"], devices=2)
+    with pytest.raises(ps.RunError, match=bad):
+        session.run({"n": np.int32(2**31 - 1)}, [total, bad], timeout=SOON)
+
+
+def test_a_run_ends_when_all_parts_have():
+    """Though all that was fetched was there before."""
+    asked: queue.Queue = queue.Queue()
+
+    class Asking(NumpyBackend):
+        def compile(self, node, types):
+            if node.op.name != "Neg":
+                return super().compile(node, types)
+            return asynchronous(lambda done, x: asked.put((done, x)))
+
+    b = Builder()
+    x = b.placeholder("x", "int32")
+    y = add(b, x, x)
+    slow = b.node("Neg", x, T=INT)
+    b.proto.node[-1].device = "/cpu:1"
+    session = ps.compile(b.bytes(), "frames", [Asking()], devices=2)
+    seen = Recorder()
+    future = session.submit({"x": np.int32(3)}, [y], [slow], observers=[seen])
+    done, value = asked.get(timeout=SOON)
+    while y not in seen.ended:
+        time.sleep(0.001)
+    assert not future.done()
+    done(-value)
+    assert future.result(SOON)[y] == 6
+    assert seen.ended[slow] == 1
+    # And who is stopped meanwhile does not wait.
+    with pytest.raises(ps.DeadlineExceeded):
+        session.run({"x": np.int32(3)}, [y], [slow], timeout=0.02)
+
+
+def test_what_is_never_sent_is_not_waited_for():
+    """A value that only the first iteration has, on another device than its reader."""
+    b = Builder()
+    n = b.placeholder("n", "int32")
+    once = enter(b, "loop", n, 10)
+    limit = enter(b, "loop", n, 10, True)
+
+    def body(values: Names) -> Names:
+        add(b, add(b, once, once), values[0])
+        return [add(b, values[0], const(b, 1, values[0]))]
+
+    (ended,) = while_loop(
+        b, "loop", [b.const(np.int32(0))], lambda v: b.node("Less", v[0], limit, T=INT), body
+    )
+    reader = b.proto.node[[node.name for node in b.proto.node].index("loop/next0") - 3]
+    reader.device = "/cpu:1"
+    session = ps.compile(b.bytes(), "frames", ["numpy"], devices=2)
+    assert session.run({"n": np.int32(4)}, [ended], [reader.name], timeout=SOON)[ended] == 4
+    assert parted(session)
+
+
+def test_runs_at_once_have_a_rendezvous_each():
+    source, total = endless()
+    session = ps.compile(source, "frames", ["numpy"], devices=2)
+    futures = [(n, session.submit({"n": np.int32(n)}, [total])) for n in range(40)]
+    for n, future in futures:
+        assert future.result(SOON)[total] == n * (n - 1) // 2
+
+
+def test_a_run_leaves_nothing_behind():
+    source, total = endless()
+    session = ps.compile(source, "frames", ["numpy"], devices=2)
+    session.run({"n": np.int32(3)}, [total])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            session.run({"n": np.int32(5)}, [total])
+            session.submit({"n": np.int32(5)}, [total]).result(SOON)
+        time.sleep(0.05)
+        kinds = FramesRun | Barrier | Rendezvous
+        left = [each for each in gc.get_objects() if isinstance(each, kinds)]
+    finally:
+        gc.enable()
+    assert not left
+
+
+def test_long_kernels_of_two_devices_run_at_the_same_time():
+    """Each waits until the other has begun, once they are known to be long."""
+    together = threading.Barrier(2)
+    met: list[bool] = []
+
+    class Slow(NumpyBackend):
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+            if node.op.name not in ("Sin", "Cos"):
+                return kernel
+
+            def function(x):
+                try:
+                    together.wait(0.02)
+                    met.append(True)
+                except threading.BrokenBarrierError:
+                    together.reset()
+                return kernel.function(x)
+
+            return type(kernel)(function)
+
+    loaded = ps.load(model("g (float x) => (float y, float z) { y = Sin(x) z = Cos(x) }"))
+    for i, node in enumerate(loaded.graph.nodes):
+        node.device = f"/cpu:{i}"
+    session = ps.compile(loaded, "frames", [Slow()], devices=2)
+    for _ in range(60):
+        session(np.float32(1))
+    assert met

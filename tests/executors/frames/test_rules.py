@@ -1,0 +1,876 @@
+"""What naive versions of TensorFlow's control flow get wrong: each rule, on the graph that shows it.
+
+In the drawings ``─>`` is a value and ``..>`` a control edge, T and F are the outputs of a Switch. An
+``Enter*`` is a constant one. Counts are of living executions; what is not listed did not run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.executors.frames.rendezvous import Rendezvous
+from tests.support.tf_graphs import Flow, Func, Shape, Type
+
+EXECUTORS = ("frames", "auto")
+
+
+def ran(
+    g: Flow, feeds: Mapping[str, Any], *fetches: str, targets: Sequence[str] = ()
+) -> tuple[list[Any], Counter[str]]:
+    """What was fetched, the same on all executors, and how often each node ran."""
+    answers = {}
+    trace = ps.Trace()
+    for executor in EXECUTORS:
+        session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
+        options = {"trace": trace} if executor == "frames" else {}
+        outputs = session.run(feeds, fetches, targets, timeout=20, **options)
+        answers[executor] = [outputs[name].tolist() for name in fetches]
+    assert answers["auto"] == answers["frames"]
+    return answers["frames"], trace.counts
+
+
+def refused(
+    g: Flow,
+    feeds: Mapping[str, Any],
+    *fetches: str,
+    error: type[Exception],
+    match: str,
+    targets: Sequence[str] = (),
+) -> None:
+    """That no executor runs it, and what they say."""
+    for executor in EXECUTORS:
+        with pytest.raises(error, match=match):
+            session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
+            session.run(feeds, fetches, targets, timeout=20)
+
+
+def inputs(**dtypes: str) -> Flow:
+    """A graph with placeholders of these names, scalars."""
+    g = Flow()
+    for name, dtype in dtypes.items():
+        g.placeholder(name, dtype)
+    return g
+
+
+def loop_counts(loop: str, n: int, *variables: str) -> dict[str, int]:
+    """How often the nodes of ``Flow.loop`` run in n turns, with these variables beside i."""
+    found = {f"{loop}/limit": 1, f"{loop}/less": n + 1, f"{loop}/cond": n + 1}
+    found |= {f"{loop}/one": n, f"{loop}/add": n}
+    for each in ("i", *variables):
+        turns = {"enter": 1, "merge": n + 1, "switch": n + 1, "body": n, "next": n, "exit": 1}
+        found |= {f"{loop}/{each}/{node}": k for node, k in turns.items()}
+    return {name: k for name, k in found.items() if k}
+
+
+# 1
+
+
+def test_a_merge_with_a_dead_control_input_stays_live() -> None:
+    """
+    x ─> switch ─T─> dead ..┐
+    p ──────┘               v
+    y ───────────────────> merge
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    g.op("Identity", g.switch("x", "p", "switch") + ":1", name="dead")
+    g.merge("y", "y", "^dead", name="merge")
+    (value, index), counts = ran(g, {"x": 1, "p": False, "y": 7}, "merge", "merge:1")
+    assert value == 7
+    assert index in (0, 1)
+    assert counts == {"switch": 1, "merge": 1}
+
+
+# 2
+
+
+@pytest.mark.parametrize("p", [True, False])
+def test_who_waits_for_a_switch_lives_and_who_waits_for_its_dead_output_dies(p: bool) -> None:
+    """
+    x ─> switch ─T─> on ..> after_on
+    p ──────┘ :
+              :..> after_switch
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    g.op("Identity", g.switch("x", "p", "switch") + ":1", name="on")
+    g.op("Neg", "y", "^switch", name="after_switch")
+    g.op("Neg", "y", "^on", name="after_on")
+    feeds = {"x": 1, "p": p, "y": 5}
+    values, counts = ran(g, feeds, "after_switch", targets=["after_on"])
+    assert values == [-5]
+    live = {"switch": 1, "after_switch": 1}
+    assert counts == ({**live, "on": 1, "after_on": 1} if p else live)
+    if not p:
+        refused(g, feeds, "after_on", error=ps.DeadTensor, match="'after_on:0'")
+
+
+@pytest.mark.parametrize("output", [0, 1])
+@pytest.mark.parametrize("p", [True, False])
+def test_the_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
+    """
+    x ─> switch ─F or T─> read ─> merge <── y
+    p ──────┘
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    read = g.op("Neg", f"{g.switch('x', 'p', 'switch')}:{output}", name="read")
+    g.merge(read, "y", name="merge")
+    feeds, live = {"x": 1, "p": p, "y": 5}, p == bool(output)
+    _, counts = ran(g, feeds, "merge")
+    assert counts == {"switch": 1, "merge": 1, **({"read": 1} if live else {})}
+    if live:
+        assert ran(g, feeds, "read")[0] == [-1]
+    else:
+        refused(g, feeds, "read", error=ps.DeadTensor, match=f"chose its output {1 - output}")
+
+
+# 3
+
+
+@pytest.mark.parametrize(("p", "n"), [(True, 4), (False, 4), (True, 0)])
+def test_a_loop_in_a_branch_that_is_not_taken(p: bool, n: int) -> None:
+    """The dead Enter fires the loop's Merge, although its back edge never comes.
+
+    x ─> switch ─T─> [ while i < n: i += 1 ] ─> merge
+    p ──────┘ └─F──────────────────────────────> ┘
+    """
+    g = inputs(x="int32", p="bool", n="int32")
+    switch = g.switch("x", "p", "switch")
+    limit = g.switch("n", "p", "limit")
+    left = g.loop("while", f"{switch}:1", f"{limit}:1")
+    g.merge(switch, left, name="merge")
+    (value, index), counts = ran(g, {"x": 0, "p": p, "n": n}, "merge", "merge:1")
+    assert (value, index) == ((n, 1) if p else (0, 0))
+    loop = loop_counts("while", n) if p else {}
+    assert counts == {"switch": 1, "limit": 1, "merge": 1, **loop}
+
+
+# 4
+
+
+def test_dead_exits_of_iterations_before_the_last_stay_inside() -> None:
+    """The Exit of a loop is dead in all iterations but the last. Were one of these to leave, the
+    Merge would have had nothing but dead inputs.
+
+        [ while i < n: i += 1 ] ─> exit ─> merge
+        x ─> switch ─T─> dead ──────────────> ┘
+    """
+    g = inputs(x="int32", p="bool", n="int32")
+    g.op("Identity", g.switch("x", "p", "switch") + ":1", name="dead")
+    g.merge("dead", g.loop("while", "x", "n"), name="merge")
+    values, counts = ran(g, {"x": 0, "p": False, "n": 5}, "merge", "merge:1")
+    assert values == [5, 1]
+    assert counts == {"switch": 1, "merge": 1, **loop_counts("while", 5)}
+
+
+def test_what_waits_for_a_dead_node_leaves_no_iteration() -> None:
+    """Neither out of the frame nor to the next iteration, however alive its value is.
+
+    body(y) ─> next(y)        dead ..> next(y)        last(y) ─> exit_1
+    off ─> switch ─T─> dead                 dead ..> exit_1
+    """
+    g = inputs(zero="int32", n="int32", off="bool")
+    left = g.loop("while", "zero", "n")
+    off = g.enter("off", frame="while", constant=True, T="bool")
+    switch = g.switch("while/i/merge", off, "switch")
+    dead = g.op("Identity", f"{switch}:1", name="dead")
+    y = g.merge(g.enter("zero", frame="while", name="y"), "y_next", name="y_merge")
+    g.op("NextIteration", y, f"^{dead}", name="y_next")
+    g.op("Exit", "while/i/switch", f"^{dead}", name="exit_1")
+    g.merge(left, g.op("Neg", "exit_1", name="never"), name="join")
+    feeds = {"zero": 0, "n": 3, "off": False}
+    values, counts = ran(g, feeds, "join", "join:1", targets=["y_next"])
+    assert values == [3, 0]
+    assert counts["y_merge"] == 1
+    assert counts["y_next"] == counts["exit_1"] == counts["never"] == counts["dead"] == 0
+    assert counts["switch"] == 4
+
+
+# 5
+
+
+@pytest.mark.parametrize("which", [True, False])
+def test_of_a_dead_and_a_live_exit_the_live_one_wins(which: bool) -> None:
+    """
+    in the frame:   merge ─> switch(cond) ─F─> choice(which) ─F─> exit_0 ─> join
+                                                    └─T─> negated ─> exit_1 ─┘
+    """
+    g = inputs(x="int32", n="int32", which="bool")
+    g.loop("while", "x", "n")
+    chosen = g.enter("which", frame="while", constant=True, name="which_in", T="bool")
+    choice = g.switch("while/i/switch", chosen, "choice")
+    g.op("Exit", choice, name="exit_0")
+    g.op("Exit", g.op("Neg", f"{choice}:1", name="negated"), name="exit_1")
+    g.merge("exit_0", "exit_1", name="join")
+    values, counts = ran(g, {"x": 0, "n": 3, "which": which}, "join", "join:1")
+    assert values == ([-3, 1] if which else [3, 0])
+    loop = loop_counts("while", 3)
+    del loop["while/i/exit"]  # nobody needs it
+    chain = {"negated": 1, "exit_1": 1} if which else {"exit_0": 1}
+    assert counts == {"which_in": 1, "choice": 1, "join": 1, **loop, **chain}
+
+
+# 6
+
+
+def test_what_enters_as_a_variable_is_there_in_the_first_iteration_only() -> None:
+    """
+    k ─> Enter ─────┐
+                    v
+    body(y) ─────> plus ─> next(y)
+    """
+    g = inputs(y="int32", k="int32", n="int32", zero="int32")
+    g.loop("while", "zero", "n")
+    once = g.enter("k", frame="while", name="once")
+    left = g.carry("while", "y", "y", lambda y: g.op("AddV2", y, once, name="plus"))
+    feeds = {"y": 10, "k": 5, "zero": 0}
+    assert ran(g, {**feeds, "n": 0}, left)[0] == [10]
+    values, counts = ran(g, {**feeds, "n": 1}, left)
+    assert values == [15]
+    del (loop := loop_counts("while", 1, "y"))["while/i/exit"]
+    assert counts == {"once": 1, "plus": 1, **loop}
+    refused(g, {**feeds, "n": 2}, left, error=ps.DeadTensor, match=r"'while/y/exit:0'.*never made")
+
+
+# 7
+
+
+def test_a_division_by_zero_where_nothing_divides() -> None:
+    """
+    x ─> switch ─T─> quotient (x / d) ─> merge
+    p ──────┘ └─F─────────────────────> ┘
+    """
+    g = inputs(x="int32", d="int32", p="bool")
+    switch = g.switch("x", "p", "switch")
+    divisor = g.switch("d", "p", "divisor")
+    g.merge(switch, g.op("FloorDiv", f"{switch}:1", f"{divisor}:1", name="quotient"), name="merge")
+    values, counts = ran(g, {"x": 8, "d": 0, "p": False}, "merge")
+    assert values == [8]
+    assert counts == {"switch": 1, "divisor": 1, "merge": 1}
+    assert ran(g, {"x": 8, "d": 3, "p": True}, "merge")[0] == [2]
+    feeds = {"x": 8, "d": 0, "p": True}
+    refused(g, feeds, "merge", error=ps.RunError, match="quotient")
+
+
+def test_a_division_by_zero_in_the_body_of_a_loop_without_iterations() -> None:
+    """
+    y = x; while i < n: y = y / d
+    """
+    g = inputs(x="int32", d="int32", n="int32", zero="int32")
+    g.loop("while", "zero", "n")
+    divisor = g.enter("d", frame="while", constant=True, name="divisor")
+    left = g.carry("while", "y", "x", lambda y: g.op("FloorDiv", y, divisor, name="quotient"))
+    feeds = {"x": 8, "d": 0, "zero": 0}
+    values, counts = ran(g, {**feeds, "n": 0}, left)
+    assert values == [8]
+    del (loop := loop_counts("while", 0, "y"))["while/i/exit"]
+    assert counts == {"divisor": 1, **loop}
+    refused(g, {**feeds, "n": 1}, left, error=ps.RunError, match="quotient")
+
+
+# 8
+
+
+def test_a_merge_of_dead_inputs_leaves_the_next_one_its_other_input() -> None:
+    """
+    x ─> switch ─T─> a ─> first ─> second <── y
+    p ──────┘ └─T─> b ──> ┘
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    switch = g.switch("x", "p", "switch")
+    a, b = (g.op("Identity", f"{switch}:1", name=name) for name in "ab")
+    g.merge(g.merge(a, b, name="first"), "y", name="second")
+    values, counts = ran(g, {"x": 1, "p": False, "y": 2}, "second", "second:1")
+    assert values == [2, 1]
+    assert counts == {"switch": 1, "second": 1}
+    refused(
+        g, {"x": 1, "p": False, "y": 2}, "first:1", error=ps.DeadTensor, match="'switch'|switch"
+    )
+
+
+# 9
+
+
+def test_two_loop_conds_in_one_frame() -> None:
+    """
+    [ while i < n ]  and  [ while i < n ]  both in frame "shared"
+    """
+    g = inputs(x="int32", n="int32")
+    for name in ("one", "two"):
+        g.op("Neg", g.loop(name, "x", "n", frame="shared"), name=f"after_{name}")
+    feeds = {"x": 0, "n": 2}
+    refused(g, feeds, "after_one", "after_two", error=ps.InvalidModel, match="two LoopConds")
+    values, counts = ran(g, feeds, "after_one")  # only what a run needs has to make sense
+    assert values == [-2]
+    assert counts == {"after_one": 1, **loop_counts("one", 2)}
+
+
+def test_loops_may_share_a_frame_if_one_has_the_loop_cond() -> None:
+    """As the counter of a gradient's loop does.
+
+    in frame "shared":  [ while i < n, LoopCond ]  [ while i < n, Less alone ]
+    """
+    g = inputs(x="int32", n="int32")
+    g.loop("one", "x", "n", frame="shared")
+    g.loop("two", "x", "n", frame="shared", loop_cond=False)
+    values, counts = ran(g, {"x": 0, "n": 2}, "one/i/exit", "two/i/exit")
+    assert values == [2, 2]
+    two = loop_counts("two", 2)
+    del two["two/cond"]
+    assert counts == {**loop_counts("one", 2), **two}
+
+
+def test_one_frame_name_under_two_parents() -> None:
+    """
+    x ─> Enter a ─> Enter inner ─> Exit ─> Exit ─> after_a
+    x ─> Enter b ─> Enter inner ─> Exit ─> Exit ─> after_b
+    """
+    g = inputs(x="int32")
+    for name in "ab":
+        inner = g.enter(g.enter("x", frame=name, name=f"in_{name}"), frame="inner")
+        g.op("Exit", g.op("Exit", inner), name=f"after_{name}")
+    refused(g, {"x": 1}, "after_a", "after_b", error=ps.InvalidModel, match="entered from frame")
+    assert ran(g, {"x": 1}, "after_b")[0] == [1]
+
+
+@pytest.mark.parametrize("edge", ["in_a", "^in_a"])
+def test_inputs_from_different_frames(edge: str) -> None:
+    """
+    x ─> Enter a ─> mixed <── y        ..> makes no difference
+    """
+    g = inputs(x="int32", y="int32")
+    g.enter("x", frame="a", name="in_a")
+    other = "y" if edge == "in_a" else "in_b"
+    g.enter("y", frame="b", name="in_b")
+    g.op("AddN", other, edge, name="mixed", N=1 + (edge == "in_a"))
+    g.op("Exit", "mixed", name="after")
+    feeds = {"x": 1, "y": 2}
+    refused(g, feeds, "after", error=ps.InvalidModel, match="different frames")
+    g.op("Exit", "in_a", name="fine")
+    assert ran(g, feeds, "fine")[0] == [1]
+
+
+@pytest.mark.parametrize("op", ["Exit", "NextIteration"])
+def test_nothing_leaves_a_frame_that_nothing_enters(op: str) -> None:
+    """
+    x ─> Exit
+    """
+    g = inputs(x="int32")
+    g.op("Neg", g.op(op, "x", name="lost"), name="after")
+    refused(g, {"x": 1}, "after", error=ps.InvalidModel, match=f"lost.*{op} of no frame")
+
+
+# 10
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_frame_without_a_loop(constant: bool, dead: bool) -> None:
+    """
+    x ─> switch ─F─> Enter ─> negated ─> Exit ─> merge
+    p ──────┘ └─T──────────────────────────────> ┘
+    """
+    g = inputs(x="int32", p="bool")
+    switch = g.switch("x", "p", "switch")
+    entered = g.enter(switch, frame="frame", constant=constant, name="enter")
+    left = g.op("Exit", g.op("Neg", entered, name="negated"), name="exit")
+    g.merge(left, f"{switch}:1", name="merge")
+    values, counts = ran(g, {"x": 3, "p": dead}, "merge", "merge:1")
+    assert values == ([3, 1] if dead else [-3, 0])
+    inside = {} if dead else {"enter": 1, "negated": 1, "exit": 1}
+    assert counts == {"switch": 1, "merge": 1, **inside}
+
+
+# 11
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 63, 64, 20_000])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_merge_waits_for_any_number_of_control_inputs(count: int, live: bool) -> None:
+    """Half of them are dead: that does not matter.
+
+    x ─> switch ─T─> c1, c3, ...  ..> merge <── y, switch:T
+    p ──────┘ └─F─> c0, c2, ...   ..> ┘
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    switch = g.switch("x", "p", "switch")
+    for i in range(count):
+        g.op("Identity", f"{switch}:{i % 2}", name=f"c{i}")
+    data = "y" if live else f"{switch}:1"
+    g.merge(data, f"{switch}:1", *[f"^c{i}" for i in range(count)], name="merge")
+    feeds = {"x": 1, "p": False, "y": 9}
+    if not live:
+        refused(g, feeds, "merge", error=ps.DeadTensor, match="switch.*chose its output 0")
+        return
+    session = ps.compile(g.bytes(), executor="frames", backends=["numpy"])
+    trace = ps.Trace()
+    outputs = session.run(feeds, ["merge", "merge:1"], trace=trace)
+    assert (outputs["merge"], outputs["merge:1"]) == (9, 0)
+    living = {f"c{i}": 1 for i in range(0, count, 2)}
+    assert trace.counts == {"switch": 1, "merge": 1, **living}
+
+
+def test_a_merge_of_many_inputs_takes_the_one_that_lives() -> None:
+    """
+    x ─> _SwitchN(i) ─0..299─> merge
+    """
+    g = inputs(x="int32", i="int32")
+    g.node("_SwitchN", "x", "i", name="switch", num_outs=300, T=Type("int32"))
+    g.merge(*[f"switch:{i}" for i in range(300)], name="merge")
+    values, counts = ran(g, {"x": 4, "i": 257}, "merge", "merge:1")
+    assert values == [4, 257]
+    assert counts == {"switch": 1, "merge": 1}
+
+
+# 12
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_constant_enter_that_comes_late_reaches_all_iterations(dead: bool) -> None:
+    """The loop counts to n, on which k takes no part; k comes out of another loop, long after.
+
+    [ while j < 200 ] ─> late ─> Enter* ─> seen <── while/i/body
+    [ while i < n ] ─> exit
+    """
+    g = inputs(zero="int32", n="int32", far="int32", p="bool")
+    late = g.switch(g.loop("other", "zero", "far"), "p", "late")
+    entered = g.enter(f"{late}:1" if dead else late, frame="while", constant=True, name="k")
+    g.loop("while", "zero", "n", parallel=32)
+    g.op("AddV2", "while/i/body", entered, name="seen")
+    feeds = {"zero": 0, "n": 7, "far": 200, "p": False}
+    values, counts = ran(g, feeds, "while/i/exit", targets=["seen"])
+    assert values == [7]
+    loops = {**loop_counts("while", 7), **loop_counts("other", 200)}
+    assert counts == {**loops, "late": 1, **({} if dead else {"k": 1, "seen": 7})}
+
+
+# 13
+
+
+def test_a_dead_next_iteration_begins_no_iteration() -> None:
+    """Of the variable y none but even turns come back: from the first odd one on there is none, and
+    i alone goes on.
+
+        body(y) ─> odd ─F─> next(y)
+                    ^
+        i % 2 ──────┘
+    """
+    g = inputs(zero="int32", n="int32")
+    left = g.loop("while", "zero", "n")
+
+    def step(y: str) -> str:
+        two = g.const(np.int32(2), "two", f"^{y}")
+        rest = g.op("FloorMod", "while/i/body", two, name="rest")
+        return g.switch(y, g.node("Cast", rest, name="odd", SrcT=Type("int32"), DstT=Type("bool")))
+
+    g.carry("while", "y", "zero", step)
+    values, counts = ran(g, {"zero": 0, "n": 6}, left, targets=["while/y/next"])
+    assert values == [6]
+    # y is there in the iterations 0 and 1, and goes on from the first to the second
+    assert counts["while/y/merge"] == counts["while/y/body"] == 2
+    assert counts["while/y/next"] == 1
+    assert {k: v for k, v in counts.items() if k in loop_counts("while", 6)} == loop_counts(
+        "while", 6
+    )
+
+
+# 14
+
+
+def test_a_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two devices, in each turn of a loop; what is odd goes over and comes back.
+
+    cpu:0                    :     cpu:1
+    i ─> switch ─T─> send ── : ──> recv ─> there
+    i % 2 ─┘     ┌── recv <─ : ──────────── send
+              merge ─> next(y)
+    """
+    sent: list[bool] = []
+    left: list[int] = []
+    send, close = Rendezvous.send, Rendezvous.close
+
+    def watched(self: Rendezvous, key: Any, value: Any, dead: bool = False) -> None:
+        if "switch:1" in str(key):
+            sent.append(dead)
+        send(self, key, value, dead)
+
+    def closed(self: Rendezvous) -> None:
+        left.append(len(self))
+        close(self)
+
+    monkeypatch.setattr(Rendezvous, "send", watched)
+    monkeypatch.setattr(Rendezvous, "close", closed)
+    g = inputs(zero="int32", n="int32")
+    g.loop("while", "zero", "n")
+
+    def step(y: str) -> str:
+        two = g.const(np.int32(2), "two", "^while/i/body")
+        rest = g.op("FloorMod", "while/i/body", two, name="rest")
+        odd = g.node("Cast", rest, name="odd", SrcT=Type("int32"), DstT=Type("bool"))
+        chosen = g.switch("while/i/body", odd, "switch")
+        there = g.op("Identity", f"{chosen}:1", name="there")
+        return g.merge(there, f"{chosen}:0", name="merge")
+
+    g.carry("while", "y", "zero", step)
+    for node in g.proto.node:
+        node.device = "/device:CPU:1" if node.name == "there" else "/device:CPU:0"
+    session = ps.compile(g.bytes(), "frames", backends=["numpy"], devices=2)
+    trace = ps.Trace()
+    outputs = session.run({"zero": 0, "n": 6}, ["while/y/exit"], timeout=20, trace=trace)
+    assert outputs["while/y/exit"] == 5
+    assert trace.counts["there"] == 3
+    # What the predicate does not let in is dead in the last turn, too.
+    assert Counter(sent) == {False: 3, True: 4}
+    assert left == [0]
+
+
+# 15
+
+
+@pytest.mark.parametrize("parallel", [0, -1, -(2**40)])
+def test_parallel_iterations_must_be_positive(parallel: int) -> None:
+    """
+    x ─> Enter (parallel_iterations = 0) ─> Exit
+    """
+    g = inputs(x="int32")
+    g.op("Exit", g.enter("x", frame="frame", parallel=parallel), name="after")
+    refused(g, {"x": 1}, "after", error=ps.InvalidModel, match="parallel_iterations")
+
+
+# 16: recursion; more of it in test_frames_calls.
+
+
+def factorial() -> Flow:
+    """
+    F(n):  n ─> positive ─> If ─T─> n * F(n - 1)
+                             └─F─> 1
+    """
+    g = inputs(n="int32")
+    both = {"n": "int32"}, {"out": "int32"}
+    kinds = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
+    g.function("F", *both, {"out": "choice:output:0"})
+    g.const(np.int32(0), "zero")
+    g.op("Greater", "n", "zero:output:0", name="positive")
+    branches = {"then_branch": Func("Times"), "else_branch": Func("One")}
+    kind = {"Tcond": Type("bool")}
+    g.node("StatelessIf", "positive:z:0", "n", name="choice", **branches, **kinds, **kind)
+    g.function("Times", *both, {"out": "product:z:0"})
+    g.const(np.int32(1), "one")
+    g.op("Sub", "n", "one:output:0", name="less")
+    g.node("PartitionedCall", "less:z:0", name="again", f=Func("F"), **kinds)
+    g.op("Mul", "n", "again:output:0", name="product")
+    g.function("One", *both, {"out": "one:output:0"})
+    g.const(np.int32(1), "one")
+    g.main()
+    g.node("PartitionedCall", "n", name="call", f=Func("F"), **kinds)
+    return g
+
+
+def test_a_function_that_calls_itself_under_a_condition() -> None:
+    values, counts = ran(factorial(), {"n": 6}, "call")
+    assert values == [720]
+    assert counts["call"] == 1
+    assert ran(factorial(), {"n": 0}, "call")[0] == [1]
+
+
+def test_recursion_without_end_meets_the_limit() -> None:
+    """
+    F(n):  n ─> F ─> negated
+    """
+    g = inputs(n="int32")
+    g.function("F", {"n": "int32"}, {"out": "int32"}, {"out": "negated:y:0"})
+    kinds = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
+    g.node("PartitionedCall", "n", name="again", f=Func("F"), **kinds)
+    g.op("Neg", "again:output:0", name="negated")
+    g.main()
+    g.node("PartitionedCall", "n", name="call", f=Func("F"), **kinds)
+    message = r"'F' .*Limits\.max_calls"
+    refused(g, {"n": 6}, "call", error=ps.LimitExceeded, match=message)
+
+
+# 17
+
+
+class Order(ps.Observer):
+    """Notes the order in which some nodes begin."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.begun: list[str] = []
+
+    def step_begin(self, run: Any, step: Any, inputs: Any) -> None:
+        if step.node.name in self.names:
+            self.begun.append(step.node.name)
+
+
+@pytest.mark.parametrize(("parallel", "ahead"), [(1, 1), (2, 2), (5, 5), (64, 8)])
+def test_as_many_iterations_go_on_as_the_frame_allows(parallel: int, ahead: int) -> None:
+    """Beside the count, each turn has a long chain for which nobody waits. An iteration may begin
+    when so many before it have ended, chains and all.
+
+        while/i/body ─> c0 ─> c1 ─> ... ─> c99
+    """
+    g = inputs(zero="int32", n="int32")
+    left = g.loop("while", "zero", "n", parallel=parallel)
+    last = "while/i/body"
+    for i in range(100):
+        last = g.op("Identity", last, name=f"c{i}")
+    session = ps.compile(g.bytes(), executor="frames", backends=["numpy"])
+    order = Order("c0", "c99")
+    outputs = session.run({"zero": 0, "n": 8}, [left], [last], observers=[order])
+    assert outputs[left] == 8
+    # how many turns had begun and not ended at once, at most
+    going, most = 0, 0
+    for name in order.begun:
+        going += 1 if name == "c0" else -1
+        most = max(most, going)
+    assert most == ahead
+    assert Counter(order.begun) == {"c0": 8, "c99": 8}
+
+
+def test_one_iteration_at_a_time_keeps_effects_in_their_order() -> None:
+    """As in gradients of loops: nothing but the limit says which pop comes first. Each turn ends
+    only when its slow push has.
+
+        while/i/body ─> c0 ─> ... ─> c49 ─> push(stack)
+        while/j/body ..> pop(stack) ─> digits * 10 + popped
+    """
+    g = inputs(zero="int32", n="int32")
+    g.const(np.int32(-1), "size")
+    g.node("StackV2", "size", name="stack", elem_type=Type("int32"), stack_name="digits")
+    left = g.loop("while", "zero", "n", parallel=1)
+    handle = g.enter("stack", frame="while", constant=True, parallel=1, T="resource")
+    last = "while/i/body"
+    for _ in range(50):
+        last = g.op("Identity", last)
+    g.op("StackPushV2", handle, last, name="push")
+    g.loop("back", "zero", left, parallel=1)
+    held = g.enter("stack", frame="back", constant=True, parallel=1, T="resource")
+    ten = g.enter(g.const(np.int32(10), "ten"), frame="back", constant=True, parallel=1)
+
+    def step(digits: str) -> str:
+        popped = g.node("StackPopV2", held, f"^{digits}", name="pop", elem_type=Type("int32"))
+        return g.op("AddV2", g.op("Mul", digits, ten), popped)
+
+    digits = g.carry("back", "digits", "zero", step, parallel=1)
+    values, counts = ran(g, {"zero": 0, "n": 5}, digits, targets=["push"])
+    assert values == [43210]
+    assert counts["push"] == counts["pop"] == 5
+
+
+# 18
+
+
+def test_a_dead_enter_kills_the_merge_of_its_loop_at_once() -> None:
+    """The back edge hangs on a value that comes from nowhere else: nobody may wait for it.
+
+    x ─> switch ─T─> Enter ─> loop ─> Exit ─> merge <── y
+    p ──────┘                  ^ │
+                             next <┘
+    """
+    g = inputs(x="int32", p="bool", y="int32")
+    switch = g.switch("x", "p", "switch")
+    entered = g.enter(f"{switch}:1", frame="frame", name="enter")
+    g.merge(entered, "next", name="loop")
+    g.op("NextIteration", "loop", name="next")
+    g.merge(g.op("Exit", "loop", name="exit"), "y", name="merge")
+    values, counts = ran(g, {"x": 1, "p": False, "y": 2}, "merge", "merge:1")
+    assert values == [2, 1]
+    assert counts == {"switch": 1, "merge": 1}
+    refused(g, {"x": 1, "p": False}, "exit", error=ps.DeadTensor, match="switch")
+
+
+# 19
+
+
+def test_feeding_a_tensor_leaves_its_node_to_those_who_wait_for_it() -> None:
+    """
+    x ─> fed ─> negated
+          :....> after <── y
+    """
+    g = inputs(x="int32", y="int32")
+    g.op("AddV2", "x", "x", name="fed")
+    g.op("Neg", "fed", name="negated")
+    g.op("Square", "y", "^fed", name="after")
+    values, counts = ran(g, {"fed:0": 5}, "negated")
+    assert values == [-5]
+    assert counts == {"negated": 1}
+    values, counts = ran(g, {"fed:0": 5, "x": 1, "y": 3}, "negated", "after", "fed:0")
+    assert values == [-5, 9, 5]
+    assert counts == {"fed": 1, "negated": 1, "after": 1}
+    for executor in EXECUTORS:
+        session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
+        with pytest.raises(ps.InvalidInput, match="'x:0'"):
+            session.run({"fed:0": 5, "y": 3}, ["negated", "after"])
+
+
+def test_a_placeholder_that_is_fed_does_not_run() -> None:
+    """
+    x ..> after <── y
+    """
+    g = inputs(x="int32", y="int32")
+    g.op("Square", "y", "^x", name="after")
+    values, counts = ran(g, {"x": 5, "y": 3}, "after")
+    assert values == [9]
+    assert counts["x"] == 0
+    assert counts["after"] == 1
+
+
+def test_feeding_what_a_switch_makes() -> None:
+    """A branch may be fed in its middle: what chose it is not asked.
+
+    x ─> switch ─T─> on ─> merge
+    p ──────┘ └─F─> off ─> ┘
+    """
+    g = inputs(x="int32", p="bool")
+    switch = g.switch("x", "p", "switch")
+    on, off = g.op("Neg", f"{switch}:1", name="on"), g.op("Square", switch, name="off")
+    g.merge(off, on, name="merge")
+    values, counts = ran(g, {"on:0": 5, "x": 2, "p": False}, "on")
+    assert values == [5]
+    assert counts == {}
+    values, counts = ran(g, {"switch:1": 4}, "on")
+    assert values == [-4]
+    assert counts == {"on": 1}
+
+
+# 20
+
+
+def test_a_node_inside_of_a_loop_can_be_fetched_if_it_runs_once() -> None:
+    """
+    [ while i < n: i += 1 ], of which while/add is fetched
+    """
+    g = inputs(zero="int32", n="int32")
+    g.loop("while", "zero", "n")
+    values, counts = ran(g, {"zero": 0, "n": 1}, "while/add")
+    assert values == [1]
+    del (loop := loop_counts("while", 1))["while/i/exit"]
+    assert counts == loop
+    refused(g, {"zero": 0, "n": 2}, "while/add", error=ps.RunError, match="'while/add:0'.*twice")
+    refused(g, {"zero": 0, "n": 0}, "while/add", error=ps.DeadTensor, match="'while/add:0'")
+
+
+def test_a_node_inside_of_a_loop_as_a_target_runs_all_of_it_without_exits() -> None:
+    """
+    [ while i < n: i += 1 ], of which while/add is a target
+    """
+    g = inputs(zero="int32", n="int32")
+    g.loop("while", "zero", "n")
+    values, counts = ran(g, {"zero": 0, "n": 4}, targets=["while/add"])
+    assert values == []
+    del (loop := loop_counts("while", 4))["while/i/exit"]
+    assert counts == loop
+
+
+# 21
+
+
+@pytest.mark.parametrize(
+    ("i", "chosen"), [(0, 0), (1, 1), (2, 2), (3, 2), (-1, 2), (2**31 - 1, 2), (-(2**31), 2)]
+)
+def test_a_switch_of_many_takes_its_last_output_out_of_range(i: int, chosen: int) -> None:
+    """
+    x ─> _SwitchN(i) ─0─> ┐
+             │ └───1────> merge
+             └─────2────> ┘
+    """
+    g = inputs(x="int32", i="int32")
+    g.node("_SwitchN", "x", "i", name="switch", num_outs=3, T=Type("int32"))
+    g.merge(*[g.op("Neg", f"switch:{k}", name=f"branch_{k}") for k in range(3)], name="merge")
+    values, counts = ran(g, {"x": 4, "i": i}, "merge", "merge:1")
+    assert values == [-4, chosen]
+    assert counts == {"switch": 1, f"branch_{chosen}": 1, "merge": 1}
+
+
+def choosing(op: str, kind: str, *dims: int) -> Flow:
+    """A node that chooses between functions that give 10, 20, 30: the first two for an If.
+
+    by ─> Case(by) ─> 10 | 20 | 30
+    """
+    g = Flow()
+    g.placeholder("by", kind, *dims)
+    names = []
+    for value in (10, 20, 30):
+        names.append(Func(f"F{value}"))
+        g.function(names[-1], {}, {"out": "int32"}, {"out": "value:output:0"})
+        g.const(np.int32(value), "value")
+    g.main()
+    shared: dict[str, Any] = {"Tin": [], "Tout": [Type("int32")], "name": "choice"}
+    if op == "Case":
+        g.node(op, "by", branches=names, **shared)
+    else:
+        chosen = {"then_branch": names[0], "else_branch": names[1], "Tcond": Type(kind)}
+        g.node(op, "by", **chosen, **shared)
+    return g
+
+
+@pytest.mark.parametrize(("by", "value"), [(0, 10), (1, 20), (2, 30), (3, 30), (-1, 30)])
+def test_a_case_takes_its_last_branch_out_of_range(by: int, value: int) -> None:
+    values, counts = ran(choosing("Case", "int32"), {"by": by}, "choice")
+    assert values == [value]
+    assert counts["choice"] == 1
+
+
+@pytest.mark.parametrize(
+    ("by", "value"),
+    [
+        (True, 10),
+        (False, 20),
+        (np.int32(0), 20),
+        (np.int32(-3), 10),
+        (np.float32(0.25), 10),
+        (np.float32(-0.0), 20),
+        (np.float32(np.nan), 10),
+        (np.zeros(0, np.float32), 20),
+        (np.zeros(1, np.float32), 10),
+        (np.zeros((2, 0), np.int32), 20),
+        (np.zeros((2, 2), np.int32), 10),
+    ],
+)
+def test_if_of_a_number_is_not_zero_and_of_an_array_not_empty(by: Any, value: int) -> None:
+    array = np.asarray(by)
+    g = choosing("If", array.dtype.name, *array.shape)
+    values, counts = ran(g, {"by": array}, "choice")
+    assert values == [value]
+    assert counts["choice"] == 1
+
+
+# 22
+
+
+def unwritten(*dims: int, known: bool = True) -> Flow:
+    """Element 0 of two is written, and element i read; the shape of elements is known, or any.
+
+    size ─> TensorArrayV3 ─> write(0, x) ─> read(i)
+    """
+    g = Flow()
+    g.placeholder("i", "int32")
+    g.placeholder("x", "float32", *dims)
+    g.const(np.int32(2), "size")
+    g.const(np.int32(0), "first")
+    shape = Shape(dims if known else [-1 for _ in dims])
+    g.node("TensorArrayV3", "size", name="array", dtype=Type("float32"), element_shape=shape)
+    g.op("TensorArrayWriteV3", "array", "first", "x", "array:1", name="write", T="float32")
+    g.node("TensorArrayReadV3", "array", "i", "write", name="read", dtype=Type("float32"))
+    return g
+
+
+def test_an_element_that_nobody_wrote_is_zeros_if_its_shape_is_known() -> None:
+    g = unwritten(2)
+    x = np.array([1, 2], np.float32)
+    assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
+    values, counts = ran(g, {"i": 1, "x": x}, "read")
+    assert values == [[0, 0]]
+    assert counts["read"] == counts["write"] == 1
+    refused(g, {"i": 2, "x": x}, "read", error=ps.RunError, match="read")
+
+
+def test_an_element_that_nobody_wrote_is_an_error_if_its_shape_is_not_known() -> None:
+    g, x = unwritten(2, known=False), np.array([1, 2], np.float32)
+    assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
+    refused(g, {"i": 1, "x": x}, "read", error=ps.RunError, match="read")

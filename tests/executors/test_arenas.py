@@ -1,0 +1,550 @@
+"""Arenas: one for each run, no more than memory allows, and nobody who waits is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors import arenas as module
+from penstock.executors.arenas import Arenas
+from penstock.executors.base import Control
+from penstock.limits import Limits
+from tests.support.timing import switching
+
+SIZE = 1024
+
+
+class Arena:
+    """What is bound to the memory of an arena, for one run at a time."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory = memory
+        self.owner = threading.Lock()
+
+
+class Host(NumpyBackend):
+    """Has memory for so many allocations."""
+
+    def __init__(self, allocations: float = float("inf")) -> None:
+        super().__init__()
+        self.allocations = allocations
+
+    def allocate(self, nbytes):
+        if self.allocations <= 0:
+            raise MemoryError
+        self.allocations -= 1
+        return super().allocate(nbytes)
+
+
+def arenas(
+    most: int | None = None,
+    host: Host | None = None,
+    size: int = SIZE,
+    bind: Callable[[np.ndarray], Arena] = Arena,
+) -> Arenas[Arena]:
+    """Arenas of which there are ``most`` at most."""
+    limit = None if most is None else most * size + size // 2
+    return Arenas(size, host or Host(), Limits(max_bytes=limit), bind)
+
+
+def take(of: Arenas[Arena], control: Control | None = None) -> Arena:
+    """An arena, as runs take it."""
+    try:
+        return of.free.pop()
+    except IndexError:
+        return of.take(control or Control())
+
+
+class Waiter:
+    """Who asks, and what it was given."""
+
+    def __init__(self, of: Arenas[Arena]) -> None:
+        self.got: list[Arena] = []
+        self.at_once = of.ask(self.got.append)
+
+
+def all_end(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+# How many.
+
+
+def test_a_run_at_a_time_needs_one():
+    found = arenas()
+    first = take(found)
+    for _ in range(5):
+        found.give(first)
+        assert take(found) is first
+    assert found.nbytes == SIZE
+
+
+def test_there_are_as_many_as_runs_at_once():
+    found = arenas()
+    inside = threading.Barrier(5)
+    held: list[Arena] = []
+
+    def run() -> None:
+        arena = take(found)
+        held.append(arena)
+        inside.wait(60)
+        found.give(arena)
+
+    for _ in range(3):
+        held.clear()
+        all_end(*(threading.Thread(target=run) for _ in range(5)))
+        assert len({id(arena) for arena in held}) == 5
+        assert found.nbytes == 5 * SIZE
+        assert len(found.free) == 5
+
+
+def test_no_two_share_memory():
+    found = arenas()
+    first, second = take(found), take(found)
+    assert not np.shares_memory(first.memory, second.memory)
+    assert first.memory.nbytes == second.memory.nbytes == SIZE
+
+
+def test_there_are_no_more_than_memory_allows():
+    found = arenas(3)
+    held = [take(found) for _ in range(3)]
+    waits = Waiter(found)
+    assert waits.at_once is None
+    assert not waits.got
+    assert found.nbytes == 3 * SIZE
+    found.give(held[1])
+    assert waits.got == [held[1]]
+    assert not found.free
+
+
+def test_one_that_is_too_large_is_refused():
+    with pytest.raises(ps.LimitExceeded, match="1024 bytes, above the limit of 1000"):
+        Arenas(SIZE, Host(), Limits(max_bytes=1000), Arena)
+
+
+@pytest.mark.parametrize("limit", [0, 1, None])
+def test_arenas_of_no_bytes_are_never_too_many(limit):
+    found = Arenas(0, Host(), Limits(max_bytes=limit), Arena)
+    held = [take(found) for _ in range(10)]
+    assert len(set(map(id, held))) == 10
+    assert found.nbytes == 0
+
+
+def test_one_that_was_made_in_advance_is_taken_first():
+    found = arenas(1)
+    made = found.make()
+    found.give(made)
+    assert take(found) is made
+
+
+# Who waits.
+
+
+def test_who_waits_is_served_in_the_order_of_asking():
+    found = arenas(2)
+    held = [take(found), take(found)]
+    waiting = [Waiter(found) for _ in range(6)]
+    for i in range(3):
+        for arena in held:
+            found.give(arena)
+        served = [len(waiter.got) for waiter in waiting]
+        assert served == [1] * (2 * i + 2) + [0] * (4 - 2 * i)
+    assert not found.free
+
+
+def test_an_arena_that_is_free_goes_to_who_asks_at_once():
+    found = arenas(1)
+    held = take(found)
+    found.give(held)
+    assert Waiter(found).at_once is held
+
+
+def test_a_thread_that_waits_gets_what_another_gives():
+    found = arenas(1)
+    held = take(found)
+    got = []
+    waits = threading.Thread(target=lambda: got.append(take(found)))
+    waits.start()
+    while not found._waiting:
+        pass
+    found.give(held)
+    waits.join(60)
+    assert got == [held]
+
+
+def test_who_waits_can_be_stopped():
+    found = arenas(1)
+    held = take(found)
+    control = Control()
+    raised = []
+
+    def wait() -> None:
+        try:
+            take(found, control)
+        except ps.Cancelled as error:
+            raised.append(error)
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    while not found._waiting:
+        pass
+    error = ps.Cancelled("enough")
+    control.set(error)
+    waits.join(60)
+    assert raised == [error]
+    assert not found._waiting
+    # Nothing is lost: the next one gets what is given.
+    found.give(held)
+    assert take(found) is held
+
+
+class Hasty(Control):
+    """Is found stopped at the moment when the arena comes."""
+
+    __slots__ = ("late",)
+
+    @property
+    def stopped(self):
+        return self.late()
+
+    @stopped.setter
+    def stopped(self, value):
+        pass
+
+
+def test_what_is_given_to_who_is_being_stopped_goes_to_the_next():
+    found = arenas(1)
+    held = take(found)
+
+    def late() -> bool:
+        found.give(held)
+        return True
+
+    control = Hasty()
+    control.late = late
+    control.error = ps.Cancelled("enough")
+    with pytest.raises(ps.Cancelled):
+        found.take(control)
+    assert list(found.free) == [held]
+
+
+@pytest.mark.timeout(60)
+def test_who_is_interrupted_with_the_arena_in_hand_gives_it_to_the_next(monkeypatch):
+    found = arenas(1)
+    held = take(found)
+
+    class Interrupted:
+        """A lock. Whoever gets it after it was released gets an interrupt with it."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.calls = 0
+
+        def acquire(self, timeout: float = 0.5) -> bool:  # and not for good, as the test must end
+            self.calls += 1
+            if self.calls == 2:
+                found.give(held)
+            taken = self.lock.acquire(timeout=timeout)
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return taken
+
+        def release(self) -> None:
+            self.lock.release()
+
+    monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=Interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        found.take(Control())
+    assert list(found.free) == [held]
+
+
+# Giving up.
+
+
+def test_dropping_makes_room_for_another():
+    found = arenas(1)
+    dropped = take(found)
+    found.drop()
+    assert found.nbytes == 0
+    assert take(found) is not dropped
+    assert found.nbytes == SIZE
+
+
+def test_dropping_passes_the_right_to_one_on_to_who_waits():
+    found = arenas(1)
+    dropped = take(found)
+    first, second = Waiter(found), Waiter(found)
+    found.drop()
+    (arena,) = first.got
+    assert arena is not dropped
+    assert not second.got
+    assert found.nbytes == SIZE
+    found.give(arena)
+    assert second.got == [arena]
+
+
+def test_trimming_gives_up_what_nobody_holds():
+    found = arenas(3)
+    held = [take(found) for _ in range(3)]
+    found.give(held[0])
+    found.give(held[1])
+    found.trim()
+    assert found.nbytes == SIZE
+    assert not found.free
+    found.give(held[2])
+    found.trim()
+    assert found.nbytes == 0
+    assert len([take(found) for _ in range(3)]) == 3
+    assert found.nbytes == 3 * SIZE
+
+
+class Contested(deque):
+    """Free arenas. Just after somebody has looked at them, or taken one, others come."""
+
+    def __init__(self, of: Arenas[Arena]) -> None:
+        super().__init__(of.free)
+        of.free = self
+        self.after_look: Callable[[], object] = bool
+        self.after_pop: Callable[[], object] = bool
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        if found:
+            hook, self.after_look = self.after_look, bool
+            hook()
+        return found
+
+    def pop(self):
+        arena = super().pop()
+        hook, self.after_pop = self.after_pop, bool
+        hook()
+        return arena
+
+
+def test_who_asks_while_others_trim_is_not_forgotten():
+    found = arenas(1)
+    found.give(take(found))
+    waiting: list[Waiter] = []
+    Contested(found).after_pop = lambda: waiting.append(Waiter(found))
+    found.trim()
+    (waiter,) = waiting
+    assert waiter.at_once is not None or waiter.got
+
+
+def test_who_asks_may_find_that_another_was_faster():
+    found = arenas(2)
+    found.give(take(found))
+    stolen: list[Arena] = []
+    free = Contested(found)
+    free.after_look = lambda: stolen.append(free.popleft())
+    asks = Waiter(found)
+    assert asks.at_once is not None
+    assert asks.at_once not in stolen
+
+
+def test_and_waits_then():
+    found = arenas(1)
+    held = take(found)
+    stolen: list[Arena] = []
+    free = Contested(found)
+    free.after_look = lambda: stolen.append(free.popleft())
+
+    class Queue(deque):
+        """Somebody who did not see that others wait gives the arena just when they begin to."""
+
+        def append(self, receive):
+            super().append(receive)
+            free.append(held)
+
+    found._waiting = Queue()
+    asks = Waiter(found)
+    for arena in stolen:  # who was faster gives it in the end
+        found.give(arena)
+    assert asks.at_once is held or asks.got == [held]
+
+
+# Failures.
+
+
+def test_an_allocation_that_fails_loses_no_room():
+    host = Host(1)
+    found = arenas(2, host)
+    first = take(found)
+    for _ in range(5):
+        with pytest.raises(ps.RunError, match="no memory for an arena of 1024 bytes"):
+            take(found)
+        assert found.nbytes == SIZE
+    host.allocations = 1
+    second = take(found)
+    assert second is not first
+    assert Waiter(found).at_once is None
+
+
+@pytest.mark.parametrize("error", [ps.RunError("no"), KeyboardInterrupt()])
+def test_nor_does_a_program_that_cannot_be_bound(error):
+    fails = [True]
+
+    def bind(memory: np.ndarray) -> Arena:
+        if fails:
+            raise error
+        return Arena(memory)
+
+    found = arenas(1, bind=bind)
+    with pytest.raises(type(error)):
+        take(found)
+    with pytest.raises(type(error)):
+        found.make()
+    assert found.nbytes == 0
+    fails.clear()
+    take(found)
+    assert found.nbytes == SIZE
+
+
+class Outcome(threading.Thread):
+    """Takes an arena on a thread of its own; ``got`` is that, or what it was refused with."""
+
+    def __init__(self, of: Arenas[Arena], control: Control) -> None:
+        super().__init__(daemon=True)
+        self.of = of
+        self.control = control
+        self.got: list[object] = []
+        self.start()
+        while not of._waiting:
+            pass
+
+    def run(self) -> None:
+        try:
+            self.got.append(take(self.of, self.control))
+        except ps.PenstockError as error:
+            self.got.append(error)
+
+
+def test_who_drops_is_not_told_that_there_is_no_memory_for_others():
+    found = arenas(1, Host(1))
+    take(found)
+    waiter = Waiter(found)
+    found.drop()
+    # What it gets is the right to make one, and the error is its own.
+    assert waiter.got == [None]
+    with pytest.raises(ps.RunError, match="no memory"):
+        found.accept(None)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_who_waits_for_an_arena_that_cannot_be_made_does_not_wait_for_ever(stopped):
+    found = arenas(2, Host(2))
+    kept = take(found)
+    take(found)
+    control = Control()
+    waits = Outcome(found, control)
+    with suppress(ps.RunError):
+        found.drop()
+    if stopped:
+        control.set(ps.Cancelled("enough"))
+    else:
+        found.give(kept)
+    waits.join(1)
+    assert waits.got
+
+
+# Many threads.
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, None])
+def test_nobody_is_forgotten_and_no_arena_is_held_twice(most):
+    found = arenas(most)
+    found.give(found.make())
+    begin = threading.Barrier(8)
+
+    def run() -> None:
+        begin.wait(60)
+        for _ in range(400):
+            arena = found.take(Control())  # which asks under the lock, where others give without it
+            assert arena.owner.acquire(blocking=False)
+            arena.owner.release()
+            found.give(arena)
+
+    with switching():
+        all_end(*(threading.Thread(target=run) for _ in range(8)))
+    assert found.nbytes <= (8 if most is None else most) * SIZE
+    assert len(found.free) == found.nbytes // SIZE
+    assert not found._waiting
+
+
+def test_nor_are_those_who_ask_without_waiting():
+    found = arenas(2)
+    found.give(found.make())
+    done = threading.Semaphore(0)
+    begin = threading.Barrier(6)
+
+    def use(arena: Arena) -> None:
+        assert arena.owner.acquire(blocking=False)
+        arena.owner.release()
+        done.release()
+        given.append(arena)
+
+    given: deque[Arena] = deque()
+
+    def run() -> None:
+        begin.wait(60)
+        for _ in range(300):
+            arena = found.ask(use)
+            if arena is not None:
+                use(arena)
+            while True:  # what was received is given by somebody
+                try:
+                    found.give(given.popleft())
+                except IndexError:
+                    break
+
+    with switching():
+        all_end(*(threading.Thread(target=run) for _ in range(6)))
+    while given:
+        found.give(given.popleft())
+    for _ in range(6 * 300):
+        assert done.acquire(timeout=10)
+    assert len(found.free) == found.nbytes // SIZE
+
+
+def test_nor_is_one_where_others_are_stopped_and_drop():
+    found = arenas(2)
+    begin = threading.Barrier(6)
+    failed: list[BaseException] = []
+
+    def run(number: int) -> None:
+        begin.wait(60)
+        try:
+            for i in range(60):
+                control = Control()
+                if (i + number) % 3 == 0:
+                    control.set(ps.Cancelled("enough"))
+                try:
+                    arena = found.take(control)
+                except ps.Cancelled:
+                    continue
+                assert arena.owner.acquire(blocking=False)
+                arena.owner.release()
+                if (i + number) % 7 == 0:
+                    found.drop()
+                else:
+                    found.give(arena)
+        except BaseException as error:
+            failed.append(error)
+
+    with switching():
+        all_end(*(threading.Thread(target=run, args=(number,)) for number in range(6)))
+    assert not failed
+    assert len(found.free) == found.nbytes // SIZE <= 2
+    assert not found._waiting

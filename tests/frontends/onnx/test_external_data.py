@@ -1,0 +1,247 @@
+"""External data is mapped from files beside the model, and from nowhere else."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import penstock
+from penstock.errors import InvalidModel
+from penstock.frontends.onnx.importer import load
+from penstock.limits import Limits
+
+VALUES = np.arange(6, dtype=np.float32)
+
+
+def external(code: int = TensorProto.FLOAT, dims: Any = (2, 3), **entries: Any) -> TensorProto:
+    proto = TensorProto(name="w", data_type=code, dims=dims, data_location=TensorProto.EXTERNAL)
+    for key, value in entries.items():
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
+def saved(folder: Path, tensor: TensorProto) -> Path:
+    outs = [onnx.ValueInfoProto(name="w")]
+    proto = helper.make_model(helper.make_graph([], "g", [], outs, [tensor]))
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def weights(folder: Path, tensor: TensorProto, limits: Limits | None = None) -> np.ndarray:
+    const = load(saved(folder, tensor), limits).graph.outputs[0].const
+    assert const is not None
+    return const
+
+
+def problem(folder: Path, tensor: TensorProto) -> str:
+    with pytest.raises(InvalidModel) as caught:
+        load(saved(folder, tensor))
+    (only,) = caught.value.problems
+    assert only.startswith("initializer 'w' in model.onnx: ")
+    return only
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The model's folder, with data in it, and around it what a model must not get hold of."""
+    (tmp_path / "secret.bin").write_bytes(VALUES.tobytes())
+    inside = tmp_path / "model"
+    (inside / "sub").mkdir(parents=True)
+    for place in ("w.bin", "sub/w.bin", "..w"):
+        (inside / place).write_bytes(b"head" + VALUES.tobytes())
+    return inside
+
+
+def mapping(array: np.ndarray) -> object:
+    """What the memory of an array belongs to in the end."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.obj if isinstance(base, memoryview) else base
+
+
+@pytest.mark.parametrize("location", ["w.bin", "sub/w.bin", "./w.bin", "sub/./w.bin", "..w"])
+def test_data_is_mapped(folder: Path, location: str) -> None:
+    array = weights(folder, external(location=location, offset=4, length=24))
+    assert np.array_equal(array, VALUES.reshape(2, 3))
+    assert isinstance(mapping(array), mmap.mmap)
+    assert not array.flags.writeable
+
+
+def test_length_and_offset_may_be_left_out(folder: Path) -> None:
+    (folder / "w.bin").write_bytes(VALUES.tobytes())
+    assert np.array_equal(weights(folder, external(location="w.bin")).reshape(-1), VALUES)
+
+
+def test_a_file_is_mapped_once(folder: Path) -> None:
+    tensors = [external(location="w.bin", offset=4 * i + 4, dims=[1]) for i in range(3)]
+    for i, tensor in enumerate(tensors):
+        tensor.name = f"w{i}"
+    outs = [onnx.ValueInfoProto(name=t.name) for t in tensors]
+    proto = helper.make_model(helper.make_graph([], "g", [], outs, tensors))
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    constants = [v.const for v in load(folder / "model.onnx").graph.outputs]
+    assert [float(c[0]) for c in constants if c is not None] == [0, 1, 2]
+    assert len({id(mapping(c)) for c in constants if c is not None}) == 1
+
+
+def test_data_at_odd_places_is_copied_so_that_it_is_aligned(folder: Path) -> None:
+    (folder / "w.bin").write_bytes(b"abc" + VALUES.tobytes())
+    array = weights(folder, external(location="w.bin", offset=3))
+    assert array.flags.aligned
+    assert np.array_equal(array.reshape(-1), VALUES)
+
+
+def test_an_empty_tensor_of_an_empty_file(folder: Path) -> None:
+    (folder / "w.bin").write_bytes(b"")
+    assert weights(folder, external(location="w.bin", dims=[0])).shape == (0,)
+
+
+def test_packed_data(folder: Path) -> None:
+    (folder / "w.bin").write_bytes(bytes([0x21, 0xF8, 0x07]))
+    array = weights(folder, external(TensorProto.INT4, [5], location="w.bin", length=3))
+    assert array.dtype == ml_dtypes.int4
+    assert array.astype(int).tolist() == [1, 2, -8, -1, 7]
+
+
+def test_a_file_of_more_than_4_gb(folder: Path) -> None:
+    with (folder / "w.bin").open("wb") as file:  # sparse on disk
+        file.truncate(2**32 + 24)
+        file.seek(2**32)
+        file.write(VALUES.tobytes())
+    array = weights(folder, external(location="w.bin", offset=2**32))
+    assert np.array_equal(array.reshape(-1), VALUES)
+    whole = weights(folder, external(dims=[2**30 + 6], location="w.bin"))
+    assert whole.nbytes == 2**32 + 24
+    assert whole[-1] == 5
+
+
+def test_it_counts_against_the_limit(folder: Path) -> None:
+    tensor = external(location="w.bin", offset=4)
+    weights(folder, tensor, Limits(max_constant_bytes=24))
+    with pytest.raises(InvalidModel, match="max_constant_bytes = 23"):
+        weights(folder, tensor, Limits(max_constant_bytes=23))
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["../secret.bin", "sub/../../secret.bin", "sub/../w.bin", "..", "..\\secret.bin", "C:secret"],
+)
+def test_locations_that_lead_out(folder: Path, location: str) -> None:
+    assert "leads out of the model's folder" in problem(folder, external(location=location))
+
+
+def test_absolute_locations(folder: Path) -> None:
+    for place in (folder / "w.bin", folder.parent / "secret.bin", "\\\\host\\share"):
+        assert "leads out of the model's folder" in problem(folder, external(location=place))
+
+
+@pytest.mark.parametrize("location", ["", ".", "./", "/", "a\0b"])
+def test_locations_that_name_no_file(folder: Path, location: str) -> None:
+    message = problem(folder, external(location=location))
+    assert "is not the name of a file" in message or "leads out" in message
+
+
+def test_symbolic_links(folder: Path) -> None:
+    (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
+    (folder / "inside.bin").symlink_to(folder / "w.bin")
+    (folder / "up").symlink_to(folder.parent)
+    (folder / "dangling").symlink_to(folder / "nothing")
+    for location in ("link.bin", "inside.bin", "up/secret.bin", "dangling"):
+        assert "symbolic link" in problem(folder, external(location=location))
+
+
+def test_the_models_own_path_may_lead_through_links(folder: Path, tmp_path: Path) -> None:
+    path = saved(folder, external(location="w.bin", offset=4))
+    (tmp_path / "alias").symlink_to(folder)
+    model = load(tmp_path / "alias" / path.name)
+    assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
+
+
+def test_hard_links(folder: Path) -> None:
+    os.link(folder.parent / "secret.bin", folder / "hard.bin")
+    assert "hard links" in problem(folder, external(location="hard.bin"))
+
+
+def test_what_is_no_file(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    for location in ("pipe", "sub"):
+        assert "that is not a regular file" in problem(folder, external(location=location))
+    assert "No such file" in problem(folder, external(location="nothing"))
+    assert "Not a directory" in problem(folder, external(location="w.bin/w.bin"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"offset": 8}, "needs bytes 8 to 32 of 'w.bin', which has 28"),
+        ({"offset": 2**40}, "which has 28"),
+        ({"offset": -4}, "has '-4' as the offset of its external data, not a number"),
+        ({"offset": "١"}, "not a number"),
+        ({"offset": "9" * 5000}, "not a number"),
+        ({"length": 20}, "has 20 bytes of external data, but its shape takes 24"),
+        ({"length": 28}, "has 28 bytes of external data, but its shape takes 24"),
+        ({"length": "many"}, "not a number"),
+    ],
+)
+def test_offsets_and_lengths_that_do_not_fit(folder: Path, entries: Any, message: str) -> None:
+    assert message in problem(folder, external(location="w.bin", **entries))
+
+
+def test_dims_that_the_file_does_not_have(folder: Path) -> None:
+    tensor = external(dims=[2**32], location="w.bin")
+    assert "needs bytes 0 to 17179869184 of 'w.bin', which has 28" in problem(folder, tensor)
+
+
+def test_strings_cannot_be_external(folder: Path) -> None:
+    tensor = external(TensorProto.STRING, [1], location="w.bin")
+    assert "store strings in the model" in problem(folder, tensor)
+
+
+def test_a_model_without_a_path_has_no_folder(folder: Path) -> None:
+    data = saved(folder, external(location="w.bin", offset=4)).read_bytes()
+    for source in (data, onnx.ModelProto.FromString(data)):
+        with pytest.raises(InvalidModel, match="load the model from its path"):
+            load(source)
+
+
+def test_external_data_of_attributes(folder: Path) -> None:
+    constant = helper.make_node("Constant", [], ["w"])
+    tensor = external(location="w.bin", offset=4)
+    constant.attribute.append(helper.make_attribute("value", tensor))
+    outs = [onnx.ValueInfoProto(name="w")]
+    proto = helper.make_model(helper.make_graph([constant], "g", [], outs))
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    model = load(folder / "model.onnx")
+    assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
+
+
+def test_more_than_two_gigabytes_are_mapped(tmp_path):
+    count = 2**29 + 16  # float32: 2 GiB and a little; the file is sparse, and takes no room
+    with open(tmp_path / "large.bin", "wb") as file:
+        file.truncate(count * 4)
+        file.seek((count - 4) * 4)
+        file.write(np.arange(4, dtype=np.float32).tobytes())
+    large = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[count])
+    large.data_location = onnx.TensorProto.EXTERNAL
+    large.external_data.add(key="location", value="large.bin")
+    node = onnx.helper.make_node("Gather", ["w", "i"], ["y"])
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node], "g", [info("i", 7, ["N"])], [info("y", 1, ["N"])], [large]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    session = penstock.compile(path)
+    indices = np.array([0, count - 1, count - 2])
+    assert session.run({"i": indices})["y"].tolist() == [0, 3, 2]

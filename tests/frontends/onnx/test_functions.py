@@ -1,0 +1,407 @@
+"""Functions of a model, and those that ONNX defines operations by, are expanded where called."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from penstock.analysis.interpreter import interpret
+from penstock.analysis.verify import verify
+from penstock.errors import InvalidModel, Unsupported
+from penstock.frontends.onnx import upgrades
+from penstock.frontends.onnx.importer import load
+from penstock.ir.graph import Model, sort
+from penstock.limits import Limits
+
+OPSET = 21
+X = np.array([-1.5, 0.5, 3], np.float32)
+
+
+def node(op: str, inputs: str, outputs: str, name: str = "", **attrs: Any) -> NodeProto:
+    domain = "own" if op[0] == "F" and op != "Flatten" else ""
+    return helper.make_node(
+        op, inputs.split(), outputs.split(), name=name or None, domain=domain, **attrs
+    )
+
+
+def referring(proto: NodeProto, **references: str) -> NodeProto:
+    """``proto`` with attributes that refer to those of the function around it."""
+    schema = onnx.defs.get_schema(proto.op_type, OPSET, "") if not proto.domain else None
+    for key, name in references.items():
+        kind = AttributeProto.FLOAT if schema is None else schema.attributes[key].type.value
+        proto.attribute.append(AttributeProto(name=key, ref_attr_name=name, type=kind))
+    return proto
+
+
+def function(
+    name: str,
+    inputs: str,
+    outputs: str,
+    nodes: Sequence[NodeProto],
+    attributes: Sequence[str] = (),
+    defaults: Sequence[AttributeProto] = (),
+    overload: str = "",
+    opset: int = OPSET,
+) -> FunctionProto:
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+    return helper.make_function(
+        "own",
+        name,
+        inputs.split(),
+        outputs.split(),
+        nodes,
+        imports,
+        attributes,
+        defaults,
+        overload=overload or None,
+    )
+
+
+def model_of(
+    nodes: Sequence[NodeProto],
+    functions: Sequence[FunctionProto],
+    outputs: Sequence[str] = ("y",),
+    opset: int = OPSET,
+) -> onnx.ModelProto:
+    infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])]
+    outs = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+    graph = helper.make_graph(nodes, "g", infos, outs)
+    return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=10)
+
+
+def run(model: Model, *feeds: Any) -> list[Any]:
+    verify(model)
+    sort(model.graph)
+    with np.errstate(all="ignore"):
+        return interpret(model.graph, feeds)
+
+
+def check(proto: onnx.ModelProto) -> Model:
+    """Compare with ONNX Runtime."""
+    model = load(proto)
+    wanted = run_ort(proto, {"x": X})
+    for got, want in zip(run(model, X), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    return model
+
+
+def run_ort(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def problem(proto: onnx.ModelProto, limits: Limits | None = None) -> str:
+    with pytest.raises(InvalidModel) as caught:
+        load(proto, limits)
+    return "\n".join(caught.value.problems)
+
+
+TWICE = function("FTwice", "a", "b", [node("Add", "a a", "b", "add")])
+
+
+def test_a_call_is_replaced_by_the_body() -> None:
+    model = check(
+        model_of([node("FTwice", "x", "h", "one"), node("FTwice", "h", "y", "two")], [TWICE])
+    )
+    assert [n.name for n in model.graph.nodes] == ["one/add", "two/add"]
+    assert model.graph.nodes[0].origin == "one/add in function own.FTwice of the model"
+    assert model.graph.nodes[0].outputs[0] is model.graph.nodes[1].inputs[0]
+
+
+def test_calls_without_names_or_with_the_same_names() -> None:
+    body = [node("Add", "a a", "t"), node("Neg", "t", "b")]
+    calls = [node("FNeg", "x", "h", "same"), node("FNeg", "h", "i", "same"), node("FNeg", "i", "y")]
+    model = load(model_of(calls, [function("FNeg", "a", "b", body)]))
+    assert np.array_equal(run(model, X)[0], -8 * X)
+    names = [v.name for n in model.graph.nodes for v in n.outputs if v is not None]
+    assert len(set(names)) == len(names) == 6
+
+
+def test_names_of_a_body_do_not_meet_those_of_the_model() -> None:
+    body = [node("Add", "a a", "t"), node("Neg", "t", "b")]
+    nodes = [node("Relu", "x", "f/t"), node("FNeg", "f/t", "y", "f")]
+    check(model_of(nodes, [function("FNeg", "a", "b", body)]))
+
+
+def test_functions_call_functions() -> None:
+    four = function("FFour", "a", "b", [node("FTwice", "a", "t", "in"), node("FTwice", "t", "b")])
+    model = check(model_of([node("FFour", "x", "y", "four")], [four, TWICE]))
+    assert model.graph.nodes[0].name == "four/in/add"
+    assert model.graph.nodes[0].origin == "four/in/add in function own.FTwice of the model"
+
+
+def test_a_body_has_opsets_of_its_own() -> None:
+    # The sum over axis 0 as an attribute in opset 11, as an input in the model's.
+    body = [node("ReduceSum", "a", "b", axes=[0], keepdims=0)]
+    total = function("FSum", "a", "b", body, opset=11)
+    model = load(model_of([node("FSum", "x", "y")], [total]))
+    assert run(model, X)[0] == pytest.approx(2)
+
+
+def test_attributes_are_handed_through() -> None:
+    leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
+    inner = function("FLeaky", "a", "b", [leaky], ["slope"])
+    call = referring(node("FLeaky", "a", "b"), slope="outer")
+    outer = function("FOuter", "a", "b", [call], ["outer"])
+    check(model_of([node("FOuter", "x", "y", outer=0.25)], [inner, outer]))
+
+
+def test_attributes_that_a_call_leaves_out() -> None:
+    leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
+    with_default = function("FOne", "a", "b", [leaky], [], [helper.make_attribute("slope", 0.5)])
+    without = function("FTwo", "a", "b", [leaky], ["slope"])  # then LeakyRelu's own default holds
+    model = load(
+        model_of([node("FOne", "x", "y"), node("FTwo", "x", "z")], [with_default, without], "yz")
+    )
+    y, z = run(model, X)
+    assert (y[0], z[0]) == (pytest.approx(-0.75), pytest.approx(-0.015))
+
+
+def test_constants_of_a_body() -> None:
+    fixed = node("Constant", "", "two", value_float=2.0)
+    given = referring(node("Constant", "", "n"), value_float="number")
+    body = [fixed, given, node("Mul", "a two", "t"), node("Add", "t n", "b")]
+    f = function("FLine", "a", "b", body, ["number"])
+    model = check(
+        model_of(
+            [node("FLine", "x", "y", number=1.0), node("FLine", "x", "z", number=3.0)], [f], "yz"
+        )
+    )
+    mul, _, other, _ = model.graph.nodes
+    assert mul.inputs[1] is not None
+    assert other.inputs[1] is not None
+    assert mul.inputs[1].const is other.inputs[1].const  # one array, however often it is called
+
+
+def test_a_graph_within_a_body() -> None:
+    then = helper.make_graph(
+        [referring(node("LeakyRelu", "a", "t"), alpha="slope")],
+        "then",
+        [],
+        [onnx.ValueInfoProto(name="t")],
+    )
+    other = helper.make_graph([node("Neg", "a", "e")], "else", [], [onnx.ValueInfoProto(name="e")])
+    body = [
+        node("ReduceMax", "a", "m", keepdims=0),
+        node("Constant", "", "one", value_float=1.0),
+        node("Greater", "m one", "c"),
+        node("If", "c", "b", "if", then_branch=then, else_branch=other),
+    ]
+    f = function("FIf", "a", "b", body, ["slope"])
+    model = check(
+        model_of([node("FIf", "x", "h", "f", slope=0.5), node("FIf", "h", "y", slope=0.25)], [f])
+    )
+    branch = model.graph.nodes[2].attrs["then_branch"]
+    assert branch.nodes[0].origin == (
+        "f/LeakyRelu_0 in then_branch of f/if in function own.FIf of the model"
+    )
+
+
+def test_a_graph_handed_to_a_body_sees_the_values_of_the_caller() -> None:
+    branch = helper.make_graph([node("Neg", "x", "t")], "b", [], [onnx.ValueInfoProto(name="t")])
+    taken = node("If", "c", "b")
+    for key in ("then_branch", "else_branch"):
+        taken.attribute.append(
+            AttributeProto(name=key, ref_attr_name="branch", type=AttributeProto.GRAPH)
+        )
+    body = [
+        node("Constant", "", "c", value=helper.make_tensor("", TensorProto.BOOL, [], [1])),
+        taken,
+    ]
+    f = function("FBranch", "", "b", body, ["branch"])
+    model = load(model_of([node("FBranch", "", "y", branch=branch)], [f]))
+    assert run(model, X)[0].tolist() == [1.5, -0.5, -3]
+
+
+def test_inputs_and_outputs_that_are_left_out() -> None:
+    body = [node("Clip", "a low high", "b"), node("Neg", "a", "c")]
+    f = function("FClip", "a low high", "b c", body)
+    nodes = [
+        node("Constant", "", "one", value_float=1.0),
+        helper.make_node("FClip", ["x", "", "one"], ["w"], domain="own"),
+        helper.make_node("FClip", ["x"], ["", "y"], domain="own"),
+    ]
+    model = load(model_of(nodes, [f], "wy"))
+    w, y = run(model, X)
+    assert w.tolist() == [-1.5, 0.5, 1]
+    assert np.array_equal(y, -X)
+    assert [v and v.name for v in model.graph.nodes[0].inputs] == ["x", None, "one"]
+
+
+def test_outputs_that_are_inputs_constants_or_the_same() -> None:
+    body = [node("Constant", "", "k", value_floats=[1.0, 2.0]), node("Neg", "a", "b")]
+    f = function("FMany", "a", "a k b b", body)
+    model = load(
+        model_of([node("FMany", "x", "p q r s", "many"), node("Neg", "q", "y")], [f], "pqrsy")
+    )
+    p, q, r, s, y = run(model, X)
+    assert np.array_equal(p, X)
+    assert q.tolist() == [1, 2]
+    assert np.array_equal(r, -X)
+    assert np.array_equal(s, -X)
+    assert y.tolist() == [-1, -2]
+
+
+def test_overloads() -> None:
+    one = function("FPick", "a", "b", [node("Neg", "a", "b")], overload="one")
+    two = function("FPick", "a", "b", [node("Abs", "a", "b")], overload="two")
+    calls = [node("FPick", "x", "y"), node("FPick", "x", "z")]
+    calls[0].overload, calls[1].overload = "one", "two"
+    model = load(model_of(calls, [one, two], "yz"))
+    assert [n.op.name for n in model.graph.nodes] == ["Neg", "Abs"]
+    assert "own.FPick:one" in model.graph.nodes[0].origin
+    with pytest.raises(Unsupported, match=r"own\.FPick"):
+        load(model_of([node("FPick", "x", "y")], [one, two]))
+
+
+def test_a_function_of_the_model_comes_before_an_operation_of_the_same_name() -> None:
+    relu = function("Relu", "a", "b", [node("Neg", "a", "b")])
+    relu.domain = ""
+    model = load(model_of([helper.make_node("Relu", ["x"], ["y"])], [relu]))
+    assert [n.op.name for n in model.graph.nodes] == ["Neg"]
+
+
+def test_functions_called_before_their_inputs_are_made() -> None:
+    model = load(model_of([node("FTwice", "h", "y"), node("Neg", "x", "h")], [TWICE]))
+    assert np.array_equal(run(model, X)[0], -2 * X)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("calls", "chain"),
+    [
+        ({"FA": ["FA"]}, "function own.FA -> function own.FA"),
+        (
+            {"FA": ["FB"], "FB": ["FC"], "FC": ["FA"]},
+            "function own.FA -> function own.FB -> function own.FC -> function own.FA",
+        ),
+    ],
+)
+def test_recursion_is_named(calls: dict[str, list[str]], chain: str) -> None:
+    functions = [
+        function(name, "a", "b", [node(callee, "a", "b") for callee in callees])
+        for name, callees in calls.items()
+    ]
+    assert chain in problem(model_of([node("FA", "x", "y")], functions))
+
+
+def test_recursion_through_a_nested_graph() -> None:
+    branch = helper.make_graph([node("FA", "a", "t")], "b", [], [onnx.ValueInfoProto(name="t")])
+    f = function("FA", "a c", "b", [node("If", "c", "b", then_branch=branch, else_branch=branch)])
+    assert "own.FA -> function own.FA" in problem(model_of([node("Relu", "x", "y")], [f]))
+
+
+@pytest.mark.parametrize("body", ["", "Add"])
+def test_exponential_expansion_is_counted_first(body: str) -> None:
+    leaf = [node("Add", "a a", "b")] if body else []
+    functions = [function("F0", "a", "b" if leaf else "a", leaf)]
+    for i in range(1, 60):
+        calls = [node(f"F{i - 1}", "a", "t"), node(f"F{i - 1}", "t", "b")]
+        functions.append(function(f"F{i}", "a", "b", calls))
+    begin = time.perf_counter()
+    message = problem(model_of([node("F59", "x", "y")], functions))
+    assert "more nodes than Limits.max_nodes = 5000000 once its functions are expanded" in message
+    assert time.perf_counter() - begin < 1
+
+
+def test_depth_of_calls_is_bounded() -> None:
+    functions = [
+        function(f"F{i}", "a", "b", [node(f"F{i - 1}" if i else "Neg", "a", "b")])
+        for i in range(100)
+    ]
+    proto = model_of([node("F99", "x", "y")], functions)
+    assert "nests deeper than Limits.max_depth = 64" in problem(proto)
+    load(proto, Limits(max_depth=200))
+
+
+def test_calls_that_do_not_fit() -> None:
+    proto = model_of(
+        [
+            node("FTwice", "x x", "h", "inputs"),
+            node("FTwice", "x", "i j", "outputs"),
+            node("FTwice", "x", "y", "attribute", alpha=1.0),
+        ],
+        [TWICE],
+    )
+    assert problem(proto).splitlines() == [
+        "inputs in the model has 2 inputs, but function own.FTwice has 1",
+        "outputs in the model has 2 outputs, but function own.FTwice has 1",
+        "attribute in the model has an attribute 'alpha', which function own.FTwice does not have",
+    ]
+
+
+def test_two_functions_of_one_name() -> None:
+    assert "function own.FTwice twice" in problem(
+        model_of([node("Relu", "x", "y")], [TWICE, TWICE])
+    )
+
+
+def test_faults_within_a_body_are_placed() -> None:
+    f = function("FBad", "a", "b", [node("Cast", "a", "b", "cast")])
+    assert problem(model_of([node("FBad", "x", "y", "call")], [f])) == (
+        "call/cast in function own.FBad of the model lacks attribute 'to', which Cast-21 requires"
+    )
+
+
+def test_a_body_imports_its_own_domains() -> None:
+    f = function("FBad", "a", "b", [helper.make_node("Op", ["a"], ["b"], domain="else")])
+    proto = model_of([node("FBad", "x", "y", "call")], [f])
+    proto.opset_import.append(helper.make_opsetid("else", 1))
+    assert "'else' is undeclared" in problem(proto)
+
+
+def test_a_default_that_refers_to_itself() -> None:
+    leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
+    default = AttributeProto(name="slope", ref_attr_name="slope", type=AttributeProto.FLOAT)
+    f = function("FLoop", "a", "b", [leaky], [], [default])
+    assert "but is in none" in problem(model_of([node("FLoop", "x", "y")], [f]))
+
+
+# Operations that ONNX defines by others
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "attrs"),
+    [
+        ("MeanVarianceNormalization", 13, {"axes": [0]}),
+        ("Softplus", 22, {}),
+        ("Elu", 22, {"alpha": 0.5}),
+        ("Selu", 22, {}),
+        ("HardSigmoid", 22, {"beta": 0.25}),
+        ("ThresholdedRelu", 22, {"alpha": 0.25}),
+        ("Shrink", 9, {"bias": 0.25}),
+    ],
+)
+def test_definitions_of_operations_without_a_kernel(
+    op: str, opset: int, attrs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = upgrades.find
+    monkeypatch.setattr(
+        upgrades, "find", lambda name, *rest: None if name == op else original(name, *rest)
+    )
+    upgrades.meaning.cache_clear()
+    try:
+        proto = model_of([node(op, "x", "y", "node", **attrs)], [], opset=opset)
+        model = load(proto)
+    finally:
+        upgrades.meaning.cache_clear()
+    assert len(model.graph.nodes) > 1
+    assert f"in the definition of {op}-" in model.graph.nodes[0].origin
+    wanted = ReferenceEvaluator(proto).run(None, {"x": X})
+    np.testing.assert_allclose(run(model, X)[0], wanted[0], rtol=1e-5)

@@ -1,0 +1,424 @@
+"""ONNX models become graphs; what breaks the format is refused with every fault named."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
+
+from penstock.analysis.verify import verify
+from penstock.errors import InvalidModel, Unsupported
+from penstock.frontends.onnx import file
+from penstock.frontends.onnx.importer import load
+from penstock.ir.graph import Graph
+from penstock.limits import Limits
+from penstock.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
+from tests.support.onnx_models import FLOAT, graph_of, model_of, node, problems, run, tensor
+
+RELU = model_of(node("Relu", "x", "y", "relu"))
+X = np.array([-1, 2], np.float32)
+
+
+# Sources
+
+
+def test_a_path_bytes_and_a_proto_load_alike(tmp_path: Path) -> None:
+    path = tmp_path / "relu.onnx"
+    onnx.save(RELU, path)
+    for source in (path, str(path), path.read_bytes(), RELU):
+        model = load(source)
+        assert model.path == (str(path) if isinstance(source, str | Path) else None)
+        assert np.array_equal(run(model, X)[0], [0, 2])
+    assert load(path).graph.nodes[0].origin == "relu in relu.onnx"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidModel, match=r"nothing\.onnx cannot be read: No such file"):
+        load(tmp_path / "nothing.onnx")
+    with pytest.raises(InvalidModel, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cut.onnx"
+    data = model_of(node("Add", "x w", "y"), initializers=[tensor("w", X)]).SerializeToString()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        with pytest.raises(InvalidModel, match=r"cut\.onnx"):
+            load(path)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_and_damaged_bytes_are_refused_or_read(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    data = bytearray(
+        model_of(
+            node("Conv", "x w", "h", kernel_shape=[1, 1]),
+            node("If", "c", "y", then_branch=graph_of([node("Relu", "h", "t")], (), ("t",))),
+            initializers=[tensor("w", np.ones((1, 1, 1, 1), np.float32)), tensor("c", True)],
+        ).SerializeToString()
+    )
+    for _ in range(1 + seed % 4):
+        at = int(random.integers(len(data)))
+        data[at : at + seed % 3] = random.bytes(int(random.integers(4)))
+    for source in (bytes(data), random.bytes(50 + seed)):
+        try:
+            verify(load(source))
+        except (InvalidModel, Unsupported) as error:
+            assert str(error)
+
+
+def test_wrong_wire_types_leave_no_graph() -> None:
+    # Field 7, the graph, as a number; and a tensor where the model should be.
+    for data in (b"\x38\x05", tensor("w", X).SerializeToString(), b""):
+        with pytest.raises(InvalidModel, match=r"the model has no graph|cannot read this"):
+            load(data)
+
+
+def test_names_that_are_no_text() -> None:
+    data = RELU.SerializeToString().replace(b"\x01y", b"\x01\xff")
+    with pytest.raises(InvalidModel, match=r"name b'\\xff' is not UTF-8"):
+        load(data)
+    data = RELU.SerializeToString().replace(b"Relu", b"Re\xffu")
+    with pytest.raises(Unsupported, match="not UTF-8"):
+        load(data)
+
+
+# Large files are read in pieces
+
+
+def large_model(tmp_path: Path) -> Path:
+    weights = [tensor(f"w{i}", np.full(20_000 * (i % 2) + 3, i, np.float32)) for i in range(5)]
+    nodes = [node("Add", f"v{i} w{i}", f"v{i + 1}") for i in range(5)]
+    proto = model_of(*nodes, inputs=("v0",), outputs=("v5",), initializers=weights)
+    helper.set_model_props(proto, {"who": "me"})
+    path = tmp_path / "large.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def test_a_file_in_pieces_is_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "LARGE_FILE", 0)
+    path = large_model(tmp_path)
+    whole = onnx.load(path)
+    with file.opened(path) as (proto, weights):
+        apart = list(weights)
+        assert [w.name for w in apart] == ["w1", "w3"]
+        assert len(proto.SerializeToString()) < 1000
+        for each in apart:
+            assert isinstance(each, file.Apart)
+            assert not each.proto.HasField("raw_data")
+            each.proto.raw_data = each.data.tobytes()
+            proto.graph.initializer.append(each.proto)
+    proto.graph.initializer.sort(key=lambda t: t.name)
+    assert proto == whole
+
+
+def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = large_model(tmp_path)
+    wanted = load(path)
+    monkeypatch.setattr(file, "LARGE_FILE", 0)
+    model = load(path)
+    constants = [n.inputs[1].const for n in model.graph.nodes if n.inputs[1] is not None]
+    for got, node_ in zip(constants, wanted.graph.nodes, strict=True):
+        assert node_.inputs[1] is not None
+        assert np.array_equal(got, node_.inputs[1].const)
+    data = path.read_bytes()
+    for size in (*range(1, 400), *range(400, len(data), 997)):
+        path.write_bytes(data[:size])
+        with pytest.raises(InvalidModel, match=r"large\.onnx"):
+            load(path)
+
+
+def test_a_model_with_its_graph_in_two_parts() -> None:
+    # Protobuf merges messages that are written twice: a piecewise reader must, too.
+    proto = model_of(node("Add", "x w", "y"))
+    rest = onnx.ModelProto()
+    rest.graph.initializer.append(tensor("w", np.ones(20_000, np.float32)))
+    data = proto.SerializeToString() + rest.SerializeToString()
+    wanted = onnx.ModelProto.FromString(data)
+    kept, spans = file._split(io.BytesIO(data), len(data))
+    joined = onnx.ModelProto.FromString(b"".join(kept))
+    joined.graph.initializer.extend(TensorProto.FromString(data[a:b]) for a, b in spans)
+    assert len(spans) == 1
+    assert joined == wanted
+
+
+# Graph structure
+
+
+def test_nodes_in_any_order() -> None:
+    model = load(model_of(node("Neg", "h", "y"), node("Relu", "x", "h")))
+    neg, relu = model.graph.nodes
+    assert neg.inputs[0] is not None
+    assert neg.inputs[0].producer is relu
+
+
+def test_an_undefined_name_is_left_to_verify() -> None:
+    model = load(model_of(node("Add", "x nobody", "y")))
+    with pytest.raises(InvalidModel, match="reads 'nobody', which nothing makes"):
+        verify(model)
+
+
+def test_a_name_defined_twice_is_two_values() -> None:
+    model = load(model_of(node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")))
+    a, b = model.graph.nodes
+    assert model.graph.outputs == [b.outputs[0]]
+    assert a.outputs[0] is not b.outputs[0]
+    with pytest.raises(InvalidModel, match="two values of graph 'g' are named 'y'"):
+        verify(model)
+
+
+def test_outputs_that_are_inputs_or_constants() -> None:
+    model = load(model_of(outputs=("x", "w"), initializers=[tensor("w", X)]))
+    assert model.graph.outputs[0] is model.graph.inputs[0]
+    assert np.array_equal(run(model, X)[1], X)
+
+
+def test_an_initializer_is_a_constant_even_if_it_is_an_input_too() -> None:
+    proto = model_of(node("Add", "x w", "y"), inputs=("x", "w"), initializers=[tensor("w", X)])
+    model = load(proto)
+    assert [v.name for v in model.graph.inputs] == ["x"]
+    weight = model.graph.nodes[0].inputs[1]
+    assert weight is not None
+    assert weight.name == "w"
+    assert np.array_equal(weight.const, X)
+
+
+def test_initializers_without_a_name_of_their_own() -> None:
+    proto = model_of(node("Relu", "x", "y"), initializers=[tensor("w", X), tensor("w", X)])
+    assert problems(proto) == ("the model has initializer 'w' twice; remove one",)
+    proto = model_of(node("Relu", "x", "y"), initializers=[tensor("", X)])
+    assert problems(proto) == ("the model has an initializer without a name; name it",)
+
+
+def test_nested_graphs_see_the_values_around_them() -> None:
+    inner = graph_of([node("Add", "h late", "t")], (), ("t",), name="inner")
+    middle = graph_of([node("If", "c", "m", "deep", then_branch=inner, else_branch=inner)], (), "m")
+    proto = model_of(
+        node("If", "c", "y", "outer", then_branch=middle, else_branch=graph_of([], (), ("h",))),
+        node("Relu", "x", "h"),
+        node("Neg", "h", "late"),
+        initializers=[tensor("c", True)],
+    )
+    model = load(proto)
+    outer, relu, neg = model.graph.nodes
+    deep = outer.attrs["then_branch"].nodes[0]
+    add = deep.attrs["then_branch"].nodes[0]
+    assert add.inputs == [relu.outputs[0], neg.outputs[0]]
+    assert outer.attrs["else_branch"].outputs == [relu.outputs[0]]
+    assert add.origin == ("Add_0 in then_branch of deep in then_branch of outer in the model")
+
+
+def test_types_of_nested_inputs_are_left_to_inference() -> None:
+    body = graph_of([node("Identity", "c", "c2"), node("Relu", "s", "t")], "ics", ("c2", "t"))
+    proto = model_of(node("Loop", "n  x", "y", body=body), initializers=[tensor("n", 3)])
+    graph: Graph = load(proto).graph.nodes[0].attrs["body"]
+    assert [v.type for v in graph.inputs] == [ANY] * 3
+
+
+@pytest.mark.parametrize("depth", [3, 12, 30])
+def test_depth_is_bounded_and_nothing_recurses(depth: int) -> None:
+    branch = graph_of([node("Relu", "x", "t")], (), ("t",))
+    for _ in range(depth):
+        branch = graph_of([node("If", "c", "t", then_branch=branch)], (), ("t",))
+    proto = model_of(node("If", "c", "y", then_branch=branch), initializers=[tensor("c", True)])
+    proto.graph.node[0].attribute.append(
+        helper.make_attribute("else_branch", graph_of([], (), ("x",)))
+    )
+    for if_node in _ifs(proto.graph):
+        if len(if_node.attribute) == 1:
+            if_node.attribute.append(helper.make_attribute("else_branch", graph_of([], (), ("x",))))
+    load(proto, Limits(max_depth=depth + 2))
+    (problem,) = problems(proto, Limits(max_depth=depth + 1))
+    assert f"nests deeper than Limits.max_depth = {depth + 1}" in problem
+
+
+def _ifs(graph: GraphProto) -> list[NodeProto]:
+    found = [n for n in graph.node if n.op_type == "If"]
+    for n in found:
+        for attribute in n.attribute:
+            if attribute.name == "then_branch":
+                found.extend(m for m in attribute.g.node if m.op_type == "If")
+    return found
+
+
+def test_too_many_nodes() -> None:
+    proto = model_of(*(node("Relu", "x", f"y{i}") for i in range(5)), outputs=("y0",))
+    load(proto, Limits(max_nodes=5))
+    (problem,) = problems(proto, Limits(max_nodes=4))
+    assert "more nodes than Limits.max_nodes = 4" in problem
+
+
+# Operations, attributes and arity against their schemas
+
+
+def test_every_fault_is_reported_at_once() -> None:
+    proto = model_of(
+        node("Conv", "x", "a", "one_input"),
+        node("LeakyRelu", "x", "b", "text", alpha="0.1"),
+        node("Cast", "x", "c", "aimless"),
+        node("Relu", "x", "d", "extra", beta=1.0),
+        node("Flatten", "x", "e", "wide", axis=1.5),
+        helper.make_node("Gather", ["x", ""], ["f"], name="hole"),
+        node("Dropout", "x", "y g h", "many"),
+        helper.make_node("Other", ["x"], ["o"], domain="somewhere.else", name="undeclared"),
+    )
+    assert problems(proto) == (
+        "one_input in the model has 1 inputs, but Conv-11 has 2 to 3",
+        "text in the model has an attribute 'alpha' that is of kind STRING, not FLOAT",
+        "aimless in the model lacks attribute 'to', which Cast-21 requires",
+        "extra in the model has an attribute 'beta', which Relu-14 does not have",
+        "wide in the model has an attribute 'axis' that is of kind FLOAT, not INT",
+        "hole in the model leaves out input 1 (indices), which Gather-13 requires",
+        "many in the model has 3 outputs, but Dropout-13 has 1 to 2",
+        "operator domain 'somewhere.else' is undeclared: add it to the opset imports (used by "
+        "undeclared in the model)",
+    )
+
+
+def test_many_faults_are_counted() -> None:
+    proto = model_of(*(node("Relu", "x x", f"y{i}") for i in range(70)), outputs=("y0",))
+    found = problems(proto)
+    assert len(found) == 51
+    assert found[-1] == "and 20 more"
+
+
+def test_everything_unsupported_is_reported_at_once() -> None:
+    proto = model_of(
+        node("Relu", "x", "y"),
+        node("Gelu", "x", "a", "too_early"),
+        helper.make_node("Magic", ["x"], ["b"], domain="own", name="first"),
+        helper.make_node("Magic", ["x"], ["c"], domain="own", name="second"),
+        opset=17,
+    )
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    with pytest.raises(Unsupported) as caught:
+        load(proto)
+    assert [(o.operation, o.reason, o.nodes) for o in caught.value.operations] == [
+        ("Gelu", "opset 17 of ai.onnx has no such operation", ("too_early in the model",)),
+        ("own.Magic", "there is no kernel of it", ("first in the model", "second in the model")),
+    ]
+
+
+def test_an_opset_of_the_future() -> None:
+    with pytest.raises(Unsupported, match=r"opset 99 is newer than \d+, .* older opset"):
+        load(model_of(node("Relu", "x", "y"), opset=99))
+
+
+def test_no_opset_at_all() -> None:
+    proto = helper.make_model(graph_of([node("Relu", "x", "y")]))
+    del proto.opset_import[:]
+    assert "'ai.onnx' is undeclared" in problems(proto)[0]
+    proto.ir_version = 2  # such files have no opsets, and mean the first
+    assert np.array_equal(run(load(proto), X)[0], [0, 2])
+
+
+def test_two_opsets_of_one_domain() -> None:
+    proto = model_of(node("Relu", "x", "y"))
+    proto.opset_import.append(helper.make_opsetid("ai.onnx", 7))
+    assert problems(proto) == ("the model imports two opsets of 'ai.onnx'; remove one",)
+
+
+def test_the_two_names_of_the_domain_of_onnx() -> None:
+    proto = model_of(helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx"))
+    load(proto)
+    proto.opset_import[0].domain = "ai.onnx"
+    proto.graph.node[0].domain = ""
+    assert load(proto).graph.nodes[0].op.full_name == "Relu"
+
+
+def test_attributes_get_the_defaults_of_their_own_version() -> None:
+    (selu,) = load(model_of(node("Selu", "x", "y"), opset=5)).graph.nodes
+    assert selu.attrs["alpha"] == pytest.approx(1.6732, abs=1e-9) or selu.attrs["alpha"] < 1.67321
+    (shape,) = load(model_of(node("Shape", "x", "y"), opset=13)).graph.nodes
+    assert shape.attrs == {"start": 0}  # which only later versions have
+
+
+def test_legacy_attributes_are_dropped() -> None:
+    proto = model_of(node("Relu", "x", "y", consumed_inputs=[0]), opset=5)
+    assert load(proto).graph.nodes[0].attrs == {}
+
+
+def test_an_attribute_twice() -> None:
+    proto = model_of(node("Flatten", "x", "y", "f", axis=1))
+    proto.graph.node[0].attribute.append(helper.make_attribute("axis", 1))
+    assert problems(proto) == ("f in the model has attribute 'axis' twice; remove one",)
+
+
+def test_attributes_without_a_kind_as_the_first_files_have_them() -> None:
+    proto = model_of(node("Flatten", "x", "y", axis=1), node("Transpose", "x", "z", perm=[0]))
+    for each in proto.graph.node:
+        each.attribute[0].ClearField("type")
+    flatten, transpose = load(proto).graph.nodes
+    assert (flatten.attrs["axis"], transpose.attrs["perm"]) == (1, [0])
+
+
+def test_references_to_attributes_of_no_function() -> None:
+    proto = model_of(node("Flatten", "x", "y", "f"))
+    proto.graph.node[0].attribute.append(
+        AttributeProto(name="axis", ref_attr_name="a", type=AttributeProto.INT)
+    )
+    assert "'axis' of f in the model refers to attribute 'a' of a function" in problems(proto)[0]
+
+
+# Types of inputs
+
+
+def typed_input(proto: onnx.TypeProto) -> Any:
+    graph = GraphProto(name="g", input=[onnx.ValueInfoProto(name="x", type=proto)])
+    graph.output.append(onnx.ValueInfoProto(name="x"))
+    return load(helper.make_model(graph)).graph.inputs[0].type
+
+
+def test_types_of_inputs() -> None:
+    dense = helper.make_tensor_type_proto
+    assert typed_input(dense(FLOAT, [2, "n", None, 0, -1, "?"])) == TensorType(
+        np.dtype(np.float32), (2, "n", None, None, None, None)
+    )
+    assert typed_input(dense(TensorProto.BFLOAT16, None)).shape is None
+    assert typed_input(onnx.TypeProto()) is ANY
+    inner = dense(TensorProto.INT64, [])
+    listed = helper.make_sequence_type_proto(inner)
+    assert typed_input(listed) == SequenceType(TensorType(INT64, ()))
+    optional = helper.make_optional_type_proto(listed)
+    assert typed_input(optional) == OptionalType(SequenceType(TensorType(INT64, ())))
+    mapped = helper.make_map_type_proto(TensorProto.STRING, inner)
+    assert typed_input(mapped) == MapType(STRING, TensorType(INT64, ()))
+    holes = helper.make_sparse_tensor_type_proto(FLOAT, [3])
+    assert typed_input(holes) == TensorType(np.dtype(np.float32), (3,))
+
+
+def test_types_of_inputs_with_faults() -> None:
+    with pytest.raises(InvalidModel, match="input 'x' of the model: element type 77"):
+        typed_input(onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=77)))
+    deep = helper.make_tensor_type_proto(FLOAT, [])
+    for _ in range(40):
+        deep = helper.make_sequence_type_proto(deep)
+    with pytest.raises(InvalidModel, match="input 'x' of the model: its type nests"):
+        typed_input(deep)
+
+
+# Speed is not measured by the clock but by what grows with the model.
+
+
+def test_schemas_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+    original = onnx.defs.get_schema
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*arguments)
+
+    monkeypatch.setattr(onnx.defs, "get_schema", counted)
+    nodes = [node("Mul", f"v{i} w", f"v{i + 1}") for i in range(500)]
+    load(model_of(*nodes, inputs=("v0", "w"), outputs=("v500",)))
+    assert count < 10

@@ -1,0 +1,500 @@
+"""GraphDefs: the corpus, names, and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+import penstock as ps
+from penstock.analysis.frames import frame_of
+from penstock.errors import InvalidInput, InvalidModel, PenstockError, RunError, Unsupported
+from penstock.passes.dead_code import cut
+from tests.support.tf_cases import Case, array, cases, check, feeds
+from tests.support.tf_graphs import Builder, Func, Shape, Type
+
+CASES = list(cases())
+
+
+def named(kind: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", kind, ids=[case.name for case in kind])
+
+
+# The corpus.
+
+
+@named(CASES)
+def test_every_case_loads(case: Case) -> None:
+    model = ps.load(case.path)
+    names = {node.name for node in model.graph.nodes} | {v.name for v in model.graph.inputs}
+    counted = {n for run in case.runs for n in run["expect"].get("live_exec", ())}
+    assert counted <= names
+
+
+@named([case for case in CASES if case.structured])
+@pytest.mark.parametrize("executor", ["linear", "dataflow"])
+def test_a_case_without_frames_runs(case: Case, executor: str) -> None:
+    session = ps.compile(case.path, executor=executor, backends=["numpy"])
+    for run in case.runs:
+        if "error" in run["expect"]:
+            with pytest.raises((RunError, InvalidInput)):
+                session.run(feeds(run), run["fetches"], run["targets"])
+        else:
+            check(case, run, session.run(feeds(run), run["fetches"], run["targets"]))
+
+
+@named(CASES)
+def test_frames_are_right_where_tensorflow_says_so(case: Case) -> None:
+    model = ps.load(case.path)
+    graph = model.graph
+    values = {v.name: v for node in graph.nodes for v in node.outputs if v is not None}
+    values.update((v.name, v) for v in graph.inputs)
+    nodes = {node.name: node for node in graph.nodes}
+    for run in case.runs:
+        fed = [values[name] for name in run["feeds"]]
+        fetched = [values[model.aliases.get(name, name)] for name in run["fetches"]]
+        part = cut(graph, fed, fetched, [nodes[name] for name in run["targets"]])
+        message = run["expect"].get("message", "")
+        if "different frames" in message or "LoopCond" in message:
+            with pytest.raises(InvalidModel, match=r"different frames|two LoopConds"):
+                frame_of(part)
+        else:
+            found = frame_of(part)
+            counted = set(run["expect"].get("live_exec", ()))
+            assert counted <= {node.name for node in found}
+
+
+# Names.
+
+
+def sum_of_two() -> Builder:
+    g = Builder()
+    g.placeholder("a", "float32", -1)
+    g.placeholder("b", "float32", -1)
+    g.node("AddV2", "a", "b", name="sum", T=Type("float32"))
+    g.node("Neg", "sum:0", name="scope/neg", T=Type("float32"))
+    return g
+
+
+def test_a_node_is_its_first_output() -> None:
+    session = ps.compile(sum_of_two().bytes())
+    a, b = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+    for feeds_ in ({"a": a, "b:0": b}, {"a:0": a, "b:0": b}, {"a": a, "b": b}):
+        out = session.run(feeds_, ["scope/neg", "sum:0", "sum"])
+        assert list(out) == ["scope/neg", "sum:0", "sum"]
+        np.testing.assert_array_equal(out["scope/neg"], [-4, -6])
+        np.testing.assert_array_equal(out["sum"], out["sum:0"])
+    assert [port.name for port in session.inputs] == ["a:0", "b:0"]
+    assert [port.name for port in session.outputs] == ["scope/neg:0"]
+    np.testing.assert_array_equal(session.run({"sum": a}, ["scope/neg"])["scope/neg"], -a)
+    np.testing.assert_array_equal(session(a, b), [-4, -6])
+
+
+def test_one_value_by_two_names_is_fed_once() -> None:
+    session = ps.compile(sum_of_two().bytes())
+    one = np.ones(1, np.float32)
+    with pytest.raises(InvalidInput, match="fed twice"):
+        session.run({"a": one, "a:0": one, "b": one})
+    with pytest.raises(InvalidInput, match="no such value"):
+        session.run({"a": one, "c": one})
+    with pytest.raises(InvalidInput, match="not fed"):
+        session.run({"a": one}, ["sum"])
+
+
+def test_text_and_binary_are_one(tmp_path: Path) -> None:
+    g = sum_of_two()
+    text = tmp_path / "graph.pbtxt"
+    text.write_text(text_format.MessageToString(g.proto) + "\nunknown_field: 3\n")
+    binary = tmp_path / "graph.pb"
+    binary.write_bytes(g.bytes())
+    feeds_ = {"a": [1.0], "b": [2.0]}
+    for source in (text, binary, g.bytes()):
+        (out,) = ps.compile(source).run(feeds_).values()
+        assert out == [-3]
+    text.write_text("node { name: 3 }")
+    with pytest.raises(InvalidModel, match=r"graph\.pbtxt is no GraphDef"):
+        ps.load(text)
+
+
+def test_nodes_may_come_in_any_order() -> None:
+    g = sum_of_two()
+    nodes = list(g.proto.node)[::-1]
+    del g.proto.node[:]
+    g.proto.node.extend(nodes)
+    (out,) = ps.compile(g.bytes()).run({"a": [1.0], "b": [2.0]}).values()
+    assert out == [-3]
+
+
+# Targets and effects.
+
+
+def test_a_target_runs_without_being_fetched() -> None:
+    g = Builder()
+    g.placeholder("x", "int32")
+    g.node("Greater", "x", g.const(np.int32(0), "zero"), name="positive", T=Type("int32"))
+    g.node("Assert", "positive", "x", name="check", T=[Type("int32")])
+    g.node("NoOp", "^check", name="all")
+    session = ps.compile(g.bytes())
+    assert session.run({"x": 1}, [], ["all"]) == {}
+    for target in ("check", "all"):
+        with pytest.raises(RunError, match="assertion failed: \\[-1\\]"):
+            session.run({"x": -1}, [], [target])
+    with pytest.raises(InvalidInput, match=r"no target is 'al'"):
+        session.run({"x": 1}, [], ["al"])
+
+
+def test_who_waits_for_a_check_runs_after_it() -> None:
+    g = Builder()
+    g.placeholder("x", "int32")
+    g.node("Greater", "x", g.const(np.int32(0), "zero"), name="positive", T=Type("int32"))
+    g.node("Assert", "positive", "x", name="check", T=[Type("int32")])
+    g.node("Identity", "x", "^check", name="y", T=Type("int32"))
+    for executor in ("linear", "dataflow", "parallel"):
+        session = ps.compile(g.bytes(), executor=executor)
+        assert session.run({"x": 2}, ["y"])["y"] == 2
+        with pytest.raises(RunError, match="assertion failed"):
+            session.run({"x": -2}, ["y"])
+
+
+# What is refused.
+
+
+def refused(g: Builder, match: str) -> None:
+    with pytest.raises(InvalidModel, match=match):
+        ps.load(g.bytes())
+
+
+def test_all_unsupported_operations_are_told_at_once() -> None:
+    g = Builder()
+    g.placeholder("x", "float32")
+    g.node("Frobnicate", "x", name="a")
+    g.node("DecodeJpeg", "a", name="b")
+    g.node("Frobnicate", "b", name="c")
+    with pytest.raises(Unsupported) as caught:
+        ps.load(g.bytes())
+    found = {each.operation: each.nodes for each in caught.value.operations}
+    assert set(found) == {"tensorflow.Frobnicate", "tensorflow.DecodeJpeg"}
+    assert found["tensorflow.Frobnicate"] == ("a in the model", "c in the model")
+
+
+def test_what_is_read_must_be_there() -> None:
+    g = Builder()
+    g.node("Neg", "nobody", name="a", T=Type("float32"))
+    g.node("Neg", "a:1", name="b", T=Type("float32"))
+    g.node("Neg", "a", "^nowhere", name="c", T=Type("float32"))
+    with pytest.raises(InvalidModel) as caught:
+        ps.load(g.bytes())
+    told = str(caught.value)
+    assert "a in the model (Neg) reads 'nobody', which is no node" in told
+    assert "b in the model (Neg) reads 'a:1', but 'a' has 1 outputs" in told
+    assert "c in the model (Neg) waits for 'nowhere'" in told
+
+
+def test_names_are_there_once() -> None:
+    g = sum_of_two()
+    g.placeholder("a", "float32")
+    refused(g, "has a node 'a' .* twice")
+    g = sum_of_two()
+    g.proto.node.add(op="NoOp")
+    refused(g, "without a name")
+
+
+def test_arity_is_that_of_the_operation() -> None:
+    g = Builder()
+    g.placeholder("x", "float32")
+    g.node("AddV2", "x", name="sum", T=Type("float32"))
+    refused(g, r"sum in the model \(AddV2\) has 1 inputs, but AddV2 takes 2")
+    g = Builder()
+    g.node("Pack", name="p", N=10**12, T=Type("float32"))
+    refused(g, "attribute 'N'")
+    g = Builder()
+    g.node("Merge", name="m", N=0, T=Type("float32"))
+    refused(g, "Merge has 0 inputs")
+
+
+def test_control_inputs_come_last() -> None:
+    g = sum_of_two()
+    g.node("AddV2", "a", "^sum", "b", name="late", T=Type("float32"))
+    refused(g, "behind its control inputs")
+
+
+def test_a_cycle_needs_a_next_iteration() -> None:
+    g = Builder()
+    g.node("Neg", "b", name="a", T=Type("float32"))
+    g.node("Neg", "a", name="b", T=Type("float32"))
+    refused(g, "each of these nodes waits for the one before it")
+    g = Builder()
+    g.placeholder("x", "float32")
+    g.node("Merge", "x", "n", name="m", N=2, T=Type("float32"))
+    g.node("Neg", "m", name="n", T=Type("float32"))
+    refused(g, "each of these nodes waits")
+
+
+def loop(**attrs: object) -> Builder:
+    g = Builder()
+    g.placeholder("x", "float32")
+    given = {"frame_name": "f", "parallel_iterations": 10, **attrs}
+    g.node("Enter", "x", name="e", T=Type("float32"), **given)
+    g.node("Merge", "e", "next", name="m", N=2, T=Type("float32"))
+    g.node("Less", "m", "m", name="less", T=Type("float32"))
+    g.node("LoopCond", "less", name="cond")
+    g.node("Switch", "m", "cond", name="s", T=Type("float32"))
+    g.node("NextIteration", "s:1", name="next", T=Type("float32"))
+    g.node("Exit", "s:0", name="out", T=Type("float32"))
+    return g
+
+
+def test_a_loop_is_a_cycle_that_loads() -> None:
+    model = ps.load(loop().bytes())
+    frames = frame_of(model.graph)
+    names = {node.name: frame.name for node, frame in frames.items()}
+    assert names["e"] == ""
+    assert {names[each] for each in ("m", "less", "cond", "s", "next", "out")} == {"f"}
+    session = ps.compile(model, executor="frames", backends=["numpy"])
+    assert session.run({"x": 1.0}, ["out"])["out"] == 1.0
+
+
+def test_an_enter_names_its_frame_and_lets_it_run() -> None:
+    refused(loop(parallel_iterations=0), "e in the model .* 0 parallel_iterations")
+    refused(loop(frame_name=""), "e in the model .* has no frame_name")
+
+
+@pytest.mark.parametrize("op", ["Exit", "NextIteration"])
+def test_who_leaves_a_frame_is_in_one(op: str) -> None:
+    g = Builder()
+    g.placeholder("x", "float32")
+    g.node(op, "x", name="y", T=Type("float32"))
+    with pytest.raises(InvalidModel, match=f"y in the model is an? {op} of no frame"):
+        frame_of(ps.load(g.bytes()).graph)
+
+
+def test_a_frame_has_one_parent() -> None:
+    g = loop()
+    g.node("Enter", "e", name="inner", T=Type("float32"), frame_name="g")
+    g.node("Enter", "x", name="other", T=Type("float32"), frame_name="g")
+    with pytest.raises(InvalidModel, match="frame 'g' is entered from"):
+        frame_of(ps.load(g.bytes()).graph)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 7, 40, -1])
+def test_a_truncated_file_is_refused(keep: int) -> None:
+    data = sum_of_two().bytes()
+    with pytest.raises(PenstockError):
+        ps.load(data[:keep] if keep >= 0 else data + b"\x0a\xff")
+
+
+def test_damage_never_crashes() -> None:
+    data = (Path(__file__).parents[2] / "models" / "tf" / "func_v2_while.pb").read_bytes()
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        broken = bytearray(data)
+        for place in rng.integers(0, len(data), 3):
+            broken[place] = rng.integers(0, 256)
+        with suppress(PenstockError):
+            ps.load(b"\x0a" + bytes(broken[1:]))
+
+
+def test_tensors_must_fit_their_shapes() -> None:
+    g = Builder()
+    g.const(np.zeros(4, np.float32), "c")
+    g.proto.node[0].attr["value"].tensor.tensor_shape.dim[0].size = 5
+    refused(g, "has 16 bytes, but takes 20")
+    g.proto.node[0].attr["value"].tensor.tensor_shape.dim[0].size = 2**62
+    refused(g, "c in the model")
+    g.proto.node[0].attr["value"].tensor.dtype = 20
+    refused(g, "element type 20")
+
+
+def test_one_element_stands_for_all_without_their_memory() -> None:
+    g = Builder()
+    g.const(np.zeros((), np.float32), "c")
+    value = g.proto.node[0].attr["value"].tensor
+    value.tensor_content = b""
+    value.float_val.append(2.5)
+    value.tensor_shape.dim.add(size=2**26)
+    g.node("StridedSlice", "c", *(g.const(np.array([i], np.int32)) for i in (5, 8, 1)), name="s")
+    (out,) = ps.compile(g.bytes(), backends=["numpy"]).run({}, ["s"]).values()
+    np.testing.assert_array_equal(out, np.full(3, 2.5, np.float32))
+
+
+def test_constants_have_a_limit() -> None:
+    g = Builder()
+    g.const(np.zeros(1000, np.float32), "c")
+    ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=4000))
+    with pytest.raises(InvalidModel, match="constants have 4000 bytes"):
+        ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=3999))
+
+
+def test_strings_pass_through() -> None:
+    g = Builder()
+    g.const(np.array(["cat", "dog", "mouse"]), "labels")
+    g.placeholder("best", "int32", -1)
+    zero = g.const(np.int32(0), "axis")
+    types = {"Tparams": Type("object"), "Tindices": Type("int32"), "Taxis": Type("int32")}
+    g.node("GatherV2", "labels", "best", zero, name="named", **types)
+    g.node("Pack", "named", "named", name="twice", N=2, T=Type("object"))
+    g.node("Equal", "named", "named", name="same", T=Type("object"))
+    for executor in ("linear", "dataflow", "frames"):
+        session = ps.compile(g.bytes(), executor=executor)
+        out = session.run({"best": [2, 0]}, ["twice", "same"])
+        assert out["twice"].tolist() == [["mouse", "cat"]] * 2
+        assert out["same"].tolist() == [True, True]
+
+
+# Functions.
+
+
+def calling(op: str, **attrs: object) -> Builder:
+    g = Builder()
+    g.function("F", {"x": "int32"}, {"y": "int32"}, {"y": "z:z:0"})
+    g.const(np.int32(1), "one")
+    g.node("AddV2", "x", "one:output:0", name="z", T=Type("int32"))
+    g.main()
+    g.placeholder("x", "int32")
+    g.node(op, "x", name="call", **attrs)
+    return g
+
+
+INT32S = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
+
+
+def test_a_call_is_its_body() -> None:
+    session = ps.compile(calling("PartitionedCall", f=Func("F"), **INT32S).bytes())
+    assert session.run({"x": 4}, ["call"])["call"] == 5
+    assert ps.compile(calling("F").bytes()).run({"x": 4}, ["call"])["call"] == 5
+
+
+def test_a_call_names_a_function_that_there_is() -> None:
+    refused(calling("PartitionedCall", f=Func("G"), **INT32S), "names a function 'G'")
+    refused(calling("PartitionedCall", **INT32S), "has no function as its attribute 'f'")
+    two = {"Tin": [Type("int32")], "Tout": [Type("int32"), Type("int32")]}
+    refused(calling("PartitionedCall", f=Func("F"), **two), "2 outputs, but its function gives 1")
+
+
+def test_a_function_that_calls_itself_stays_one() -> None:
+    g = calling("PartitionedCall", f=Func("F"), **INT32S)
+    g.into = g.proto.library.function[0].node_def
+    g.node("PartitionedCall", "z:z:0", name="again", f=Func("F"), **INT32S)
+    g.proto.library.function[0].ret["y"] = "again:output:0"
+    model = ps.load(g.bytes())
+    assert set(model.functions) == {"F"}
+    calls = [node for node in model.functions["F"].nodes if node.op.name == "Call"]
+    assert [node.attrs["function"] for node in calls] == ["F"]
+    with pytest.raises(Unsupported, match=r"tensorflow\.Call"):
+        ps.compile(model, executor="linear").run({"x": 1}, ["call"])
+
+
+def test_calls_that_double_at_every_level_meet_the_limit() -> None:
+    g = Builder()
+    for i in range(60):
+        g.function(f"F{i}", {"x": "int32"}, {"y": "int32"}, {"y": "b:output:0"})
+        for name, source in (("a", "x"), ("b", "a:output:0")):
+            if i:
+                g.node("PartitionedCall", source, name=name, f=Func(f"F{i - 1}"), **INT32S)
+            else:
+                g.node("Identity", source, name=name, T=Type("int32"))
+    g.main()
+    g.placeholder("x", "int32")
+    g.node("PartitionedCall", "x", name="call", f=Func("F59"), **INT32S)
+    with pytest.raises(InvalidModel, match="max_nodes"):
+        ps.load(g.bytes(), limits=ps.Limits(max_nodes=1000))
+
+
+def test_effects_of_branches_and_bodies_happen() -> None:
+    """What a While's body checks, though nobody reads it, is checked each time."""
+    g = Builder()
+    more = {"i": "int32", "n": "int32"}
+    g.function("Cond", more, {"go": "bool"}, {"go": "less:z:0"})
+    g.node("Less", "i", "n", name="less", T=Type("int32"))
+    body = g.function("Body", more, {"i2": "int32", "n2": "int32"}, {"i2": "inc:z:0", "n2": "n"})
+    g.const(np.int32(1), "one")
+    g.const(np.int32(3), "three")
+    g.node("AddV2", "i", "one:output:0", name="inc", T=Type("int32"))
+    g.node("NotEqual", "i", "three:output:0", name="fine", T=Type("int32"))
+    g.node("Assert", "fine:z:0", "i", name="check", T=[Type("int32")])
+    body.control_ret["check"] = "check"
+    g.main()
+    g.placeholder("n", "int32")
+    given = {"cond": Func("Cond"), "body": Func("Body"), "T": [Type("int32"), Type("int32")]}
+    g.node("While", g.const(np.int32(0), "zero"), "n", name="while", **given)
+    session = ps.compile(g.bytes(), backends=["numpy"])
+    assert session.run({"n": 3}, ["while"])["while"] == 3
+    with pytest.raises(RunError, match="assertion failed: \\[3\\]"):
+        session.run({"n": 4}, ["while"])
+    with pytest.raises(RunError, match="assertion failed: \\[3\\]"):
+        session.run({"n": 4}, [], ["while"])
+
+
+# Variables.
+
+
+def counter() -> Builder:
+    g = Builder()
+    handle = {"dtype": Type("int32"), "shape": Shape(()), "shared_name": "v"}
+    g.node("VarHandleOp", name="v", **handle)
+    g.node("AssignVariableOp", "v", g.const(np.int32(10), "ten"), name="init", dtype=Type("int32"))
+    g.node(
+        "AssignAddVariableOp", "v", g.const(np.int32(1), "one"), name="bump", dtype=Type("int32")
+    )
+    g.node("ReadVariableOp", "v", "^bump", name="next", dtype=Type("int32"))
+    g.node("ReadVariableOp", "v", name="now", dtype=Type("int32"))
+    return g
+
+
+def test_variables_live_in_the_session() -> None:
+    model = ps.load(counter().bytes())
+    first, second = ps.compile(model), ps.compile(model)
+    with pytest.raises(RunError, match="variable 'v' is read before anything was assigned"):
+        first.run({}, ["now"])
+    for session in (first, second):
+        session.run({}, [], ["init"])
+    for want in (11, 12, 13):
+        assert first.run({}, ["next"])["next"] == want
+    assert (first.run({}, ["now"])["now"], second.run({}, ["now"])["now"]) == (13, 10)
+    read = first.run({}, ["now"])["now"]
+    read[...] = 99
+    assert first.run({}, ["now"])["now"] == 13
+
+
+def test_references_to_variables() -> None:
+    g = Builder()
+    g.node("VariableV2", name="v", dtype=Type("float32"), shape=Shape((2,)))
+    g.node(
+        "Assign", "v", g.const(np.array([1, 2], np.float32), "c"), name="init", T=Type("float32")
+    )
+    g.node("AssignAdd", "v", g.const(np.ones(2, np.float32), "d"), name="more", T=Type("float32"))
+    g.node("Identity", "v", name="read", T=Type("float32"))
+    g.node("Mul", "v", "more", name="product", T=Type("float32"))
+    session = ps.compile(g.bytes())
+    np.testing.assert_array_equal(session.run({}, ["init"])["init"], [1, 2])
+    np.testing.assert_array_equal(session.run({}, ["more"])["more"], [2, 3])
+    np.testing.assert_array_equal(session.run({}, ["v", "read"])["v"], [2, 3])
+    with pytest.raises(RunError, match="is float32"):
+        session.run({"c": np.zeros(3, np.float32)}, [], ["init"])
+    g.node("Assign", "read", "c", name="odd", T=Type("float32"))
+    refused(g, "its input 0 must refer to a variable")
+
+
+def test_arrays_of_the_corpus_are_read() -> None:
+    tensor = {"dtype": "float32", "shape": [2], "values": ["NaN", "-Infinity"]}
+    np.testing.assert_array_equal(array(tensor), [np.nan, -np.inf])
+
+
+def test_a_wrong_name_is_answered_by_names_of_nodes_inputs_and_outputs() -> None:
+    g = Builder()
+    x = g.placeholder("image", "float32", 2)
+    hidden = g.node("Neg", x, name="hidden", T=Type("float32"))
+    g.node("Neg", hidden, name="result", T=Type("float32"))
+    session = ps.compile(g.bytes())
+    value = np.ones(2, np.float32)
+    with pytest.raises(ps.InvalidInput, match=r"'Image'.* did you mean 'image'"):
+        session.run({"Image": value})
+    with pytest.raises(ps.InvalidInput, match=r"'qqq'.* it has 'image:0'$"):
+        session.run({"qqq": value})
+    with pytest.raises(ps.InvalidInput, match=r"'qqq'.* it has 'result:0'$"):
+        session.run({"image": value}, ["qqq"])
+    with pytest.raises(ps.InvalidInput, match=r"no target is 'hiden'.* did you mean 'hidden'"):
+        session.run({"image": value}, targets=["hiden"])

@@ -1,0 +1,96 @@
+"""Operations one by one: what TensorFlow gave for each (``models/tf_ops/make.py``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
+from penstock.types import ANY, accepts, type_of
+from tests.support.tf_graphs import Builder, Type
+
+CASES = np.load(Path(__file__).parents[2] / "models" / "tf_ops" / "cases.npz")
+NAMES = sorted(key.removesuffix("/graph") for key in CASES.files if key.endswith("/graph"))
+
+
+def part(name: str, kind: str) -> dict[str, np.ndarray]:
+    prefix = f"{name}/{kind}/"
+    return {key.removeprefix(prefix): CASES[key] for key in CASES.files if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("executor", "backends"), [("linear", ["numpy"]), ("dataflow", ["numpy"]), ("linear", None)]
+)
+def test_operation(name: str, executor: str, backends: list[str] | None) -> None:
+    wanted = part(name, "out")
+    graph = CASES[f"{name}/graph"].tobytes()
+    session = ps.compile(graph, executor=executor, backends=backends)
+    out = session.run(part(name, "in"), list(wanted))
+    declared = {port.name: port.type for port in session.outputs}
+    for key, want in wanted.items():
+        got = out[key]
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), key
+        assert accepts(declared.get(key, ANY), type_of(got)), (key, declared[key])
+        alike(got, want)
+
+
+def alike(got: np.ndarray, want: np.ndarray) -> None:
+    if want.dtype.kind in "fc":
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_may_come_in_any_order(name: str) -> None:
+    proto = GraphDef.FromString(CASES[f"{name}/graph"].tobytes())
+    nodes = list(proto.node)
+    del proto.node[:]
+    proto.node.extend(reversed(nodes))
+    session = ps.compile(proto.SerializeToString(), backends=["numpy"])
+    wanted = part(name, "out")
+    out = session.run(part(name, "in"), list(wanted))
+    for key, want in wanted.items():
+        alike(out[key], want)
+
+
+def element(shape: list[int]) -> ps.Session:
+    """Reads an element of a list of float32[2], as one of ``shape``."""
+    g = Builder()
+    x = g.placeholder("x", "float32", 3, 2)
+    kinds = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
+    made = g.node("TensorListFromTensor", x, g.const(np.array([2], np.int32)), **kinds)
+    wanted = g.const(np.array(shape, np.int32))
+    del kinds["shape_type"]
+    g.node("TensorListGetItem", made, g.const(np.int32(1)), wanted, name="y", **kinds)
+    stacked = g.node("TensorListStack", made, wanted, name="z", num_elements=3, **kinds)
+    g.node("Neg", stacked, name="n", T=Type("float32"))
+    return ps.compile(g.bytes())
+
+
+def test_elements_of_lists_have_the_shape_that_their_reader_says() -> None:
+    """What follows in a loop can then be planned."""
+    session = element([2])
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert {port.name: str(port.type) for port in session.outputs} == {
+        "y:0": "float32[2]",
+        "n:0": "float32[?, 2]",
+    }
+    out = session.run({"x": x})
+    np.testing.assert_array_equal(out["y:0"], x[1])
+    np.testing.assert_array_equal(out["n:0"], -x)
+
+
+def test_elements_of_unknown_dims_have_those_that_are_known() -> None:
+    session = element([-1])
+    assert {str(port.type) for port in session.outputs} == {"float32[?]", "float32[?, ?]"}
+    np.testing.assert_array_equal(session.run({"x": np.ones((3, 2), np.float32)})["y:0"], [1, 1])
+
+
+def test_an_element_of_another_shape_is_an_error() -> None:
+    with pytest.raises(ps.RunError, match=r"element 1 has shape \(2,\), which is not \(3,\)"):
+        element([3]).run({"x": np.ones((3, 2), np.float32)}, ["y:0"])

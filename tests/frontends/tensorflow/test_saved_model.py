@@ -1,0 +1,226 @@
+"""SavedModels, and the checkpoints in them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import InvalidModel, Unsupported
+from penstock.frontends.tensorflow import checkpoint
+from penstock.frontends.tensorflow.checkpoint import Bundle
+from penstock.frontends.tensorflow.crc32c import crc32c, unmasked
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel
+from penstock.limits import DEFAULT_LIMITS
+from tests.support.tf_graphs import Builder, Type
+
+FOLDER = Path(__file__).parents[2] / "models" / "tf_saved"
+X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+# What TensorFlow gave for it.
+Y = [[0.0, 0.0, 3.378599166870117, 5.123040199279785], [0.0, 0.0, 7.342043876647949, 8.402962]]
+
+
+@pytest.mark.parametrize("name", ["frozen", "stateful"])
+@pytest.mark.parametrize("backends", [["numpy"], None])
+def test_signatures_name_what_goes_in_and_comes_out(name: str, backends: list[str] | None) -> None:
+    model = ps.load(FOLDER / name)
+    assert model.entry == "serving_default"
+    session = ps.compile(model, backends=backends)
+    assert [port.name for port in session.inputs] == ["x"]
+    assert [port.name for port in session.outputs] == ["sum", "y"]
+    out = session.run({"x": X})
+    np.testing.assert_allclose(out["y"], Y, rtol=1e-5, atol=1e-6)
+    assert out["sum"] == 21
+    # TensorFlow's own names do as well.
+    for fed in ("serving_default_x", "serving_default_x:0"):
+        assert session.run({fed: X}, ["sum"]) == {"sum": 21}
+
+
+def test_other_signatures_are_graphs_too() -> None:
+    model = ps.load(FOLDER / "frozen")
+    assert set(model.graphs) == {"serving_default", "conv"}
+    model.entry = "conv"
+    image = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    out = ps.compile(model).run({"image": image})["output_0"]
+    np.testing.assert_allclose(out[0, 0, 0], [-1.3647942543, 3.2150988579], rtol=1e-5)
+    np.testing.assert_allclose(out[0, 3, 3], [-34.87546157837, -3.281874895095], rtol=1e-5)
+
+
+def test_variables_that_nobody_assigns_to_are_constants() -> None:
+    ops = [node.op.name for node in ps.load(FOLDER / "frozen").graph.nodes]
+    assert "ReadVariableOp" not in ops
+    ops = [node.op.name for node in ps.load(FOLDER / "stateful").graph.nodes]
+    assert "ReadVariableOp" in ops
+
+
+def test_constants_of_called_functions_are_folded() -> None:
+    """Of arguments and the nodes that wait for them nothing is left but what computes."""
+    session = ps.compile(FOLDER / "frozen", backends=["numpy"])
+    session.run({"x": X})
+    ops = sorted(step.node.op.name for step in session.plan.steps)
+    assert ops == ["Add", "MatMul", "ReduceSum", "Relu"]
+
+
+def test_variables_begin_with_what_was_saved() -> None:
+    model = ps.load(FOLDER / "stateful" / "saved_model.pb")
+    model.entry = "count"
+    session = ps.compile(model)
+    assert [int(session.run({"by": np.int64(3)})["n"]) for _ in range(3)] == [3, 6, 9]
+    assert int(ps.compile(model).run({"by": np.int64(1)})["n"]) == 1
+
+
+def test_a_model_of_the_first_version() -> None:
+    session = ps.compile(FOLDER / "v1")
+    np.testing.assert_array_equal(session.run({"x": X})["y"], [[16, 22], [34, 49]])
+
+
+# What is refused.
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(FOLDER / "frozen", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def damaged(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_checksums_are_checked(copy: Path) -> None:
+    files = copy / "variables"
+    damaged(files / "variables.data-00000-of-00001", 5)
+    with pytest.raises(InvalidModel, match="is damaged: its checksum"):
+        ps.load(copy)
+
+
+@pytest.mark.parametrize("place", [3, 60, -45, -3])
+def test_a_damaged_index_is_refused(copy: Path, place: int) -> None:
+    damaged(copy / "variables" / "variables.index", place)
+    with pytest.raises(InvalidModel, match=r"variables\.index"):
+        ps.load(copy)
+
+
+@pytest.mark.parametrize("name", ["variables.index", "variables.data-00000-of-00001"])
+@pytest.mark.parametrize("size", [0, 10, 47, 60])
+def test_a_truncated_checkpoint_is_refused(copy: Path, name: str, size: int) -> None:
+    path = copy / "variables" / name
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(InvalidModel):
+        ps.load(copy)
+
+
+def test_files_that_are_not_there(copy: Path) -> None:
+    (copy / "variables" / "variables.data-00000-of-00001").unlink()
+    with pytest.raises(InvalidModel, match="cannot be read"):
+        ps.load(copy)
+    (copy / "saved_model.pb").unlink()
+    with pytest.raises(InvalidModel, match=r"no saved_model\.pb"):
+        ps.load(copy)
+
+
+def test_compressed_blocks_are_told_of() -> None:
+    table = object.__new__(checkpoint._Table)
+    table.name = "variables.index"
+    block = b"\0\0\0\0\1"
+    masked = _masked(crc32c(block))
+    table.data = block + masked.to_bytes(4, "little")
+    with pytest.raises(InvalidModel, match=r"compressed blocks \(kind 1\)"):
+        table.block(0, 4)
+
+
+def test_damage_of_the_graph_never_crashes(copy: Path) -> None:
+    path = copy / "saved_model.pb"
+    data = path.read_bytes()
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        broken = bytearray(data)
+        for place in rng.integers(0, len(data), 4):
+            broken[place] = rng.integers(0, 256)
+        path.write_bytes(broken)
+        try:
+            ps.load(copy)
+        except ps.PenstockError:
+            continue
+
+
+def saved(folder: Path, g: Builder, **outputs: str) -> Path:
+    """A SavedModel of one graph, with a signature for each output."""
+    model = SavedModel(saved_model_schema_version=1)
+    meta = model.meta_graphs.add()
+    meta.meta_info_def.tags.append("serve")
+    meta.graph_def.CopyFrom(g.proto)
+    for name, tensor in outputs.items():
+        signature = meta.signature_def[name]
+        signature.outputs["y"].name = f"{tensor}:0"
+        signature.outputs["y"].dtype = 1
+        signature.inputs["x"].name = "in:0"
+        signature.inputs["x"].dtype = 1
+    (folder / "saved_model.pb").write_bytes(model.SerializeToString())
+    return folder
+
+
+def test_a_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
+    g = Builder()
+    g.placeholder("in", "float32")
+    g.node("Neg", "in", name="a", T=Type("float32"))
+    g.node("Frobnicate", "in", name="b")
+    model = ps.load(saved(tmp_path, g, serving_default="a", other="b"))
+    assert set(model.graphs) == {"serving_default"}
+    assert "Frobnicate" in model.metadata["left out: other"]
+    assert ps.compile(model).run({"x": 3.0})["y"] == -3
+    with pytest.raises(Unsupported, match="Frobnicate"):
+        ps.load(saved(tmp_path, g, serving_default="b"))
+
+
+def test_signatures_name_tensors_that_there_are(tmp_path: Path) -> None:
+    g = Builder()
+    g.placeholder("in", "float32")
+    with pytest.raises(InvalidModel, match="which is no node"):
+        ps.load(saved(tmp_path, g, serving_default="nobody"))
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(InvalidModel, match="no graphs"):
+        ps.load(tmp_path)
+
+
+# Checksums.
+
+
+def _masked(value: int) -> int:
+    return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_checksums_of_the_standard() -> None:
+    """RFC 3720, B.4."""
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(b"") == 0
+    assert unmasked(_masked(0x12345678)) == 0x12345678
+
+
+@pytest.mark.parametrize("size", [8192 * 9, 8192 * 9 + 1, 300_000])
+def test_long_data_in_lanes(size: int) -> None:
+    """Sums of long data are those of its pieces: CRC(a + zeros) says how to join them."""
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    state = 0xFFFFFFFF
+    for byte in data.tolist():
+        state ^= byte
+        for _ in range(8):
+            state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
+    assert crc32c(data) == state ^ 0xFFFFFFFF
+
+
+def test_tensors_are_read_by_key() -> None:
+    prefix = FOLDER / "v1" / "variables" / "variables"
+    found = Bundle(prefix, DEFAULT_LIMITS)
+    assert list(found.entries) == ["s/v"]
+    np.testing.assert_array_equal(found.read("s/v"), np.arange(6, dtype=np.float32).reshape(3, 2))
+    with pytest.raises(InvalidModel, match="there is no tensor 'w'"):
+        found.read("w")

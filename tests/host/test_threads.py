@@ -1,0 +1,759 @@
+"""Threads, deadlines and cancellation: what the process shares, and what a fork leaves of it."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.executors import base
+from penstock.executors.base import CancelToken, Control, _Watchdog, begin, end
+from penstock.host import gc_pause, threads
+from penstock.host.threads import Workers, pool, run_on
+
+LOOP = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[4] x, int64 n) => (float[4] y) {
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
+            d = Identity (c) w = Add (v, v) }>
+    }"""
+
+
+def loop() -> ps.Session:
+    return ps.compile(parser.parse_model(LOOP))
+
+
+def feeds(n: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones(4, np.float32), "n": np.array(n)}
+
+
+# The core budget.
+
+
+def test_the_budget_is_the_least_of_affinity_quota_and_openmp(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(threads, "_quota", lambda: None)
+
+    def budget(openmp: str | None, quota: int | None = None) -> int:
+        monkeypatch.setattr(threads, "_quota", lambda: quota)
+        if openmp is None:
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+        return threads.core_budget.__wrapped__()
+
+    assert budget(None) == 8
+    assert budget("3") == 3
+    assert budget("5,2") == 5
+    assert budget("16") == 8
+    assert budget("") == budget("many") == budget("0") == 8
+    assert budget("6", quota=2) == 2
+    assert budget(None, quota=0) == 1
+
+
+# Workers.
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers("test", 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def closed() -> Iterator[threading.Event]:
+    """What ``busy`` jobs wait for; set at the end in any case, so that a failed test ends too."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def busy(workers: Workers, gate: threading.Event, n: int = 1) -> None:
+    """Let ``n`` jobs run until the gate is opened."""
+    begun = threading.Semaphore(0)
+
+    def job() -> None:
+        begun.release()
+        assert gate.wait(60)
+
+    for _ in range(n):
+        workers.submit(job)
+    for _ in range(n):
+        assert begun.acquire(timeout=60)
+
+
+def until(accepted: Callable[[], bool]) -> bool:
+    """Ask again until yes: a worker whose job has just ended takes a moment to be idle."""
+    end = time.monotonic() + 60
+    while not (yes := accepted()) and time.monotonic() < end:
+        time.sleep(0)
+    return yes
+
+
+def finished(workers: Workers) -> None:
+    """Return when all jobs are done and all threads idle."""
+    assert until(lambda: workers._free == workers.threads)
+
+
+def failing_silently(monkeypatch) -> list[type[BaseException]]:
+    """Where ``threading.excepthook`` puts the types of what it is called with."""
+    reported: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
+    return reported
+
+
+def test_jobs_run_in_the_order_in_which_they_were_queued():
+    workers, order = Workers("test", 1), []
+    for i in range(1000):
+        workers.submit(partial(order.append, i))
+    workers.close()
+    assert order == list(range(1000))
+
+
+def test_threads_are_started_for_jobs_that_find_none_idle(workers, closed):
+    assert workers.threads == 0
+    for _ in range(3):
+        workers.submit(lambda: None)
+        finished(workers)
+        assert workers.threads == 1
+    busy(workers, closed, 2)
+    assert workers.threads == 2
+
+
+def test_there_are_never_more_threads_than_the_size(workers, closed):
+    busy(workers, closed, 2)
+    done = threading.Semaphore(0)
+    for _ in range(100):
+        workers.submit(done.release)
+    assert workers.threads == 2
+    assert not done.acquire(blocking=False)
+    closed.set()
+    for _ in range(100):
+        assert done.acquire(timeout=60)
+    assert workers.threads == 2
+
+
+def test_an_offer_is_refused_when_all_are_busy(workers, closed):
+    done = threading.Semaphore(0)
+    busy(workers, closed, 1)
+    assert workers.offer(done.release)  # by a second thread
+    assert done.acquire(timeout=60)
+    finished_one = threading.Event()
+    assert until(lambda: workers.offer(finished_one.set))
+    assert finished_one.wait(60)
+    assert workers.threads == 2
+    assert until(lambda: workers.offer(lambda: closed.wait(60)))
+    assert not workers.offer(done.release)
+    closed.set()
+    finished(workers)
+    assert workers.offer(done.release)
+    assert done.acquire(timeout=60)
+    assert not done.acquire(blocking=False), "what was refused never runs"
+
+
+def test_an_offer_is_refused_as_long_as_jobs_are_queued(workers, closed):
+    busy(workers, closed, 2)
+    queued = threading.Event()
+    workers.submit(queued.set)
+    assert not workers.offer(lambda: None)
+    closed.set()
+    assert queued.wait(60)
+
+
+def test_of_many_offers_at_once_no_more_are_taken_than_there_are_workers(closed):
+    workers, taken = Workers("test", 3), threading.Semaphore(0)
+
+    def job() -> None:
+        taken.release()
+        assert closed.wait(60)
+
+    with ThreadPoolExecutor(8) as others:
+        accepted = list(others.map(lambda _: workers.offer(job), range(200)))
+    assert sum(accepted) == 3 == workers.threads
+    closed.set()
+    workers.close()
+    assert [taken.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
+
+
+def test_jobs_of_many_threads_all_run():
+    workers, done = Workers("test", 4), []
+    with ThreadPoolExecutor(8) as others:
+        for i in range(8):
+            others.submit(
+                lambda i=i: [workers.submit(partial(done.append, (i, k))) for k in range(500)]
+            )
+    workers.close()
+    assert sorted(done) == [(i, k) for i in range(8) for k in range(500)]
+    assert workers.threads <= 4
+
+
+def test_jobs_may_submit_and_offer_jobs(workers):
+    done = threading.Semaphore(0)
+
+    def job(depth: int) -> None:
+        done.release()
+        if depth and not workers.offer(partial(job, depth - 1)):
+            workers.submit(partial(job, depth - 1))
+
+    job(1000)
+    for _ in range(1001):
+        assert done.acquire(timeout=60)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_job_that_fails_does_not_end_its_worker(workers, monkeypatch, error):
+    reported = failing_silently(monkeypatch)
+
+    def job() -> None:
+        raise error
+
+    for _ in range(5):
+        workers.submit(job)
+        finished(workers)
+    assert reported == [error] * 5
+    assert workers.threads == 1
+
+
+def test_a_hook_that_fails_does_not_end_the_worker(workers, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(threading, "excepthook", fail)
+    workers.submit(fail)
+    finished(workers)
+    assert workers.threads == 1
+    assert workers.offer(lambda: None)
+
+
+def test_an_idle_worker_holds_nothing_of_its_last_job(workers):
+    class Large:
+        pass
+
+    large = Large()
+    gone = weakref.ref(large)
+    workers.submit(partial(id, large))
+    del large
+    finished(workers)
+    assert gone() is None
+
+
+def test_idle_workers_use_no_processor_time():
+    workers = Workers("test", 4)
+    everybody = threading.Barrier(5)
+    for _ in range(4):
+        workers.submit(lambda: everybody.wait(60))
+    everybody.wait(60)
+    finished(workers)
+    before = time.process_time()
+    threading.Event().wait(0.3)
+    assert time.process_time() - before < 0.05
+    workers.close()
+
+
+def test_a_pool_needs_a_thread():
+    with pytest.raises(ValueError, match="a pool of 0 threads"):
+        Workers("test", 0)
+
+
+def test_a_pool_that_grows_starts_what_was_queued(closed):
+    workers, done = Workers("test", 1), threading.Event()
+    busy(workers, closed)
+    workers.submit(done.set)
+    assert not workers.offer(done.set)
+    workers.grow(1)
+    assert not done.is_set()
+    workers.grow(3)
+    assert done.wait(60)
+    assert (workers.size, workers.threads) == (3, 2)
+    workers.grow(2)
+    assert workers.size == 3
+    closed.set()
+    workers.close()
+
+
+def test_without_a_thread_to_start_jobs_wait_for_one_that_is_there(workers, closed, monkeypatch):
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert not workers.offer(lambda: None)
+        with pytest.raises(RuntimeError, match="no thread for the pool 'test'"):
+            workers.submit(lambda: None)
+    busy(workers, closed)
+    done = threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        assert not workers.offer(lambda: None)
+        workers.submit(done.set)
+    assert workers.threads == 1
+    closed.set()
+    assert done.wait(60)
+
+
+def test_a_closed_pool_finishes_its_jobs_and_refuses_others(closed):
+    workers, order, refused = Workers("test", 1), [], []
+    closing = threading.Event()
+
+    def job() -> None:
+        assert closing.wait(60)
+        order.append(workers.offer(lambda: None))  # this is the only thread
+        workers.submit(lambda: order.append("last"))
+
+    busy(workers, closed)
+    workers.submit(job)
+    closer = threading.Thread(target=workers.close)
+    closer.start()
+    assert until(lambda: workers._closing)
+    closing.set()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the pool 'test' is closed"):
+            workers.submit(partial(refused.append, True))
+        assert not workers.offer(partial(refused.append, True))
+        closed.set()
+        closer.join(60)
+    assert order == [False, "last"]
+    assert not refused
+    workers.close()
+
+
+def test_a_pool_without_threads_can_be_closed():
+    workers = Workers("test", 1)
+    workers.close()
+    assert not workers.offer(lambda: None)
+
+
+# The pools of the process.
+
+
+def test_there_is_one_pool_of_each_name(monkeypatch):
+    monkeypatch.setattr(threads, "_POOLS", {})
+    assert pool() is pool("host")
+    assert pool().size == threads.core_budget()
+    device = pool("device", 3)
+    assert pool("device", 2) is pool("device") is device is not pool()
+    assert device.size == max(3, threads.core_budget())
+    assert pool("device", 99).size == 99
+    assert device.threads == 0
+
+
+def test_of_threads_that_ask_at_once_all_get_the_same_pool(monkeypatch):
+    monkeypatch.setattr(threads, "_POOLS", {})
+    together = threading.Barrier(8)
+
+    def ask(_: int) -> Workers:
+        together.wait(60)
+        return pool("device", 2)
+
+    with ThreadPoolExecutor(8) as others:
+        assert len(set(others.map(ask, range(8)))) == 1
+
+
+def test_there_are_no_more_threads_than_the_budget():
+    session = loop()
+    futures = [session.submit(feeds(3)) for _ in range(50)]
+    assert all(future.result()["y"][0] == 8 for future in futures)
+    named = [thread for thread in threading.enumerate() if thread.name.startswith("penstock-host")]
+    assert len(named) == pool().threads <= threads.core_budget()
+
+
+# Futures.
+
+
+def test_a_future_has_the_result(workers):
+    assert run_on(workers, divmod, 7, 3).result(60) == (2, 1)
+    assert run_on(workers, dict, a=1).result(60) == {"a": 1}
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)])
+def test_a_future_has_the_error(workers, monkeypatch, error):
+    reported = failing_silently(monkeypatch)
+
+    def fail() -> None:
+        raise error
+
+    assert run_on(workers, fail).exception(60) is error
+    assert not reported
+
+
+def test_a_future_that_is_cancelled_never_runs(workers, closed):
+    busy(workers, closed, 2)
+    ran: list[int] = []
+    future = run_on(workers, ran.append, 1)
+    assert future.cancel()
+    closed.set()
+    finished(workers)
+    assert future.cancelled()
+    assert not ran
+
+
+def test_a_future_that_runs_cannot_be_cancelled(workers, closed):
+    begun = threading.Event()
+    future = run_on(workers, lambda: (begun.set(), closed.wait(60)))
+    assert begun.wait(60)
+    assert future.running()
+    assert not future.cancel()
+    closed.set()
+    assert future.result(60) == (None, True)
+
+
+def test_an_error_is_not_kept_by_itself(workers):
+    def fail() -> None:
+        raise ValueError
+
+    gc.disable()
+    try:
+        future = run_on(workers, fail)
+        assert isinstance(future.exception(60), ValueError)
+        finished(workers)
+        gone = weakref.ref(future)
+        del future
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+# The end of the process.
+
+
+def end_of(program: str) -> str:
+    """What a process of its own prints that runs ``program`` and ends."""
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_a_process_that_ends_finishes_what_was_submitted():
+    # The first job runs, the others are queued, when the main thread is done.
+    program = """
+import atexit, sys, threading
+from penstock.threads import Workers, pool, run_on
+write = sys.stdout.write  # one call for all: those of threads at once do not mix
+gate = threading.Event()
+atexit.register(gate.set)  # what was registered last is called first
+workers = Workers("test", 1)
+workers.submit(lambda: gate.wait(60))
+for i in range(5):
+    workers.submit(lambda i=i: write(f"{i} "))
+future = run_on(pool(), lambda: (gate.wait(60), write("future ")))
+"""
+    assert sorted(end_of(program).split()) == ["0", "1", "2", "3", "4", "future"]
+
+
+def test_a_process_that_ends_lets_jobs_use_the_pools_of_backends():
+    program = """
+import atexit, threading
+from penstock.threads import pool, run_on
+device = pool("device", 1)
+device.submit(lambda: None)
+gate = threading.Event()
+def job():
+    gate.wait(60)
+    print(run_on(device, lambda: "done").result(60))
+pool().submit(job)
+atexit.register(gate.set)
+"""
+    assert end_of(program).split() == ["done"]
+
+
+def test_a_process_that_has_ended_refuses_jobs():
+    program = """
+import atexit
+def late():
+    try:
+        pool().submit(print)
+    except RuntimeError as error:
+        print(error)
+    print(pool().offer(print))
+atexit.register(late)  # what was registered first is called last
+from penstock.threads import pool
+pool().submit(lambda: None)
+"""
+    assert end_of(program).splitlines() == [
+        "the pool 'host' is closed and takes no more jobs",
+        "False",
+    ]
+
+
+def test_idle_workers_do_not_keep_a_process():
+    program = "from penstock.host.threads import pool; pool().submit(print); pool('device', 2)"
+    assert end_of(program) == "\n"
+
+
+# Deadlines.
+
+
+@pytest.fixture
+def watchdog(monkeypatch) -> _Watchdog:
+    """A watchdog whose thread never runs: nothing happens but what the test does."""
+    made = _Watchdog()
+    made.thread = threading.current_thread()
+    monkeypatch.setattr(base, "_WATCHDOG", made)
+    return made
+
+
+def test_runs_that_end_in_time_leave_little_behind(watchdog):
+    for _ in range(1000):
+        end(begin(1000, None), 1000, None)
+    assert not watchdog.timeouts
+    assert len(watchdog.queue) < 100
+
+
+def test_ten_thousand_deadlines_at_once_take_no_longer_each(watchdog):
+    def seconds(n: int) -> float:
+        start = time.perf_counter()
+        for control in [begin(1000 + i % 7, None) for i in range(n)]:
+            end(control, 1, None)
+        return time.perf_counter() - start
+
+    # 40 times as many; with a walk over the others for each, 1600 times as long
+    few = min(seconds(250) for _ in range(5))
+    assert seconds(10_000) < 400 * few
+    assert len(watchdog.queue) < 100
+
+
+def test_the_watchdog_is_woken_only_for_an_earlier_deadline(watchdog, monkeypatch):
+    woken = []
+    monkeypatch.setattr(watchdog.changed, "notify", lambda: woken.append(True))
+    for timeout in (5.0, 6.0, 4.0, 7.0):
+        begin(timeout, None)
+    assert len(woken) == 2
+
+
+def test_each_run_is_stopped_at_its_own_deadline():
+    session = loop()
+
+    def run(timeout: float) -> float:
+        start = time.monotonic()
+        with pytest.raises(ps.DeadlineExceeded, match=str(timeout)):
+            session.run(feeds(2**62), timeout=timeout)
+        return time.monotonic() - start
+
+    timeouts = [0.05, 0.3, 0.1, 0.2, 0.15]
+    with ThreadPoolExecutor(5) as pool:
+        for timeout, took in zip(timeouts, pool.map(run, timeouts), strict=True):
+            assert timeout <= took < timeout + 10
+
+
+@pytest.mark.parametrize("timeout", [0, -1, -math.inf, math.nan])
+def test_no_time_at_all(timeout):
+    with pytest.raises(ps.DeadlineExceeded):
+        loop().run(feeds(1), timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, threading.TIMEOUT_MAX * 2, 10**12])
+def test_all_the_time_in_the_world(timeout):
+    session = loop()
+    assert session.run(feeds(1), timeout=timeout)["y"][0] == 2
+    # The thread that watches still does.
+    with pytest.raises(ps.DeadlineExceeded):
+        session.run(feeds(2**62), timeout=0.02)
+
+
+# Cancellation.
+
+
+def test_the_first_to_stop_a_run_is_the_reason():
+    control = Control()
+    control.set(ps.Cancelled("first"))
+    control.set(ps.DeadlineExceeded("second"))
+    with pytest.raises(ps.Cancelled, match="first"):
+        control.stop()
+
+
+def test_a_token_is_cancelled_with_its_parent_and_not_the_other_way_round():
+    parent = CancelToken()
+    children = [CancelToken(parent) for _ in range(2)]
+    controls = [begin(None, child) for child in children]
+    children[0].cancel()
+    assert [control.stopped for control in controls] == [True, False]
+    assert not parent.cancelled
+    parent.cancel()
+    assert all(control.stopped for control in controls)
+    assert all(child.cancelled for child in children)
+    assert begin(None, CancelToken(parent)).stopped
+
+
+def test_a_token_forgets_runs_that_have_ended():
+    parent = CancelToken()
+    child = CancelToken(parent)
+    for control in [begin(None, child) for _ in range(10)]:
+        end(control, None, child)
+    assert not child._controls
+    assert not parent._controls
+
+
+# Garbage.
+
+
+def test_collection_is_paused_until_the_last_has_built_its_graph():
+    assert gc.isenabled()
+    with gc_pause.paused():
+        with gc_pause.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collection_stays_off_where_it_was_off():
+    gc.disable()
+    try:
+        with gc_pause.paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_was_built_is_old_and_goes_when_nobody_holds_it():
+    class Node:
+        pass
+
+    with gc_pause.paused():
+        node = Node()
+        node.circle = node
+        frozen = gc.get_freeze_count()
+    assert any(each is node for each in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == frozen
+    gone = weakref.ref(node)
+    del node
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_the_user_has_frozen_stays_frozen():
+    gc.freeze()
+    try:
+        with gc_pause.paused():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+# Forks.
+
+
+def in_child(job: Callable[[], object]) -> bool:
+    """Whether ``job`` runs in a forked child without an exception."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
+        child = os.fork()
+    if not child:
+        done = 1
+        try:
+            job()
+            done = 0
+        finally:
+            os._exit(done)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_runs_with_threads_of_its_own():
+    session = loop()
+    session.submit(feeds(1)).result()
+    session.run(feeds(1), timeout=60)
+    token = CancelToken()
+    endless = session.submit(feeds(2**62), cancel=token, timeout=120)
+
+    def job() -> None:
+        assert session.submit(feeds(1)).result(60)["y"][0] == 2
+        with pytest.raises(ps.DeadlineExceeded):
+            session.run(feeds(2**62), timeout=0.05)
+        assert not base._WATCHDOG.timeouts
+
+    assert in_child(job)
+    token.cancel()
+    with pytest.raises(ps.Cancelled):
+        endless.result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_has_pools_without_threads_and_queued_jobs(closed):
+    workers, ran = Workers("test", 1), []
+    busy(workers, closed)
+    workers.submit(lambda: ran.append("queued"))
+
+    def job() -> None:
+        assert workers.threads == 0
+        done = threading.Event()
+        assert workers.offer(done.set)
+        assert done.wait(60)
+        assert pool().offer(lambda: None)
+        workers.close()
+        assert not ran
+        assert not workers.offer(lambda: None)
+
+    assert in_child(job)
+    assert workers.threads == 1
+    closed.set()
+    workers.close()
+    assert ran == ["queued"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_is_forked_while_others_submit(closed):
+    """Whatever the parent's threads held at that moment, the child does not wait for it."""
+    workers = Workers("test", 2)
+
+    def submit() -> None:
+        while not closed.is_set():
+            workers.offer(lambda: None)
+
+    def job() -> None:
+        assert run_on(workers, lambda: 1).result(60) == 1
+
+    others = [threading.Thread(target=submit) for _ in range(2)]
+    for other in others:
+        other.start()
+    assert all(in_child(job) for _ in range(20))
+    closed.set()
+    for other in others:
+        other.join()
+    workers.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_job_may_fork(workers):
+    ran: list[str] = []
+    queued = threading.Event()
+
+    def job() -> bool:
+        assert queued.wait(60)
+        return in_child(lambda: run_on(pool(), ran.append, "child").result(60))
+
+    future = run_on(workers, job)
+    workers.submit(lambda: ran.append("parent"))
+    queued.set()
+    assert future.result(60)
+    finished(workers)
+    assert ran == ["parent"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_collects_garbage_though_its_parent_builds_a_graph():
+    def job() -> None:
+        assert gc.isenabled()
+        assert loop().run(feeds(1))["y"][0] == 2
+        assert gc.isenabled()
+
+    with gc_pause.paused():
+        assert in_child(job)
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -1,0 +1,158 @@
+"""Static schedules as text and as drawings."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.inspect.gantt import draw_charts, format_charts
+from penstock.tuning import cost_table
+from tests.support.device_backend import DelayedBackend
+
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+SVG = "{http://www.w3.org/2000/svg}"
+
+#      +- Sin -- Neg -+
+#  Exp-+              +- Add -- y
+#      +- Cos --------+
+DIAMOND = """g (float[8] x) => (float[8] y) {
+    e = Exp(x) s = Sin(e) n = Neg(s) c = Cos(e) y = Add(n, c) }"""
+LOOP = """g (int64 n, float[8] x) => (float[8] y) {
+    y = Loop <body = b (int64 i, bool c, float[8] v) => (bool d, float[8] w) {
+        d = Identity(c) p = Sin(v) q = Cos(v) w = Mul(p, q) }> (n, , x) }"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch, tmp_path):
+    empty = cost_table.CostTable(tmp_path / "none.json", "nobody's")
+    monkeypatch.setattr(cost_table, "table", lambda: empty)
+
+
+def compiled(text: str, **options) -> ps.Session:
+    return ps.compile(parser.parse_model(HEADER + text), **{"backends": ["numpy"], **options})
+
+
+def shapes(svg: str, kind: str) -> list[ElementTree.Element]:
+    return list(ElementTree.fromstring(svg).iter(SVG + kind))
+
+
+def bars(svg: str) -> list[ElementTree.Element]:
+    return [each for each in shapes(svg, "rect") if each.find(SVG + "title") is not None]
+
+
+def arrows(svg: str) -> list[ElementTree.Element]:
+    return [each for each in shapes(svg, "path") if each.get("marker-end")]
+
+
+def test_a_line_for_each_step_under_its_stream():
+    text = format_charts(compiled(DIAMOND).schedule(2))
+    lines = text.splitlines()
+    assert lines[0].startswith("plan 'g': 2 streams, 2 signals, ")
+    words = [line.split("rank")[1].split("#")[0].split()[1:] for line in lines if "rank" in line]
+    assert words == [["Exp", "!0"], ["Sin"], ["Neg"], ["Add", "?1"], ["Cos", "?0", "!1"]]
+    assert [line.strip() for line in lines if "stream" in line][1:] == ["stream 0", "stream 1"]
+
+
+def test_where_streams_do_not_pay_there_is_one():
+    (chart,) = compiled(DIAMOND).schedule()
+    assert len(chart.streams) == 1 and not chart.signals
+    assert chart.makespan == pytest.approx(chart.serial)
+
+
+def test_ranks_are_what_follows():
+    (chart,) = compiled(DIAMOND).schedule(2)
+    rank = {bar.operation: bar.rank for stream in chart.streams for bar in stream}
+    length = {b.operation: b.finish - b.start for stream in chart.streams for b in stream}
+    assert rank["Add"] == 0
+    assert rank["Neg"] == pytest.approx(length["Add"])
+    assert rank["Exp"] == pytest.approx(length["Sin"] + length["Neg"] + length["Add"])
+
+
+def test_blocks_with_streams_of_their_own_have_charts():
+    outer, body = compiled(LOOP).schedule(2)
+    assert outer.name == "plan 'g'" and len(outer.streams) == 1
+    assert body.name.startswith("body of Loop_0") and len(body.streams) == 2
+    assert body.end == () or body.signals >= 1
+
+
+def test_a_device_is_named():
+    backend = DelayedBackend(operations={"Sin"})
+    session = compiled(DIAMOND, backends=[backend, "numpy"], place={"Sin": "late"})
+    (chart,) = session.schedule(4)
+    assert sorted(set(chart.devices)) == ["", "late"]
+    assert "on late" in format_charts([chart])
+
+
+def test_a_bar_for_each_step_and_an_arrow_for_each_wait():
+    found = compiled(DIAMOND).schedule(2)
+    svg = draw_charts(found)
+    assert len(bars(svg)) == 5
+    assert len(arrows(svg)) == 2
+    root = ElementTree.fromstring(svg)
+    width, height = (float(root.get(name)) for name in ("width", "height"))
+    for bar in bars(svg):
+        x, y, wide, tall = (float(bar.get(name)) for name in ("x", "y", "width", "height"))
+        assert x >= 0 and x + wide <= width and y >= 0 and y + tall <= height
+    lanes = {bar.get("y") for bar in bars(svg)}
+    assert len(lanes) == 2
+
+
+def test_an_arrow_begins_where_the_signal_is_emitted_and_ends_where_somebody_waits():
+    found = compiled(DIAMOND).schedule(2)
+    svg = draw_charts(found)
+    by_name = {bar.find(SVG + "title").text.split()[1].rstrip(","): bar for bar in bars(svg)}
+    first = (
+        arrows(svg)[0] if "signal 0" in arrows(svg)[0].find(SVG + "title").text else arrows(svg)[1]
+    )
+    numbers = first.get("d").replace("M", " ").replace("C", " ").split()
+    start, end = (float(numbers[0]), float(numbers[1])), (float(numbers[-2]), float(numbers[-1]))
+    emits, waits = by_name["Exp"], by_name["Cos"]
+    assert start[0] == pytest.approx(float(emits.get("x")) + float(emits.get("width")), abs=0.2)
+    assert end[0] == pytest.approx(float(waits.get("x")), abs=0.2)
+    assert start[1] < end[1]
+
+
+def test_names_from_files_are_text():
+    model = parser.parse_model(HEADER + "g (float[2] x) => (float[2] y) { y = Exp(x) }")
+    model.graph.node[0].name = '<script>&"'
+    model.graph.name = "</svg><b>"
+    svg = draw_charts(ps.compile(model, backends=["numpy"]).schedule())
+    assert "<script>" not in svg and len(bars(svg)) == 1
+
+
+def test_two_hundred_steps_have_room():
+    #  ten branches of twenty steps: most labels are there, and no bar is thinner than a pixel
+    names = ["Sin", "Cos", "Exp", "Neg", "Abs"]
+    body, ends = [], []
+    for b in range(10):
+        last = "x"
+        for k in range(20):
+            body.append(f"v{b}_{k} = {names[(k * (1 + b // 5) + b) % 5]}({last})")
+            last = f"v{b}_{k}"
+        ends.append(last)
+    text = f"g (float[64] x) => (float[64] y) {{ {' '.join(body)} y = Sum({', '.join(ends)}) }}"
+    session = compiled(text)
+    svg = draw_charts(session.schedule(10))
+    assert len(bars(svg)) == len(session.plan.steps) > 190  # some begin alike
+    labels = [each.text for each in shapes(svg, "text") if each.get("fill") == "white"]
+    assert len(labels) > 170
+    assert all(float(bar.get("width")) >= 1 for bar in bars(svg))
+
+
+def test_an_empty_plan_can_be_drawn():
+    found = compiled("g (float[2] x) => (float[2] x) { }").schedule(2)
+    assert not bars(draw_charts(found))
+    assert format_charts(found).count("\n") == 1
+
+
+def test_what_runs_is_explained():
+    text = compiled(DIAMOND, executor="streams", max_streams=2).explain()
+    assert "waits for signal 0" in text and "emits signal 1" in text
+    session = compiled(LOOP, executor="streams", max_streams=2)
+    assert "body:" in session.explain()
+    x = np.linspace(-1, 1, 8, dtype=np.float32)
+    assert session.run({"n": np.int64(0), "x": x})["y"].tolist() == x.tolist()

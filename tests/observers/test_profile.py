@@ -1,0 +1,255 @@
+"""Profiles, measured costs and forecasts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from time import sleep
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.inspect.forecast import forecast
+from penstock.observers.base import ObservedRun
+from penstock.observers.profile import Profile
+from penstock.ops.registry import Kernel
+from penstock.tuning import cost_table
+from penstock.tuning.measure import Known, threads_of
+from tests.support.far_backend import FarBackend
+
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+X = np.array([1, 2, 3], np.float32)
+
+#   x -- Exp -- a -+- Neg -- b -+- Add -- y
+#                  +- Sin -- c -+
+DIAMOND = "g (float[N] x) => (float[N] y) { a = Exp(x) b = Neg(a) c = Sin(a) y = Add(b, c) }"
+LOOP = """g (float[3] x, int64 n) => (float[3] y) {
+    y = Loop (n, , x) <body = b (int64 i, bool c, float[3] v) => (bool d, float[3] w)
+        { d = Identity(c) e = Neg(v) w = Exp(e) }> }"""
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+
+
+def compiled(text: str = DIAMOND, **options) -> ps.Session:
+    return ps.compile(parser.parse_model(HEADER + text), **options)
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
+def test_a_profile_adds_up_runs(executor):
+    session = compiled(executor=executor)
+    profile = Profile()
+    for _ in range(5):
+        session.run({"x": X}, observers=[profile])
+    assert profile.runs == 5
+    assert {row.name: row.count for row in profile.by_operation()} == dict.fromkeys(
+        ["Exp", "Neg", "Sin", "Add"], 5
+    )
+    seconds = [row.seconds for row in profile.by_node()]
+    assert seconds == sorted(seconds, reverse=True)
+    assert all(0 < entry.best <= entry.mean for entry in profile)
+    assert profile.inside <= profile.wall
+    assert profile.outside == pytest.approx(profile.wall - profile.inside)
+    assert sum(seconds) == pytest.approx(profile.inside)
+
+
+def test_steps_in_a_loop_count_for_each_iteration_and_the_loop_not_at_all():
+    profile = Profile()
+    compiled(LOOP).run({"x": X, "n": np.array(7)}, observers=[profile])
+    assert {row.name: row.count for row in profile.by_operation()} == {"Neg": 7, "Exp": 7}
+
+
+def test_a_failed_run_leaves_nothing_half_done():
+    session = compiled("g (float[3] x, int64[1] i) => (float[1] y) { a = Neg(x) y = Gather(a, i) }")
+    profile = Profile()
+    with pytest.raises(ps.RunError):
+        session.run({"x": X, "i": np.array([5])}, observers=[profile])
+    assert profile.runs == 0
+    session.run({"x": X, "i": np.array([1])}, observers=[profile])
+    counts = {row.name: row.count for row in profile.by_operation()}
+    assert counts["Gather"] == 1
+
+
+def test_profiling_a_session_fills_the_table_for_every_backend():
+    far = FarBackend("far", ["Exp", "Sin"])
+    session = compiled(backends=["numpy", far], executor="dataflow")
+    profile = session.profile({"x": X}, runs=3)
+    assert {row.name for row in profile.by_backend()} == {"numpy", "far"}
+    kept = json.loads(cost_table.table().path.read_text())
+    (machine,) = kept["machines"].values()
+    assert machine["numpy"].keys() >= {"Exp", "Neg", "Sin", "Add", "to far"}
+    assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
+
+
+def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
+    #   both are of the host's memory, so that both run the very same nodes
+    class Slow(NumpyBackend):
+        name = "slow"
+
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+
+            def function(*inputs):
+                sleep(1e-3)
+                return kernel.function(*inputs)
+
+            return Kernel(function)
+
+    profile = compiled(backends=["numpy", Slow()]).profile({"x": X}, runs=2)
+    assert {row.name: row.count for row in profile.by_backend()} == {"numpy": 8, "slow": 8}
+    for entry in profile:
+        assert (entry.best >= 1e-3) == (entry.step.backend == "slow")
+        signature = cost_table.signature(entry.step.node)
+        threads = NumpyBackend().threads
+        assert cost_table.table().lookup(entry.step.backend, signature, threads) == entry.best
+
+
+def test_what_is_known_is_not_measured_again():
+    far = FarBackend("far", ["Exp", "Sin"])
+    compiled(backends=["numpy", far]).run({"x": X})
+    ran = far.ran.total()
+    assert ran
+    # In this process or another one, which reads the file.
+    cost_table._TABLES.clear()
+    second = FarBackend("far", ["Exp", "Sin"])
+    session = compiled(backends=["numpy", second])
+    session.run({"x": X})
+    on_far = sum(
+        step.backend == "far" and step.node.op.name != "Transfer" for step in session.plan.steps
+    )
+    assert second.ran.total() == on_far
+
+
+def test_what_cannot_run_on_the_values_at_hand_is_estimated():
+    far = FarBackend("far", ["Gather", "Neg"])
+    text = "g (float[3] x, int64[1] i) => (float[1] y) { a = Neg(x) y = Gather(a, i) }"
+    session = compiled(text, backends=["numpy", far])
+    with pytest.raises(ps.RunError, match="Gather"):
+        session.run({"x": X, "i": np.array([5])})
+    assert session.run({"x": X, "i": np.array([1])})["y"] == -2
+
+
+def test_transfers_cost_by_bytes():
+    table = cost_table.table()
+    table.record_transfer("numpy", "far", 1000, 1e-3)
+    table.record_transfer("numpy", "far", 3000, 2e-3)
+    known = Known([])
+    assert known.transfer("numpy", "far", 2000) == pytest.approx(1.5e-3)
+    assert known.transfer("far", "numpy", 2000) > 0  # estimated
+
+
+def test_a_forecast_stays_between_its_bounds():
+    session = compiled(shapes={"x": [3]})
+    times = {"Exp": 1.0, "Neg": 2.0, "Sin": 3.0, "Add": 1.0}
+    for workers, makespan in ((1, 7.0), (2, 5.0), (8, 5.0)):
+        found = forecast(session.plan, lambda step: times[step.node.op.name], workers)
+        assert found.makespan == pytest.approx(makespan)
+        assert found.serial == pytest.approx(7)
+        assert found.critical_path == pytest.approx(5)
+        assert found.bound == pytest.approx(max(5, 7 / workers))
+    with pytest.raises(ValueError, match="0 workers"):
+        session.forecast(0)
+
+
+def test_observers_of_a_profile_may_be_of_several_runs_at_once():
+    profile = Profile()
+    session = compiled(shapes={"x": [3]})
+    runs = [ObservedRun(session.plan, "linear") for _ in range(2)]
+    step = session.plan.steps[0]
+    for run in runs:
+        profile.run_begin(run)
+        profile.step_begin(run, step, (X,))
+    for run in runs:
+        profile.step_end(run, step, (X,))
+        profile.run_end(run, None)
+    assert profile.runs == 2
+    assert profile.entries[step.node, step.backend].count == 2
+
+
+def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatch):
+    seen = []
+    backend = NumpyBackend()
+    monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: state[0]))
+    monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, n: state.__setitem__(0, n))
+    state = [4]
+    compile = backend.compile
+
+    def watched(self, node, types):
+        kernel = compile(node, types)
+
+        def function(*inputs):
+            seen.append(state[0])
+            return kernel.function(*inputs)
+
+        return type(kernel)(function)
+
+    monkeypatch.setattr(NumpyBackend, "compile", watched)
+    text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
+    session = compiled(text, backends=["numpy"])
+    session.profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
+    assert seen == [1] * 3 + [4] * 3  # each with one to warm up
+    kept = json.loads(cost_table.table().path.read_text())
+    (machine,) = kept["machines"].values()
+    assert sorted(key.split(",")[0] for key in machine["numpy"]["MatMul"]) == [
+        "1 threads",
+        "4 threads",
+    ]
+
+
+class OfCaller(NumpyBackend):
+    """One whose kernels have threads of the calling thread."""
+
+    name = "own"
+    threads_of_caller = True
+
+    def supports(self, node, types):
+        return node.op.name == "Neg"
+
+
+def test_beside_a_library_with_threads_of_the_caller_numpy_is_measured_with_one(monkeypatch):
+    """As it runs there: of two sets of threads each waits, spinning, on the other's cores."""
+    monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: 4))
+    monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, threads: None)
+    own, numpy = OfCaller(), NumpyBackend()
+    assert [threads_of(b, [own, numpy], False) for b in (own, numpy)] == [4, 1]
+    assert threads_of(numpy, [numpy], False) == 4
+    assert threads_of(own, [own, numpy], True) == 1
+    compiled(backends=[own, numpy]).profile({"x": X}, runs=1)
+    kept = json.loads(cost_table.table().path.read_text())
+    (machine,) = kept["machines"].values()
+    assert {key.split(",")[0] for key in machine["numpy"]["Neg"]} == {"1 threads"}
+    assert {key.split(",")[0] for key in machine["own"]["Neg"]} == {"1 threads", "4 threads"}
+
+
+def test_costs_are_measured_in_memory_that_is_planned():
+    """What allocates its results, or has them in another layout, takes longer than in most runs."""
+    allocated = []
+
+    class Watched(NumpyBackend):
+        name = "watched"
+
+        def compile(self, node, types):
+            kernel = super().compile(node, types)
+
+            def function(*inputs):
+                allocated.append(node.op.name)
+                return kernel.function(*inputs)
+
+            return replace(kernel, function=function)
+
+    compiled(backends=[Watched()], shapes={"x": [3]}).profile({"x": X}, runs=2)
+    assert set(allocated) <= {"Add"}  # whose result leaves the run
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "auto"])
+def test_costs_are_not_read_where_they_decide_nothing(executor, monkeypatch):
+    def refuse():
+        raise AssertionError("nobody needs the table")
+
+    monkeypatch.setattr(cost_table, "table", refuse)
+    compiled(executor=executor, backends=["numpy"]).run({"x": X})

@@ -1,0 +1,292 @@
+"""Activation functions against their definitions in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from penstock.frontends.onnx.importer import load
+from penstock.ops import find
+from penstock.types import ShapeError, TensorType
+from tests.ops.harness import check_node, node_model
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F32, F64, F16 = np.dtype("f4"), np.dtype("f8"), np.dtype("f2")
+LARGE = (3, 41, 700)  # several blocks, and part of one
+
+
+def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.asarray(3 * np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.where(
+        x < 0,
+        np.exp(np.minimum(x, 0)) / (1 + np.exp(np.minimum(x, 0))),
+        1 / (1 + np.exp(-np.maximum(x, 0))),
+    )
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(x, 0)
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    return np.array([math.erf(v) for v in np.ravel(x)]).reshape(np.shape(x))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + erf(x / math.sqrt(2)))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def selu(x: np.ndarray, alpha: float, gamma: float) -> np.ndarray:
+    return gamma * np.where(x > 0, x, alpha * np.expm1(x))
+
+
+def shrink(x: np.ndarray, bias: float, lambd: float) -> np.ndarray:
+    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0))
+
+
+CASES: list[tuple[str, dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = [
+    ("Relu", {}, lambda x: np.maximum(x, 0)),
+    ("LeakyRelu", {}, lambda x: np.where(x < 0, 0.01 * x, x)),
+    ("LeakyRelu", {"alpha": 0.3}, lambda x: np.where(x < 0, 0.3 * x, x)),
+    ("LeakyRelu", {"alpha": 2.0}, lambda x: np.where(x < 0, 2.0 * x, x)),
+    ("LeakyRelu", {"alpha": -0.5}, lambda x: np.where(x < 0, -0.5 * x, x)),
+    ("LeakyRelu", {"alpha": 0.0}, lambda x: np.where(x < 0, 0, x)),
+    ("ThresholdedRelu", {}, lambda x: np.where(x > 1, x, 0)),
+    ("ThresholdedRelu", {"alpha": -0.5}, lambda x: np.where(x > -0.5, x, 0)),
+    ("Elu", {}, lambda x: np.where(x < 0, np.expm1(x), x)),
+    ("Elu", {"alpha": 2.5}, lambda x: np.where(x < 0, 2.5 * np.expm1(x), x)),
+    ("Selu", {}, lambda x: selu(x, 1.6732631923, 1.0507010221)),
+    ("Selu", {"alpha": 2.0, "gamma": 3.0}, lambda x: selu(x, 2.0, 3.0)),
+    ("Celu", {}, lambda x: np.maximum(x, 0) + np.minimum(0, np.expm1(x))),
+    ("Celu", {"alpha": 2.0}, lambda x: np.maximum(x, 0) + np.minimum(0, 2 * np.expm1(x / 2))),
+    ("Celu", {"alpha": -2.0}, lambda x: np.maximum(x, 0) + np.minimum(0, -2 * np.expm1(x / -2))),
+    ("Sigmoid", {}, sigmoid),
+    ("HardSigmoid", {}, lambda x: np.clip(0.2 * x + 0.5, 0, 1)),
+    ("HardSigmoid", {"alpha": 0.5, "beta": 0.6}, lambda x: np.clip(0.5 * x + 0.6, 0, 1)),
+    ("HardSwish", {}, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    ("Softplus", {}, softplus),
+    ("Softsign", {}, lambda x: x / (1 + np.abs(x))),
+    ("Mish", {}, lambda x: x * np.tanh(softplus(x))),
+    ("Swish", {}, lambda x: x * sigmoid(x)),
+    ("Swish", {"alpha": 0.5}, lambda x: x * sigmoid(0.5 * x)),
+    ("Gelu", {}, gelu),
+    ("Gelu", {"approximate": "tanh"}, gelu_tanh),
+    ("Shrink", {}, lambda x: shrink(x, 0, 0.5)),
+    ("Shrink", {"bias": 1.5, "lambd": 1.5}, lambda x: shrink(x, 1.5, 1.5)),
+]
+TOLERANCE = {F32: (1e-6, 1e-6), F64: (1e-12, 1e-13), F16: (1e-3, 1e-3), BF16: (8e-3, 8e-3)}
+
+
+def case_id(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" for k, v in value.items())
+    return value if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
+@pytest.mark.parametrize(("op", "attrs", "exact"), CASES, ids=case_id)
+def test_activation(op: str, attrs: dict[str, Any], exact: Any, dtype: Any) -> None:
+    rtol, atol = TOLERANCE[dtype]
+    if attrs and dtype == F64:
+        rtol = atol = 1e-6  # attributes are float32
+    for x in (
+        normal(3, 40, dtype=dtype),
+        normal(dtype=dtype),
+        np.zeros((0, 4), dtype),
+        np.array([0.0, -0.0, 60, -60, 0.5, -0.5, 1, -1, 1000, -1000], dtype),
+        normal(*LARGE, dtype=dtype)[:, ::2].swapaxes(0, 2),
+    ):
+        wanted = np.asarray(exact(x.astype(np.float64))).astype(dtype)
+        default = {"Elu": 1e-6, "LeakyRelu": 1e-6, "HardSigmoid": 1e-6, "Selu": 1e-6}
+        slack = max(atol, default.get(op, 0) if dtype == F64 else 0)
+        check_node(op, [x], attrs, expected=[wanted], rtol=max(rtol, slack), atol=slack)
+
+
+@pytest.mark.parametrize(("op", "attrs", "exact"), CASES, ids=case_id)
+def test_nan_stays(op: str, attrs: dict[str, Any], exact: Any) -> None:
+    x = np.array([math.nan, 1.0], np.float32)
+    (got,) = check_node(op, [x], attrs, expected=[exact(x.astype(np.float64)).astype(np.float32)])
+    # The definitions of these two compare first, and no comparison with NaN holds.
+    assert np.isnan(got[0]) == (op not in ("ThresholdedRelu", "Shrink"))
+
+
+def test_infinities() -> None:
+    x = np.array([math.inf, -math.inf], np.float32)
+    for op, wanted in (
+        ("Relu", [math.inf, 0]),
+        ("LeakyRelu", [math.inf, -math.inf]),
+        ("Elu", [math.inf, -1]),
+        ("Celu", [math.inf, -1]),
+        ("Sigmoid", [1, 0]),
+        ("HardSigmoid", [1, 0]),
+        ("Softplus", [math.inf, 0]),
+        ("ThresholdedRelu", [math.inf, 0]),
+        ("Shrink", [math.inf, -math.inf]),
+    ):
+        check_node(op, [x], expected=[np.array(wanted, np.float32)])
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_sigmoid_keeps_relative_accuracy_far_below_zero(dtype: Any) -> None:
+    x = np.linspace(-80, 40, 5001).astype(dtype)
+    rtol = 5e-7 if dtype == F32 else 1e-14
+    wanted = sigmoid(x.astype(np.float64)).astype(dtype)
+    check_node("Sigmoid", [x], expected=[wanted], rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("op", ["Relu", "Shrink"])
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8"])
+def test_integers(op: str, dtype: str) -> None:
+    x = np.arange(-6, 6).astype(dtype).reshape(3, 4)
+    if op == "Relu":
+        check_node(op, [x], expected=[np.maximum(x, 0)])
+    else:
+        attrs = {"bias": 1.0, "lambd": 2.5}
+        check_node(op, [x], attrs, expected=[shrink(x, 1, 2.5).astype(dtype)])
+
+
+def test_relu_of_a_dtype_unknown_when_compiled() -> None:
+    for dtype in (F32, BF16, np.dtype("i4")):
+        x = np.array([-1, 2], dtype)
+        (node,) = load(node_model("Relu", [x])).graph.nodes
+        result = node.op.compile(node, [TensorType()])(x)
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(result, np.array([0, 2], dtype))
+
+
+# PRelu
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16, "i4", "i8", "u4"])
+@pytest.mark.parametrize("slope", [(), (1,), (4,), (3, 1), (2, 3, 4)])
+def test_prelu(dtype: Any, slope: tuple[int, ...]) -> None:
+    dtype = np.dtype(dtype)
+    x, s = normal(2, 3, 4), normal(*slope, seed=1)
+    if dtype.kind == "u":
+        x, s = np.abs(x), np.abs(s)
+    x, s = x.astype(dtype), s.astype(dtype)
+    if dtype.kind in "iu":
+        wanted = np.where(x < 0, x * s, x)
+    else:
+        wanted = np.where(x < 0, x.astype(F64) * s.astype(F64), x.astype(F64)).astype(dtype)
+    rtol, atol = TOLERANCE.get(dtype, (0, 0))
+    check_node("PRelu", [x, s], expected=[wanted], rtol=rtol, atol=atol)
+
+
+def test_prelu_over_many_blocks() -> None:
+    x, s = normal(2, 64, 30, 31), normal(64, 1, 1, seed=1)
+    check_node("PRelu", [x, s], expected=[np.where(x < 0, x * s, x)])
+
+
+def test_prelu_before_version_7_has_a_slope_for_each_channel() -> None:
+    x = normal(2, 3, 4, 5)
+    for s in (normal(3, seed=1), normal(1, seed=1)):
+        wanted = np.where(x < 0, x * s.reshape(-1, 1, 1), x)
+        check_node("PRelu", [x, s], expected=[wanted], opset=6)
+
+
+# Two inputs
+
+
+def test_swiglu() -> None:
+    for shape in ((3, 5), (), LARGE):
+        a, b = normal(*shape), normal(*shape, seed=1)
+        for alpha in (1.0, 1.7):
+            wide = a.astype(F64)
+            wanted = np.asarray(wide * sigmoid(alpha * wide) * b).astype(F32)
+            check_node("SwiGLU", [a, b], {"alpha": alpha}, expected=[wanted])
+
+
+MICROSOFT = {"domain": "com.microsoft", "opset": 1}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
+def test_microsoft_gelus(dtype: Any) -> None:
+    x, bias = normal(4, 9, dtype=dtype), normal(9, dtype=dtype, seed=1)
+    rtol, atol = TOLERANCE[dtype]
+    wide, total = x.astype(F64), x.astype(F64) + bias.astype(F64)
+
+    def check(op: str, inputs: list[Any], wanted: np.ndarray, **attrs: float) -> None:
+        close = {"rtol": 2 * rtol, "atol": max(atol, 1e-6 if attrs else 0)}
+        check_node(op, inputs, attrs, expected=[wanted.astype(dtype)], **close, **MICROSOFT)
+
+    check("Gelu", [x], gelu(wide))
+    check("BiasGelu", [x, bias], gelu(total))
+    check("FastGelu", [x], gelu_tanh(wide))
+    check("FastGelu", [x, None], gelu_tanh(wide))
+    check("FastGelu", [x, bias], gelu_tanh(total))
+    check("QuickGelu", [x], wide * sigmoid(1.702 * wide))
+    check("QuickGelu", [x], wide * sigmoid(0.5 * wide), alpha=0.5)
+
+
+@pytest.mark.parametrize("op", ["Gelu", "BiasGelu", "FastGelu", "QuickGelu"])
+def test_microsoft_gelus_like_onnx_runtime(op: str) -> None:
+    inputs = [normal(3, 17, 8), normal(8, seed=1)][: 1 + (op in ("BiasGelu", "FastGelu"))]
+    check_node(op, inputs, expected="ort", rtol=1e-4, atol=1e-5, **MICROSOFT)
+
+
+def test_bias_gelu_over_many_blocks() -> None:
+    x, bias = normal(128, 768), normal(768, seed=1)
+    wanted = gelu((x + bias).astype(F64)).astype(F32)
+    check_node("BiasGelu", [x, bias], expected=[wanted], **MICROSOFT)
+
+
+# What cannot be
+
+
+def infer(op: str, *types: Any, domain: str = "") -> Any:
+    found = find(op, domain)
+    assert found is not None
+    return found.infer(types, {}, [None] * len(types))[0]
+
+
+def test_inference() -> None:
+    x = TensorType(F32, ("n", None, 4))
+    assert infer("Gelu", x) == x
+    assert infer("PRelu", x, TensorType(F32, (4,))) == x
+    assert infer("SwiGLU", x, TensorType(F32, (2, 3, None))) == TensorType(F32, ("n", 3, 4))
+    assert infer("SwiGLU", TensorType(F32), x) == x
+
+
+@pytest.mark.parametrize(("x", "slope"), [((2, 3), (4,)), ((3,), (2, 3)), ((1, 3), (2, 3))])
+def test_slopes_that_do_not_fit(x: tuple[int, ...], slope: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match="broadcast"):
+        infer("PRelu", TensorType(F32, x), TensorType(F32, slope))
+    with pytest.raises(ShapeError, match="broadcast"):
+        check_node("PRelu", [normal(*x), normal(*slope)], expected=[])
+
+
+def test_swiglu_of_two_shapes() -> None:
+    with pytest.raises(ShapeError, match="input 1 has shape"):
+        infer("SwiGLU", TensorType(F32, (2, 3)), TensorType(F32, (3,)))
+
+
+def test_unknown_gelu() -> None:
+    with pytest.raises(ShapeError, match="approximate"):
+        check_node("Gelu", [normal(3)], {"approximate": "cubic"}, expected=[])
+
+
+@pytest.mark.parametrize(
+    ("op", "domain"), [("PRelu", ""), ("BiasGelu", "com.microsoft"), ("FastGelu", "com.microsoft")]
+)
+def test_the_first_input_does_not_grow(op: str, domain: str) -> None:
+    """Also where shapes are known in the run only."""
+    x, other = normal(3), normal(2, 3)
+    version = 1 if domain else 16
+    (node,) = load(node_model(op, [x, other], domain=domain, opset=version)).graph.nodes
+    kernel = node.op.compile(node, [TensorType(), TensorType()])
+    kernel(other, x)
+    with pytest.raises(ShapeError, match="does not broadcast"):
+        kernel(x, other)

@@ -1,0 +1,316 @@
+"""Layouts: no value is overwritten while somebody still reads it, as an independent replay sees."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import parser
+from onnx.backend.test.loader import load_model_tests
+
+import penstock as ps
+from penstock.algorithms.ordering import topological_order
+from penstock.backends.numpy import NumpyBackend
+from penstock.ir.graph import Graph, clone
+from penstock.limits import DEFAULT_LIMITS
+from penstock.ops import find
+from penstock.passes.pipeline import optimize
+from penstock.plan.arena_layout import Layout, _Liveness, lay_out, lay_out_tasks
+from penstock.plan.grouping import OneByOne
+from penstock.plan.plan import Kind, Plan, compile_plan, memory_of, walk
+from penstock.plan.tasks import arrange, dependencies
+from penstock.types import TensorType
+from tests.support.random_graphs import graphs, seeded
+from tests.support.replay import OverwrittenError, replay
+
+
+def plan_of(graph: Graph) -> Plan:
+    copy = clone(graph)
+    optimize(copy, DEFAULT_LIMITS)
+    return compile_plan(copy, [NumpyBackend()])
+
+
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+
+
+def planned(text: str) -> tuple[Plan, Layout]:
+    plan = plan_of(ps.load(parser.parse_model(HEADER + text)).graph)
+    return plan, lay_out(plan)
+
+
+def slot(plan: Plan, name: str) -> int:
+    (found,) = [i for i, s in enumerate(plan.slots) if s.name == name]
+    return found
+
+
+# Random graphs.
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graph=graphs(), planner=st.sampled_from(["best", "first_fit", "wic", "bump"]))
+def test_nothing_is_overwritten_while_it_is_read(graph, planner):
+    plan = plan_of(graph)
+    replay(plan, lay_out(plan, planner))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_nor_in_larger_graphs_and_other_orders(seed):
+    plan = plan_of(seeded(seed, 40))
+    replay(plan, lay_out(plan))
+    choose = random.Random(seed)
+    dag = dependencies(plan.slots, plan.steps)
+    order = topological_order(dag, [choose.random() for _ in range(dag.n)])
+    replay(plan, _Liveness(plan, order).layout("wic"))
+
+
+# Any order, and several steps at once.
+
+
+class Whole(OneByOne):
+    """Each outermost step a task, with all that is in it."""
+
+    def expands(self, step):
+        return False
+
+
+def together(plan: Plan, layout: Layout) -> None:
+    """Steps that may run at the same time write nothing that the other one touches."""
+    dag = dependencies(plan.slots, plan.steps)
+    before = [{i} for i in range(dag.n)]
+    for i in topological_order(dag):
+        for j in dag.succ[i]:
+            before[j] |= before[i]
+
+    def spans(slots) -> list[tuple[int, int]]:
+        roots = {root for slot in slots if slot >= 0 for root in memory_of(plan.slots, slot)}
+        return [
+            (layout.offsets[root], layout.offsets[root] + plan.slots[root].type.nbytes)
+            for root in roots
+        ]
+
+    touched, written = [], []
+    for step in plan.steps:
+        inside = list(walk((step,)))
+        own = [c for each in inside for carry in each.carries for c in carry.buffers or ()]
+        made = [i for each in inside for i in (*each.outputs, each.workspace) if i >= 0]
+        made = [i for i in made if plan.slots[i].kind is Kind.ARENA]  # others name what is there
+        written.append(spans([*made, *own]))
+        touched.append(spans([*made, *own, *(i for each in inside for i in each.inputs)]))
+    for i in range(dag.n):
+        for j in range(dag.n):
+            if i in before[j] or j in before[i]:
+                continue
+            for low, high in written[i]:
+                assert all(high <= a or b <= low for a, b in touched[j]), (i, j)
+
+
+@pytest.mark.parametrize("planner", ["best", "reuse"])
+@pytest.mark.parametrize("seed", range(60))
+def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
+    plan = plan_of(seeded(seed, 40))
+    layout = lay_out_tasks(plan, arrange(plan, Whole()), planner)
+    together(plan, layout)
+    choose = random.Random(seed)
+    dag = dependencies(plan.slots, plan.steps)
+    for _ in range(4):
+        order = topological_order(dag, [choose.random() for _ in range(dag.n)])
+        replay(plan, replace(layout, order=tuple(order)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nor_with_steps_of_loops_and_branches_as_tasks(seed):
+    plan = plan_of(seeded(seed, 40))
+    layout = lay_out_tasks(plan, arrange(plan, OneByOne()))
+    together(plan, layout)
+    replay(plan, layout)
+
+
+def test_memory_of_one_branch_serves_the_other():
+    plan, _ = planned(
+        """g (float[1000] x, bool c) => (float[1] y) {
+            z = If (c) <then_branch = t () => (float[1] p) { a = Exp(x) b = Sin(x) d = Add(a, b) p = ReduceSum(d) },
+                        else_branch = e () => (float[1] q) { f = Cos(x) g = Sin(x) h = Mul(f, g) q = ReduceMax(h) }>
+            y = Neg(z) }"""
+    )
+    layout = lay_out_tasks(plan, arrange(plan, OneByOne()))
+    assert layout.size < 3 * 4096
+
+
+def test_the_replay_sees_what_is_wrong():
+    plan, layout = planned(
+        "g (float[16] x) => (float[16] y) { a = Exp(x) b = Sin(a) c = Mul(a, b) y = Add(c, a) }"
+    )
+    a, b = slot(plan, "a"), slot(plan, "b")
+    assert layout.buffer_of[a] != layout.buffer_of[b]
+    replay(plan, layout)
+    with pytest.raises(AssertionError):
+        replay(plan, replace(layout, offsets={**layout.offsets, b: layout.offsets[a]}))
+    # An order in which a step runs before what it reads:
+    with pytest.raises(KeyError):
+        replay(plan, replace(layout, order=layout.order[::-1]))
+
+
+def test_the_replay_sees_what_a_loop_overwrites():
+    plan, layout = planned(
+        """g (float[16] x, int64 n) => (float[16] y) {
+            a = Exp(x)
+            r = Loop (n, , x) <body = b (int64 i, bool c, float[16] v) => (bool d, float[16] w) {
+                d = Identity(c) s = Add(v, a) w = Mul(s, v) }>
+            y = Neg(r) }"""
+    )
+    replay(plan, layout)
+    a, s = slot(plan, "a"), slot(plan, "s")
+    with pytest.raises(OverwrittenError, match=r"^a "):
+        replay(plan, replace(layout, offsets={**layout.offsets, s: layout.offsets[a]}))
+
+
+# Real graphs.
+
+LIGHT = sorted(Path(onnx.__path__[0], "backend/test/data/light").glob("*.onnx"))
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
+def test_nothing_is_overwritten_in_networks(path):
+    graph = ps.load(path).graph
+    for value in graph.inputs:
+        assert isinstance(value.type, TensorType)
+        dims = tuple(dim if isinstance(dim, int) else 1 for dim in value.type.shape or ())
+        value.type = TensorType(value.type.dtype, dims)
+    plan = plan_of(graph)
+    replay(plan, lay_out(plan), seeds=1)
+
+
+@cache
+def suite() -> list[Path]:
+    kinds = ("simple", "pytorch-operator", "pytorch-converted")
+    cases = [case for kind in kinds for case in load_model_tests(kind=kind)]
+    return [Path(case.model_dir, "model.onnx") for case in cases if case.model_dir]
+
+
+def test_nothing_is_overwritten_in_the_models_of_the_suite():
+    assert len(suite()) > 100
+    for path in suite():
+        try:
+            plan = plan_of(ps.load(path).graph)
+        except ps.Unsupported:
+            continue
+        replay(plan, lay_out(plan), seeds=2)
+
+
+# What a lifetime is.
+
+
+def test_buffers_of_a_carried_value_that_nobody_reads_live_through_the_loop():
+    #  x is copied into w's buffer at the end of each iteration, when p is still to be read
+    graph = ps.load(
+        parser.parse_model(
+            """<ir_version: 9, opset_import: ["" : 20]>
+            g (float[16] x, int64 n) => (float[16] y) {
+                y, unread = Loop (n, , x, x) <body = b (int64 i, bool c, float[16] v, float[16] w)
+                    => (bool d, float[16] p, float[16] x)
+                    { d = Identity(c) q = Exp(v) r = Neg(q) p = Transpose(r) }> }"""
+        )
+    ).graph
+    (node,) = graph.nodes
+    node.outputs[1] = None
+    plan = plan_of(graph)
+    (loop,) = plan.steps
+    dead = loop.carries[1]
+    assert dead.buffers is not None
+    assert dead.result == -1
+    layout = lay_out(plan)
+    assert layout.offsets[slot(plan, "q")] not in {layout.offsets[b] for b in dead.buffers}
+    replay(plan, layout, seeds=20)
+
+
+def test_a_result_of_a_loop_lets_go_of_its_initial_value():
+    #  each loop needs its two buffers and the result of the one before, however many there are
+    loops = " ".join(
+        f"""v{k + 1} = Loop (n, , v{k}) <body = b{k} (int64 i{k}, bool c{k}, float[16] a{k})
+            => (bool d{k}, float[16] e{k}) {{ d{k} = Identity(c{k}) e{k} = Neg(a{k}) }}>"""
+        for k in range(30)
+    )
+    _, layout = planned(f"g (float[16] v0, int64 n) => (float[16] y) {{ {loops} y = Exp(v30) }}")
+    assert layout.size <= 4 * 64
+
+
+def test_a_result_of_many_branches_is_in_few_places():
+    #  v0 or its negative, or the negative of that, ...: v40 could be in any of 40 places
+    ifs = " ".join(
+        f"""v{k + 1} = If (c) <then_branch = t{k} () => (float[16] a{k}) {{ a{k} = Neg(v{k}) }},
+            else_branch = e{k} () => (float[16] b{k}) {{ b{k} = Identity(v{k}) }}>"""
+        for k in range(40)
+    )
+    text = f"g (float[16] x, bool c) => (float[16] y) {{ v0 = Exp(x) {ifs} y = Exp(v40) }}"
+    plan, layout = planned(text)
+    assert layout.size <= 12 * 64
+    assert max(len(slot.roots) for slot in plan.slots) <= 9
+    session = ps.compile(parser.parse_model(HEADER + text))
+    for condition in (True, False):
+        y = session(np.zeros(16, np.float32), np.array(condition))
+        np.testing.assert_array_equal(y, np.full(16, np.exp(np.float32(1))))
+
+
+# Orders.
+
+
+def noisy(*, inner: bool = False) -> Graph:
+    """x -> A, B: two nodes that read nothing of each other; B in a branch where ``inner``."""
+    x = ps.ir.graph.Value("x", TensorType(np.dtype(np.float32), (4,)))
+    c = ps.ir.graph.Value("c", TensorType(np.dtype(bool), ()))
+    op = replace(find("Neg"), pure=False)
+    a, b = (ps.ir.graph.Value(name) for name in "ab")
+    nodes = [ps.ir.graph.Node(op, [x], [a], name="A"), ps.ir.graph.Node(op, [x], [b], name="B")]
+    outputs = [a, b]
+    if inner:
+        branch = ps.ir.graph.Graph([], [b], [nodes.pop()], "then")
+        y = ps.ir.graph.Value("y")
+        other = ps.ir.graph.Graph([], [x], [], "else")
+        attrs = {"then_branch": branch, "else_branch": other}
+        nodes.append(ps.ir.graph.Node(find("If"), [c], [y], attrs))
+        outputs = [a, y]
+    return ps.ir.graph.Graph([x, c], outputs, nodes, "noisy")
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_effects_keep_their_order(inner):
+    plan = plan_of(noisy(inner=inner))
+    assert dependencies(plan.slots, plan.steps).edges == ((0, 1),)
+
+
+def test_control_inputs_are_waited_for_through_views():
+    #  V, a view of P, waits for A; B waits for U, a view of V, and for W, a view of A that is no
+    #  step: B must not run before A and P, although it reads neither
+    x = ps.ir.graph.Value("x", TensorType(np.dtype(np.float32), (4,)))
+    axes = ps.ir.graph.Value("axes", const=np.array([0]))
+    a, p, v, u, w, b, y = (ps.ir.graph.Value(name) for name in "apvuwby")
+    node_a = ps.ir.graph.Node(find("Exp"), [x], [a], name="A")
+    node_p = ps.ir.graph.Node(find("Sin"), [x], [p], name="P")
+    node_v = ps.ir.graph.Node(find("Unsqueeze"), [p, axes], [v], name="V", control_inputs=[node_a])
+    node_u = ps.ir.graph.Node(find("Squeeze"), [v, axes], [u], name="U")
+    node_w = ps.ir.graph.Node(find("Unsqueeze"), [a, axes], [w], name="W")
+    node_b = ps.ir.graph.Node(find("Abs"), [x], [b], name="B", control_inputs=[node_u, node_w])
+    node_y = ps.ir.graph.Node(find("Neg"), [u], [y], name="Y")
+    nodes = [node_a, node_p, node_v, node_u, node_w, node_b, node_y]
+    plan = plan_of(ps.ir.graph.Graph([x], [b, y], nodes, "g"))
+    names = [step.node.name for step in plan.steps]
+    dag = dependencies(plan.slots, plan.steps)
+
+    def before(name: str) -> set[str]:
+        found, stack = set(), [names.index(name)]
+        while stack:
+            for i in dag.pred[stack.pop()]:
+                found.add(names[i])
+                stack.append(i)
+        return found
+
+    assert {"A", "P"} <= before("B")
+    assert {"A", "P"} <= before("Y")
+    assert "W" not in names

@@ -1,0 +1,303 @@
+"""Plans and their memory: views, in-place updates, carried values, lifetimes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.ir.graph import clone
+from penstock.limits import DEFAULT_LIMITS
+from penstock.passes.pipeline import optimize
+from penstock.plan.arena_layout import Layout, lay_out
+from penstock.plan.plan import Kind, Plan, compile_plan
+from tests.support.random_graphs import graphs
+
+
+def planned(text: str, opset: int = 19) -> tuple[Plan, Layout]:
+    header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
+    graph = clone(ps.load(parser.parse_model(header + text)).graph)
+    optimize(graph, DEFAULT_LIMITS)
+    plan = compile_plan(graph, [NumpyBackend()])
+    return plan, lay_out(plan)
+
+
+def slot(plan: Plan, name: str) -> int:
+    (found,) = [i for i, s in enumerate(plan.slots) if s.name == name]
+    return found
+
+
+# Views.
+
+
+def test_views_of_planned_memory_are_no_steps():
+    #  x -> Exp -> t -> Reshape -> Transpose -> Slice -> Neg
+    plan, layout = planned(
+        """g (float[4, 6] x) => (float[M, N] y) <int64[2] s = {6, 4}, int64[1] a = {1},
+            int64[1] b = {3}> {
+            t = Exp(x) u = Reshape(t, s) v = Transpose(u) w = Slice(v, a, b) y = Neg(w) }"""
+    )
+    assert [step.node.op.name for step in plan.steps] == ["Exp", "Neg"]
+    assert plan.views == 3
+    seen = plan.slots[slot(plan, "w")]
+    assert seen.kind is Kind.ALIAS
+    assert seen.base == slot(plan, "t")
+    # u is [6, 4], its transpose has strides (4, 16); the slice starts in row 1.
+    assert (seen.offset, seen.strides) == (4, (4, 16))
+    assert layout.size == 4 * 6 * 4
+
+
+def test_a_view_keeps_the_memory_it_looks_at_alive():
+    #  a -> transpose -> (read at the very end), while others read a and are done
+    plan, layout = planned(
+        """g (float[8, 8] x) => (float[8, 8] y) {
+            a = Exp(x) v = Transpose(a) b = Sin(a) c = MatMul(b, b) y = Add(c, v) }"""
+    )
+    buffers = layout.buffer_of
+    a, b = slot(plan, "a"), slot(plan, "b")
+    assert buffers[a] != buffers[b]
+    assert abs(layout.offsets[a] - layout.offsets[b]) >= 256
+
+
+def test_a_reshape_that_strides_cannot_express_copies():
+    plan, _ = planned(
+        """g (float[4, 6] x) => (float[24] y) <int64[1] s = {-1}> {
+            t = Exp(x) v = Transpose(t) w = Reshape(v, s) y = Neg(w) }"""
+    )
+    assert [step.node.op.name for step in plan.steps] == ["Exp", "Reshape", "Neg"]
+
+
+def test_a_view_of_an_input_or_a_constant_is_never_written():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    session = ps.compile(
+        parser.parse_model(
+            """<ir_version: 9, opset_import: ["" : 19]>
+            g (float[2, 3] x) => (float[3, 2] y) { t = Transpose(x) u = Neg(t) y = Exp(u) }"""
+        )
+    )
+    session.run({"x": x})
+    np.testing.assert_array_equal(x, np.arange(6).reshape(2, 3))
+
+
+# In place.
+
+
+def test_a_chain_runs_in_one_buffer():
+    chain = "".join(f"v{i + 1} = Add(v{i}, k) " for i in range(50))
+    _, layout = planned(
+        f"g (float[16] v0) => (float[16] y) <float k = {{1}}> {{ {chain} y = Neg(v50) }}"
+    )
+    assert layout.size == layout.lower_bound == 64
+
+
+def test_what_is_read_later_is_not_overwritten():
+    #  a -> b = -a -> c = a + b: b may not take a's memory
+    plan, layout = planned(
+        "g (float[16] x) => (float[16] y) { a = Exp(x) b = Sin(a) c = Mul(a, b) d = Sub(c, a) y = Neg(d) }"
+    )
+    of = layout.buffer_of
+    a, b, c, d = (slot(plan, name) for name in "abcd")
+    assert of[a] != of[b]
+    assert of[b] == of[c]  # b dies in c
+    assert of[d] in (of[a], of[c])
+
+
+def test_what_a_view_still_reads_is_not_overwritten():
+    plan, layout = planned(
+        """g (float[4, 4] x) => (float[4, 4] y) {
+            a = Exp(x) v = Transpose(a) b = Neg(a) c = Add(b, v) y = Sin(c) }"""
+    )
+    assert layout.buffer_of[slot(plan, "a")] != layout.buffer_of[slot(plan, "b")]
+
+
+def test_an_operand_seen_in_two_ways_is_not_overwritten():
+    #  a + transpose(a): in place, later elements would read what earlier ones wrote
+    plan, layout = planned(
+        "g (float[4, 4] x) => (float[4, 4] y) { a = Exp(x) v = Transpose(a) b = Add(a, v) y = Sin(b) }"
+    )
+    assert layout.buffer_of[slot(plan, "a")] != layout.buffer_of[slot(plan, "b")]
+
+
+@pytest.mark.parametrize(
+    "body", ["b = Sum(a, z, a)", "b = RMSNormalization(a, a)", "b = Add(a, a)"]
+)
+def test_a_value_that_is_read_twice_is_overwritten_only_by_kernels_that_allow_it(body):
+    #  a + z + a: after a + z is written over a, there is no a left to add
+    model = parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 23]>
+        g (float[4] x, float[4] z) => (float[4] y) {{ a = Neg(x) {body} y = Sin(b) }}"""
+    )
+    x, z = np.arange(1, 5, dtype=np.float32), np.full(4, 10, np.float32)
+    (want,) = ReferenceEvaluator(model).run(None, {"x": x, "z": z})
+    np.testing.assert_allclose(ps.compile(model)(x, z), want, rtol=1e-5)
+
+
+def test_a_broadcast_operand_is_not_taken_over():
+    plan, layout = planned(
+        """g (float[4, 4] x) => (float[4, 4] y) <int64[1] n = {0}> {
+            a = Exp(x) r = ReduceMax <keepdims = 1> (a, n) b = Add(r, a) y = Sin(b) }"""
+    )
+    of = layout.buffer_of
+    assert of[slot(plan, "b")] == of[slot(plan, "a")] != of[slot(plan, "r")]
+
+
+def test_constants_live_outside_of_the_arena():
+    plan, layout = planned(
+        "g (float[1000] x) => (float[1000] y) <float k = {2}> { a = Mul(x, k) y = Exp(a) }"
+    )
+    assert layout.size == 4000
+    assert plan.slots[slot(plan, "k")].kind is Kind.CONSTANT
+
+
+# Loops.
+
+LOOP = """g (float[16] x, int64 n) => (float[16] y) <float k = {2}> {
+    a = Exp(x)
+    r = Loop (n, , a) <body = b (int64 i, bool c, float[16] v) => (bool d, float[16] w) {
+        d = Identity(c) t = Mul(v, k) u = Add(t, x) w = Sub(u, v) }>
+    y = Neg(r)
+}"""
+
+
+def test_carried_values_alternate_between_two_buffers():
+    plan, layout = planned(LOOP)
+    (loop,) = [step for step in plan.steps if step.node.op.name == "Loop"]
+    (carry,) = loop.carries
+    assert carry.direct
+    first, second = carry.buffers
+    assert layout.offsets[first] != layout.offsets[second]
+    # initial value, two buffers, one for what the body computes in between
+    assert layout.size == layout.lower_bound == 4 * 64
+
+
+def test_what_a_body_reads_from_outside_lives_as_long_as_the_loop():
+    plan, layout = planned(
+        """g (float[16] x, int64 n) => (float[16] y) {
+            a = Exp(x) z = Sin(x)
+            r = Loop (n, , z) <body = b (int64 i, bool c, float[16] v) => (bool d, float[16] w) {
+                d = Identity(c) s = Add(v, a) t = Neg(s) w = Exp(t) }>
+            y = Neg(r)
+        }"""
+    )
+    a, t = layout.offsets[slot(plan, "a")], layout.offsets[slot(plan, "t")]
+    assert a != t
+
+
+def test_exclusive_branches_share_memory():
+    _, layout = planned(
+        """g (float[1000] x, bool c) => (float[1000] y) {
+            r = If (c) <then_branch = t () => (float[1000] p) { a = Exp(x) b = MatMul_(a) p = Neg(b) },
+                        else_branch = e () => (float[1000] q) { d = Sin(x) f = MatMul_(d) q = Neg(f) }>
+            y = Neg(r)
+        }""".replace("MatMul_", "Softmax")
+    )
+    assert layout.size <= 3 * 4000 + 64
+
+
+# Orders.
+
+
+def test_an_order_that_frees_early_is_found():
+    #  Four wide branches from one input, each reduced to one number: run in the order given, all
+    #  four wide values are alive at once; one after the other, one is.
+    wide = " ".join(f"w{i} = Tile(x{i}, reps)" for i in range(4))
+    narrow = " ".join(f"n{i} = ReduceMax <keepdims = 1> (w{i}, axes)" for i in range(4))
+    split = " ".join(f"x{i} = Add(x, k{i})" for i in range(4))
+    constants = ", ".join(f"float k{i} = {{{i}}}" for i in range(4))
+    _, layout = planned(
+        f"""g (float[8] x) => (float[1] y) <int64[1] reps = {{1000}}, int64[1] axes = {{0}}, {constants}> {{
+            {split} {wide} {narrow} y = Sum(n0, n1, n2, n3) }}"""
+    )
+    assert layout.size < 2 * 32_000
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(graph=graphs())
+def test_arenas_are_close_to_their_lower_bounds(graph):
+    copy = clone(graph)
+    optimize(copy, DEFAULT_LIMITS)
+    plan = compile_plan(copy, [NumpyBackend()])
+    layout = lay_out(plan)
+    # Every buffer here is smaller than the alignment, which the bound leaves out.
+    buffers = len(set(layout.buffer_of.values()))
+    assert layout.lower_bound <= layout.size <= layout.lower_bound + 64 * buffers
+    assert sorted(layout.order) == list(range(len(plan.steps)))
+
+
+def test_explain_says_where_everything_lives():
+    session = ps.compile(
+        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + LOOP),
+        backends=["numpy"],
+        shapes={},
+    )
+    text = session.explain()
+    assert "arena 256 B (lower bound 256 B)" in text
+    assert "u @" in text
+
+
+def test_unknown_planner_names_are_refused():
+    plan, _ = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    with pytest.raises(ValueError, match="best"):
+        lay_out(plan, "worst")
+
+
+def test_branches_are_explained_under_their_own_names():
+    #  a file may have the else branch first
+    text = """g (float[2] x, bool c) => (float[2] y) {
+        y = If (c) <else_branch = e () => (float[2] q) { q = Neg(x) },
+                    then_branch = t () => (float[2] p) { p = Abs(x) }> }"""
+    session = ps.compile(
+        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text), shapes={}
+    )
+    lines = [line.strip() for line in session.explain().splitlines()]
+    assert "Abs" in lines[lines.index("then_branch:") + 1]
+    assert "Neg" in lines[lines.index("else_branch:") + 1]
+
+
+# What is carried, and what is written where.
+
+
+@pytest.mark.parametrize(
+    ("update", "direct"),
+    [
+        ("w = Add(v, x)", True),
+        # A view of what the body computes lies elsewhere, and is copied into the buffer;
+        ("t = Add(v, x) w = Slice(t, last, far, axis, back)", False),
+        # one that strides cannot express is copied anyway, straight into it.
+        ("t = Reshape(v, two) s = Exp(t) r = Transpose(s) w = Reshape(r, six)", True),
+        ("t = Add(v, x) w = Identity(x)", False),
+    ],
+)
+def test_an_update_is_written_into_the_free_buffer_where_it_can_be(update, direct):
+    plan, _ = planned(
+        f"""g (float[6] x, int64 n) => (float[6] y) <int64[2] two = {{2, 3}}, int64[1] six = {{6}},
+            int64[1] last = {{5}}, int64[1] far = {{-9}}, int64[1] axis = {{0}}, int64[1] back = {{-1}}> {{
+            y = Loop (n, , x) <body = b (int64 i, bool c, float[6] v) => (bool d, float[6] w)
+                {{ d = Identity(c) {update} }}> }}"""
+    )
+    (loop,) = plan.steps
+    assert [carry.direct for carry in loop.carries] == [direct]
+
+
+def test_of_two_carried_values_with_one_update_one_is_copied():
+    plan, _ = planned(
+        """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
+            y, z = Loop (n, , x, x) <body = b (int64 i, bool c, float[4] v, float[4] u)
+                => (bool d, float[4] w, float[4] w) { d = Identity(c) w = Add(v, u) }> }"""
+    )
+    (loop,) = plan.steps
+    assert [carry.direct for carry in loop.carries] == [True, False]
+    assert not {*loop.carries[0].buffers} & {*loop.carries[1].buffers}
+
+
+def test_a_sequence_gets_copies_of_what_is_planned_and_of_nothing_else():
+    plan, _ = planned(
+        """g (float[4] x) => (seq(float[4]) s) <float[4] k = {1, 2, 3, 4}> {
+            a = Exp(x) s = SequenceConstruct(a, x, k) }"""
+    )
+    (construct,) = [step for step in plan.steps if step.node.op.name == "SequenceConstruct"]
+    assert construct.copied == (0,)

@@ -1,0 +1,946 @@
+"""One run: done once, told to its observers once, and gone when it is over."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.backends import base as backends
+from penstock.backends.base import Share
+from penstock.backends.numpy import NumpyBackend
+from penstock.executors.base import CancelToken, Control, Done
+from penstock.observers.base import ObservedRun, Observer
+from penstock.ops.registry import Kernel
+from penstock.plan.plan import Plan
+from penstock.session.run import Job, Run
+from tests.host.test_threads import end_of, in_child
+from tests.support.timing import uncollected
+
+PLAN = Plan("g", (), (), (), ())
+
+
+class Fake:
+    """An executor whose runs do what they are told to."""
+
+    name = "fake"
+    plan = PLAN
+
+    def __init__(self, outcome: Callable[[Control], Any] = lambda control: (1,)) -> None:
+        self.outcome = outcome
+        self.controls: list[Control] = []
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        self.controls.append(control)
+        return self.outcome(control)
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        try:
+            try:
+                outputs = self.run(inputs, control)
+            except BaseException as error:
+                done(None, error)
+            else:
+                done(outputs, None)
+        finally:
+            del done  # an error holds this frame
+
+
+class Seen(Observer):
+    """Remembers what it was told, and raises where it shall."""
+
+    def __init__(self, *, begin: BaseException | None = None, end: BaseException | None = None):
+        self.told: list[Any] = []
+        self.begin = begin
+        self.end = end
+
+    def run_begin(self, run: ObservedRun) -> None:
+        assert (run.plan, run.executor) == (PLAN, "fake")
+        self.told.append("begin")
+        if self.begin is not None:
+            raise self.begin
+
+    def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
+        self.told.append(error)
+        if self.end is not None:
+            raise self.end
+
+
+def raising(error: BaseException) -> Callable[[Control], Any]:
+    def outcome(control: Control) -> Any:
+        raise error
+
+    return outcome
+
+
+def job(
+    executor: Fake | Exception,
+    timeout: float | None = None,
+    cancel: CancelToken | None = None,
+    observers: Sequence[Observer] = (),
+) -> Job:
+    def resolve(watched: bool) -> tuple[Fake, Sequence[Any], Sequence[str]]:
+        assert watched == bool(observers)
+        if isinstance(executor, Exception):
+            raise executor
+        return executor, [], lambda outputs: dict(zip(["y"], outputs, strict=True))
+
+    return Job(Run(timeout, cancel, observers), resolve)
+
+
+class Counted(Future):
+    """A future that counts how often it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def set_result(self, result):
+        self.count += 1
+        super().set_result(result)
+
+    def set_exception(self, exception):
+        self.count += 1
+        super().set_exception(exception)
+
+
+# On the calling thread.
+
+
+def test_outputs_and_observers_of_a_run():
+    seen = Seen()
+    assert Run(None, None, [seen]).run_inline(Fake(), []) == (1,)
+    assert seen.told == ["begin", None]
+
+
+@pytest.mark.parametrize("error", [ps.RunError("no"), ZeroDivisionError(), KeyboardInterrupt()])
+def test_what_a_run_raises_is_raised_and_told(error):
+    seen = [Seen(), Seen()]
+    with pytest.raises(type(error)):
+        Run(None, None, seen).run_inline(Fake(raising(error)), [])
+    assert [each.told for each in seen] == [["begin", error]] * 2
+
+
+def test_a_run_that_was_stopped_before_never_begins():
+    token, seen, executor = CancelToken(), Seen(), Fake()
+    token.cancel()
+    with pytest.raises(ps.Cancelled):
+        Run(None, token, [seen]).run_inline(executor, [])
+    assert seen.told == []
+    assert not executor.controls
+
+
+def test_a_run_that_ends_too_late_has_failed():
+    token, seen = CancelToken(), Seen()
+    with pytest.raises(ps.Cancelled) as caught:
+        Run(None, token, [seen]).run_inline(Fake(lambda control: token.cancel()), [])
+    assert seen.told == ["begin", caught.value]
+
+
+def test_nobody_can_stop_a_run_that_is_over():
+    token, executor = CancelToken(), Fake()
+    Run(60, token, []).run_inline(executor, [])
+    token.cancel()
+    assert not executor.controls[0].stopped
+
+
+def test_two_runs_with_one_token_are_stopped_together_but_fail_apart():
+    token, first, second = CancelToken(), Fake(), Fake(raising(ps.RunError("no")))
+    one, other = Run(None, token, []), Run(None, token, [])
+    assert one.control is not other.control
+    with pytest.raises(ps.RunError):
+        other.run_inline(second, [])
+    assert one.run_inline(first, []) == (1,)
+    third, fourth = Run(None, token, []), Run(None, token, [])
+    token.cancel()
+    assert third.control.stopped
+    assert fourth.control.stopped
+    assert third.control.error is not fourth.control.error  # which tracebacks and notes change
+
+
+# Who stops runs.
+
+
+class Fleeting(Control):
+    """Has something to call when it is stopped, but no longer when it is to be called."""
+
+    __slots__ = ("looks",)
+
+    @property
+    def on_stop(self):
+        self.looks = getattr(self, "looks", 0) + 1
+        return (lambda error: None) if self.looks == 1 else None
+
+    @on_stop.setter
+    def on_stop(self, value):
+        pass
+
+
+def test_a_run_may_end_while_it_is_stopped():
+    control = Fleeting()
+    control.set(ps.Cancelled("enough"))
+    assert control.stopped
+
+
+def refusing(error: Exception) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_token_stops_all_runs_whatever_one_of_them_raises():
+    token = CancelToken()
+    runs = [Run(None, token, []) for _ in range(5)]
+    for run in runs:
+        run.control.on_stop = refusing
+    with suppress(ZeroDivisionError):
+        token.cancel()
+    assert all(run.control.stopped for run in runs)
+
+
+def test_deadlines_stop_all_runs_whatever_one_of_them_raises(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    first, second = Run(0.01, None, []), Run(0.05, None, [])
+    stopped = threading.Event()
+    first.control.on_stop = refusing
+    second.control.on_stop = lambda error: stopped.set()
+    assert stopped.wait(1)
+
+
+@pytest.mark.parametrize("call", ["add", "discard"])
+def test_a_signal_may_cancel_a_run_at_any_moment(call):
+    token = CancelToken()
+
+    class Interrupted(set):
+        """The handler of a signal runs between any two lines of the main thread."""
+
+    setattr(Interrupted, call, lambda self, control: token.cancel())
+    token._controls = Interrupted()
+    done = threading.Event()
+
+    def run() -> None:
+        with suppress(ps.Cancelled):
+            Run(None, token, []).run_inline(Fake(), [])
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert done.wait(0.5)
+
+
+# Observers that raise.
+
+
+def test_an_observer_that_refuses_a_run_ends_it():
+    refuses, executor = Seen(begin=ps.RunError("no")), Fake()
+    with pytest.raises(ps.RunError, match="no"):
+        Run(None, None, [refuses]).run_inline(executor, [])
+    assert not executor.controls
+
+
+def test_who_was_told_of_the_begin_is_told_of_the_end_though_another_refuses():
+    first, refuses = Seen(), Seen(begin=ps.RunError("no"))
+    with pytest.raises(ps.RunError):
+        Run(None, None, [first, refuses]).run_inline(Fake(), [])
+    assert first.told == ["begin", refuses.begin]
+
+
+each_way = pytest.mark.parametrize("way", ["here", "job"])
+
+
+def ends_with(way: str, executor: Fake, observers: Sequence[Observer]) -> BaseException | None:
+    """What a run of ``executor`` ends with."""
+    if way == "here":
+        try:
+            Run(None, None, observers).run_inline(executor, [])
+        except Exception as error:
+            return error
+        return None
+    made = job(executor, observers=observers)
+    made()
+    return made.future.exception(0)
+
+
+@each_way
+def test_an_observer_that_fails_at_the_end_fails_the_run(way):
+    fails = Seen(end=ps.RunError("no"))
+    assert ends_with(way, Fake(), [fails]) is fails.end
+    assert fails.told == ["begin", None]
+
+
+@each_way
+def test_each_observer_is_told_of_the_end_though_another_fails(way):
+    observers = [Seen(), Seen(end=ps.RunError("no")), Seen()]
+    error = ps.RunError("the run's own")
+    ends_with(way, Fake(raising(error)), observers)
+    assert [each.told for each in observers] == [["begin", error]] * 3
+
+
+def test_a_run_is_done_whatever_an_observer_raises_at_its_end():
+    fails = Seen(end=SystemExit("no"))
+    made = job(Fake(), observers=[fails])
+    with suppress(SystemExit):
+        made()
+    assert fails.told == ["begin", None]
+    assert made.future.done()
+
+
+# On a pool.
+
+
+def test_a_job_has_its_outputs_by_name():
+    seen = Seen()
+    made = job(Fake(), observers=[seen])
+    assert not made.future.done()
+    made()
+    assert made.future.result(0) == {"y": 1}
+    assert seen.told == ["begin", None]
+
+
+@pytest.mark.parametrize("error", [ps.RunError("no"), ZeroDivisionError(), KeyboardInterrupt()])
+def test_what_a_job_raises_is_the_futures(error):
+    seen = Seen()
+    made = job(Fake(raising(error)), observers=[seen])
+    made()
+    assert made.future.exception(0) is error
+    assert seen.told == ["begin", error]
+
+
+def test_what_keeps_a_job_from_beginning_is_the_futures():
+    seen, error = Seen(), ps.InvalidInput("no")
+    made = job(error, observers=[seen])
+    made()
+    assert made.future.exception(0) is error
+    assert seen.told == []
+
+
+def test_a_job_runs_once_however_often_it_is_called():
+    executor = Fake()
+    made = job(executor)
+    for _ in range(3):
+        made()
+    assert len(executor.controls) == 1
+
+
+def test_a_job_that_was_stopped_before_it_was_made_is_over_at_once():
+    token, seen = CancelToken(), Seen()
+    token.cancel()
+    for made in (job(Fake(), cancel=token, observers=[seen]), job(Fake(), timeout=0)):
+        assert made.future.done()
+        made()
+        assert isinstance(made.future.exception(0), ps.RunError)
+    assert seen.told == []
+
+
+@pytest.mark.parametrize("how", ["token", "deadline"])
+def test_a_job_that_is_stopped_in_the_queue_ends_at_once_and_does_nothing_later(how):
+    token, seen, executor = CancelToken(), Seen(), Fake()
+    made = job(executor, 0.01 if how == "deadline" else 60, token, [seen])
+    if how == "token":
+        token.cancel()
+    with pytest.raises(ps.Cancelled if how == "token" else ps.DeadlineExceeded):
+        made.future.result(30)
+    made()
+    assert not executor.controls
+    assert seen.told == []
+
+
+def test_a_job_whose_future_is_cancelled_does_nothing_later():
+    token, seen, executor = CancelToken(), Seen(), Fake()
+    made = job(executor, 60, token, [seen])
+    assert made.future.cancel()
+    made()
+    token.cancel()
+    made()
+    with pytest.raises(CancelledError):
+        made.future.result(0)
+    assert not executor.controls
+    assert seen.told == []
+    assert not token._controls
+
+
+def test_a_token_may_come_after_the_future_was_cancelled():
+    token = CancelToken()
+    made = job(Fake(), 60, token)
+    assert made.future.cancel()
+    token.cancel()
+    made()
+    assert made.future.cancelled()
+
+
+def test_a_job_that_runs_cannot_be_cancelled_but_stopped():
+    token = CancelToken()
+    made = job(
+        Fake(lambda control: (made.future.cancel(), token.cancel(), control.stopped)), 60, token
+    )
+    made()
+    with pytest.raises(ps.Cancelled):
+        made.future.result(0)
+
+
+def test_a_job_is_over_when_the_executor_says_so_on_any_thread():
+    later: list[Done] = []
+
+    class Late(Fake):
+        def run_async(self, inputs, control, done):
+            later.append(done)
+
+    seen = Seen()
+    made = job(Late(), observers=[seen])
+    made()
+    assert not made.future.done()
+    assert seen.told == ["begin"]
+    (done,) = later
+    thread = threading.Thread(target=done, args=((7,), None))
+    thread.start()
+    assert made.future.result(30) == {"y": 7}
+    thread.join()
+    assert seen.told == ["begin", None]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whoever_is_first_ends_a_job_and_nobody_else(seed):
+    # the token, the caller who gives up, the pool and its second try, all at once
+    for round in range(20):
+        token, seen, executor = CancelToken(), Seen(), Fake()
+        made = job(executor, cancel=token, observers=[seen])
+        made.future = Counted()
+        begin = threading.Barrier(4)
+
+        def at_once(act: Callable[[], object], begin: threading.Barrier = begin) -> None:
+            begin.wait(30)
+            act()
+
+        acts = [token.cancel, made.future.cancel, made, made]
+        order = [acts[(i + seed + round) % 4] for i in range(4)]
+        threads = [threading.Thread(target=at_once, args=(act,)) for act in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert made.future.done()
+        assert made.future.count == (0 if made.future.cancelled() else 1)
+        assert len(executor.controls) <= 1
+        assert len(seen.told) == 2 * len(executor.controls)
+        assert not token._controls
+
+
+# What is left of a run.
+
+
+class Output:
+    """Something that a run makes."""
+
+
+def fails(control: Control) -> Any:
+    """An outcome that is an error which nobody else holds."""
+    raise ps.RunError("no")
+
+
+def test_a_job_that_is_over_leaves_nothing_behind():
+    with uncollected():
+        output = Output()
+        gone = weakref.ref(output)
+        made = job(Fake(lambda control, output=output: (output,)))
+        made()
+        assert made.future.result(0) == {"y": output}
+        future = weakref.ref(made.future)
+        del made, output
+        assert future() is None
+        assert gone() is None
+
+
+def test_nor_does_one_that_fails():
+    with uncollected():
+        made = job(Fake(fails))
+        made()
+        future = weakref.ref(made.future)
+        assert isinstance(made.future.exception(0), ps.RunError)
+        del made
+        assert future() is None
+
+
+def test_nor_does_one_that_cannot_begin():
+    def resolve(watched: bool) -> Any:
+        raise ps.InvalidInput("no")
+
+    with uncollected():
+        made = Job(Run(None, None, []), resolve)
+        made()
+        future = weakref.ref(made.future)
+        assert isinstance(made.future.exception(0), ps.InvalidInput)
+        del made
+        assert future() is None
+
+
+def test_nor_does_one_that_is_stopped_in_the_queue():
+    with uncollected():
+        token = CancelToken()
+        made = job(Fake(), 60, token)
+        token.cancel()
+        future = weakref.ref(made.future)
+        del made
+        assert future() is None
+
+
+def test_nor_does_a_run_on_the_calling_thread():
+    with uncollected():
+        output = Output()
+        gone = weakref.ref(output)
+        run = Run(60, CancelToken(), [Seen()])
+        assert run.run_inline(Fake(lambda control, output=output: (output,)), []) == (output,)
+        del run, output
+        assert gone() is None
+
+
+def test_nor_does_one_that_fails_there():
+    with uncollected():
+        executor = Fake(fails)
+        gone = weakref.ref(executor)
+        with pytest.raises(ps.RunError):
+            Run(60, CancelToken(), [Observer()]).run_inline(executor, [])
+        del executor
+        assert gone() is None
+
+
+# The threads of kernels, divided among all who compute.
+
+
+class Counting(NumpyBackend):
+    """A backend that remembers how many threads it was set to."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        super().__init__()
+        self.name = name
+        self._now = threads
+        self.sets: list[int] = []
+
+    @property
+    def threads(self):
+        return self._now
+
+    def set_threads(self, threads):
+        self._now = threads
+        self.sets.append(threads)
+
+
+class OfCaller(Counting):
+    """One whose number of threads is a setting of each thread."""
+
+    threads_of_caller = True
+
+    def __init__(self, name: str = "own") -> None:
+        super().__init__(name, 8)
+        self.here = threading.local()
+
+    def set_threads(self, threads):
+        self.here.threads = threads
+        self.sets.append(threads)
+
+
+@pytest.fixture(autouse=True)
+def nobody_else(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(backends, "_SHARES", {})
+    assert not backends._STREAMS
+    yield
+    assert not backends._STREAMS
+
+
+def test_one_who_does_one_thing_after_the_other_has_all_threads():
+    backend = Counting("counting", 4)
+    with Share([backend]):
+        assert backend.threads == 4
+    assert not backend.sets
+
+
+def test_kernels_have_one_thread_where_there_are_as_many_workers():
+    backend = Counting("counting", 4)
+    with Share([backend], 4):
+        assert backend.threads == 1
+        with Share([backend], 100):
+            assert backend.threads == 1
+        assert backend.threads == 1
+    assert backend.threads == 4
+    assert backend.sets == [1, 4]
+
+
+def test_threads_are_divided_among_all_who_are_within():
+    backend = Counting("counting", 8)
+    seen = []
+    with Share([backend], 2):
+        seen.append(backend.threads)
+        with Share([backend]):
+            seen.append(backend.threads)
+            with Share([backend], 2):
+                seen.append(backend.threads)
+        seen.append(backend.threads)
+    assert seen == [4, 2, 1, 4]
+    assert backend.threads == 8
+
+
+def test_who_came_first_may_leave_first():
+    backend = Counting("counting", 4)
+    first, second = Share([backend], 4), Share([backend], 2)
+    first.enter()
+    second.enter()
+    first.leave()
+    assert backend.threads == 2
+    second.leave()
+    assert backend.threads == 4
+
+
+def test_one_share_may_be_entered_again_and_again():
+    backend = Counting("counting", 4)
+    share = Share([backend], 2)
+    with share:
+        with share:
+            assert backend.threads == 1
+        assert backend.threads == 2
+    assert backend.threads == 4
+
+
+def test_what_is_set_between_runs_counts_for_the_next():
+    backend = Counting("counting", 4)
+    with Share([backend], 2):
+        pass
+    backend.set_threads(6)
+    with Share([backend], 2):
+        assert backend.threads == 3
+    assert backend.threads == 6
+
+
+def test_each_thread_can_set_the_threads_of_numpys_products():
+    """Runs of clients are on threads of their own, and not on that which has set them first."""
+    backend = NumpyBackend()
+    before = backend.threads
+    seen: list[int] = []
+
+    def use() -> None:
+        for threads in (1, 2):
+            backend.set_threads(threads)
+            seen.append(backend.threads)
+
+    try:
+        backend.set_threads(2)
+        other = threading.Thread(target=use)
+        other.start()
+        other.join(30)
+        use()
+        assert seen == [1, 2, 1, 2]
+    finally:
+        backend.set_threads(before)
+
+
+def test_two_sessions_speak_of_the_same_library():
+    # each session has objects of its own for the one library that goes by a name
+    first, second = Counting("counting", 4), Counting("counting", 4)
+    with Share([first], 2):
+        assert first.threads == 2
+        with Share([second], 2):
+            assert (first.sets + second.sets)[-1] == 1
+
+
+def test_several_backends_each_get_back_what_they_had():
+    found = [Counting("a", 4), Counting("b", 1), Counting("c", 2)]
+    with Share(found, 2):
+        assert [each.threads for each in found] == [2, 1, 1]
+        with Share(found[1:], 2):
+            assert [each.threads for each in found] == [2, 1, 1]
+    assert [each.threads for each in found] == [4, 1, 2]
+    assert not found[1].sets  # what has one thread anyway is left alone
+
+
+def test_an_error_sets_them_back():
+    backend = Counting("counting", 4)
+    with pytest.raises(ps.RunError), Share([backend], 2):
+        raise ps.RunError("no")
+    assert backend.threads == 4
+    with Share([backend], 2):
+        assert backend.threads == 2
+    assert backend.threads == 4
+
+
+def test_many_threads_enter_and_leave():
+    backend = Counting("counting", 4)
+    begin = threading.Barrier(8)
+    wrong: list[int] = []
+
+    def use(streams: int) -> None:
+        begin.wait(30)
+        for _ in range(300):
+            with Share([backend], streams):
+                if backend.threads > 4 // streams:
+                    wrong.append(backend.threads)
+
+    threads = [threading.Thread(target=use, args=(1 + i % 4,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert backend.threads == 4
+
+
+class Failing(Counting):
+    def set_threads(self, threads):
+        raise OSError("no such library")
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow"])
+def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch):
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+        g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"""
+    session = ps.compile(parser.parse_model(text), executor=executor, backends=["numpy"])
+    x = np.eye(64, dtype=np.float32)
+    session.run({"x": x})
+    backend = Counting("numpy", 4)
+    with Share([backend], 3), monkeypatch.context() as patch:
+        assert backends._STREAMS == 3
+
+        def divide(state: Any, streams: int, most: int | None) -> None:
+            if streams > 3:
+                raise OSError("no such library")
+
+        patch.setattr(backends._State, "divide", divide)
+        with pytest.raises(ps.PenstockError):
+            session.run({"x": x})
+        assert backends._STREAMS == 3
+
+
+def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
+    good = Counting("good", 4)
+    with pytest.raises(OSError, match="library"):
+        Share([good, Failing("bad", 4)], 4).enter()
+    assert good.threads == 4
+
+
+def test_who_leaves_without_having_entered_changes_nothing():
+    backend = Counting("counting", 4)
+    Share([backend], 2).leave()
+    assert not backend.sets
+    with Share([backend], 2):
+        assert backend.threads == 2
+    assert backend.threads == 4
+
+
+# How many threads each kernel may use.
+
+
+def test_numbers_of_threads_are_halves_of_halves():
+    #  4 for each of 2 streams, 2 for 3 or 4, one for more
+    with Share([], 2, 8) as two:
+        with Share([], 1, 8) as three, Share([], 1, 8) as four, Share([], 1, 8) as five:
+            pass
+        with Share([], 2, 8) as again:
+            pass
+    assert (two, three, four, five, again) == (4, 2, 2, 1, 2)
+    assert [Share([], n, 6).__enter__() for n in (1, 1)] == [6, 3]
+    backends._STREAMS = 0
+
+
+def test_never_are_there_more_threads_than_cores():
+    for most in range(1, 20):
+        for streams in range(1, 20):
+            with Share([], streams, most) as threads:
+                assert threads == 1 or threads * streams <= most
+
+
+def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
+    with Share([OfCaller()], 0, 8) as small, Share([OfCaller()], 2, 8) as large:
+        assert backends._STREAMS == 2
+    assert (small, large) == (1, 4)
+
+
+def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
+    backend = OfCaller()
+    share = Share([backend], 2, 8)
+    seen: list[object] = []
+
+    def worker(adopts: bool) -> None:
+        if adopts:
+            share.adopt(4)
+        seen.append(getattr(backend.here, "threads", None))
+
+    with share as threads:
+        assert threads == backend.here.threads == 4
+        for adopts in (False, True):
+            thread = threading.Thread(target=worker, args=(adopts,))
+            thread.start()
+            thread.join()
+    assert seen == [None, 4]
+    assert backend.sets == [4, 4]  # who leaves sets nothing
+
+
+def test_of_two_sets_of_threads_that_of_the_process_has_one():
+    #  each would wait, spinning, on the cores of the other
+    own, shared = OfCaller(), Counting("shared", 4)
+    with Share([own, shared], 1, 8) as threads:
+        assert threads == own.here.threads == 8
+        assert shared.threads == 1
+    assert shared.threads == 4
+    with Share([shared], 1):
+        assert shared.threads == 4
+
+
+def test_a_session_may_allow_a_library_fewer_threads_than_it_is_set_to():
+    backend = Counting("counting", 8)
+    with Share([backend], 1, 2) as threads:
+        assert threads == backend.threads == 2
+    assert backend.threads == 8
+
+
+def test_who_is_alone_has_as_many_as_have_proved_fastest():
+    share = Share([OfCaller()], 1, 8)
+    assert share.pace is not None
+    assert share.enter() == 8
+    share.leave()
+    for _ in range(20):
+        threads = share.pace.threads()
+        share.pace.took(threads, threads * 1e-3)
+    with share as alone:
+        assert alone == 1
+        with share as beside:
+            assert beside == 4
+    # Several streams are not compared with one.
+    assert Share([OfCaller()], 2, 8).pace is None
+    assert Share([OfCaller()], 1, 1).pace is None
+
+
+def test_an_interrupt_as_a_run_enters_leaves_nobodys_place(monkeypatch):
+    share = Share([OfCaller()], 1, 8)
+
+    def interrupt(threads: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(share, "adopt", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        share.enter()
+    assert not backends._STREAMS
+
+
+class Seeing(OfCaller):
+    """Its kernels remember how many threads they were bound and called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+        self.meet: Callable[[], object] = lambda: None
+
+    def compile(self, node, types):
+        made = super().compile(node, types)
+
+        backend = self
+
+        class Bound(Kernel):
+            def bind(self, inputs, outputs, workspace):
+                function, arguments = super().bind(inputs, outputs, workspace)
+                threads = backend.here.threads
+
+                def call(*arguments):
+                    backend.meet()
+                    backend.seen.append((threads, backend.here.threads))
+                    function(*arguments)
+
+                return call, arguments
+
+        return Bound(made.function, made.into)
+
+
+HEAVY = """<ir_version: 9, opset_import: ["" : 20]>
+    g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"""
+EYE = np.eye(64, dtype=np.float32)
+
+
+def test_runs_at_once_are_bound_for_fewer_threads():
+    backend = Seeing()
+    session = ps.compile(
+        parser.parse_model(HEAVY),
+        executor="linear",
+        backends=[backend],
+        threads=2,
+        shapes={},
+    )
+    (arena,) = session.latest._arenas.free
+    assert arena.keys() == {2}
+    session(EYE)
+    assert backend.seen == [(2, 2)]
+    inside, both = threading.Event(), threading.Barrier(2)
+    backend.meet = lambda: (inside.set(), both.wait(30))
+    threads = [threading.Thread(target=session, args=(EYE,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert inside.wait(30)
+    for thread in threads:
+        thread.join(30)
+    assert sorted(backend.seen[1:]) == [(1, 1), (2, 2)]  # the first did not know of the second
+    assert set().union(*session.latest._arenas.free) == {1, 2}
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
+def test_a_session_of_one_thread_binds_for_one_thread(executor):
+    backend = Seeing()
+    session = ps.compile(
+        parser.parse_model(HEAVY), executor=executor, backends=[backend], threads=1
+    )
+    for _ in range(3):
+        np.testing.assert_array_equal(session(EYE), -EYE)
+    if executor != "dataflow":  # which binds nothing to memory
+        assert set(backend.seen) == {(1, 1)}
+    assert set(backend.sets) == {1}
+
+
+def child_of(backend: Counting) -> bool:
+    """Whether a forked child has all threads to divide, and as many after that."""
+
+    def child() -> None:
+        with Share([backend], 2):
+            assert backend.threads == 2
+        assert backend.threads == 4
+
+    return in_child(child)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_meanwhile_has_as_many_as_before():
+    backend = Counting("counting", 4)
+    with Share([backend], 4):
+        assert child_of(backend)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_before_or_after_is_not_concerned():
+    backend = Counting("counting", 4)
+    assert child_of(backend)
+    with Share([backend], 2):
+        pass
+    assert child_of(backend)
+
+
+def test_numpy_is_one_of_them():
+    backend = NumpyBackend()
+    before = backend.threads
+    with Share([backend], 1 << 20):
+        assert backend.threads == 1
+        assert np.ones((8, 8)) @ np.ones(8) == pytest.approx(8)
+    assert backend.threads == before
+
+
+def test_a_run_imports_nothing():
+    program = """
+import sys
+import numpy as np
+import penstock as ps
+from onnx import parser
+text = '<ir_version: 9, opset_import: ["" : 20]> g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }'
+session = ps.compile(parser.parse_model(text), executor="linear", shapes={})
+before = set(sys.modules)
+session.run({"x": np.eye(64, dtype=np.float32)})
+print(*(set(sys.modules) - before))
+"""
+    assert end_of(program).split() == []

@@ -1,0 +1,168 @@
+"""A device that goes on by itself: NumPy on threads of its own, late as often as it likes."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from penstock.ops.registry import Kernel
+from tests.support.far_backend import Far, FarBackend
+
+
+class Later:
+    """What a stream will have made when it gets there."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.there = False
+
+    def now(self) -> Any:
+        assert self.there, "this was read before it was made: somebody did not wait"
+        return self.value
+
+
+class Moment:
+    """An event."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+
+    def query(self) -> bool:
+        return self.passed.is_set()
+
+    def synchronize(self) -> None:
+        assert self.passed.wait(30)
+
+
+class Lane:
+    """A stream: one thread that does what it is told, sooner or later, as long as there is a lane."""
+
+    def __init__(self, device: DelayedDevice) -> None:
+        self.device = device
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=_work, args=(self.jobs, device.delay), daemon=True).start()
+        weakref.finalize(self, self.jobs.put, None)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.device.here.lane = self
+        try:
+            return function(*arguments)
+        finally:
+            self.device.here.lane = None
+
+    def record(self) -> Moment:
+        moment = Moment()
+        self.jobs.put(moment.passed.set)
+        return moment
+
+    def wait(self, event: Moment) -> None:
+        self.jobs.put(event.synchronize)
+
+
+def _work(jobs: SimpleQueue[Callable[[], None] | None], delay: Callable[[], float]) -> None:
+    np.seterr(all="ignore")
+    while (job := jobs.get()) is not None:
+        time.sleep(delay())
+        job()
+
+
+class Clock:
+    """How late things are."""
+
+    def __init__(self, most: float) -> None:
+        self.most = most
+        self.random = random.Random(7)
+        self.lock = threading.Lock()
+
+    def __call__(self) -> float:
+        with self.lock:
+            return self.random.choice([0.0, 0.0, self.random.uniform(0, self.most)])
+
+
+class DelayedDevice:
+    """``most: how late a stream is before each thing that it does, in seconds."""
+
+    def __init__(self, most: float) -> None:
+        self.delay = Clock(most)
+        self.here = threading.local()
+        self.streams = 0
+        self.default = Lane(self)
+
+    def stream(self) -> Lane:
+        self.streams += 1
+        return Lane(self)
+
+    @property
+    def lane(self) -> Lane:
+        return getattr(self.here, "lane", None) or self.default
+
+
+class DelayedBackend(FarBackend):
+    """Kernels return at once with something that is not there yet. To use it, or to bring it to the
+    host, before the stream that it is made on has got there is an error."""
+
+    def __init__(
+        self, name: str = "late", operations: Collection[str] | None = None, most: float = 0.002
+    ) -> None:
+        super().__init__(name, operations)
+        self.device = DelayedDevice(most)
+        self.order: list[str] = []
+
+    def compile(self, node, types) -> Kernel:
+        kernel = super().compile(node, types)
+        count = len(node.outputs)
+
+        def run(*inputs: Any) -> Any:
+            made = [Later() for _ in range(count)]
+
+            def job() -> None:
+                self.order.append(node.op.name)
+                try:
+                    values = kernel.function(*[x if x is None else x.now() for x in inputs])
+                except BaseException as error:
+                    values = [error] * count
+                values = values if isinstance(values, tuple | list) else [values]
+                for later, value in zip(made, values, strict=True):
+                    later.value, later.there = value, True
+
+            self.device.lane.jobs.put(job)
+            return made[0] if count == 1 else tuple(made)
+
+        return Kernel(run)
+
+    def to_host(self, value: Later) -> np.ndarray:
+        lane = self.device.lane
+        if lane is self.device.default and not value.there:
+            # Outside of any stream, or behind the wait that somebody forgot: only the former waits.
+            assert not self.device.streams, "the host read this before it was there"
+            moment = lane.record()
+            moment.synchronize()
+        found = value.now()
+        if isinstance(found, BaseException):
+            raise found
+        return super().to_host(found)
+
+    def from_host(self, value: np.ndarray) -> Later:
+        copy: Far = super().from_host(value)
+        later = Later()
+
+        def job() -> None:
+            later.value, later.there = copy, True
+
+        lane = self.device.lane
+        lane.jobs.put(job)
+        if lane is self.device.default:
+            lane.record().synchronize()
+        return later
+
+    def _open(self, value: Any) -> Any:
+        if isinstance(value, BaseException):
+            raise value
+        return super()._open(value)

@@ -1,0 +1,107 @@
+"""A backend with a memory of its own, for tests of placement: NumPy behind a wall.
+
+Values there are ``Far`` boxes, which NumPy refuses to touch, so that a missing transfer fails.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.numpy import NumpyBackend
+from penstock.ir.graph import Node
+from penstock.ops.registry import Kernel, array_of
+from penstock.types import TensorType, Type
+
+
+@dataclass(frozen=True)
+class Far:
+    """An array in the memory of a ``FarBackend``."""
+
+    array: np.ndarray
+    memory: str
+
+    __array_ufunc__ = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def __array__(self, *arguments: Any, **options: Any) -> np.ndarray:
+        raise TypeError("this value is not in the host's memory")
+
+
+class FarBackend:
+    """Runs ``operations`` (all, if not given) with NumPy, on values of its own memory."""
+
+    threads = 1
+    threads_of_caller = False
+    device = None
+    fuses = False
+
+    def __init__(
+        self,
+        name: str = "far",
+        operations: Collection[str] | None = None,
+        memory: str | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.name = name
+        self.memory = name if memory is None else memory
+        self.workers = workers
+        self.operations = operations
+        self.ran: Counter[str] = Counter()
+        self.moved: Counter[str] = Counter()
+        self.on_threads: set[str] = set()
+        self._numpy = NumpyBackend()
+
+    def forget(self) -> None:
+        pass
+
+    def seconds(self, node: Node) -> float:
+        return self._numpy.seconds(node)
+
+    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
+        kinds = [*types, *(v.type for v in node.outputs if v is not None)]
+        tensors = all(isinstance(kind, TensorType) for kind in kinds if kind is not None)
+        return tensors and (self.operations is None or node.op.name in self.operations)
+
+    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+        kernel = node.op.compile(node, types)
+
+        def run(*inputs: Any) -> Any:
+            self.ran[node.op.name] += 1
+            self.on_threads.add(threading.current_thread().name)
+            result = kernel.function(*map(self._open, inputs))
+            if isinstance(result, tuple):
+                return tuple(Far(array_of(x), self.memory) for x in result)
+            return Far(array_of(result), self.memory)
+
+        return replace(Kernel(run), view=kernel.view)
+
+    def _open(self, value: Any) -> Any:
+        if value is None:
+            return None
+        assert isinstance(value, Far), f"{value!r} is not in the memory of {self.name}"
+        assert value.memory == self.memory
+        return value.array
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        return self._numpy.allocate(nbytes)
+
+    def to_host(self, value: Far) -> np.ndarray:
+        self.moved["to_host"] += 1
+        return self._open(value).copy()
+
+    def from_host(self, value: np.ndarray) -> Far:
+        self.moved["from_host"] += 1
+        assert isinstance(value, np.ndarray)
+        return Far(value.copy(), self.memory)
+
+    def set_threads(self, threads: int) -> None:
+        pass

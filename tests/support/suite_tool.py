@@ -1,0 +1,55 @@
+"""Run cases of the official ONNX suite through the plain interpreter: ``suite_tool.py Add Mul``.
+
+Arguments are operation types; every node case whose model uses one of them is run. With ``--own``
+cases that fall back on ``onnx.reference`` are reported as such.
+"""
+
+import sys
+import traceback
+import warnings
+
+import numpy as np
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner, _normalize_tensor
+
+from penstock.analysis.interpreter import interpret
+from penstock.frontends.onnx.importer import load
+
+
+def main() -> None:
+    names = {a for a in sys.argv[1:] if not a.startswith("-")}
+    verbose = "-v" in sys.argv
+    passed, failed, reference = 0, 0, 0
+    warnings.simplefilter("error")
+    for case in load_model_tests(kind="node"):
+        used = {node.op_type for node in case.model.graph.node}
+        if not used & names and case.name not in names:
+            continue
+        try:
+            with warnings.catch_warnings():
+                model = load(case.model)
+            fallback = [
+                n.op.name for n in model.graph.walk() if "reference" in n.op.compile.__module__
+            ]
+            for inputs, outputs in case.data_sets:
+                feeds = [_normalize_tensor(x) for x in inputs]
+                want = [_normalize_tensor(x) for x in outputs]
+                got = interpret(model.graph, feeds)
+                Runner.assert_similar_outputs(want, got, rtol=case.rtol, atol=case.atol)
+            passed += 1
+            if fallback:
+                reference += 1
+                print("reference", case.name, fallback)
+        except Exception as error:
+            failed += 1
+            text = str(error).strip().splitlines()
+            if failed < 60:
+                print("FAILED", case.name, type(error).__name__, " ".join(text)[:200])
+            if verbose:
+                traceback.print_exc()
+    print(f"{passed} passed ({reference} by onnx.reference), {failed} failed")
+
+
+if __name__ == "__main__":
+    np.seterr(all="ignore")
+    main()

@@ -1,0 +1,268 @@
+"""Which backend runs what, and the transfers between them."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import penstock as ps
+from penstock.plan.plan import Plan
+from penstock.session import compiler
+from penstock.tuning.measure import Costs
+from tests.executors.conformance import ExecutorConformance
+from tests.support.far_backend import FarBackend
+
+HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+
+#   x -- Exp -- a -+- Neg -- b -+- Add -- y
+#                  +- Sin -- c -+
+DIAMOND = "g (float[N] x) => (float[N] y) { a = Exp(x) [left] b = Neg(a) c = Sin(a) y = Add(b, c) }"
+
+
+def diamond(*backends, text=DIAMOND, **options) -> ps.Session:
+    return ps.compile(parser.parse_model(HEADER + text), backends=backends, **options)
+
+
+def transfers(plan: Plan) -> Counter[tuple[str, str]]:
+    return Counter(
+        (step.node.inputs[0].name, step.node.attrs["target"])
+        for step in plan.walk()
+        if step.node.op.name == "Transfer"
+    )
+
+
+X = np.array([1, 2, 3], np.float32)
+Y = np.sin(np.exp(X)) - np.exp(X)
+
+
+class Unmeasured(Costs):
+    """What nobody has measured is estimated."""
+
+    def complete(self, *, single_threaded):
+        pass
+
+    def faster(self, one, other, margin):
+        return one
+
+
+@pytest.fixture
+def unmeasured(monkeypatch) -> None:
+    monkeypatch.setattr(compiler, "Costs", Unmeasured)
+
+
+@pytest.fixture(params=["linear", "dataflow", "parallel"])
+def executor(request, unmeasured) -> str:
+    return request.param
+
+
+def test_one_transfer_for_each_value_and_memory(executor):
+    far = FarBackend()
+    place = {"Neg": "far", "Sin": "far"}
+    session = diamond(
+        "numpy", far, executor=executor, place={**place, "Exp": "numpy", "Add": "numpy"}
+    )
+    np.testing.assert_array_equal(session(X), Y)
+    #  a goes there once for both readers, b and c come back
+    assert transfers(session.plan) == {("a", "far"): 1, ("b", "numpy"): 1, ("c", "numpy"): 1}
+    assert far.ran == {"Neg": 1, "Sin": 1}
+    assert far.moved == {"from_host": 1, "to_host": 2}
+
+
+def test_what_stays_there_is_not_moved(executor):
+    far = FarBackend()
+    session = diamond(far, executor=executor)
+    np.testing.assert_array_equal(session(X), Y)
+    assert far.moved == {"from_host": 1, "to_host": 1}
+    assert far.ran == {"Exp": 1, "Neg": 1, "Sin": 1, "Add": 1}
+
+
+def test_backends_that_share_memory_need_no_transfers(executor):
+    near, far = FarBackend("near", memory="device"), FarBackend("far", memory="device")
+    session = diamond(
+        near,
+        far,
+        executor=executor,
+        place={"Exp": "near", "Neg": "far", "Sin": "near", "Add": "far"},
+    )
+    np.testing.assert_array_equal(session(X), Y)
+    assert sum(transfers(session.plan).values()) == 2
+    assert near.ran + far.ran == {"Exp": 1, "Neg": 1, "Sin": 1, "Add": 1}
+
+
+def test_between_two_memories_values_go_through_the_host(executor):
+    one, two = FarBackend("one"), FarBackend("two")
+    session = diamond(
+        one, two, executor=executor, place={"Exp": "one", "Neg": "two", "Sin": "two", "Add": "one"}
+    )
+    np.testing.assert_array_equal(session(X), Y)
+    assert transfers(session.plan) == {
+        ("x", "one"): 1,
+        ("a", "host"): 1,
+        ("a/host", "two"): 1,
+        ("b", "host"): 1,
+        ("b/host", "one"): 1,
+        ("c", "host"): 1,
+        ("c/host", "one"): 1,
+        ("y", "host"): 1,
+    }
+
+
+def test_a_node_is_placed_by_its_name_before_its_operation(unmeasured):
+    far = FarBackend()
+    session = diamond(
+        "numpy",
+        far,
+        place={"Neg": "numpy", "node:left": "far", "Exp": "numpy", "Sin": "numpy", "Add": "numpy"},
+    )
+    session(X)
+    assert far.ran == {"Neg": 1}
+
+
+def test_constants_are_brought_there_once(unmeasured):
+    far = FarBackend()
+    text = "g (float[3] x) => (float[3] y) <float[3] k = {1, 2, 3}> { a = Mul(x, k) y = Add(a, k) }"
+    session = diamond(far, text=text)
+    for _ in range(3):
+        np.testing.assert_array_equal(session(X), X * [1, 2, 3] + [1, 2, 3])
+    assert far.moved == {"from_host": 1 + 3, "to_host": 3}
+
+
+def test_graphs_inside_take_and_give_values_in_the_hosts_memory(executor):
+    far = FarBackend(operations=["Exp", "Neg", "Mul"])
+    text = """g (float[3] x, int64 n, bool c) => (float[3] y) {
+        a = Exp(x)
+        b = Loop (n, , a) <body = l (int64 i, bool d, float[3] v) => (bool e, float[3] w)
+            { e = Identity(d) f = Neg(v) w = Mul(f, a) }>
+        y = If (c) <then_branch = t () => (float[3] p) { p = Identity(a) },
+                    else_branch = u () => (float[3] q) { q = Add(a, b) }>
+    }"""
+    place = {"Exp": "far", "Neg": "far", "Mul": "far"}
+    session = diamond("numpy", far, text=text, executor=executor, place=place)
+    a = np.exp(X)
+    for n in range(3):
+        b = a.copy()
+        for _ in range(n):
+            b = -b * a
+        n = np.array(n)
+        np.testing.assert_array_equal(session(X, n, np.array(False)), a + b)
+        np.testing.assert_array_equal(session(X, n, np.array(True)), a)
+
+
+def test_unsupported_operations_are_listed_all_at_once():
+    with pytest.raises(ps.Unsupported) as caught:
+        diamond(FarBackend(operations=["Exp"]), shapes={"x": [3]})
+    assert {each.operation for each in caught.value.operations} == {"Neg", "Sin", "Add"}
+    assert "far" in str(caught.value)
+    with pytest.raises(ps.Unsupported, match="Neg: no kernel for it on far"):
+        diamond("numpy", FarBackend(operations=["Exp"]), place={"Neg": "far"}, shapes={"x": [3]})
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"Neg": "cuda"}, "no such backend, it has 'numpy'"),
+        ({"Nge": "numpy"}, "'Nge', but the model has no such operation; it has Add, Exp, Neg, Sin"),
+        ({"node:middle": "numpy"}, "'node:middle', but the model has no such node"),
+    ],
+)
+def test_names_in_place_that_mean_nothing(place, message):
+    with pytest.raises(ps.InvalidInput, match=message):
+        diamond("numpy", place=place)
+
+
+def test_two_backends_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two of one name"):
+        diamond(FarBackend(), FarBackend())
+    with pytest.raises(ValueError, match="'cuda' is not one of numpy"):
+        diamond("cuda")
+
+
+def test_measured_costs_decide():
+    far = FarBackend()
+    slow = FarBackend("slow")
+    kernel = slow.compile
+
+    def compile(node, types):
+        made = kernel(node, types)
+
+        def function(*inputs):
+            sum(range(20_000))
+            return made.function(*inputs)
+
+        return type(made)(function, view=made.view)
+
+    slow.compile = compile
+    session = diamond("numpy", slow, far)
+    np.testing.assert_array_equal(session(X), Y)
+    assert slow.ran  # while it was measured
+    assert {step.backend for step in session.plan.steps} == {"numpy"}
+    before = slow.ran.total()
+    again = diamond("numpy", slow, far)
+    np.testing.assert_array_equal(again(X), Y)
+    assert slow.ran.total() == before  # what is known is not measured again
+
+
+class Heavy(Unmeasured):
+    """Everything takes a millisecond."""
+
+    def seconds(self, node, backend, *, single_threaded):
+        return 1e-3
+
+
+def test_tasks_of_another_backend_run_on_its_own_threads(monkeypatch):
+    monkeypatch.setattr(compiler, "Costs", Heavy)
+    far = FarBackend(workers=2)
+    session = diamond("numpy", far, executor="parallel", place={"Neg": "far", "Sin": "far"})
+    np.testing.assert_array_equal(session(X), Y)
+    assert session.latest.name == "parallel"
+    assert far.on_threads
+    assert all(name.startswith("penstock-far") for name in far.on_threads)
+
+
+class AtRandom(Costs):
+    """Costs that send each node to some backend, whichever its name says."""
+
+    def complete(self, *, single_threaded):
+        pass
+
+    def faster(self, one, other, margin):
+        return one
+
+    def seconds(self, node, backend, *, single_threaded):
+        return 1e-6 * (1 + zlib.crc32(f"{node.label} {backend.name}".encode()) % 100)
+
+    def transfer(self, source, target, nbytes):
+        return 1e-6
+
+
+class OnTwoBackends(ExecutorConformance):
+    """All that holds for one backend holds for two with memories of their own."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def at_random(cls) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "Costs", AtRandom)
+            yield
+
+    def compile(self, source, **options) -> ps.Session:
+        backends = [FarBackend("one"), "numpy", FarBackend("two", workers=2)]
+        return super().compile(source, backends=backends, **options)
+
+
+class TestLinearOnTwoBackends(OnTwoBackends):
+    executor = "linear"
+
+
+class TestDataflowOnTwoBackends(OnTwoBackends):
+    executor = "dataflow"
+
+
+class TestParallelOnTwoBackends(OnTwoBackends):
+    executor = "parallel"
+    leaves_threads = True
