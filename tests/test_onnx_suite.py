@@ -9,7 +9,7 @@ from onnx.backend.test.loader import load_model_tests
 from penstock.backends.onednn.library import library
 from penstock.onnx_backend import PenstockBackend
 from penstock.session import compiler, session
-from penstock.tuning.measure import Costs
+from penstock.tuning.measure import GraphProfiler
 from tests.support import onnx_suite
 
 pytestmark = pytest.mark.suite
@@ -21,7 +21,7 @@ def _scratch(tmp_path_factory):
         yield
 
 
-class First(Costs):
+class First(GraphProfiler):
     """The backend named first takes the least: oneDNN gets all that it has kernels for."""
 
     def expected(self, node, among, backend):
@@ -35,7 +35,7 @@ def test_case(name, backends, monkeypatch):
     if "onednn" in chosen and library() is None:
         pytest.skip("needs libdnnl.so.3")
     monkeypatch.setattr(session, "_default", lambda: chosen)
-    monkeypatch.setattr(compiler, "Costs", First)
+    monkeypatch.setattr(compiler, "GraphProfiler", First)
     assert onnx_suite.outcome(name) is None
     if name in onnx_suite.EXCEPTIONS:
         pytest.xfail(onnx_suite.EXCEPTIONS[name][1])

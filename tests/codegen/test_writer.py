@@ -296,7 +296,9 @@ EVIL = ["\n    import os\n#", "\r    import os\r#", "\x00", "\x0c", "\u2028x", "
 def test_names_of_a_file_are_never_code(name):
     x = ps.ir.graph.Value(f"x{name}", ps.types.SequenceType(ps.types.TensorType(None, (name,))))
     y = ps.ir.graph.Value(f"y{name}")
-    node = ps.ir.graph.Node(ps.ops.find("SequenceLength"), [x], [y], name=name, origin=f"{name} in m")
+    node = ps.ir.graph.Node(
+        ps.ops.find("SequenceLength"), [x], [y], name=name, origin=f"{name} in m"
+    )
     graph = ps.ir.graph.Graph([x], [y], [node], name)
     session = ps.compile(ps.ir.graph.Model({"g": graph}, "g"))
     assert session.run({x.name: [np.zeros(1)]})[y.name] == 1
@@ -426,11 +428,13 @@ def test_no_name_of_a_ufunc_hides_another():
             "",
             1,
             1,
-            ps.ops.infer.same_type,
+            ps.ops.common.shape_rules.same_type,
             lambda node, types, f=function: ps.ops.Kernel(f),
         )
         values.append(ps.ir.graph.Value(f"y{i}"))
         nodes.append(ps.ir.graph.Node(op, [values[-2]], [values[-1]]))
-    session = ps.compile(ps.ir.graph.Model({"g": ps.ir.graph.Graph(values[:1], values[-1:], nodes)}, "g"))
+    session = ps.compile(
+        ps.ir.graph.Model({"g": ps.ir.graph.Graph(values[:1], values[-1:], nodes)}, "g")
+    )
     assert session(np.array([1, 2], object)).tolist() == [2, 3]
     assert writer._one_line("a\nb") == "a\\nb"

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.ir.graph import Graph
 from penstock.session import compiler
-from penstock.tuning.measure import Costs
+from penstock.tuning.measure import GraphProfiler
 from tests.executors.conformance import ExecutorConformance, assert_equal, model
 from tests.host.test_threads import in_child
 from tests.support.timing import uncollected
@@ -65,7 +65,7 @@ class TestParallel(OnOneDnn):
     executor = "parallel"
 
 
-class First(Costs):
+class First(GraphProfiler):
     """The backend named first takes the least."""
 
     def expected(self, node, among, backend):
@@ -79,7 +79,7 @@ class WhereverItCan(OnOneDnn):
     @classmethod
     def first(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "Costs", First)
+            patch.setattr(compiler, "GraphProfiler", First)
             yield
 
 
@@ -140,7 +140,7 @@ def test_an_arena_goes_with_its_plan():
 
 
 def test_a_sequence_with_gaps_between_its_steps(monkeypatch):
-    monkeypatch.setattr(compiler, "Costs", First)
+    monkeypatch.setattr(compiler, "GraphProfiler", First)
     text = """g (float[2, 3] x) => (float[2, 1, 1, 2] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
          float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {

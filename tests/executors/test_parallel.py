@@ -17,7 +17,7 @@ from penstock.host.threads import Workers, core_budget
 from penstock.observers.base import Observer
 from penstock.plan.grouping import OneByOne
 from penstock.session import compiler
-from penstock.tuning.measure import Costs
+from penstock.tuning.measure import GraphProfiler
 from tests.executors.conformance import ExecutorConformance, model
 
 
@@ -32,7 +32,7 @@ class OfAllSteps(OneByOne):
         pass
 
 
-class Unmeasured(Costs):
+class Unmeasured(GraphProfiler):
     """What nobody has measured is estimated."""
 
     def complete(self, *, single_threaded: bool) -> None:
@@ -55,8 +55,8 @@ class EveryStepATask(ExecutorConformance):
     def every_step_a_task(cls) -> Iterator[None]:
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "Clustered", OfAllSteps)
-            patch.setattr(compiler, "Costs", Unmeasured)
+            patch.setattr(compiler, "ClusteredGrouping", OfAllSteps)
+            patch.setattr(compiler, "GraphProfiler", Unmeasured)
             patch.setattr(compiler, "HAND_OVER_S", 0.0)
             patch.setattr(compiler, "pool", lambda: workers)
             yield
@@ -75,7 +75,7 @@ TWO_BRANCHES = """g (float[64, 64] x) => (float[64, 64] y) {
     a = MatMul(x, x) b = Exp(a) c = MatMul(x, x) d = Sin(c) y = Add(b, d) }"""
 
 
-class Heavy(Costs):
+class Heavy(GraphProfiler):
     """Everything takes a millisecond, and so is worth a worker."""
 
     def complete(self, *, single_threaded: bool) -> None:
@@ -90,7 +90,7 @@ class Heavy(Costs):
 
 @pytest.fixture
 def heavy(monkeypatch) -> None:
-    monkeypatch.setattr(compiler, "Costs", Heavy)
+    monkeypatch.setattr(compiler, "GraphProfiler", Heavy)
     monkeypatch.setattr(compiler, "estimated", lambda node: 1e-3)
 
 
@@ -153,7 +153,9 @@ def test_auto_measures_nothing_unasked_where_kernels_have_threads(monkeypatch):
     large = """g (float[512, 512] x) => (float[512, 512] y) {
         n = Sin(x) a = MatMul(x, x) b = Cos(a) c = MatMul(n, x) d = Sin(c) y = Add(b, d) }"""
     measured = []
-    monkeypatch.setattr(Costs, "_measure", lambda self, *arguments: measured.append(arguments))
+    monkeypatch.setattr(
+        GraphProfiler, "_measure", lambda self, *arguments: measured.append(arguments)
+    )
     session = ps.compile(model(large), executor="auto", shapes={})
     assert session.latest.name == "linear"
     assert not measured

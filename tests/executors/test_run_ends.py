@@ -51,8 +51,8 @@ ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
 @pytest.fixture
 def every_step_a_task(monkeypatch, workers) -> Workers:
     """The parallel executor takes each step for a task, and has a pool of two threads."""
-    monkeypatch.setattr(compiler, "Clustered", OfAllSteps)
-    monkeypatch.setattr(compiler, "Costs", Unmeasured)
+    monkeypatch.setattr(compiler, "ClusteredGrouping", OfAllSteps)
+    monkeypatch.setattr(compiler, "GraphProfiler", Unmeasured)
     monkeypatch.setattr(compiler, "HAND_OVER_S", 0.0)
     monkeypatch.setattr(compiler, "pool", lambda *arguments: workers)
     return workers

@@ -31,7 +31,7 @@ class OnDevices(ExecutorConformance):
     @classmethod
     def at_random(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "Costs", AtRandom)
+            patch.setattr(compiler, "GraphProfiler", AtRandom)
             yield
 
     def compile(self, source, **options) -> ps.Session:

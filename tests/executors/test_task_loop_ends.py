@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock.algorithms.dag import Dag
 from penstock.executors.base import Control
-from penstock.executors.task_loop import FlowRun, Queue
+from penstock.executors.task_loop import Queue, TaskRun
 from penstock.host.threads import Workers
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import Step
@@ -590,7 +590,7 @@ def test_hundreds_of_runs_at_once_end_once_each(queues):
     host, far = Workers("test", 3), Workers("far", 2)
     made = [Queue(3, host), Queue(2, far)][:queues]
     ends: Counter[int] = Counter()
-    all_of: list[tuple[Checked, FlowRun, threading.Event]] = []
+    all_of: list[tuple[Checked, TaskRun, threading.Event]] = []
 
     def end(seed: int, event: threading.Event) -> None:
         ends[seed] += 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.host.thread_tuner import Pace
+from penstock.host.thread_tuner import ThreadTuner
 
 
-def after(pace: Pace, runs: int, seconds: dict[int, float]) -> list[int]:
+def after(pace: ThreadTuner, runs: int, seconds: dict[int, float]) -> list[int]:
     """How many threads each of so many runs got, which take so long with so many."""
     given = []
     for _ in range(runs):
@@ -16,20 +16,20 @@ def after(pace: Pace, runs: int, seconds: dict[int, float]) -> list[int]:
 
 
 def test_several_threads_stay_where_they_are_faster():
-    given = after(Pace(2), 1000, {1: 2.0, 2: 1.1})
+    given = after(ThreadTuner(2), 1000, {1: 2.0, 2: 1.1})
     assert given[:4] == [2, 2, 2, 2]  # all of them first
     assert 3 <= given.count(1) <= 20
     assert given[-1] == 2
 
 
 def test_one_thread_is_used_where_it_is_faster():
-    given = after(Pace(2), 1000, {1: 1.0, 2: 1.3})
+    given = after(ThreadTuner(2), 1000, {1: 1.0, 2: 1.3})
     assert given.count(2) <= 25
     assert given[-1] == 1
 
 
 def test_what_changes_is_seen():
-    pace = Pace(4)
+    pace = ThreadTuner(4)
     after(pace, 300, {1: 2.0, 4: 1.0})
     # Somebody else takes the cores: each kernel waits for the thread that comes last.
     given = after(pace, 60, {1: 2.2, 4: 12.0})
@@ -40,12 +40,12 @@ def test_what_changes_is_seen():
 
 
 def test_trials_get_rarer():
-    given = after(Pace(2), 20_000, {1: 2.0, 2: 1.0})
+    given = after(ThreadTuner(2), 20_000, {1: 2.0, 2: 1.0})
     assert given[:5_000].count(1) > 2 * given[15_000:].count(1)
 
 
 def test_other_numbers_of_threads_tell_nothing():
-    pace = Pace(8)
+    pace = ThreadTuner(8)
     for _ in range(100):
         pace.took(4, 0.001)  # beside another run
     assert pace.threads() == 8

@@ -17,7 +17,7 @@ from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
 from penstock.ops.registry import Kernel
 from penstock.tuning import cost_table
-from penstock.tuning.measure import Known, threads_of
+from penstock.tuning.measure import CostModel, threads_of
 from tests.support.far_backend import FarBackend
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
@@ -138,7 +138,7 @@ def test_transfers_cost_by_bytes():
     table = cost_table.table()
     table.record_transfer("numpy", "far", 1000, 1e-3)
     table.record_transfer("numpy", "far", 3000, 2e-3)
-    known = Known([])
+    known = CostModel([])
     assert known.transfer("numpy", "far", 2000) == pytest.approx(1.5e-3)
     assert known.transfer("far", "numpy", 2000) > 0  # estimated
 

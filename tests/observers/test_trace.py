@@ -26,7 +26,7 @@ from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.trace import Trace
 from penstock.ops.registry import array_of
 from penstock.passes.pipeline import optimize
-from penstock.plan.plan import Kind, Plan, Step, compile_plan
+from penstock.plan.plan import Plan, SlotKind, Step, compile_plan
 
 
 def planned(text: str, opset: int = 19) -> Plan:
@@ -45,9 +45,9 @@ def drive(plan: Plan, observer: Observer, *feeds: Any, ready: bool = False) -> l
         if slot < 0:
             return None
         known = plan.slots[slot]
-        if known.kind is Kind.CONSTANT:
+        if known.kind is SlotKind.CONSTANT:
             return known.const
-        if known.kind is Kind.ALIAS:
+        if known.kind is SlotKind.ALIAS:
             kind = known.type
             return np.ndarray(
                 kind.dims, kind.dtype, values[known.base], known.offset, known.strides

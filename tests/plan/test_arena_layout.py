@@ -24,7 +24,7 @@ from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import Layout, _Liveness, lay_out, lay_out_tasks
 from penstock.plan.grouping import OneByOne
-from penstock.plan.plan import Kind, Plan, compile_plan, memory_of, walk
+from penstock.plan.plan import Plan, SlotKind, compile_plan, memory_of, walk
 from penstock.plan.tasks import arrange, dependencies
 from penstock.types import TensorType
 from tests.support.random_graphs import graphs, seeded
@@ -100,7 +100,9 @@ def together(plan: Plan, layout: Layout) -> None:
         inside = list(walk((step,)))
         own = [c for each in inside for carry in each.carries for c in carry.buffers or ()]
         made = [i for each in inside for i in (*each.outputs, each.workspace) if i >= 0]
-        made = [i for i in made if plan.slots[i].kind is Kind.ARENA]  # others name what is there
+        made = [
+            i for i in made if plan.slots[i].kind is SlotKind.ARENA
+        ]  # others name what is there
         written.append(spans([*made, *own]))
         touched.append(spans([*made, *own, *(i for each in inside for i in each.inputs)]))
     for i in range(dag.n):

@@ -13,7 +13,14 @@ from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
-from penstock.plan.grouping import DISPATCH_S, HAND_OVER_S, PYTHON_S, Clustered, OneByOne, turns
+from penstock.plan.grouping import (
+    DISPATCH_S,
+    HAND_OVER_S,
+    PYTHON_S,
+    ClusteredGrouping,
+    OneByOne,
+    turns,
+)
 from penstock.plan.plan import Plan, Step, compile_plan, walk
 from penstock.plan.tasks import Tasks, arrange
 from penstock.types import BOOL, FLOAT32, INT64, TensorType
@@ -101,8 +108,8 @@ def wide(n: int, letter: str, source: str = "x") -> dict[str, str]:
     return {**dict.fromkeys(names, source), "T": " ".join(names)}
 
 
-def clustered(plan: Plan, workers: int = 2, **options) -> Clustered:
-    return Clustered(plan, seconds, workers, **options)
+def clustered(plan: Plan, workers: int = 2, **options) -> ClusteredGrouping:
+    return ClusteredGrouping(plan, seconds, workers, **options)
 
 
 def members(tasks: Tasks, block: int = 0) -> list[set[str]]:
@@ -184,7 +191,7 @@ def test_one_worker_has_one_task(letter, n):
 
 def test_python_itself_runs_on_one_worker_at_a_time():
     plan = plan_of(wide(400, "H"))
-    grouping = Clustered(plan, lambda step: 1e-5, 64, grains=[1e-5])
+    grouping = ClusteredGrouping(plan, lambda step: 1e-5, 64, grains=[1e-5])
     assert grouping.makespan >= 401 * PYTHON_S
 
 
@@ -286,7 +293,7 @@ def test_nor_does_a_random_one_without_blocks_that_gain(seed, workers):
     optimize(graph, DEFAULT_LIMITS)
     plan = compile_plan(graph, [NumpyBackend()])
     cost = {id(step): 10.0 ** -(3 + i * 7919 % 4) for i, step in enumerate(plan.walk())}
-    grouping = Clustered(plan, lambda step: cost[id(step)], workers)
+    grouping = ClusteredGrouping(plan, lambda step: cost[id(step)], workers)
     tasks = arrange(plan, grouping)
     assert sorted(id(s) for t in tasks.tasks for s in (t.steps if t.blocks else walk(t.steps))) == (
         sorted(map(id, plan.walk()))

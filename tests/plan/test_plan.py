@@ -14,7 +14,7 @@ from penstock.ir.graph import clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import Layout, lay_out
-from penstock.plan.plan import Kind, Plan, compile_plan
+from penstock.plan.plan import Plan, SlotKind, compile_plan
 from tests.support.random_graphs import graphs
 
 
@@ -44,7 +44,7 @@ def test_views_of_planned_memory_are_no_steps():
     assert [step.node.op.name for step in plan.steps] == ["Exp", "Neg"]
     assert plan.views == 3
     seen = plan.slots[slot(plan, "w")]
-    assert seen.kind is Kind.ALIAS
+    assert seen.kind is SlotKind.ALIAS
     assert seen.base == slot(plan, "t")
     # u is [6, 4], its transpose has strides (4, 16); the slice starts in row 1.
     assert (seen.offset, seen.strides) == (4, (4, 16))
@@ -150,7 +150,7 @@ def test_constants_live_outside_of_the_arena():
         "g (float[1000] x) => (float[1000] y) <float k = {2}> { a = Mul(x, k) y = Exp(a) }"
     )
     assert layout.size == 4000
-    assert plan.slots[slot(plan, "k")].kind is Kind.CONSTANT
+    assert plan.slots[slot(plan, "k")].kind is SlotKind.CONSTANT
 
 
 # Loops.

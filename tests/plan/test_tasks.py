@@ -32,7 +32,7 @@ from penstock.passes.pipeline import optimize
 from penstock.plan import arena_layout
 from penstock.plan.arena_layout import Layout, lay_out_tasks
 from penstock.plan.grouping import OneByOne
-from penstock.plan.plan import Kind, Plan, Step, compile_plan, memory_of, walk
+from penstock.plan.plan import Plan, SlotKind, Step, compile_plan, memory_of, walk
 from penstock.plan.tasks import Grouping, Tasks, arrange, dependencies, touches
 from penstock.types import TensorType
 from tests.executors.conformance import assert_equal
@@ -311,7 +311,7 @@ def assert_shared(plan: Plan, tasks: Tasks, source: str) -> None:
         else:
             assert len(where) > 1 or name in ports, name
     assert {f"V[{i}]" for i in tasks.shared} >= {name for name in named if name.startswith("V")}
-    assert all(plan.slots[i].kind is Kind.DYNAMIC for i in tasks.shared)
+    assert all(plan.slots[i].kind is SlotKind.DYNAMIC for i in tasks.shared)
 
 
 @either_plan

@@ -16,7 +16,7 @@ from onnx import parser
 
 import penstock as ps
 from penstock.backends import base as backends
-from penstock.backends.base import Share
+from penstock.backends.base import ThreadShare
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import CancelToken, Control, Done
 from penstock.observers.base import ObservedRun, Observer
@@ -554,16 +554,16 @@ def nobody_else(monkeypatch) -> Iterator[None]:
 
 def test_one_who_does_one_thing_after_the_other_has_all_threads():
     backend = Counting("counting", 4)
-    with Share([backend]):
+    with ThreadShare([backend]):
         assert backend.threads == 4
     assert not backend.sets
 
 
 def test_kernels_have_one_thread_where_there_are_as_many_workers():
     backend = Counting("counting", 4)
-    with Share([backend], 4):
+    with ThreadShare([backend], 4):
         assert backend.threads == 1
-        with Share([backend], 100):
+        with ThreadShare([backend], 100):
             assert backend.threads == 1
         assert backend.threads == 1
     assert backend.threads == 4
@@ -573,11 +573,11 @@ def test_kernels_have_one_thread_where_there_are_as_many_workers():
 def test_threads_are_divided_among_all_who_are_within():
     backend = Counting("counting", 8)
     seen = []
-    with Share([backend], 2):
+    with ThreadShare([backend], 2):
         seen.append(backend.threads)
-        with Share([backend]):
+        with ThreadShare([backend]):
             seen.append(backend.threads)
-            with Share([backend], 2):
+            with ThreadShare([backend], 2):
                 seen.append(backend.threads)
         seen.append(backend.threads)
     assert seen == [4, 2, 1, 4]
@@ -586,7 +586,7 @@ def test_threads_are_divided_among_all_who_are_within():
 
 def test_who_came_first_may_leave_first():
     backend = Counting("counting", 4)
-    first, second = Share([backend], 4), Share([backend], 2)
+    first, second = ThreadShare([backend], 4), ThreadShare([backend], 2)
     first.enter()
     second.enter()
     first.leave()
@@ -597,7 +597,7 @@ def test_who_came_first_may_leave_first():
 
 def test_one_share_may_be_entered_again_and_again():
     backend = Counting("counting", 4)
-    share = Share([backend], 2)
+    share = ThreadShare([backend], 2)
     with share:
         with share:
             assert backend.threads == 1
@@ -607,10 +607,10 @@ def test_one_share_may_be_entered_again_and_again():
 
 def test_what_is_set_between_runs_counts_for_the_next():
     backend = Counting("counting", 4)
-    with Share([backend], 2):
+    with ThreadShare([backend], 2):
         pass
     backend.set_threads(6)
-    with Share([backend], 2):
+    with ThreadShare([backend], 2):
         assert backend.threads == 3
     assert backend.threads == 6
 
@@ -640,17 +640,17 @@ def test_each_thread_can_set_the_threads_of_numpys_products():
 def test_two_sessions_speak_of_the_same_library():
     # each session has objects of its own for the one library that goes by a name
     first, second = Counting("counting", 4), Counting("counting", 4)
-    with Share([first], 2):
+    with ThreadShare([first], 2):
         assert first.threads == 2
-        with Share([second], 2):
+        with ThreadShare([second], 2):
             assert (first.sets + second.sets)[-1] == 1
 
 
 def test_several_backends_each_get_back_what_they_had():
     found = [Counting("a", 4), Counting("b", 1), Counting("c", 2)]
-    with Share(found, 2):
+    with ThreadShare(found, 2):
         assert [each.threads for each in found] == [2, 1, 1]
-        with Share(found[1:], 2):
+        with ThreadShare(found[1:], 2):
             assert [each.threads for each in found] == [2, 1, 1]
     assert [each.threads for each in found] == [4, 1, 2]
     assert not found[1].sets  # what has one thread anyway is left alone
@@ -658,10 +658,10 @@ def test_several_backends_each_get_back_what_they_had():
 
 def test_an_error_sets_them_back():
     backend = Counting("counting", 4)
-    with pytest.raises(ps.RunError), Share([backend], 2):
+    with pytest.raises(ps.RunError), ThreadShare([backend], 2):
         raise ps.RunError("no")
     assert backend.threads == 4
-    with Share([backend], 2):
+    with ThreadShare([backend], 2):
         assert backend.threads == 2
     assert backend.threads == 4
 
@@ -674,7 +674,7 @@ def test_many_threads_enter_and_leave():
     def use(streams: int) -> None:
         begin.wait(30)
         for _ in range(300):
-            with Share([backend], streams):
+            with ThreadShare([backend], streams):
                 if backend.threads > 4 // streams:
                     wrong.append(backend.threads)
 
@@ -700,7 +700,7 @@ def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch
     x = np.eye(64, dtype=np.float32)
     session.run({"x": x})
     backend = Counting("numpy", 4)
-    with Share([backend], 3), monkeypatch.context() as patch:
+    with ThreadShare([backend], 3), monkeypatch.context() as patch:
         assert backends._STREAMS == 3
 
         def divide(state: Any, streams: int, most: int | None) -> None:
@@ -716,15 +716,15 @@ def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch
 def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
     good = Counting("good", 4)
     with pytest.raises(OSError, match="library"):
-        Share([good, Failing("bad", 4)], 4).enter()
+        ThreadShare([good, Failing("bad", 4)], 4).enter()
     assert good.threads == 4
 
 
 def test_who_leaves_without_having_entered_changes_nothing():
     backend = Counting("counting", 4)
-    Share([backend], 2).leave()
+    ThreadShare([backend], 2).leave()
     assert not backend.sets
-    with Share([backend], 2):
+    with ThreadShare([backend], 2):
         assert backend.threads == 2
     assert backend.threads == 4
 
@@ -734,32 +734,36 @@ def test_who_leaves_without_having_entered_changes_nothing():
 
 def test_numbers_of_threads_are_halves_of_halves():
     #  4 for each of 2 streams, 2 for 3 or 4, one for more
-    with Share([], 2, 8) as two:
-        with Share([], 1, 8) as three, Share([], 1, 8) as four, Share([], 1, 8) as five:
+    with ThreadShare([], 2, 8) as two:
+        with (
+            ThreadShare([], 1, 8) as three,
+            ThreadShare([], 1, 8) as four,
+            ThreadShare([], 1, 8) as five,
+        ):
             pass
-        with Share([], 2, 8) as again:
+        with ThreadShare([], 2, 8) as again:
             pass
     assert (two, three, four, five, again) == (4, 2, 2, 1, 2)
-    assert [Share([], n, 6).__enter__() for n in (1, 1)] == [6, 3]
+    assert [ThreadShare([], n, 6).__enter__() for n in (1, 1)] == [6, 3]
     backends._STREAMS = 0
 
 
 def test_never_are_there_more_threads_than_cores():
     for most in range(1, 20):
         for streams in range(1, 20):
-            with Share([], streams, most) as threads:
+            with ThreadShare([], streams, most) as threads:
                 assert threads == 1 or threads * streams <= most
 
 
 def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
-    with Share([OfCaller()], 0, 8) as small, Share([OfCaller()], 2, 8) as large:
+    with ThreadShare([OfCaller()], 0, 8) as small, ThreadShare([OfCaller()], 2, 8) as large:
         assert backends._STREAMS == 2
     assert (small, large) == (1, 4)
 
 
 def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
     backend = OfCaller()
-    share = Share([backend], 2, 8)
+    share = ThreadShare([backend], 2, 8)
     seen: list[object] = []
 
     def worker(adopts: bool) -> None:
@@ -780,23 +784,23 @@ def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
 def test_of_two_sets_of_threads_that_of_the_process_has_one():
     #  each would wait, spinning, on the cores of the other
     own, shared = OfCaller(), Counting("shared", 4)
-    with Share([own, shared], 1, 8) as threads:
+    with ThreadShare([own, shared], 1, 8) as threads:
         assert threads == own.here.threads == 8
         assert shared.threads == 1
     assert shared.threads == 4
-    with Share([shared], 1):
+    with ThreadShare([shared], 1):
         assert shared.threads == 4
 
 
 def test_a_session_may_allow_a_library_fewer_threads_than_it_is_set_to():
     backend = Counting("counting", 8)
-    with Share([backend], 1, 2) as threads:
+    with ThreadShare([backend], 1, 2) as threads:
         assert threads == backend.threads == 2
     assert backend.threads == 8
 
 
 def test_who_is_alone_has_as_many_as_have_proved_fastest():
-    share = Share([OfCaller()], 1, 8)
+    share = ThreadShare([OfCaller()], 1, 8)
     assert share.pace is not None
     assert share.enter() == 8
     share.leave()
@@ -808,12 +812,12 @@ def test_who_is_alone_has_as_many_as_have_proved_fastest():
         with share as beside:
             assert beside == 4
     # Several streams are not compared with one.
-    assert Share([OfCaller()], 2, 8).pace is None
-    assert Share([OfCaller()], 1, 1).pace is None
+    assert ThreadShare([OfCaller()], 2, 8).pace is None
+    assert ThreadShare([OfCaller()], 1, 1).pace is None
 
 
 def test_an_interrupt_as_a_run_enters_leaves_nobodys_place(monkeypatch):
-    share = Share([OfCaller()], 1, 8)
+    share = ThreadShare([OfCaller()], 1, 8)
 
     def interrupt(threads: int) -> None:
         raise KeyboardInterrupt
@@ -899,7 +903,7 @@ def child_of(backend: Counting) -> bool:
     """Whether a forked child has all threads to divide, and as many after that."""
 
     def child() -> None:
-        with Share([backend], 2):
+        with ThreadShare([backend], 2):
             assert backend.threads == 2
         assert backend.threads == 4
 
@@ -909,7 +913,7 @@ def child_of(backend: Counting) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_meanwhile_has_as_many_as_before():
     backend = Counting("counting", 4)
-    with Share([backend], 4):
+    with ThreadShare([backend], 4):
         assert child_of(backend)
 
 
@@ -917,7 +921,7 @@ def test_a_child_forked_meanwhile_has_as_many_as_before():
 def test_a_child_forked_before_or_after_is_not_concerned():
     backend = Counting("counting", 4)
     assert child_of(backend)
-    with Share([backend], 2):
+    with ThreadShare([backend], 2):
         pass
     assert child_of(backend)
 
@@ -925,7 +929,7 @@ def test_a_child_forked_before_or_after_is_not_concerned():
 def test_numpy_is_one_of_them():
     backend = NumpyBackend()
     before = backend.threads
-    with Share([backend], 1 << 20):
+    with ThreadShare([backend], 1 << 20):
         assert backend.threads == 1
         assert np.ones((8, 8)) @ np.ones(8) == pytest.approx(8)
     assert backend.threads == before

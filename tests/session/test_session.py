@@ -321,7 +321,10 @@ def test_the_dtype_of_a_fed_intermediate_value_is_checked(session):
 
 def test_plans_depend_on_dtypes_that_the_model_leaves_open():
     x, y, z = (ps.ir.graph.Value(name) for name in "xyz")
-    nodes = [ps.ir.graph.Node(ps.ops.find("Exp"), [x], [y]), ps.ir.graph.Node(ps.ops.find("Neg"), [y], [z])]
+    nodes = [
+        ps.ir.graph.Node(ps.ops.find("Exp"), [x], [y]),
+        ps.ir.graph.Node(ps.ops.find("Neg"), [y], [z]),
+    ]
     session = ps.compile(ps.ir.graph.Model({"g": ps.ir.graph.Graph([x], [z], nodes)}, "g"))
     for dtype in (np.float32, np.float64, np.float32):
         z = session(np.ones(3, dtype))

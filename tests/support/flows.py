@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.algorithms.dag import Dag
 from penstock.executors.base import Control
-from penstock.executors.task_loop import Flow, FlowRun, Queue
+from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.host.threads import Workers
 from penstock.ir.graph import Node
 from penstock.ops import find
@@ -73,14 +73,14 @@ def begin(
     control: Control | None = None,
     values: list[Any] | None = None,
     **options: Any,
-) -> FlowRun:
+) -> TaskRun:
     """A run of ``tasks``; those without a function do nothing, all not named are worth a worker."""
     n = len(tasks.tasks)
     worth = range(n) if worthwhile is None else set(worthwhile)
     values = [None] * 8 if values is None else values
     flow = Flow(tasks, queues, [t in worth for t in range(n)], len(values))
     given = [functions.get(t, lambda control, V: None) for t in range(n)]
-    return FlowRun(flow, given, values, control or Control(), **options)
+    return TaskRun(flow, given, values, control or Control(), **options)
 
 
 def on(thread: threading.Thread) -> threading.Thread:

@@ -30,7 +30,7 @@ _MOST_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
-class Kind:
+class SlotKind:
     """What a value is: a tensor; a sequence of at least ``least`` such tensors; an optional one."""
 
     dtype: np.dtype
@@ -46,16 +46,16 @@ class Kind:
     def size(self) -> int:
         return int(np.prod([dim if isinstance(dim, int) else 1 for dim in self.shape]))
 
-    def of(self, shape: Sequence[int | str]) -> Kind:
-        return Kind(self.dtype, tuple(shape))
+    def of(self, shape: Sequence[int | str]) -> SlotKind:
+        return SlotKind(self.dtype, tuple(shape))
 
 
-Entry = tuple[Value, Kind]
-Test = Callable[[Kind], Any]
+Entry = tuple[Value, SlotKind]
+Test = Callable[[SlotKind], Any]
 
 
-def tensor(dtype: np.dtype, *shape: int | str) -> Kind:
-    return Kind(dtype, shape)
+def tensor(dtype: np.dtype, *shape: int | str) -> SlotKind:
+    return SlotKind(dtype, shape)
 
 
 INPUTS = {
@@ -101,7 +101,7 @@ class Source:
 class Builder:
     """Adds nodes to a graph under construction; ``pool`` has the values that may be read."""
 
-    def __init__(self, source: Source, pool: Sequence[tuple[Value, Kind]], depth: int):
+    def __init__(self, source: Source, pool: Sequence[tuple[Value, SlotKind]], depth: int):
         self.source = source
         self.pool = list(pool)
         self.depth = depth
@@ -131,10 +131,10 @@ class Builder:
     def any(self) -> Entry:
         return self.pick(form=self.choose([kind.form for _, kind in self.pool]))
 
-    def like(self, kind: Kind) -> Value:
+    def like(self, kind: SlotKind) -> Value:
         """A value of this very kind; a sequence may be longer."""
 
-        def fits(k: Kind) -> bool:
+        def fits(k: SlotKind) -> bool:
             return (k.dtype, k.shape) == (kind.dtype, kind.shape) and k.least >= kind.least
 
         return self.pick(fits, kind.form)[0]
@@ -144,7 +144,7 @@ class Builder:
     def name(self, hint: str) -> str:
         return f"{hint}_{next(self.source.numbers)}"
 
-    def add(self, op: str, inputs, kinds: Sequence[Kind | None], attrs=None) -> list[Value]:
+    def add(self, op: str, inputs, kinds: Sequence[SlotKind | None], attrs=None) -> list[Value]:
         """A node; an output of kind ``None`` is left out."""
         self.source.read.update(v for v in inputs if v is not None)
         made = [Value(self.name(op)) if kind is not None else None for kind in kinds]
@@ -200,9 +200,11 @@ class Builder:
         a, kind = self.pick(lambda k: k.dtype in (FLOAT32, INT64))
         zero = self.constant(np.zeros((), kind.dtype))
         if self.flip():
-            self.add(self.choose(["Greater", "Less", "Equal"]), [a, zero], [Kind(BOOL, kind.shape)])
+            self.add(
+                self.choose(["Greater", "Less", "Equal"]), [a, zero], [SlotKind(BOOL, kind.shape)]
+            )
         elif kind.dtype == INT64:
-            self.add("Cast", [a], [Kind(FLOAT32, kind.shape)], {"to": 1})
+            self.add("Cast", [a], [SlotKind(FLOAT32, kind.shape)], {"to": 1})
 
     def choice(self) -> None:
         c, where = self.pick(lambda k: k.dtype == BOOL)
@@ -352,7 +354,7 @@ class Builder:
         kinds = [tensor(FLOAT32, rows, 1, 1, 2), *[tensor(FLOAT32, 1, 1, 2)] * 2]
         self.add("LSTM", [x, w, r], self.some(kinds), {"hidden_size": 2})
 
-    def some(self, kinds: Sequence[Kind]) -> Sequence[Kind | None]:
+    def some(self, kinds: Sequence[SlotKind]) -> Sequence[SlotKind | None]:
         """Outputs of which some may be left out, but not all."""
         chosen = [kind if self.flip() else None for kind in kinds]
         return chosen if any(chosen) else kinds
@@ -364,28 +366,28 @@ class Builder:
         if what == "construct":
             a, kind = self.pick()
             members = [a, *[self.like(kind) for _ in range(self.choose([0, 1, 2]))]]
-            made = Kind(kind.dtype, kind.shape, "sequence", len(members))
+            made = SlotKind(kind.dtype, kind.shape, "sequence", len(members))
             self.add("SequenceConstruct", members, [made])
         elif what == "empty":
-            made = Kind(FLOAT32, self.choose(SHAPES), "sequence", 0)
+            made = SlotKind(FLOAT32, self.choose(SHAPES), "sequence", 0)
             self.add("SequenceEmpty", [], [made], {"dtype": 1})
         elif what == "split":
             a, kind = self.pick()
             if kind.shape and isinstance(kind.shape[0], int):
-                made = Kind(kind.dtype, kind.shape[1:], "sequence", kind.shape[0])
+                made = SlotKind(kind.dtype, kind.shape[1:], "sequence", kind.shape[0])
                 self.add("SplitToSequence", [a], [made], {"axis": 0, "keepdims": 0})
         else:
             found = self.find(form="sequence")
             if found is None:
                 return
             s, kind = found
-            member = self.find(lambda k: k == Kind(kind.dtype, kind.shape))
+            member = self.find(lambda k: k == SlotKind(kind.dtype, kind.shape))
             if what == "insert" and member is not None:
                 where = self.constant(np.array(0)) if self.flip() else None
-                made = Kind(kind.dtype, kind.shape, "sequence", kind.least + 1)
+                made = SlotKind(kind.dtype, kind.shape, "sequence", kind.least + 1)
                 self.add("SequenceInsert", [s, member[0], where], [made])
             elif what == "erase" and kind.least:
-                made = Kind(kind.dtype, kind.shape, "sequence", kind.least - 1)
+                made = SlotKind(kind.dtype, kind.shape, "sequence", kind.least - 1)
                 self.add("SequenceErase", [s, self.constant(np.array(0))], [made])
 
     def sequence_use(self) -> None:
@@ -409,7 +411,7 @@ class Builder:
         found = self.find(form="optional")
         if found is None or self.flip():
             a, kind = self.pick()
-            self.add("Optional", [a], [Kind(kind.dtype, kind.shape, "optional", 1)])
+            self.add("Optional", [a], [SlotKind(kind.dtype, kind.shape, "optional", 1)])
         elif self.flip():
             self.add("OptionalHasElement", [found[0]], [tensor(BOOL)])
         else:
@@ -424,8 +426,8 @@ class Builder:
             return found[0]
         a, kind = self.pick(lambda k: k.dtype == FLOAT32)
         zero, some = (self.constant(x) for x in (np.float32(0), np.array(self.choose([0, 1, 3]))))
-        (above,) = self.add("Greater", [a, zero], [Kind(BOOL, kind.shape)])
-        (numbers,) = self.add("Cast", [above], [Kind(INT64, kind.shape)], {"to": 7})
+        (above,) = self.add("Greater", [a, zero], [SlotKind(BOOL, kind.shape)])
+        (numbers,) = self.add("Cast", [above], [SlotKind(INT64, kind.shape)], {"to": 7})
         attrs = {"keepdims": 0, "noop_with_empty_axes": 0}
         (total,) = self.add("ReduceSum", [numbers, None], [tensor(INT64)], attrs)
         return self.add("Greater", [total, some], [tensor(BOOL)])[0]
@@ -459,18 +461,18 @@ class Builder:
         attrs = {"then_branch": graphs[0], "else_branch": graphs[1]}
         self.add("If", [condition], kinds, attrs)
 
-    def carried(self) -> list[tuple[Value, Kind]]:
+    def carried(self) -> list[tuple[Value, SlotKind]]:
         return [self.any() for _ in range(self.choose([1, 1, 2, 2, 3]))]
 
-    def growing(self, kind: Kind) -> Kind:
+    def growing(self, kind: SlotKind) -> SlotKind:
         """What a carried value is inside the loop: some may grow."""
         if kind.form == "sequence":
-            return Kind(kind.dtype, kind.shape, "sequence", 0)
+            return SlotKind(kind.dtype, kind.shape, "sequence", 0)
         if kind.form == "tensor" and kind.shape and self.choose(range(5)) == 4:
             return kind.of((self.dim(), *kind.shape[1:]))
         return kind
 
-    def update(self, kind: Kind, initial: Kind) -> Value:
+    def update(self, kind: SlotKind, initial: SlotKind) -> Value:
         """What a carried value becomes; the builder is that of the body."""
         if kind.form != "tensor" or kind == initial:
             return self.like(kind)
@@ -571,7 +573,7 @@ class Builder:
         body.steps(3)
         outputs = [body.pick() for _ in range(self.choose([1, 2]))]
         graph = Graph([v for v, _ in inner], [v for v, _ in outputs], body.nodes, "body")
-        kinds = [Kind(k.dtype, k.shape, "sequence", sources[0][1].least) for _, k in outputs]
+        kinds = [SlotKind(k.dtype, k.shape, "sequence", sources[0][1].least) for _, k in outputs]
         self.add("SequenceMap", [v for v, _ in sources], kinds, {"body": graph})
 
 

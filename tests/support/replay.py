@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.plan.arena_layout import Layout
-from penstock.plan.plan import Block, Kind, Plan, Step
+from penstock.plan.plan import Block, Plan, SlotKind, Step
 from penstock.types import TensorType
 
 
@@ -62,7 +62,7 @@ class Replay:
         """The bytes that a planned slot may touch."""
         slot = self.plan.slots[index]
         assert isinstance(slot.type, TensorType)
-        if slot.kind is Kind.ARENA:
+        if slot.kind is SlotKind.ARENA:
             start = self.layout.offsets[index]
             assert start % 64 == 0
             return start, start + slot.type.nbytes
@@ -78,9 +78,9 @@ class Replay:
 
     def read(self, index: int) -> Ref | None:
         slot = self.plan.slots[index]
-        if slot.kind is Kind.CONSTANT:
+        if slot.kind is SlotKind.CONSTANT:
             return None
-        if slot.kind is Kind.ALIAS:
+        if slot.kind is SlotKind.ALIAS:
             base = self.values[slot.base]
             assert base is not None
             ref: Ref | None = Ref(*self.place(index), base.tag)
@@ -117,7 +117,7 @@ class Replay:
         if not step.into:
             for i in step.outputs:
                 if i >= 0:
-                    assert self.plan.slots[i].kind is Kind.DYNAMIC
+                    assert self.plan.slots[i].kind is SlotKind.DYNAMIC
                     self.values[i] = inputs[0] if kernel.view else None
             return
         written: list[Ref] = []

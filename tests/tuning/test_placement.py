@@ -13,7 +13,7 @@ from onnx import parser
 import penstock as ps
 from penstock.plan.plan import Plan
 from penstock.session import compiler
-from penstock.tuning.measure import Costs
+from penstock.tuning.measure import GraphProfiler
 from tests.executors.conformance import ExecutorConformance
 from tests.support.far_backend import FarBackend
 
@@ -40,7 +40,7 @@ X = np.array([1, 2, 3], np.float32)
 Y = np.sin(np.exp(X)) - np.exp(X)
 
 
-class Unmeasured(Costs):
+class Unmeasured(GraphProfiler):
     """What nobody has measured is estimated."""
 
     def complete(self, *, single_threaded):
@@ -52,7 +52,7 @@ class Unmeasured(Costs):
 
 @pytest.fixture
 def unmeasured(monkeypatch) -> None:
-    monkeypatch.setattr(compiler, "Costs", Unmeasured)
+    monkeypatch.setattr(compiler, "GraphProfiler", Unmeasured)
 
 
 @pytest.fixture(params=["linear", "dataflow", "parallel"])
@@ -215,7 +215,7 @@ class Heavy(Unmeasured):
 
 
 def test_tasks_of_another_backend_run_on_its_own_threads(monkeypatch):
-    monkeypatch.setattr(compiler, "Costs", Heavy)
+    monkeypatch.setattr(compiler, "GraphProfiler", Heavy)
     far = FarBackend(workers=2)
     session = diamond("numpy", far, executor="parallel", place={"Neg": "far", "Sin": "far"})
     np.testing.assert_array_equal(session(X), Y)
@@ -224,7 +224,7 @@ def test_tasks_of_another_backend_run_on_its_own_threads(monkeypatch):
     assert all(name.startswith("penstock-far") for name in far.on_threads)
 
 
-class AtRandom(Costs):
+class AtRandom(GraphProfiler):
     """Costs that send each node to some backend, whichever its name says."""
 
     def complete(self, *, single_threaded):
@@ -247,7 +247,7 @@ class OnTwoBackends(ExecutorConformance):
     @classmethod
     def at_random(cls) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "Costs", AtRandom)
+            patch.setattr(compiler, "GraphProfiler", AtRandom)
             yield
 
     def compile(self, source, **options) -> ps.Session:

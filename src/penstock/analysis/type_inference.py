@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.errors import InternalError, InvalidModel, LimitExceeded, PenstockError
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.onnx.control_flow import Carried, ScanLayout, is_control, scalar
+from penstock.ops.onnx.control_flow import LoopCarried, ScanLayout, is_control, scalar
 from penstock.types import (
     ANY,
     BOOL,
@@ -110,7 +110,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     trips: Dim = None
     if limit is not None and limit.const is not None and _always(node):
         trips = max(0, scalar(limit.const))
-    collected = body.outputs[Carried(node).outputs.stop :]
+    collected = body.outputs[LoopCarried(node).outputs.stop :]
     return [*final, *(_stacked(v.type, trips, 0) for v in collected)]
 
 
@@ -159,7 +159,7 @@ def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
 def _settle(node: Node, settled: Settled) -> list[Type]:
     """Types of carried values that hold in every iteration, the first and the last included."""
     body: Graph = node.attrs["body"]
-    carried = Carried(node)
+    carried = LoopCarried(node)
     inputs, outputs = body.inputs[carried.inputs], body.outputs[carried.outputs]
     types = [_no_data(_type(value)) for value in node.inputs[carried.node]]
     if node in settled:

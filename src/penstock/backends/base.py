@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.host.fork import in_child
-from penstock.host.thread_tuner import Pace
+from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ops.internal.transfer import HOST
@@ -188,7 +188,7 @@ def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
     return Kernel(target.from_host)
 
 
-class Share:
+class ThreadShare:
     """The threads of kernels, divided among all that compute at the same time.
 
     Who enters is told how many threads each kernel may use: ``most`` (the core budget, unless said
@@ -214,7 +214,7 @@ class Share:
         """whether there is nothing to share, and no need to enter"""
         # How a stream that is alone fares with fewer threads.
         paced = self._own and streams == 1 and self._most > 1
-        self.pace = Pace(self._most) if paced else None
+        self.pace = ThreadTuner(self._most) if paced else None
         for backend in self._shared:
             backend.threads  # noqa: B018 - what it must load to say so, it loads now and in no run
 

@@ -18,11 +18,11 @@ from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import element_of, scalar, stack, truth
 from penstock.ops.registry import Outcome, array_of
 from penstock.plan.arena_layout import Layout
-from penstock.plan.plan import Kind, Plan, Slot, Step
+from penstock.plan.plan import Plan, Slot, SlotKind, Step
 from penstock.types import ShapeError, TensorType
 
 
-class Late:
+class RuntimeArgument:
     """Stands for an array that is known only during the run: the name of a local variable."""
 
     __slots__ = ("name",)
@@ -58,7 +58,7 @@ class Binder:
             name, value = self._place(index, slot, seen)
             self.names.append(name)
             self._values.append(value)
-            if slot.kind is not Kind.DYNAMIC:
+            if slot.kind is not SlotKind.DYNAMIC:
                 self.namespace[name] = value
                 self._name_of[id(value)] = name
         self.names.append("None")
@@ -67,14 +67,14 @@ class Binder:
                 self.calls[id(step)] = self._bind(number, step)
 
     def _place(self, index: int, slot: Slot, seen: dict[tuple[Any, ...], int]) -> tuple[str, Any]:
-        if slot.kind is Kind.CONSTANT:
+        if slot.kind is SlotKind.CONSTANT:
             return f"c{index}", slot.const
-        if slot.kind is Kind.DYNAMIC:
+        if slot.kind is SlotKind.DYNAMIC:
             name = f"V[{index}]" if index in self._shared else f"v{index}"
-            return name, Late(name)
+            return name, RuntimeArgument(name)
         kind = slot.type
         assert isinstance(kind, TensorType)
-        alias = slot.kind is Kind.ALIAS
+        alias = slot.kind is SlotKind.ALIAS
         strides = slot.strides if alias or slot.strides else None
         offset = self._layout.offsets[slot.base if alias else index] + slot.offset
         # Slots that share memory and look at it alike share the array and its name.
@@ -113,7 +113,7 @@ class Binder:
         return f"{name}({', '.join(texts)})"
 
     def _argument(self, number: int, position: int, value: Any) -> str:
-        if isinstance(value, Late):
+        if isinstance(value, RuntimeArgument):
             return value.name
         known = self._name_of.get(id(value))
         if known is not None:

@@ -29,7 +29,7 @@ from penstock.errors import LimitExceeded
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.ops.work_estimate import flops
 from penstock.plan.arena_layout import Layout
-from penstock.plan.plan import Block, Carry, Kind, Plan, Step, walk
+from penstock.plan.plan import Block, Carry, Plan, SlotKind, Step, walk
 from penstock.plan.tasks import NO_SIGNALS, Tasks
 from penstock.types import MapType, SequenceType, TensorType, Type
 
@@ -109,7 +109,7 @@ class _Writer:
         self.observed = observed
         self.shared: frozenset[int] = frozenset()
         # Whether some values have their dims in another order in memory, and so may outputs.
-        self.ordered = any(slot.kind is Kind.ARENA and slot.strides for slot in plan.slots)
+        self.ordered = any(slot.kind is SlotKind.ARENA and slot.strides for slot in plan.slots)
         self.tasks: Tasks | None = None
         self.signals = NO_SIGNALS
         # The stream of a device that the task at hand puts its steps on, by name.
@@ -230,7 +230,7 @@ class _Writer:
             i
             for i in step.outputs
             if i >= 0
-            and self.slots[i].kind is Kind.DYNAMIC
+            and self.slots[i].kind is SlotKind.DYNAMIC
             and not (step.into and self.slots[i].roots)
         ]
 

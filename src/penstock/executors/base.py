@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.backends.base import Backend, Share
+from penstock.backends.base import Backend, ThreadShare
 from penstock.codegen.writer import Program
 from penstock.errors import Cancelled, DeadlineExceeded, InternalError, PenstockError, RunError
 from penstock.executors.arenas import Arenas, Code
@@ -283,7 +283,7 @@ def run_inline(executor: Executor, inputs: Sequence[Any], control: Control, done
         done(outputs, None)
 
 
-class Generated:
+class CompiledExecutor:
     """What executors of generated code have in common: ``watched``, whether observers are told, and
     ``_arenas``, None where nothing is planned."""
 
@@ -327,7 +327,7 @@ _MOVES = frozenset(
 
 def share_of(
     plan: Plan, hosts: Sequence[Backend], streams: int = 1, threads: int | None = None
-) -> Share:
+) -> ThreadShare:
     """What a run of ``plan`` on so many workers enters to share the threads of kernels, of which
     the session may use ``threads``."""
     most: dict[str, int] = {}
@@ -338,10 +338,10 @@ def share_of(
     shared = [b for b in hosts if not b.threads_of_caller]
     shared = [b for b in shared if most.get(b.name, 0) >= _MANY_FOR_BLAS]
     worth = bool(shared) or any(most[b.name] >= _MANY for b in own)
-    return Share([*own, *shared], streams if worth else 0, threads)
+    return ThreadShare([*own, *shared], streams if worth else 0, threads)
 
 
-class ByThreads(dict[int, T]):
+class PerThreadCount(dict[int, T]):
     """What ``bind`` makes of an arena, once for each number of threads that kernels may have."""
 
     def __init__(self, bind: Callable[[], T]) -> None:

@@ -14,8 +14,16 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.executors.arenas import Code
-from penstock.executors.base import ByThreads, Control, Done, Generated, fail, run_inline, share_of
-from penstock.executors.task_loop import Flow, FlowRun, Queue
+from penstock.executors.base import (
+    CompiledExecutor,
+    Control,
+    Done,
+    PerThreadCount,
+    fail,
+    run_inline,
+    share_of,
+)
+from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 from penstock.plan.arena_layout import Layout
 from penstock.plan.grouping import OneByOne
@@ -23,7 +31,7 @@ from penstock.plan.plan import Plan
 from penstock.plan.tasks import arrange
 
 
-class DataflowExecutor(Generated):
+class DataflowExecutor(CompiledExecutor):
     """Runs a plan of dynamic values step by step, the most urgent of those that are ready."""
 
     name = "dataflow"
@@ -47,7 +55,7 @@ class DataflowExecutor(Generated):
         self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
         self._code = code = Code(plan, self.layout, limits, tasks, observed)
         # Nobody writes to what is bound here, so that all runs share it.
-        self._bound = ByThreads(lambda: code.bind(np.empty(0, np.uint8)))
+        self._bound = PerThreadCount(lambda: code.bind(np.empty(0, np.uint8)))
         with self._share as now:
             self._bound[now]
 
@@ -62,7 +70,7 @@ class DataflowExecutor(Generated):
         try:
             with self._share as threads:
                 *functions, results = self._bound[threads]
-                FlowRun(self._flow, functions, V, control, observe=self.watched).run()
+                TaskRun(self._flow, functions, V, control, observe=self.watched).run()
             return results(V)
         except Exception as error:
             fail(error, self._code.program, self.plan)

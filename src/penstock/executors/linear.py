@@ -12,10 +12,10 @@ import numpy as np
 from penstock.backends.base import Backend
 from penstock.executors.arenas import Arenas, Code
 from penstock.executors.base import (
-    ByThreads,
+    CompiledExecutor,
     Control,
     Done,
-    Generated,
+    PerThreadCount,
     fail,
     run_inline,
     share_of,
@@ -28,7 +28,7 @@ from penstock.plan.plan import Plan
 Run = Callable[..., tuple[Any, ...]]
 
 
-class LinearExecutor(Generated):
+class LinearExecutor(CompiledExecutor):
     """Runs a plan as one generated function. Arenas are of the first of ``hosts``, the backends of
     the host's memory, and runs at the same time share the threads of their kernels. Observers know
     it by its ``name``."""
@@ -59,10 +59,12 @@ class LinearExecutor(Generated):
             (function,) = code.bind(memory)
             return partial(silent().run, function)
 
-        def bound(memory: np.ndarray) -> ByThreads[Run]:
-            return ByThreads(partial(bind, memory))
+        def bound(memory: np.ndarray) -> PerThreadCount[Run]:
+            return PerThreadCount(partial(bind, memory))
 
-        self._arenas: Arenas[ByThreads[Run]] = Arenas(self.layout.size, hosts[0], limits, bound)
+        self._arenas: Arenas[PerThreadCount[Run]] = Arenas(
+            self.layout.size, hosts[0], limits, bound
+        )
         # Made at once, so that what is wrong shows when the plan is compiled.
         arena = self._arenas.make()
         with self._share as now:

@@ -15,8 +15,16 @@ import numpy as np
 
 from penstock.backends.base import Backend, Device
 from penstock.executors.arenas import Arenas, Code
-from penstock.executors.base import ByThreads, Control, Done, Generated, explained, fail, share_of
-from penstock.executors.task_loop import Flow, FlowRun, Queue
+from penstock.executors.base import (
+    CompiledExecutor,
+    Control,
+    Done,
+    PerThreadCount,
+    explained,
+    fail,
+    share_of,
+)
+from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 from penstock.plan.arena_layout import Layout, lay_out_tasks
 from penstock.plan.plan import Plan
@@ -30,7 +38,7 @@ class _Bound(NamedTuple):
     results: Callable[[list[Any]], tuple[Any, ...]]
 
 
-class ParallelExecutor(Generated):
+class ParallelExecutor(CompiledExecutor):
     """Runs the tasks of a plan, those that do not wait for each other at the same time.
 
     ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
@@ -88,10 +96,12 @@ class ParallelExecutor(Generated):
             *functions, results = code.bind(memory, streams)
             return _Bound(functions, results)
 
-        def bound(memory: np.ndarray) -> ByThreads[_Bound]:
-            return ByThreads(partial(bind, memory))
+        def bound(memory: np.ndarray) -> PerThreadCount[_Bound]:
+            return PerThreadCount(partial(bind, memory))
 
-        self._arenas: Arenas[ByThreads[_Bound]] = Arenas(self.layout.size, hosts[0], limits, bound)
+        self._arenas: Arenas[PerThreadCount[_Bound]] = Arenas(
+            self.layout.size, hosts[0], limits, bound
+        )
         arena = self._arenas.make()
         with self._share as now:
             arena[now]
@@ -129,21 +139,21 @@ class ParallelExecutor(Generated):
         arenas.give(arena)
         return outputs
 
-    def _flow_run(self, bound: _Bound, V: list[Any], control: Control, threads: int) -> FlowRun:
+    def _flow_run(self, bound: _Bound, V: list[Any], control: Control, threads: int) -> TaskRun:
         adopt = partial(self._share.adopt, threads)
-        return FlowRun(self._flow, bound.functions, V, control, observe=self.watched, adopt=adopt)
+        return TaskRun(self._flow, bound.functions, V, control, observe=self.watched, adopt=adopt)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         control = control.own()
         arenas = self._arenas
 
-        def later(received: ByThreads[_Bound] | None) -> None:
+        def later(received: PerThreadCount[_Bound] | None) -> None:
             # Not on the thread of the run that gave the arena.
             pool = self._flow.queues[0].pool
             assert pool is not None
             pool.submit(partial(accept, received))
 
-        def accept(received: ByThreads[_Bound] | None) -> None:
+        def accept(received: PerThreadCount[_Bound] | None) -> None:
             control.on_stop = None
             try:
                 arena = arenas.accept(received)
@@ -171,13 +181,13 @@ class ParallelExecutor(Generated):
             stopped(control.error)  # perhaps before it was there to be called
 
     def _start(
-        self, arena: ByThreads[_Bound], inputs: Sequence[Any], control: Control, done: Done
+        self, arena: PerThreadCount[_Bound], inputs: Sequence[Any], control: Control, done: Done
     ) -> None:
         """Run in an arena, as long as there is something to do for the calling thread."""
         arenas, share = self._arenas, self._share
         V = self._values(inputs)
 
-        def end(run: FlowRun | None = None, error: BaseException | None = None) -> None:
+        def end(run: TaskRun | None = None, error: BaseException | None = None) -> None:
             outputs = None
             try:
                 if run is not None:

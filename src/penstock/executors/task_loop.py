@@ -80,7 +80,7 @@ class Flow:
         return tuple([(slot, tasks.readers[slot]) for slot in slots])
 
 
-class FlowRun:
+class TaskRun:
     """One run of a flow: all that changes while it goes on, under ``lock``.
 
     ``running`` counts workers between a look at the queues and the next; when it falls to 0 and the

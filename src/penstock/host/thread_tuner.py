@@ -20,7 +20,7 @@ _PATIENCE = 16
 _MARGIN = 0.97
 
 
-class Pace:
+class ThreadTuner:
     """One thread or ``most``, of which the faster is used and the other tried now and then.
 
     Any number of runs may use it at once; that one of them may miss what another has just found

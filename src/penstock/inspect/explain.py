@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import parts
 from penstock.plan.arena_layout import Layout
-from penstock.plan.plan import Kind, Plan, Step
+from penstock.plan.plan import Plan, SlotKind, Step
 from penstock.plan.tasks import Tasks
 
 
@@ -99,9 +99,9 @@ class _Formatter:
     def where(self, index: int) -> str:
         """Where the value of a slot lives: ``@offset`` in the arena, constant, or dynamic."""
         slot = self.plan.slots[index]
-        if slot.kind is Kind.ARENA:
+        if slot.kind is SlotKind.ARENA:
             return f"@{self.layout.offsets[index]}"
-        if slot.kind is Kind.ALIAS:
+        if slot.kind is SlotKind.ALIAS:
             return f"@{self.layout.offsets[slot.base] + slot.offset}"
         return f"<{slot.kind.value}>"
 

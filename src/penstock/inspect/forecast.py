@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.algorithms.heft import bound, place
 from penstock.algorithms.ordering import critical_path
-from penstock.plan.grouping import Clustered, Seconds
+from penstock.plan.grouping import ClusteredGrouping, Seconds
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import dependencies
 
@@ -31,7 +31,7 @@ def forecast(plan: Plan, seconds: Seconds, workers: int) -> Forecast:
     """
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")
-    whole = Clustered(plan, seconds, 1)
+    whole = ClusteredGrouping(plan, seconds, 1)
     dag = dependencies(plan.slots, plan.steps)
     single = [whole.seconds(step) for step in plan.steps]
     cost = [[each] for each in single]

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.errors import RunError
 from penstock.observers.base import ObservedRun, Observer
-from penstock.plan.plan import Kind, Slot, Step
+from penstock.plan.plan import Slot, SlotKind, Step
 from penstock.types import TensorType
 
 
@@ -299,7 +299,7 @@ class NanGuard(Observer):
                 raise RunError(self._message(run, watched, step, looks, slot, look))
 
     def _look_in(self, run: ObservedRun, watched: _Watched, slot: int, value: Any) -> _Look:
-        if run.plan.slots[slot].kind is not Kind.CONSTANT and slot not in run.plan.inputs:
+        if run.plan.slots[slot].kind is not SlotKind.CONSTANT and slot not in run.plan.inputs:
             return _look(value, self.infinities)
         look = watched.fixed.get(slot)
         if look is None:

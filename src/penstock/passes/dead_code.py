@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import compress
 
 from penstock.ir.graph import NEXT_ITERATIONS, Graph, Node, Value, captures, clone
-from penstock.ops.onnx.control_flow import Carried, is_control
+from penstock.ops.onnx.control_flow import LoopCarried, is_control
 
 
 def prune(graph: Graph) -> bool:
@@ -62,7 +62,7 @@ def _prune_cyclic(graph: Graph) -> bool:
 
 def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
     """Let the graphs of ``node`` hand out only what is needed, or handed to the next iteration."""
-    first = 0 if node.op.name == "If" else len(node.inputs[Carried(node).node])
+    first = 0 if node.op.name == "If" else len(node.inputs[LoopCarried(node).node])
     read = [i < first or value in needed for i, value in enumerate(node.outputs)]
     if all(read):
         return False

@@ -19,7 +19,7 @@ from penstock.algorithms.arena_planner import (
 )
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import memory_order
-from penstock.plan.plan import Kind, Plan, Step, memory_of
+from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks, dependencies, reads
 from penstock.types import TensorType
 
@@ -81,7 +81,7 @@ def _produced(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]:
     for i, step in enumerate(plan.steps):
         outputs = []
         for slot in step.outputs:
-            if slot >= 0 and plan.slots[slot].kind is Kind.ARENA and slot not in leaving:
+            if slot >= 0 and plan.slots[slot].kind is SlotKind.ARENA and slot not in leaving:
                 after = sorted(readers.get(slot, set()) - {i})
                 outputs.append((_bytes(plan, slot), after))
         made.append(outputs)
@@ -165,7 +165,7 @@ class _Liveness:
                 loop.add(root)
 
     def start(self, index: int) -> None:
-        if index >= 0 and self.plan.slots[index].kind is Kind.ARENA:
+        if index >= 0 and self.plan.slots[index].kind is SlotKind.ARENA:
             self.first[index] = self.last[index] = self.clock
             self.touched[index] = {self.task: self.clock}
 
@@ -234,7 +234,7 @@ class _Liveness:
                         self.buffer_of[slot] = slot
         for slot in self.first:
             self.buffer_of.setdefault(slot, slot)
-        assert all(slots[b].kind is Kind.ARENA for b in self.buffer_of.values())
+        assert all(slots[b].kind is SlotKind.ARENA for b in self.buffer_of.values())
 
     def takeover(self, time: int, step: Step) -> int:
         """The input slot whose memory the first output of ``step`` may take, or -1."""
@@ -242,13 +242,13 @@ class _Liveness:
         if not step.into or kernel is None or not kernel.inplace:
             return -1
         output = step.outputs[0]
-        if output < 0 or slots[output].kind is not Kind.ARENA:
+        if output < 0 or slots[output].kind is not SlotKind.ARENA:
             return -1
         kind = slots[output].type
         assert isinstance(kind, TensorType)
         for i in kernel.inplace:
             candidate = step.inputs[i] if i < len(step.inputs) else -1
-            if candidate < 0 or slots[candidate].kind is not Kind.ARENA:
+            if candidate < 0 or slots[candidate].kind is not SlotKind.ARENA:
                 continue
             buffer = self.buffer_of[candidate]
             other = slots[candidate].type

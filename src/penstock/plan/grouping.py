@@ -50,7 +50,7 @@ class OneByOne:
         return sum(estimated(each.node) for each in walk((step,)) if not each.control)
 
 
-class Clustered:
+class ClusteredGrouping:
     """Steps in tasks that are worth a worker, if a simulated schedule says that this wins.
 
     ``seconds(step)`` is what a step with a kernel takes on one thread, ``workers`` how many run at

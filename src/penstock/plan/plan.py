@@ -1,7 +1,7 @@
 """A graph compiled for given input types: steps and slots, integer-indexed.
 
 A *slot* is a value of the graph, a *step* one of its nodes with its kernel. Each slot says where
-its value lives (``Kind``); the plan does not say at which address: liveness and offsets are an
+its value lives (``SlotKind``); the plan does not say at which address: liveness and offsets are an
 annotation for executors that run in a fixed order (``liveness.py``).
 """
 
@@ -19,12 +19,12 @@ from penstock.backends.base import Backend, transfer_kernel
 from penstock.errors import InternalError, LimitExceeded
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
-from penstock.ops.onnx.control_flow import Carried, is_control
+from penstock.ops.onnx.control_flow import LoopCarried, is_control
 from penstock.ops.registry import Kernel
 from penstock.types import STRING, ShapeError, TensorType, Type
 
 
-class Kind(enum.Enum):
+class SlotKind(enum.Enum):
     """Where the value of a slot lives."""
 
     CONSTANT = "constant"
@@ -50,7 +50,7 @@ class Slot:
 
     name: str
     type: Type
-    kind: Kind
+    kind: SlotKind
     const: np.ndarray | None = None
     base: int = -1
     offset: int = 0
@@ -207,7 +207,7 @@ class _Builder:
     def plan(self, graph: Graph) -> Plan:
         self.leaving.update(graph.outputs)
         self.transposed.update(_transposed(graph))
-        inputs = [self.define(value, Kind.DYNAMIC) for value in graph.inputs]
+        inputs = [self.define(value, SlotKind.DYNAMIC) for value in graph.inputs]
         steps = self.steps(graph, certain=True)
         outputs = [self.slot(value) for value in graph.outputs]
         return Plan(graph.name, steps, tuple(self.slots), tuple(inputs), tuple(outputs), self.views)
@@ -241,7 +241,7 @@ class _Builder:
         self.slots.append(slot)
         return len(self.slots) - 1
 
-    def define(self, value: Value, kind: Kind, **where: Any) -> int:
+    def define(self, value: Value, kind: SlotKind, **where: Any) -> int:
         index = self.add(Slot(value.name, where.pop("type", value.type), kind, **where))
         self.slot_of[value] = index
         return index
@@ -249,7 +249,10 @@ class _Builder:
     def define_all(self, values: Sequence[Value | None], **where: Any) -> tuple[int, ...]:
         """Dynamic slots, -1 for each value left out."""
         return tuple(
-            [-1 if value is None else self.define(value, Kind.DYNAMIC, **where) for value in values]
+            [
+                -1 if value is None else self.define(value, SlotKind.DYNAMIC, **where)
+                for value in values
+            ]
         )
 
     def slot(self, value: Value | None) -> int:
@@ -262,7 +265,7 @@ class _Builder:
             raise InternalError(f"value {value.name!r} is used before it is computed")
         index = self.constants.get(id(value.const))
         if index is None:
-            index = self.add(Slot(value.name, value.type, Kind.CONSTANT, value.const))
+            index = self.add(Slot(value.name, value.type, SlotKind.CONSTANT, value.const))
             self.constants[id(value.const)] = index
         self.slot_of[value] = index
         return index
@@ -311,14 +314,14 @@ class _Builder:
         else:
             outputs = tuple(
                 [
-                    -1 if v is None else self.define(v, Kind.DYNAMIC, owned=_is_tensor(v.type))
+                    -1 if v is None else self.define(v, SlotKind.DYNAMIC, owned=_is_tensor(v.type))
                     for v in node.outputs
                 ]
             )
         workspace = -1
         if into and kernel.workspace:
             kind = TensorType(np.dtype(np.uint8), (kernel.workspace,))
-            workspace = self.add(Slot(f"{node.name}/workspace", kind, Kind.ARENA))
+            workspace = self.add(Slot(f"{node.name}/workspace", kind, SlotKind.ARENA))
         copied: tuple[int, ...] = ()
         if not all(_is_tensor(value.type) for value in values):
             # What makes a list or an optional keeps the tensors that it was given.
@@ -328,20 +331,20 @@ class _Builder:
 
     def constant_on(self, backend: Backend, index: int) -> int:
         """Slot ``index``, or if it is a constant, one that has it in the memory of ``backend``."""
-        if index < 0 or self.slots[index].kind is not Kind.CONSTANT:
+        if index < 0 or self.slots[index].kind is not SlotKind.CONSTANT:
             return index
         key = (index, backend.memory)
         if key not in self.elsewhere:
             slot = self.slots[index]
             copy = backend.from_host(slot.const)
-            self.elsewhere[key] = self.add(Slot(slot.name, slot.type, Kind.CONSTANT, copy))
+            self.elsewhere[key] = self.add(Slot(slot.name, slot.type, SlotKind.CONSTANT, copy))
         return self.elsewhere[key]
 
     def in_order(self, index: int, order: tuple[int, ...], before: list[Step | None]) -> int:
         """Slot ``index``, or a copy of it without gaps and with its dims in ``order`` in memory,
         made once."""
         slot = self.slots[index]
-        if not _planned(slot.type) or slot.kind is Kind.CONSTANT or _lies(slot, order):
+        if not _planned(slot.type) or slot.kind is SlotKind.CONSTANT or _lies(slot, order):
             return index
         key = (index, order)
         if key not in self.reordered:
@@ -369,9 +372,9 @@ class _Builder:
         the ``order`` given if there are as many."""
         buffers = self.alternating.get(value)
         if buffers is None:
-            return self.define(value, Kind.ARENA, strides=_strides(value.type, order))
+            return self.define(value, SlotKind.ARENA, strides=_strides(value.type, order))
         self.direct.add(value)
-        return self.define(value, Kind.DYNAMIC, roots=buffers)
+        return self.define(value, SlotKind.DYNAMIC, roots=buffers)
 
     def kernel(self, node: Node, certain: bool) -> Kernel:
         types = [None if value is None else value.type for value in node.inputs]
@@ -436,7 +439,7 @@ class _Builder:
         # The view may say more than inference could.
         kind = value.type if _planned(value.type) else TensorType(array.dtype, array.shape)
         index = self.define(
-            value, Kind.ALIAS, type=kind, base=base, offset=offset, strides=array.strides
+            value, SlotKind.ALIAS, type=kind, base=base, offset=offset, strides=array.strides
         )
         self.models[index] = array
 
@@ -455,14 +458,14 @@ class _Builder:
 
     def model(self, index: int) -> np.ndarray | None:
         slot = self.slots[index] if index >= 0 else None
-        if slot is None or slot.kind not in (Kind.ARENA, Kind.ALIAS):
+        if slot is None or slot.kind not in (SlotKind.ARENA, SlotKind.ALIAS):
             return None
         model = self.models.get(index)
         if model is None:
             assert isinstance(slot.type, TensorType)
             try:
                 model = np.empty(slot.type.dims, slot.type.dtype)
-                if slot.strides and slot.kind is Kind.ARENA:
+                if slot.strides and slot.kind is SlotKind.ARENA:
                     model = np.ndarray(model.shape, model.dtype, model, 0, slot.strides)
             except (MemoryError, ValueError) as error:
                 raise LimitExceeded(
@@ -502,7 +505,7 @@ class _Builder:
             # Through a long chain of these, what one of them may be would never end.
             owned = all(flags[i] for flags in apart) or len(roots) > _MOST_ROOTS
             where: dict[str, Any] = {"owned": True} if owned else {"roots": tuple(roots)}
-            outputs.append(self.define(value, Kind.DYNAMIC, **where))
+            outputs.append(self.define(value, SlotKind.DYNAMIC, **where))
         return Step(node, None, inputs, tuple(outputs), blocks=tuple(blocks))
 
     def holder(self, index: int) -> int:
@@ -514,18 +517,18 @@ class _Builder:
         """Loop, Scan and SequenceMap: carried values, then what is collected each time."""
         body: Graph = node.attrs["body"]
         inputs = self.read(node.inputs)
-        carried = Carried(node)
+        carried = LoopCarried(node)
         initial = inputs[carried.node]
         inside, updated = body.inputs[carried.inputs], body.outputs[carried.outputs]
         self.leaving.update(body.outputs[carried.outputs.stop :])
         pairs = [self.buffers(body, a, b) for a, b in zip(inside, updated, strict=True)]
         for value, start, pair in zip(inside, initial, pairs, strict=True):
-            self.define(value, Kind.DYNAMIC, roots=(*self.roots(start), *(pair or ())))
+            self.define(value, SlotKind.DYNAMIC, roots=(*self.roots(start), *(pair or ())))
         for i, value in enumerate(body.inputs):
             if value not in self.slot_of:
                 # A slice of a Scan's input, or an element of a sequence, is a view of the whole.
                 whole = inputs[i] if node.op.name != "Loop" else -1
-                self.define(value, Kind.DYNAMIC, roots=self.roots(whole))
+                self.define(value, SlotKind.DYNAMIC, roots=self.roots(whole))
         steps = self.steps(body, certain=False)
         block = Block(self.read(body.inputs), self.read(body.outputs), steps)
         results = []
@@ -534,9 +537,9 @@ class _Builder:
                 results.append(-1)
             elif i < len(pairs):
                 roots = pairs[i] or self.roots(initial[i])
-                results.append(self.define(output, Kind.DYNAMIC, roots=roots))
+                results.append(self.define(output, SlotKind.DYNAMIC, roots=roots))
             else:
-                results.append(self.define(output, Kind.DYNAMIC, owned=_is_tensor(output.type)))
+                results.append(self.define(output, SlotKind.DYNAMIC, owned=_is_tensor(output.type)))
         carries = [
             Carry(
                 initial[i],
@@ -558,8 +561,8 @@ class _Builder:
             self.leaving.add(updated)
             return None
         pair = (
-            self.add(Slot(f"{inside.name}/0", inside.type, Kind.ARENA)),
-            self.add(Slot(f"{inside.name}/1", inside.type, Kind.ARENA)),
+            self.add(Slot(f"{inside.name}/0", inside.type, SlotKind.ARENA)),
+            self.add(Slot(f"{inside.name}/1", inside.type, SlotKind.ARENA)),
         )
         if _same(updated.type, inside.type):
             self.alternating.setdefault(updated, pair)
@@ -569,9 +572,9 @@ class _Builder:
 def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
     """The arena slots whose memory the value of slot ``index`` may be in."""
     slot = slots[index]
-    if slot.kind is Kind.ARENA:
+    if slot.kind is SlotKind.ARENA:
         return (index,)
-    return (slot.base,) if slot.kind is Kind.ALIAS else slot.roots
+    return (slot.base,) if slot.kind is SlotKind.ALIAS else slot.roots
 
 
 def address(array: np.ndarray) -> int:
@@ -610,7 +613,7 @@ def _strides(kind: Type, order: Sequence[int], *, always: bool = False) -> tuple
 
 def _order(slot: Slot) -> tuple[int, ...]:
     """In which order a planned value has its dims in memory; none if that is their own."""
-    if not slot.strides or slot.kind not in (Kind.ARENA, Kind.ALIAS):
+    if not slot.strides or slot.kind not in (SlotKind.ARENA, SlotKind.ALIAS):
         return ()
     assert isinstance(slot.type, TensorType)
     rank = len(slot.type.dims)
@@ -624,7 +627,7 @@ def _order(slot: Slot) -> tuple[int, ...]:
 
 def _lies(slot: Slot, order: Sequence[int]) -> bool:
     """Whether a value is sure to lie without gaps, with its dims in ``order`` in memory."""
-    if slot.kind is Kind.DYNAMIC:
+    if slot.kind is SlotKind.DYNAMIC:
         # Of what is known only during the run, kernels see for themselves.
         return list(order) == sorted(order)
     kind = slot.type

@@ -23,7 +23,7 @@ _MARGIN = 0.95
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scheduled:
+class BlockSchedule:
     """The static schedule of one block.
 
     ``start`` and ``finish``: of each step, in seconds, simulated. ``segments[s]``: what stream s
@@ -65,9 +65,9 @@ class Streaming:
         self.devices = ("", *devices)
         self._number = {name: d for d, name in enumerate(self.devices)}
         self._of_kernel = seconds
-        self._scheduled: dict[tuple[int, ...], Scheduled] = {}
+        self._scheduled: dict[tuple[int, ...], BlockSchedule] = {}
 
-    def of(self, steps: Sequence[Step]) -> Scheduled:
+    def of(self, steps: Sequence[Step]) -> BlockSchedule:
         """The schedule of a block."""
         key = tuple(map(id, steps))
         found = self._scheduled.get(key)
@@ -118,19 +118,19 @@ class Streaming:
 
     # Schedules.
 
-    def _schedule(self, steps: Sequence[Step]) -> Scheduled:
+    def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
         dag = dependencies(self.plan.slots, steps)
         cost = [self.seconds(step) for step in steps]
         commands = [step.node.op.full_name for step in steps]
         devices = [(self.device(step),) for step in steps]
         used = len(set(devices))
 
-        def scheduled(most: int) -> Scheduled:
+        def scheduled(most: int) -> BlockSchedule:
             schedule = assign_streams(
                 dag, devices=devices, cost=cost, commands=commands, max_streams=max(most, used)
             )
             start, finish = simulate(dag, schedule, cost, HAND_OVER_S)
-            return Scheduled(dag, schedule, start, finish, self._segments(schedule, steps))
+            return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
 
         found = scheduled(self.most)
         if self.forced or found.schedule.n_streams <= used:

@@ -20,7 +20,7 @@ from typing import Protocol
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
 from penstock.ir.graph import Node
-from penstock.plan.plan import Kind, Plan, Slot, Step, walk
+from penstock.plan.plan import Plan, Slot, SlotKind, Step, walk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,12 +281,12 @@ class Arranger:
         slots = self.plan.slots
         first: dict[int, int] = {}
         shared = {
-            i for i in (*self.plan.inputs, *self.plan.outputs) if slots[i].kind is Kind.DYNAMIC
+            i for i in (*self.plan.inputs, *self.plan.outputs) if slots[i].kind is SlotKind.DYNAMIC
         }
         for draft in self.drafts:
             for step in draft.steps:
                 for i in touches(step, inside=id(step) not in self.expanded):
-                    if slots[i].kind is Kind.DYNAMIC and first.setdefault(i, draft.number) != (
+                    if slots[i].kind is SlotKind.DYNAMIC and first.setdefault(i, draft.number) != (
                         draft.number
                     ):
                         shared.add(i)

@@ -26,7 +26,7 @@ from penstock.executors.base import Control, Executor
 from penstock.executors.dataflow import DataflowExecutor
 from penstock.executors.frames.calls import Calls
 from penstock.executors.frames.executor import FramesExecutor
-from penstock.executors.frames.partitioned import PartitionedExecutor, Placed
+from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
 from penstock.executors.frames.tokens import Slots, alone
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
@@ -52,12 +52,12 @@ from penstock.passes.pipeline import optimize
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import release
 from penstock.plan.arena_layout import lay_out_tasks
-from penstock.plan.grouping import HAND_OVER_S, Clustered, Seconds
+from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
 from penstock.plan.plan import Plan, Step, compile_plan
 from penstock.plan.streams import Streaming, stream_programs, stream_segments
 from penstock.plan.tasks import arrange
 from penstock.session.feeds import check_dims
-from penstock.tuning.measure import Costs, Known, on_backends
+from penstock.tuning.measure import CostModel, GraphProfiler, on_backends
 from penstock.tuning.placement import candidates, choose, wanted
 from penstock.types import OptionalType, TensorType, Type
 
@@ -132,13 +132,13 @@ class Compiler:
         """What the nodes of ``graph`` take on each backend, measured in so many runs."""
         with self._specialised(graph, values) as special:
             allowed = candidates(special, self.backends, self.overrides)
-            costs = Costs(special, allowed, self.backends, values, self.limits)
+            costs = GraphProfiler(special, allowed, self.backends, values, self.limits)
             return costs.profile(runs)
 
     def forecast(self, plan: Plan, workers: int) -> Forecast:
         """What ``plan`` would take with so many workers of one thread each."""
         by_name = {backend.name: backend for backend in self.backends}
-        known = Known(self.backends)
+        known = CostModel(self.backends)
         return forecast(plan, lambda step: known.of_step(step, by_name, True), workers)
 
     def streaming(self, plan: Plan, max_streams: int | None) -> Streaming:
@@ -146,7 +146,7 @@ class Compiler:
         says."""
         most = self._workers() if max_streams is None else max_streams
         by_name = {backend.name: backend for backend in self.backends}
-        known = Known(self.backends)
+        known = CostModel(self.backends)
         return Streaming(
             plan,
             lambda step: known.of_step(step, by_name, True),
@@ -200,7 +200,7 @@ class Compiler:
                 prune(graph)
             fuse(graph, accepts)
         allowed = candidates(graph, self.backends, self.overrides)
-        costs = Costs(graph, allowed, self.backends, values, self.limits)
+        costs = GraphProfiler(graph, allowed, self.backends, values, self.limits)
         parallel = self.kind in ("parallel", "streams", "auto")
         if all(backend.memory == HOST for backend in self.backends):
             # Values stay where they are, so that each node may go where it is fastest.
@@ -257,7 +257,7 @@ class Compiler:
         """The executor of the parts of ``graph``, on a device each."""
         slots = Slots()
         outputs = list(graph.outputs)
-        placed: list[Placed] = []
+        placed: list[DevicePart] = []
         steps: list[Step] = []
         for part in parts:
             for i, value in zip(part.inputs, part.graph.inputs, strict=True):
@@ -267,7 +267,7 @@ class Compiler:
             tokens = self._calls().tokens(part.graph, slots)
             steps += tokens.steps
             inner = FramesExecutor(tokens, self._workers_of(part.device), self.limits)
-            placed.append(Placed(part.device, inner, part.inputs, part.outputs))
+            placed.append(DevicePart(part.device, inner, part.inputs, part.outputs))
         return PartitionedExecutor(placed, slots.plan(graph.name, steps, graph.inputs, outputs))
 
     def _calls(self) -> Calls:
@@ -310,7 +310,7 @@ class Compiler:
 
         return Kernel(function)
 
-    def _streams(self, plan: Plan, costs: Costs) -> Executor:
+    def _streams(self, plan: Plan, costs: GraphProfiler) -> Executor:
         """The executor of streams; a plan on one stream is run as the linear one runs it."""
         options: dict[str, Any] = {"threads": self.threads, "name": "streams"}
         linear = LinearExecutor(plan, self.hosts, self.limits, **options)
@@ -352,15 +352,15 @@ class Compiler:
         workers = min(max(backend.workers for backend in self.hosts), pool().size)
         return min(workers, self.threads or workers)
 
-    def _parallel(self, plan: Plan, costs: Costs, linear: Executor) -> Executor:
+    def _parallel(self, plan: Plan, costs: GraphProfiler, linear: Executor) -> Executor:
         """The parallel executor; ``linear`` if that is as fast."""
         by_name = {backend.name: backend for backend in self.backends}
         names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
         queues = {name: i for i, name in enumerate(names, 1)}
         workers = self._workers()
 
-        def grouped(seconds: Seconds) -> Clustered:
-            return Clustered(plan, seconds, workers, queues)
+        def grouped(seconds: Seconds) -> ClusteredGrouping:
+            return ClusteredGrouping(plan, seconds, workers, queues)
 
         if not grouped(lambda step: estimated(step.node)).promising:
             return linear
@@ -381,7 +381,7 @@ class Compiler:
 
         grouping = grouped(one)
         tasks = arrange(plan, grouping)
-        serial = Clustered(plan, several, 1, queues).serial
+        serial = ClusteredGrouping(plan, several, 1, queues).serial
         margin = _MARGIN if self.kind == "auto" else 1.0
         if len(tasks.tasks) <= 1 or grouping.makespan > margin * serial:
             return linear

@@ -33,7 +33,7 @@ from penstock.ops.tensorflow.state import own_stores
 from penstock.plan.plan import Plan
 from penstock.session.compiler import EXECUTORS, Compiler
 from penstock.session.run import Job, Named, Run
-from penstock.session.subgraphs import Signature, Signatures
+from penstock.session.subgraphs import Subgraph, Subgraphs
 from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type
 
@@ -127,7 +127,7 @@ class Session:
         self._closed = False
         self._lock = threading.Lock()
         # In the order of their last use.
-        self._plans: OrderedDict[tuple[Signature, Any, bool], Executor] = OrderedDict()
+        self._plans: OrderedDict[tuple[Subgraph, Any, bool], Executor] = OrderedDict()
         with gc_pause.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
             model = self.model
@@ -136,7 +136,7 @@ class Session:
             options = threads, autotune, max_streams, virtual, functions
             self._compiler = Compiler(executor, chosen, self.limits, place, *options)
             check_overrides(place or {}, graph, chosen)
-            self._signatures = Signatures(graph, model.aliases, self._compiler.prepare)
+            self._signatures = Subgraphs(graph, model.aliases, self._compiler.prepare)
             self._main = self._signatures.main
             self._resolve = self._signatures.resolve
             if shapes is not None:
@@ -401,7 +401,7 @@ class Session:
         with self._lock:
             return list(self._plans.values())
 
-    def _executor(self, signature: Signature, key: Any, values: Sequence[Any]) -> Executor:
+    def _executor(self, signature: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """The executor of a plan that was not the last one used; compiled if it is new.
 
         Of threads that need the same new plan one compiles it; those that have theirs go on.
@@ -416,7 +416,7 @@ class Session:
         signature.last = (None, None) if self._closed else (key, found)
         return found
 
-    def _observed(self, signature: Signature, key: Any, values: Sequence[Any]) -> Executor:
+    def _observed(self, signature: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """As ``_executor``, one that tells observers what it does."""
         found = self._known(signature, key, True)
         if found is None:
@@ -428,14 +428,14 @@ class Session:
                     self._keep(signature, key, True, found)
         return found
 
-    def _known(self, signature: Signature, key: Any, observed: bool) -> Executor | None:
+    def _known(self, signature: Subgraph, key: Any, observed: bool) -> Executor | None:
         with self._lock:
             found = self._plans.get((signature, key, observed))
             if found is not None:
                 self._plans.move_to_end((signature, key, observed))
         return found
 
-    def _keep(self, signature: Signature, key: Any, observed: bool, executor: Executor) -> None:
+    def _keep(self, signature: Subgraph, key: Any, observed: bool, executor: Executor) -> None:
         """Add a plan, and drop those not used for longest, down to the limit on their bytes."""
         with self._lock:
             if self._closed:

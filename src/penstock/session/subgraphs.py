@@ -27,7 +27,7 @@ _MOST = 256
 _ndarray = np.ndarray
 
 
-class Signature:
+class Subgraph:
     """The part of a model that one set of feeds and fetches needs."""
 
     def __init__(self, graph: Graph, outputs: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class Request:
 
     __slots__ = ("_reordered", "names", "signature")
 
-    def __init__(self, signature: Signature, names: Sequence[str]) -> None:
+    def __init__(self, signature: Subgraph, names: Sequence[str]) -> None:
         self.signature = signature
         self.names = tuple(names)
         self._reordered = self.names != signature.outputs
@@ -80,7 +80,7 @@ class Request:
         return {name: found[name] for name in self.names} if self._reordered else found
 
 
-class Signatures:
+class Subgraphs:
     """The parts of one model that were asked for so far. ``main`` is what its inputs and outputs
     need, ``all`` asks for all outputs.
 
@@ -100,7 +100,7 @@ class Signatures:
         # Both in the order of their last use. Requests are found by names in the order in which
         # they are given, signatures by sets of names.
         self._requests: OrderedDict[Any, Request] = OrderedDict()
-        self._signatures: OrderedDict[Any, Signature] = OrderedDict()
+        self._signatures: OrderedDict[Any, Subgraph] = OrderedDict()
         self._values = _values_by_name(graph)
         inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
         self.main = self._made(inputs, outputs, ())
@@ -175,7 +175,7 @@ class Signatures:
 
     def _signature(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
-    ) -> Signature:
+    ) -> Subgraph:
         """What a set of feeds, fetches and targets needs, in whatever order they are given."""
         main = self.main
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
@@ -198,7 +198,7 @@ class Signatures:
 
     def _made(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
-    ) -> Signature:
+    ) -> Subgraph:
         with compiling():
             fed = [self.value(name, "feed") for name in feeds]
             fetched = [self.value(name, "fetch") for name in fetches]
@@ -213,7 +213,7 @@ class Signatures:
                     value.type = self._inferred.get(value.name, ANY)
                 value.type = checked(value.type)
             graph = self._prepare(graph)
-        return Signature(graph, fetches)
+        return Subgraph(graph, fetches)
 
     @cached_property
     def _inferred(self) -> dict[str, Type]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend, Share
+from penstock.backends.base import Backend, ThreadShare
 from penstock.errors import PenstockError
 from penstock.executors.base import Control, Executor
 from penstock.executors.linear import LinearExecutor
@@ -75,7 +75,7 @@ def measure(
     fed = _contiguous(values)
     profile = Profile()
     # The executor itself enters as one stream: beside it there is nobody, or so many.
-    with Share(hosts, _ALL) if single_threaded else nullcontext():
+    with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
         begin = perf_counter()
         for i in range(1 + (runs or _MOST_RUNS)):
             control = Control()
@@ -117,7 +117,7 @@ def threads_of(backend: Backend, among: Sequence[Backend], single_threaded: bool
     return 1 if single_threaded or (beside and backend.memory == HOST) else backend.threads
 
 
-class Known:
+class CostModel:
     """What nodes take on some of ``backends``, by the table of costs; what nobody has measured is
     estimated.
 
@@ -179,8 +179,8 @@ class Known:
         return self.transfer(source, target, sum(size or 0 for size in sizes))
 
 
-class Costs(Known):
-    """As ``Known``, of one graph that can be run on ``values`` to fill the gaps."""
+class GraphProfiler(CostModel):
+    """As ``CostModel``, of one graph that can be run on ``values`` to fill the gaps."""
 
     def __init__(
         self,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.session import compiler
-from penstock.tuning.measure import Costs
+from penstock.tuning.measure import GraphProfiler
 
 
-class DnnlFirst(Costs):
+class DnnlFirst(GraphProfiler):
     """oneDNN wherever it can."""
 
     def complete(self, *, single_threaded):
@@ -24,4 +24,4 @@ class DnnlFirst(Costs):
 @pytest.fixture
 def onednn_first(monkeypatch) -> None:
     """Nodes run on oneDNN wherever that has a kernel for them."""
-    monkeypatch.setattr(compiler, "Costs", DnnlFirst)
+    monkeypatch.setattr(compiler, "GraphProfiler", DnnlFirst)

@@ -187,7 +187,7 @@ def test_random_graphs(drawn, executor):
     proto, feeds = drawn
     want = ps.compile(proto, backends=["numpy"]).run(feeds)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "Costs", DnnlFirst)
+        patch.setattr(compiler, "GraphProfiler", DnnlFirst)
         session = ps.compile(proto, executor=executor, backends=["onednn", "numpy"])
         for _ in range(2):
             got = session.run(feeds)

@@ -12,7 +12,7 @@ from penstock.analysis.frames import frame_of
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import Control
 from penstock.executors.frames.executor import FramesExecutor
-from penstock.executors.frames.partitioned import PartitionedExecutor, Placed
+from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
 from penstock.executors.frames.tokens import Slots, Tokens
 from penstock.ir.device_name import DeviceName, local
 from penstock.ir.graph import Graph, Model, Node, Value
@@ -265,7 +265,7 @@ def executor_of(graph: Graph, parts: list[Part]) -> PartitionedExecutor:
         paths = {node: frame.path for node, frame in frame_of(part.graph).items()}
         tokens = Tokens(part.graph, paths, kernel, slots)
         made = FramesExecutor(tokens, None, Limits())
-        placed.append(Placed(part.device, made, part.inputs, part.outputs))
+        placed.append(DevicePart(part.device, made, part.inputs, part.outputs))
     return PartitionedExecutor(placed, slots.plan("twice", [], [], []))
 
 

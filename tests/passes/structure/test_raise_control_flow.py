@@ -16,7 +16,7 @@ from penstock.analysis.verify import verify
 from penstock.ir.graph import Graph, Model
 from penstock.ops.tensorflow.control_flow import is_primitive
 from penstock.passes.dead_code import cut
-from penstock.passes.structure.raise_control_flow import Stay, raise_control_flow
+from penstock.passes.structure.raise_control_flow import Unraised, raise_control_flow
 from tests.support.tf_cases import Case, cases, check
 from tests.support.tf_cases import feeds as feeds_of
 from tests.support.tf_graphs import Builder, Func, Type
@@ -90,7 +90,7 @@ def test_all_that_tensorflow_makes_of_conditions_and_loops_is_raised() -> None:
 
 def raised(
     source: bytes, fetches: Sequence[str], targets: Sequence[str] = ()
-) -> tuple[Graph, list[Stay]]:
+) -> tuple[Graph, list[Unraised]]:
     """The part of a graph that fetches need, raised; it must be valid."""
     session = ps.compile(source, executor="frames", backends=["numpy"])
     main = ps.load(source).graph

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.post_ops import Post, Posts, posts_of
+from penstock.backends.onednn.post_ops import PostOp, PostOps, posts_of
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -57,7 +57,7 @@ class Attention:
     query: int
     key: int
     value: int
-    posts: Posts
+    posts: PostOps
     guarded: bool
 
     @property
@@ -103,7 +103,7 @@ def attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
     if softmax.op.since < _SINGLE_AXIS or axis not in (-1, rank - 1):
         return None
     constants = [None if value is None else value.const for value in node.inputs]
-    posts = Posts()
+    posts = PostOps()
     if len(nodes) > 1:
         found = posts_of(nodes, place, kinds, constants)
         if found is None or any(post.binary == "prelu" for post in found.posts):
@@ -429,7 +429,7 @@ class _Program:
 
     # Memory.
 
-    def _operand(self, post: Post, head: int, start: int, stop: int) -> np.ndarray:
+    def _operand(self, post: PostOp, head: int, start: int, stop: int) -> np.ndarray:
         """What a post-op reads for some rows of a head: one row, if all have the same."""
         array = self.inputs[post.tensor]
         dims = self.attention.posts.dims

@@ -29,10 +29,10 @@ from penstock.backends.onednn.normalization import (
     instance_normalization,
     layer_normalization,
 )
-from penstock.backends.onednn.op_desc import Work, work_of
+from penstock.backends.onednn.op_desc import OpDesc, op_desc_of
 from penstock.backends.onednn.pooling import pooling
 from penstock.backends.onednn.prelu import prelu
-from penstock.backends.onednn.primitive_spec import Recipe
+from penstock.backends.onednn.primitive_spec import PrimitiveSpec
 from penstock.backends.onednn.quantized import quantized
 from penstock.backends.onednn.quantized_forms import DTYPES, OPERATIONS
 from penstock.backends.onednn.recurrent import recurrent
@@ -50,7 +50,7 @@ from penstock.ops.registry import Kernel
 from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32, TensorType, Type
 
-Family = Callable[[Work], Recipe | None]
+Family = Callable[[OpDesc], PrimitiveSpec | None]
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys([*ELTWISE, *BINARY], eltwise),
@@ -179,7 +179,7 @@ class OneDnnBackend(HostBackend):
         else:
             family = FAMILIES.get(name)
             dtypes = DTYPES if name in MOVING else (FLOAT32,)
-            work = None if family is None else work_of(node, types, dtypes)
+            work = None if family is None else op_desc_of(node, types, dtypes)
             recipe = None if family is None or work is None else family(work)
         if recipe is None:
             return None

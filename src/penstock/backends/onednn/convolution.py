@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.backends.onednn.layouts import channels_last
-from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.windows import behind, windows
 
 
-def convolution(work: Work) -> Recipe | None:
+def convolution(work: OpDesc) -> PrimitiveSpec | None:
     """Conv with constant weights, and a constant bias if any."""
     node, x, w, y = work.node, work.input(0), work.constant(1), work.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
@@ -37,7 +37,7 @@ def convolution(work: Work) -> Recipe | None:
     if bias is not None:
         constants[BIAS] = (bias, bias.shape)
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_convolution_forward_primitive_desc_create,
@@ -59,6 +59,6 @@ def convolution(work: Work) -> Recipe | None:
         )
 
     read = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
-    return Recipe(
+    return PrimitiveSpec(
         work, make, channels_last(len(y.dims)), (work.inputs[0], *read), summed=work.summed
     )

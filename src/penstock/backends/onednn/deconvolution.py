@@ -7,15 +7,15 @@ from math import prod
 import numpy as np
 
 from penstock.backends.onednn.layouts import channels_last
-from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, behind
 from penstock.ops.onnx.deconvolution import transposed_windows
 
 
-def deconvolution(work: Work) -> Recipe | None:
+def deconvolution(work: OpDesc) -> PrimitiveSpec | None:
     """ConvTranspose with constant weights, and a constant bias if any.
 
     Of few filters NumPy is faster: for oneDNN, these are as many as fill a register.
@@ -40,7 +40,7 @@ def deconvolution(work: Work) -> Recipe | None:
     if bias is not None:
         constants[BIAS] = (bias, bias.shape)
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_deconvolution_forward_primitive_desc_create,
@@ -61,7 +61,7 @@ def deconvolution(work: Work) -> Recipe | None:
         )
 
     read = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
-    return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0], *read))
+    return PrimitiveSpec(work, make, channels_last(len(y.dims)), (work.inputs[0], *read))
 
 
 _FEWEST, _SMALLEST = 4, 9

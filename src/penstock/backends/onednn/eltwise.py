@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
 from penstock.backends.onednn.layouts import broadcasts, padded
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.post_ops import Post
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
 
-def eltwise(work: Work) -> Recipe | None:
+def eltwise(work: OpDesc) -> PrimitiveSpec | None:
     """An operation that has an input of the very shape of its result."""
     y = work.output
     chain = ELTWISE[work.node.op.name](work.node) if work.node.op.name in ELTWISE else None
@@ -24,12 +24,12 @@ def eltwise(work: Work) -> Recipe | None:
     if x is None or x.dims != y.dims:
         return None
     one, *rest = chain
-    posts = replace(work.posts, posts=(*map(Post, rest), *work.posts.posts))
+    posts = replace(work.posts, posts=(*map(PostOp, rest), *work.posts.posts))
     if not posts.dims:
         posts = replace(posts, dims=y.dims, constants=work.constants)
     work = replace(work, posts=posts)
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_eltwise_forward_primitive_desc_create,
@@ -44,10 +44,10 @@ def eltwise(work: Work) -> Recipe | None:
             {SRC: first, DST: work.outputs[0]},
         )
 
-    return Recipe(work, make, (), _whole(work, first), inplace=(first,))
+    return PrimitiveSpec(work, make, (), _whole(work, first), inplace=(first,))
 
 
-def _binary(work: Work) -> Recipe | None:
+def _binary(work: OpDesc) -> PrimitiveSpec | None:
     """An operation of two tensors, the first of the shape of the result."""
     name, y = BINARY.get(work.node.op.name), work.output
     first, second = work.inputs
@@ -61,11 +61,11 @@ def _binary(work: Work) -> Recipe | None:
     other = work.tensors[second]
     if other is None or not broadcasts(other.dims, y.dims):
         return None
-    post = Post(binary=name, tensor=second)
+    post = PostOp(binary=name, tensor=second)
     return posted(replace(work, posts=work.posts.behind([post], y.dims, work.constants)), first)
 
 
-def posted(work: Work, first: int) -> Recipe:
+def posted(work: OpDesc, first: int) -> PrimitiveSpec:
     """All that is done, done as post-ops: those of the work, of which the first is an operation of
     tensor ``first`` and another one.
 
@@ -85,7 +85,7 @@ def posted(work: Work, first: int) -> Recipe:
     def seen(dims: Sequence[int]) -> Sequence[int]:
         return dims[:rank]
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib, target = maker.lib, work.outputs[0]
         tensors, constants = {SRC: first, DST: target}, {}
         if known is None:
@@ -108,15 +108,15 @@ def posted(work: Work, first: int) -> Recipe:
         )
 
     read = () if known is not None else (post.tensor,)
-    return Recipe(work, make, (), _whole(work, first, *read), inplace=(first,))
+    return PrimitiveSpec(work, make, (), _whole(work, first, *read), inplace=(first,))
 
 
-def _fits(work: Work, i: int) -> bool:
+def _fits(work: OpDesc, i: int) -> bool:
     kind = work.tensors[i]
     return work.constants[i] is None and kind is not None and kind.dims == work.output.dims
 
 
-def _whole(work: Work, *tensors: int) -> tuple[int, ...]:
+def _whole(work: OpDesc, *tensors: int) -> tuple[int, ...]:
     """Those of ``tensors``, and of what post-ops read, that are of the shape of the result."""
     every = (*tensors, *work.posts.tensors)
     return tuple([i for i in every if work.tensors[i] == work.output])

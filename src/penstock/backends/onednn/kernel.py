@@ -21,7 +21,12 @@ from penstock.backends.onednn.primitive import (
     copying,
     memory,
 )
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe, Strides
+from penstock.backends.onednn.primitive_spec import (
+    BoundPrimitive,
+    PrimitiveSpec,
+    SpecContext,
+    Strides,
+)
 from penstock.ops.registry import Kernel
 from penstock.types import TensorType
 
@@ -35,27 +40,29 @@ class DnnlKernel(Kernel):
     __slots__ = ("_lock", "_made", "implementation", "library", "recipe", "usual")
 
     library: Library
-    recipe: Recipe
+    recipe: PrimitiveSpec
     implementation: str
     """what oneDNN calls the code that it chose for tensors without gaps"""
     usual: Strides
     """theirs, in bytes"""
-    _made: OrderedDict[Any, Made]
+    _made: OrderedDict[Any, BoundPrimitive]
     _lock: threading.Lock
 
     @classmethod
-    def of(cls, library: Library, recipe: Recipe) -> DnnlKernel:
+    def of(cls, library: Library, recipe: PrimitiveSpec) -> DnnlKernel:
         """The kernel of a recipe; raises ``DnnlError`` if oneDNN has no primitive for it."""
         work = recipe.work
         count = len(work.tensors) - len(work.outputs)
-        made: OrderedDict[Any, Made] = OrderedDict()
+        made: OrderedDict[Any, BoundPrimitive] = OrderedDict()
         strides = tuple(
             [
                 None if kind is None else steps_of(kind.dims, _order(recipe, kind), _item(kind))
                 for kind in work.tensors
             ]
         )
-        first = _created(recipe, Maker(library, work, strides, recipe.layout, False, recipe.narrow))
+        first = _created(
+            recipe, SpecContext(library, work, strides, recipe.layout, False, recipe.narrow)
+        )
         made[strides, False, library.threads] = first
 
         def function(*inputs: Any) -> Any:
@@ -110,7 +117,7 @@ class DnnlKernel(Kernel):
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return self.call((*inputs, *outputs), workspace)
 
-    def made(self, strides: Strides, summed: bool) -> Made:
+    def made(self, strides: Strides, summed: bool) -> BoundPrimitive:
         """The primitive for tensors of these strides (in bytes), and as many threads as kernels now
         have."""
         key = (strides, summed, self.library.threads)
@@ -118,7 +125,7 @@ class DnnlKernel(Kernel):
             found = self._made.get(key)
             if found is None:
                 recipe = self.recipe
-                maker = Maker(
+                maker = SpecContext(
                     self.library, recipe.work, strides, recipe.layout, summed, recipe.narrow
                 )
                 # With other threads, there may be nothing else even for what lies as is usual.
@@ -153,7 +160,7 @@ class DnnlKernel(Kernel):
         return self._bound(made, tensors, scratch)
 
     def _bound(
-        self, made: Made, tensors: Sequence[Any], scratch: np.ndarray | None
+        self, made: BoundPrimitive, tensors: Sequence[Any], scratch: np.ndarray | None
     ) -> tuple[Any, tuple[Any, ...]]:
         """The call of a primitive that is made for these tensors."""
         library, work = self.library, self.recipe.work
@@ -238,7 +245,7 @@ class DnnlKernel(Kernel):
         return known and address(one) == address(other) and one.shape == other.shape
 
 
-def _created(recipe: Recipe, maker: Maker, slow: bool = False) -> Made:
+def _created(recipe: PrimitiveSpec, maker: SpecContext, slow: bool = False) -> BoundPrimitive:
     """What the recipe makes, unless that is ``slow`` code that only shows what is meant."""
     made = recipe.make(maker)
     if made.primitive.reference and not (recipe.reference or slow):
@@ -246,7 +253,7 @@ def _created(recipe: Recipe, maker: Maker, slow: bool = False) -> Made:
     return made
 
 
-def _order(recipe: Recipe, kind: TensorType) -> tuple[int, ...]:
+def _order(recipe: PrimitiveSpec, kind: TensorType) -> tuple[int, ...]:
     return recipe.layout if len(kind.dims) == len(recipe.layout) else ()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from penstock.backends.onednn.layouts import channels_last
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
 
-def lrn(work: Work) -> Recipe | None:
+def lrn(work: OpDesc) -> PrimitiveSpec | None:
     """Over an odd number of channels: of an even one, oneDNN takes one less than ONNX."""
     x, attrs = work.input(0), work.node.attrs
     if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or len(work.posts):
         return None
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_lrn_forward_primitive_desc_create,
@@ -30,4 +30,4 @@ def lrn(work: Work) -> Recipe | None:
             maker.ends,
         )
 
-    return Recipe(work, make, channels_last(4), (work.inputs[0],))
+    return PrimitiveSpec(work, make, channels_last(4), (work.inputs[0],))

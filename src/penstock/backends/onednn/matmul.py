@@ -10,15 +10,15 @@ import numpy as np
 
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import padded
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.post_ops import Post
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.constant_cache import shared
 from penstock.types import FLOAT32
 
 
-def matmul(work: Work) -> Recipe | None:
+def matmul(work: OpDesc) -> PrimitiveSpec | None:
     """MatMul of tensors of rank 2 or more; dims of 1 are repeated."""
     a, b = work.input(0), work.input(1)
     if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
@@ -29,7 +29,7 @@ def matmul(work: Work) -> Recipe | None:
     return batched(work, max(len(a.dims), len(b.dims)))
 
 
-def gemm(work: Work) -> Recipe | None:
+def gemm(work: OpDesc) -> PrimitiveSpec | None:
     """A product of two matrices times alpha, and a third times beta that is added to it."""
     a, b, c = work.input(0), work.input(1), work.input(2)
     if a is None or b is None:
@@ -38,7 +38,7 @@ def gemm(work: Work) -> Recipe | None:
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     flipped = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
-    first: list[Post] = []
+    first: list[PostOp] = []
     constants = work.constants
     held, known = None, work.constant(1)
     if known is not None:
@@ -46,14 +46,14 @@ def gemm(work: Work) -> Recipe | None:
         name = "onednn gemm", flipped[1], alpha
         held = shared(name, lambda: _factor(known, flipped[1], alpha), known)
     elif alpha != 1:
-        first.append(Post(Eltwise("linear", alpha)))
+        first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
         term = work.constant(2)
         if term is not None and beta != 1:
             constants = (*constants, np.multiply(term, beta, dtype=FLOAT32))
-            first.append(Post(binary="add", tensor=len(constants) - 1))
+            first.append(PostOp(binary="add", tensor=len(constants) - 1))
         elif beta == 1:
-            first.append(Post(binary="add", tensor=work.inputs[2]))
+            first.append(PostOp(binary="add", tensor=work.inputs[2]))
         else:
             return None
     work = replace(work, posts=work.posts.behind(first, y.dims, constants))
@@ -67,12 +67,12 @@ def _factor(matrix: np.ndarray, flipped: bool, alpha: float) -> np.ndarray:
 
 
 def product(
-    work: Work,
+    work: OpDesc,
     weights: np.ndarray | None,
     rows: int,
     inner: int,
     flipped: tuple[bool, bool] = (False, False),
-) -> Recipe:
+) -> PrimitiveSpec:
     """A product of two matrices, of which the first, and the result, may be seen as having more
     dims than two. ``weights`` is the second, where it is known. Those ``flipped`` are transposed,
     as far as they are not known."""
@@ -95,7 +95,7 @@ def product(
     if bias is not None:
         constants[BIAS] = (bias, (1, width))
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         if weights is None or flipped[0]:
             source = maker.descriptor(first, (rows, inner), axes[0])
         else:
@@ -118,14 +118,14 @@ def product(
         )
 
     order = tuple(range(len(y.dims)))
-    return Recipe(work, make, order, (first, *posts.tensors), summed=work.summed)
+    return PrimitiveSpec(work, make, order, (first, *posts.tensors), summed=work.summed)
 
 
-def batched(work: Work, rank: int) -> Recipe:
+def batched(work: OpDesc, rank: int) -> PrimitiveSpec:
     """Products of matrices, of which dims of 1 are repeated; tensors seen with ``rank`` dims."""
     first, second = work.inputs[:2]
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         found = []
         for index in (first, second, work.outputs[0]):
             kind = work.tensors[index]
@@ -139,4 +139,4 @@ def batched(work: Work, rank: int) -> Recipe:
         )
 
     free = not work.posts.repeats(work.tensors)
-    return Recipe(work, make, tuple(range(rank)), work.posts.tensors, free=free)
+    return PrimitiveSpec(work, make, tuple(range(rank)), work.posts.tensors, free=free)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from penstock.backends.onednn.eltwise import eltwise, posted
 from penstock.backends.onednn.eltwise_algorithms import BINARY, Eltwise
 from penstock.backends.onednn.layouts import broadcasts
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.post_ops import Post
-from penstock.backends.onednn.primitive_spec import Recipe
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.post_ops import PostOp
+from penstock.backends.onednn.primitive_spec import PrimitiveSpec
 
 NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
 """``dnnl_binary_<name>`` of operations of any number of tensors"""
@@ -17,7 +17,7 @@ NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
 _MOST_POSTS = 16
 
 
-def nary(work: Work) -> Recipe | None:
+def nary(work: OpDesc) -> PrimitiveSpec | None:
     """One of the tensors is of the shape of the result; the others follow as post-ops. A sum of two
     is one call of NumPy's, which is as fast."""
     name, y = work.node.op.name, work.output
@@ -34,7 +34,7 @@ def nary(work: Work) -> Recipe | None:
     first = fits[0]
     rest = list(work.inputs)
     rest.remove(first)
-    posts = [Post(binary=NARY[name], tensor=i) for i in rest]
+    posts = [PostOp(binary=NARY[name], tensor=i) for i in rest]
     if name == "Mean":
-        posts.append(Post(Eltwise("linear", 1 / len(kinds))))
+        posts.append(PostOp(Eltwise("linear", 1 / len(kinds))))
     return posted(replace(work, posts=work.posts.behind(posts, y.dims, work.constants)), first)

@@ -11,15 +11,15 @@ import numpy as np
 from penstock.backends.onednn.eltwise import posted
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import broadcasts, channels_last
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.post_ops import Post
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32
 
 
-def layer_normalization(work: Work) -> Recipe | None:
+def layer_normalization(work: OpDesc) -> PrimitiveSpec | None:
     """Over trailing axes, without the statistics as results."""
     x, node = work.input(0), work.node
     if x is None or not x.dims or len(work.posts) or _has_more_results(work):
@@ -50,7 +50,7 @@ def layer_normalization(work: Work) -> Recipe | None:
             return None
         flags |= _FLAGS[name]
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_layer_normalization_forward_primitive_desc_create,
@@ -67,7 +67,7 @@ def layer_normalization(work: Work) -> Recipe | None:
         )
 
     dense = tuple([i for argument, i in tensors.items() if argument != DST])
-    return Recipe(work, make, tuple(range(len(x.dims))), dense, inplace=(source,))
+    return PrimitiveSpec(work, make, tuple(range(len(x.dims))), dense, inplace=(source,))
 
 
 _FLAGS = {"scale": 2, "shift": 4}  # dnnl_use_scale, dnnl_use_shift
@@ -79,7 +79,7 @@ def _without(dims: Sequence[int], rank: int) -> tuple[int, ...] | None:
     return None if any(n != 1 for n in dims[: max(before, 0)]) else tuple(dims[max(before, 0) :])
 
 
-def batch_normalization(work: Work) -> Recipe | None:
+def batch_normalization(work: OpDesc) -> PrimitiveSpec | None:
     """As what it is then: a factor and a term for each channel."""
     x, attrs = work.input(0), work.node.attrs
     if x is None or len(x.dims) < 2 or attrs.get("training_mode", 0) or _has_more_results(work):
@@ -93,7 +93,7 @@ def batch_normalization(work: Work) -> Recipe | None:
     shape = (-1, *(1,) * (len(x.dims) - 2))
     parameters = [each.astype(FLOAT32).reshape(shape) for each in (factor, term)]
     count = len(work.constants)
-    first = Post(binary="mul", tensor=count), Post(binary="add", tensor=count + 1)
+    first = PostOp(binary="mul", tensor=count), PostOp(binary="add", tensor=count + 1)
     posts = work.posts.behind(first, work.output.dims, (*work.constants, *parameters))
     recipe = posted(replace(work, posts=posts), work.inputs[0])
     if any(each.dtype != FLOAT32 for each in (scale, shift, mean, variance)):
@@ -101,12 +101,12 @@ def batch_normalization(work: Work) -> Recipe | None:
     given = {SCALE: scale, SHIFT: shift, _MEAN: mean, _VARIANCE: variance}
     constants = {argument: (each, each.shape) for argument, each in given.items()}
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         if maker.order(work.inputs[0])[-1] != 1 or work.posts.posts not in ((), (_RELU,)):
             return recipe.make(maker)
         # With the channels innermost, oneDNN's own primitive is twice as fast.
-        maker = Maker(maker.library, work, maker.strides, maker.layout)
+        maker = SpecContext(maker.library, work, maker.strides, maker.layout)
         return maker.primitive(
             lib.dnnl_batch_normalization_forward_primitive_desc_create,
             [lib.dnnl_forward_inference, maker.source, maker.target, epsilon, _GIVEN],
@@ -121,10 +121,10 @@ _MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
 # Flags: dnnl_use_scale and dnnl_use_shift, and with them dnnl_use_global_stats.
 _SCALED, _GIVEN = 6, 7
 _WIDTH = 8
-_RELU = Post(Eltwise("relu"))
+_RELU = PostOp(Eltwise("relu"))
 
 
-def instance_normalization(work: Work) -> Recipe | None:
+def instance_normalization(work: OpDesc) -> PrimitiveSpec | None:
     """Of one image, whose channels have the statistics of a batch of one. Where they do not fill
     registers, oneDNN is many times slower."""
     x, y = work.input(0), work.output
@@ -138,7 +138,7 @@ def instance_normalization(work: Work) -> Recipe | None:
     constants = {SCALE: (scale, scale.shape), SHIFT: (shift, shift.shape)}
     epsilon = work.node.attrs.get("epsilon", 1e-5)
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_batch_normalization_forward_primitive_desc_create,
@@ -147,8 +147,8 @@ def instance_normalization(work: Work) -> Recipe | None:
             constants,
         )
 
-    return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0],))
+    return PrimitiveSpec(work, make, channels_last(len(y.dims)), (work.inputs[0],))
 
 
-def _has_more_results(work: Work) -> bool:
+def _has_more_results(work: OpDesc) -> bool:
     return any(work.tensors[i] is not None for i in work.outputs[1:])

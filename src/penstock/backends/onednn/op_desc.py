@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.backends.onednn.post_ops import Posts, posts_of
+from penstock.backends.onednn.post_ops import PostOps, posts_of
 from penstock.backends.onednn.quant_attrs import Scaling
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import is_fused
@@ -17,7 +17,7 @@ Tensors = Sequence[TensorType | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class OpDesc:
     """A ``node`` as the families of primitives see it.
 
     ``tensors``: the types of all that the whole takes and makes, inputs first, then outputs;
@@ -32,7 +32,7 @@ class Work:
     constants: tuple[np.ndarray | None, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    posts: Posts
+    posts: PostOps
     scaling: Scaling | None = None
 
     def input(self, i: int) -> TensorType | None:
@@ -45,7 +45,7 @@ class Work:
         index = self.inputs[i] if i < len(self.inputs) else -1
         return self.constants[index] if index >= 0 else None
 
-    def with_bias(self, i: int, axis: int) -> tuple[np.ndarray | None, Work] | None:
+    def with_bias(self, i: int, axis: int) -> tuple[np.ndarray | None, OpDesc] | None:
         """The bias, for each index of ``axis``, and the work without it: input ``i``, or else what
         the first post-op adds; None if it is no constant."""
         if i < len(self.inputs) and self.inputs[i] >= 0:
@@ -75,9 +75,9 @@ class Work:
         return kind
 
 
-def work_of(
+def op_desc_of(
     node: Node, types: Sequence[Type | None], dtypes: Collection[np.dtype] = (FLOAT32,)
-) -> Work | None:
+) -> OpDesc | None:
     """The work of a node with these types of inputs; None for what no primitive does: tensors other
     than of these ``dtypes`` and of known shapes that are not empty, and chains that cannot be said.
     """
@@ -86,7 +86,7 @@ def work_of(
         return None
     tensors, constants = found
     count = len(node.inputs)
-    first, posts, place = node, Posts(), {}
+    first, posts, place = node, PostOps(), {}
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
     if is_fused(node):
         region = node.attrs["region"]
@@ -98,7 +98,7 @@ def work_of(
             return None
         posts = chain
     made = tuple(range(count, len(tensors)))
-    return Work(first, tuple(tensors), tuple(constants), inputs, made, posts)
+    return OpDesc(first, tuple(tensors), tuple(constants), inputs, made, posts)
 
 
 def tensors_of(

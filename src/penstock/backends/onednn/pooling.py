@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.backends.onednn.layouts import channels_last
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.windows import Window, behind
 from penstock.ops.onnx.pooling import pool_windows
 
 
-def pooling(work: Work) -> Recipe | None:
+def pooling(work: OpDesc) -> PrimitiveSpec | None:
     """Pooling without the indices of maxima."""
     node, x = work.node, work.input(0)
     if x is None or len(work.outputs) != 1 or not 3 <= len(x.dims) <= 5:
@@ -32,7 +32,7 @@ def pooling(work: Work) -> Recipe | None:
                 return None
             algorithm = "avg_include_padding"
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_pooling_forward_primitive_desc_create,
@@ -51,4 +51,4 @@ def pooling(work: Work) -> Recipe | None:
         )
 
     same = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
-    return Recipe(work, make, channels_last(len(y.dims)), (work.inputs[0], *same))
+    return PrimitiveSpec(work, make, channels_last(len(y.dims)), (work.inputs[0], *same))

@@ -36,7 +36,7 @@ _PRELU = "prelu"
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class PostOp:
     """A function of one element, or of the result and a tensor of the work, by its index."""
 
     eltwise: Eltwise | None = None
@@ -45,12 +45,12 @@ class Post:
 
 
 @dataclass(frozen=True, slots=True)
-class Posts:
+class PostOps:
     """Post-ops in their order, for a result of ``dims``. ``constants`` are those of the work, and
     behind them any that a family has computed."""
 
     dims: tuple[int, ...] = ()
-    posts: tuple[Post, ...] = ()
+    posts: tuple[PostOp, ...] = ()
     constants: tuple[np.ndarray | None, ...] = ()
 
     def __len__(self) -> int:
@@ -63,12 +63,12 @@ class Posts:
         return tuple([p.tensor for p in self.posts if p.tensor >= 0 and known[p.tensor] is None])
 
     def behind(
-        self, first: Sequence[Post], dims: Sequence[int], constants: Sequence[np.ndarray | None]
-    ) -> Posts:
+        self, first: Sequence[PostOp], dims: Sequence[int], constants: Sequence[np.ndarray | None]
+    ) -> PostOps:
         """These behind ``first``, for a result of ``dims`` and ``constants``."""
-        return Posts(tuple(dims), (*first, *self.posts), tuple(constants))
+        return PostOps(tuple(dims), (*first, *self.posts), tuple(constants))
 
-    def without_bias(self, axis: int) -> tuple[np.ndarray | None, Posts]:
+    def without_bias(self, axis: int) -> tuple[np.ndarray | None, PostOps]:
         """If the first adds a constant for each index of ``axis``: that, and the rest."""
         if not self.posts or self.posts[0].binary != "add":
             return None, self
@@ -102,14 +102,14 @@ class Posts:
         tensors: Sequence[TensorType | None],
         strides: Sequence[Sequence[int] | None],
         summed: bool = False,
-    ) -> PostArguments:
+    ) -> PostOpArguments:
         """The attributes of a primitive whose result is of ``view(dims)``, of which the operands
         are views alike. ``strides`` are those of the work's tensors, in bytes; with ``summed`` the
         first operand lies where the result is written."""
         ffi, lib = library.ffi, library.lib
         attr = attributes(library)
         if not self.posts:
-            return PostArguments(attr, {}, {})
+            return PostOpArguments(attr, {}, {})
         handle = ffi.new("dnnl_post_ops_t *")
         library.check(lib.dnnl_post_ops_create(handle))
         posts = ffi.gc(handle[0], lib.dnnl_post_ops_destroy)
@@ -154,11 +154,11 @@ class Posts:
             else:
                 fixed[argument] = memory(library, descriptor.handle, known)
         library.check(lib.dnnl_primitive_attr_set_post_ops(attr, posts))
-        return PostArguments(attr, late, fixed)
+        return PostOpArguments(attr, late, fixed)
 
 
 @dataclass(frozen=True, slots=True)
-class PostArguments:
+class PostOpArguments:
     """Attributes with post-ops, and the arguments that these add: tensors of the work by their
     indices, and memory that is always the same."""
 
@@ -172,7 +172,7 @@ def posts_of(
     place: Mapping[Value, int],
     tensors: Sequence[TensorType | None],
     constants: Sequence[np.ndarray | None],
-) -> Posts | None:
+) -> PostOps | None:
     """What the nodes behind the first do with its result; None if it is no chain of post-ops.
 
     ``place`` says which tensor of the work each value is that they read and do not make.
@@ -182,7 +182,7 @@ def posts_of(
     kind = value.type
     if not isinstance(kind, TensorType) or not kind.static:
         return None
-    posts: list[Post] = []
+    posts: list[PostOp] = []
     for node in nodes[1:]:
         assert value is not None
         made = node.outputs[0]
@@ -195,7 +195,7 @@ def posts_of(
             # oneDNN's relu makes 0 of NaN, and leaves all else that a Softmax gives as it is.
             chain = (Eltwise("relu"),)
         if chain is not None and node.inputs[0 if node.inputs[0] is value else -1] is value:
-            posts += [Post(each) for each in chain]
+            posts += [PostOp(each) for each in chain]
         else:
             found = _binary(node, value, place)
             if found is None:
@@ -205,10 +205,10 @@ def posts_of(
                 return None
             posts += found
         value = made
-    return Posts(kind.dims, tuple(posts), tuple(constants))
+    return PostOps(kind.dims, tuple(posts), tuple(constants))
 
 
-def _binary(node: Node, value: Value, place: Mapping[Value, int]) -> list[Post] | None:
+def _binary(node: Node, value: Value, place: Mapping[Value, int]) -> list[PostOp] | None:
     """An operation of the result and another tensor."""
     if len(node.inputs) != 2 or None in node.inputs:
         return None
@@ -222,9 +222,9 @@ def _binary(node: Node, value: Value, place: Mapping[Value, int]) -> list[Post] 
         return None
     tensor = place[other]
     if first or name in ("add", "max", "min", "mul"):
-        return [Post(binary=name, tensor=tensor)]
+        return [PostOp(binary=name, tensor=tensor)]
     if name == "sub":
-        return [Post(Eltwise("linear", -1.0)), Post(binary="add", tensor=tensor)]
+        return [PostOp(Eltwise("linear", -1.0)), PostOp(binary="add", tensor=tensor)]
     return None  # a quotient by the result would be rounded twice
 
 

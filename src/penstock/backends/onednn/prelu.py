@@ -8,13 +8,13 @@ from penstock.backends.onednn.eltwise import eltwise
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.layouts import broadcasts, channels_last, padded
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
-from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import BROADCASTING_PRELU
 from penstock.backends.onednn.primitive import DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
 
-def prelu(work: Work) -> Recipe | None:
+def prelu(work: OpDesc) -> PrimitiveSpec | None:
     """With slopes that are repeated where they have dims of 1."""
     if ELTWISE["PRelu"](work.node) is not None:
         return eltwise(work)
@@ -35,7 +35,7 @@ def prelu(work: Work) -> Recipe | None:
         if slope == x:
             dense.append(work.inputs[1])
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         order = [axis for axis in maker.order(work.inputs[0]) if x.dims[axis] > 1]
         usual = range(len(x.dims)), channels_last(len(x.dims))
@@ -54,4 +54,4 @@ def prelu(work: Work) -> Recipe | None:
         )
 
     # Never in place: several threads of oneDNN 3.2 write some elements twice.
-    return Recipe(work, make, (), tuple(dense))
+    return PrimitiveSpec(work, make, (), tuple(dense))

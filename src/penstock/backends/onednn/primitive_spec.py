@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.backends.onednn.layouts import longer_steps, padded, regrouped, steps_of, usual
 from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import DST, SRC, Descriptor, Primitive, Weights
 from penstock.backends.onednn.quant_attrs import SIGNED, Scaling
 from penstock.ops.common.constant_cache import Shared, shared
@@ -33,7 +33,7 @@ class Converted(NamedTuple):
     scaling: Scaling = Scaling()
 
 
-class Made:
+class BoundPrimitive:
     """A primitive, and what it is called with: for each of its arguments the tensor of the work, by
     index, or memory that is always the same. ``constants`` maps arguments to arrays, each seen with
     a shape of its own, which are brought into the layout that the primitive asks for. ``dropped``
@@ -73,13 +73,13 @@ class Made:
         return dict(self._fixed)
 
 
-class Maker:
+class SpecContext:
     """What a family has at hand to make a primitive for tensors of these ``strides`` (in bytes)."""
 
     def __init__(
         self,
         library: Library,
-        work: Work,
+        work: OpDesc,
         strides: Strides,
         layout: Sequence[int] = (),
         summed: bool = False,
@@ -189,7 +189,7 @@ class Maker:
         *,
         view: Callable[[Sequence[int]], Sequence[int]] = tuple,
         dropped: tuple[int, ...] = (),
-    ) -> Made:
+    ) -> BoundPrimitive:
         """The primitive of ``create(desc, engine, *arguments, attr)`` with the work's post-ops.
 
         ``tensors`` maps its arguments to tensors of the work; ``constants`` maps others to arrays,
@@ -208,11 +208,13 @@ class Maker:
                 self.converted[tensor] = Converted(own, taken)
         primitive = Primitive(library, create, *arguments, attr=added.attributes)
         found = tensors | added.tensors
-        return Made(primitive, found, added.fixed, constants or {}, dropped, self.converted)
+        return BoundPrimitive(
+            primitive, found, added.fixed, constants or {}, dropped, self.converted
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PrimitiveSpec:
     """How a work becomes a primitive: ``make(maker)``, which raises ``DnnlError`` where there is
     none.
 
@@ -223,8 +225,8 @@ class Recipe:
     the code "ref" means nothing here.
     """
 
-    work: Work
-    make: Callable[[Maker], Made]
+    work: OpDesc
+    make: Callable[[SpecContext], BoundPrimitive]
     layout: tuple[int, ...] = ()
     dense: tuple[int, ...] = ()
     free: bool = False

@@ -18,10 +18,10 @@ from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.matmul import batched, product
-from penstock.backends.onednn.op_desc import Work, tensors_of
-from penstock.backends.onednn.post_ops import Post, Posts
+from penstock.backends.onednn.op_desc import OpDesc, tensors_of
+from penstock.backends.onednn.post_ops import PostOp, PostOps
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
 from penstock.backends.onednn.reorder import copying
@@ -33,14 +33,14 @@ from penstock.types import FLOAT32, Type
 _MOST_DIMS = 6
 
 
-def quantized(node: Node, types: Sequence[Type | None]) -> Recipe | None:
+def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
     """The recipe of a node that begins with one of ``OPERATIONS``, with these types of inputs."""
     found = tensors_of(node, types, DTYPES)
     if found is None or len(node.outputs) != 1:
         return None
     tensors, constants = found
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
-    work = Work(node, tuple(tensors), tuple(constants), inputs, (len(inputs),), Posts())
+    work = OpDesc(node, tuple(tensors), tuple(constants), inputs, (len(inputs),), PostOps())
     form = form_of(work)
     if form is None or not form.output.single:
         return None
@@ -50,7 +50,7 @@ def quantized(node: Node, types: Sequence[Type | None]) -> Recipe | None:
 # What forms are made of
 
 
-def _constant(work: Work, codes: Codes | None) -> np.ndarray | None:
+def _constant(work: OpDesc, codes: Codes | None) -> np.ndarray | None:
     """The real numbers of what is known, in float64."""
     known = None if codes is None else work.constants[codes.tensor]
     if known is None or codes is None:
@@ -64,7 +64,7 @@ def _constant(work: Work, codes: Codes | None) -> np.ndarray | None:
     return numbers.reshape(known.shape)
 
 
-def _weights(work: Work, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
+def _weights(work: OpDesc, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
     """Constant codes less their zero points, if int8 has them all. What may have scales of its own
     is each index of ``axis``, which comes first in convolutions and last in matrices."""
     known, zero = work.constants[codes.tensor], codes.zero
@@ -85,7 +85,7 @@ def _weights(work: Work, codes: Codes, axis: int) -> Shared[np.ndarray | None] |
     return shared(("onednn codes", axis, zero.tobytes()), made, known)
 
 
-def _dims(work: Work, codes: Codes) -> tuple[int, ...]:
+def _dims(work: OpDesc, codes: Codes) -> tuple[int, ...]:
     known, kind = work.constants[codes.tensor], work.tensors[codes.tensor]
     if known is not None:
         return known.shape
@@ -93,19 +93,19 @@ def _dims(work: Work, codes: Codes) -> tuple[int, ...]:
     return kind.dims
 
 
-def _dtype(work: Work, codes: Codes) -> np.dtype | None:
+def _dtype(work: OpDesc, codes: Codes) -> np.dtype | None:
     kind = work.tensors[codes.tensor]
     return None if kind is None else kind.dtype
 
 
-def _is_read(work: Work, codes: Codes | None) -> bool:
+def _is_read(work: OpDesc, codes: Codes | None) -> bool:
     """Whether these are codes that come with each run, with one scale for all."""
     if codes is None or not codes.single or work.constants[codes.tensor] is not None:
         return False
     return _dtype(work, codes) in (INT8, UINT8)
 
 
-def _posts(work: Work, form: Form) -> list[Post]:
+def _posts(work: OpDesc, form: Form) -> list[PostOp]:
     """What comes before a result, in units of its scale, is rounded and gets its zero point: the
     bounds, where the ends of its integers are not as narrow."""
     kind, y = work.output, form.output
@@ -118,15 +118,15 @@ def _posts(work: Work, form: Form) -> list[Post]:
         low = low if np.rint(low) + zero > ends.min else -math.inf
         high = high if np.rint(high) + zero < ends.max else math.inf
     if low > -math.inf or high < math.inf:
-        posts.append(Post(Eltwise("clip", low, high)))
+        posts.append(PostOp(Eltwise("clip", low, high)))
     if zero:
         # oneDNN adds the zero point before it rounds: halves would go to another even number, and
         # what is nearly one would become one.
-        posts.append(Post(Eltwise("round")))
+        posts.append(PostOp(Eltwise("round")))
     return posts
 
 
-def _bias(work: Work, form: Form) -> np.ndarray | None:
+def _bias(work: OpDesc, form: Form) -> np.ndarray | None:
     """What is added for each channel or column, one number for all, or 0; None if that is not what
     is added, or not known."""
     given = form.inputs[2] if len(form.inputs) > 2 else None
@@ -140,8 +140,8 @@ def _bias(work: Work, form: Form) -> np.ndarray | None:
 
 
 def _scaled(
-    work: Work, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
-) -> Work:
+    work: OpDesc, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
+) -> OpDesc:
     """The work that multiplies codes by ``weights``, whose factors lie along the axes in ``mask``,
     and adds a ``bias`` of a shape that broadcasts."""
     x, w = form.inputs[:2]
@@ -151,7 +151,7 @@ def _scaled(
     posts, constants = _posts(work, form), (*work.constants, weights.value)
     inputs = (x.tensor, len(constants) - 1)
     if np.any(bias):
-        posts.insert(0, Post(binary="add", tensor=len(constants)))
+        posts.insert(0, PostOp(binary="add", tensor=len(constants)))
         constants = (*constants, (bias / y.scale).astype(FLOAT32))
     zeros = {argument: int(c.zero[0]) for argument, c in ((SRC, x), (DST, y)) if c.zero[0]}
     return replace(
@@ -159,7 +159,7 @@ def _scaled(
         node=form.node,
         constants=constants,
         inputs=inputs,
-        posts=Posts(work.output.dims, (*posts, *form.posts.posts), constants),
+        posts=PostOps(work.output.dims, (*posts, *form.posts.posts), constants),
         scaling=Scaling(
             {WEIGHTS: (mask if factor.size > 1 else 0, factor)},
             zeros,
@@ -177,7 +177,7 @@ def _late(x: Codes) -> dict[int, int]:
 # Families
 
 
-def _conv(work: Work, form: Form) -> Recipe | None:
+def _conv(work: OpDesc, form: Form) -> PrimitiveSpec | None:
     x, w = form.inputs[:2]
     weights, bias = None if w is None else _weights(work, w, 0), _bias(work, form)
     if not _is_read(work, x) or weights is None or weights.value is None or bias is None:
@@ -186,7 +186,7 @@ def _conv(work: Work, form: Form) -> Recipe | None:
     bias = bias.reshape(-1, *[1] * (weights.value.ndim - 2))
     recipe = convolution(_scaled(work, form, weights, mask, bias))
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         assert recipe is not None
         made = recipe.make(maker)
         if _WRONG in made.primitive.implementation:
@@ -201,7 +201,7 @@ _WRONG = "gemm_"
 some numbers of channels, and for some of threads."""
 
 
-def _matrix(work: Work, form: Form) -> Recipe | None:
+def _matrix(work: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A product with a constant matrix, or of what comes with the run."""
     x, w = form.inputs[:2]
     if w is not None and work.constants[w.tensor] is None:
@@ -220,7 +220,7 @@ def _matrix(work: Work, form: Form) -> Recipe | None:
     return product(work, weights.value, math.prod(rows), inner, (across, False))
 
 
-def _matrices(work: Work, form: Form) -> Recipe | None:
+def _matrices(work: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A product of codes that come with the run; oneDNN multiplies by int8."""
     x, w = form.inputs[:2]
     y = form.output
@@ -235,7 +235,7 @@ def _matrices(work: Work, form: Form) -> Recipe | None:
         work,
         node=form.node,
         inputs=(x.tensor, w.tensor),
-        posts=Posts(work.output.dims, (*_posts(work, form), *form.posts.posts), work.constants),
+        posts=PostOps(work.output.dims, (*_posts(work, form), *form.posts.posts), work.constants),
         scaling=Scaling(
             {WEIGHTS: (0, x.scale * w.scale / y.scale)},
             {argument: zero for argument, zero in zeros.items() if zero},
@@ -246,7 +246,7 @@ def _matrices(work: Work, form: Form) -> Recipe | None:
     return batched(work, max(ranks))
 
 
-def _sum(work: Work, form: Form) -> Recipe | None:
+def _sum(work: OpDesc, form: Form) -> PrimitiveSpec | None:
     """Codes that have the shape of the sum, and others, which may be known."""
     y, constants = form.output, work.constants
     first, second = sorted(form.inputs, key=lambda codes: not _is_whole(work, codes))
@@ -265,18 +265,18 @@ def _sum(work: Work, form: Form) -> Recipe | None:
         return None
     factors = {argument: (0, codes.scale / y.scale) for argument, codes in read}
     shift = -sum(float(factors[argument][1][0]) * int(c.zero[0]) for argument, c in read)
-    posts = [Post(binary="add", tensor=tensor), Post(Eltwise("linear", 1.0, shift))]
+    posts = [PostOp(binary="add", tensor=tensor), PostOp(Eltwise("linear", 1.0, shift))]
     work = replace(work, scaling=Scaling(factors))
     return _by_element(work, form, first, posts, constants)
 
 
-def _is_whole(work: Work, codes: Codes | None) -> bool:
+def _is_whole(work: OpDesc, codes: Codes | None) -> bool:
     if codes is None or not _is_read(work, codes):
         return False
     return _dims(work, codes) == work.output.dims
 
 
-def _converted(work: Work, form: Form) -> Recipe | None:
+def _converted(work: OpDesc, form: Form) -> PrimitiveSpec | None:
     """To codes or from codes, exactly as NumPy does it."""
     (x,), y = form.inputs, form.output
     if x is None or work.constants[x.tensor] is not None or not work.output.dims:
@@ -285,31 +285,31 @@ def _converted(work: Work, form: Form) -> Recipe | None:
         zeros = {SRC: int(x.zero[0])} if x.zero[0] else {}
         return copying(replace(work, scaling=Scaling({SRC: (0, x.scale)}, zeros)))
     # A copy would multiply by the inverse of the scale.
-    posts = [Post(binary="div", tensor=len(work.constants))]
+    posts = [PostOp(binary="div", tensor=len(work.constants))]
     return _by_element(work, form, x, posts, (*work.constants, y.scale))
 
 
 def _by_element(
-    work: Work,
+    work: OpDesc,
     form: Form,
     first: Codes,
-    posts: Sequence[Post],
+    posts: Sequence[PostOp],
     constants: tuple[np.ndarray | None, ...],
-) -> Recipe | None:
+) -> PrimitiveSpec | None:
     """What begins with an operation of ``first`` and another tensor."""
     dims, zero = work.output.dims, int(form.output.zero[0])
     if not dims:
         return None
     every = [*posts, *_posts(work, form)]
     if zero:
-        every.append(Post(Eltwise("linear", 1.0, zero)))
-    recipe = posted(replace(work, posts=Posts(dims, tuple(every), constants)), first.tensor)
+        every.append(PostOp(Eltwise("linear", 1.0, zero)))
+    recipe = posted(replace(work, posts=PostOps(dims, tuple(every), constants)), first.tensor)
     read = [post.tensor for post in posts if post.tensor >= 0 and constants[post.tensor] is None]
     whole = [i for i in (first.tensor, *read) if _dims(work, Codes(i)) == dims]
     return replace(recipe, dense=tuple(whole))
 
 
-_FAMILIES: Mapping[str, Callable[[Work, Form], Recipe | None]] = {
+_FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
     "Add": _sum,
     "Conv": _conv,
     "ConvInteger": _conv,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.post_ops import Posts, posts_of
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.post_ops import PostOps, posts_of
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.internal.fused import is_fused, parts
@@ -59,10 +59,10 @@ class Form:
     low: float = -math.inf
     high: float = math.inf
     bias: np.ndarray | None = None
-    posts: Posts = field(default_factory=Posts)
+    posts: PostOps = field(default_factory=PostOps)
 
 
-def form_of(work: Work) -> Form | None:
+def form_of(work: OpDesc) -> Form | None:
     """What the node of a work is; None if its codes are not of one scale and zero point that are
     known before the run."""
     node = work.node
@@ -71,7 +71,7 @@ def form_of(work: Work) -> Form | None:
     return _of_integers(work) if parts(node)[0].op.name in INTEGERS else _between_conversions(work)
 
 
-def _codes(work: Work, tensor: int, scale: int, zero: int, axis: int = 0) -> Codes | None:
+def _codes(work: OpDesc, tensor: int, scale: int, zero: int, axis: int = 0) -> Codes | None:
     """Codes whose scale and zero point are inputs of the work, -1 where there is none; None if
     these are not known, or are none of a kind that codes of a byte have."""
     if scale < 0:
@@ -87,11 +87,11 @@ def _codes(work: Work, tensor: int, scale: int, zero: int, axis: int = 0) -> Cod
     return Codes(tensor, scales.reshape(-1), zeros.reshape(-1).astype(np.int32), axis)
 
 
-def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[Work], Form | None]:
+def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Form | None]:
     """The form of an operation of two tensors of codes, each followed by its scale and zero point:
     where its inputs have those of the ``output``, and int32 that are added to its sums."""
 
-    def form(work: Work) -> Form | None:
+    def form(work: OpDesc) -> Form | None:
         attrs = work.node.attrs
         given = [*work.inputs, *[-1] * 9][:9]
         # What has scales of its own is each filter of a convolution, each column of a matrix.
@@ -110,7 +110,7 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[Work], Form
     return form
 
 
-def _conversion(work: Work) -> Form | None:
+def _conversion(work: OpDesc) -> Form | None:
     """QuantizeLinear or DequantizeLinear alone."""
     given = _parameters(work, work.node, dict(zip(work.node.inputs, work.inputs, strict=True)))
     if given is None or not given.single:
@@ -121,7 +121,7 @@ def _conversion(work: Work) -> Form | None:
     return Form(work.node, (Codes(given.tensor),), replace(given, tensor=target.tensor))
 
 
-_FORMS: Mapping[str, Callable[[Work], Form | None]] = {
+_FORMS: Mapping[str, Callable[[OpDesc], Form | None]] = {
     "DequantizeLinear": _conversion,
     "QLinearConv": _operation((6, 7), bias=8),
     "QLinearMatMul": _operation((6, 7)),
@@ -136,7 +136,7 @@ OPERATIONS = frozenset({*_FORMS, *INTEGERS})
 """what nodes with codes begin with"""
 
 
-def _parameters(work: Work, node: Node, place: Mapping[Value | None, int]) -> Codes | None:
+def _parameters(work: OpDesc, node: Node, place: Mapping[Value | None, int]) -> Codes | None:
     """Scale and zero point of a QuantizeLinear or DequantizeLinear, for the tensor it reads."""
     values = (node.inputs[0], node.outputs[0])
     kinds = [None if value is None else value.type for value in values]
@@ -150,7 +150,7 @@ def _parameters(work: Work, node: Node, place: Mapping[Value | None, int]) -> Co
     return _codes(work, x, scale, zero, 1 if axis is None else axis)
 
 
-def _between_conversions(work: Work) -> Form | None:
+def _between_conversions(work: OpDesc) -> Form | None:
     """What a fused node is, that begins with DequantizeLinear."""
     region = work.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
@@ -181,7 +181,7 @@ def _between_conversions(work: Work) -> Form | None:
     return form
 
 
-def _of_integers(work: Work) -> Form | None:
+def _of_integers(work: OpDesc) -> Form | None:
     """ConvInteger or MatMulInteger, whose result is cast to float32, and what follows that."""
     region = work.node.attrs["region"]
     node, cast = region.nodes[:2]

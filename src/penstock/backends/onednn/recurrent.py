@@ -8,9 +8,9 @@ import numpy as np
 
 from penstock.backends.onednn.layouts import steps_of
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
-from penstock.backends.onednn.op_desc import Work
+from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx.recurrent import Layer, parse_layer
 from penstock.ops.registry import Attrs
@@ -47,7 +47,7 @@ class _Weights(NamedTuple):
     bias: np.ndarray
 
 
-def recurrent(work: Work) -> Recipe | None:
+def recurrent(work: OpDesc) -> PrimitiveSpec | None:
     """With constant weights and the activations that are usual, for sequences of equal lengths.
 
     Of two directions, oneDNN has the results side by side: so does ONNX for a batch of one, or with
@@ -95,7 +95,7 @@ def recurrent(work: Work) -> Recipe | None:
     if kept:
         dropped += [argument for argument in after if argument not in tensors]
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib, null = maker.lib, maker.ffi.NULL
         for i in dense:
             # Of a sequence with gaps between its steps, oneDNN 3.2 calls code that is not there.
@@ -152,7 +152,7 @@ def recurrent(work: Work) -> Recipe | None:
         )
 
     # What oneDNN calls "ref" here are products, with generated code between them.
-    return Recipe(work, make, (0, 1, 2, 3), dense, reference=True)
+    return PrimitiveSpec(work, make, (0, 1, 2, 3), dense, reference=True)
 
 
 def _activation(layer: Layer, attrs: Attrs) -> str | None:
@@ -164,7 +164,7 @@ def _activation(layer: Layer, attrs: Attrs) -> str | None:
     return None if layer.clip is not None or len(found) > 1 else _ACTIVATIONS.get(found.pop())
 
 
-def _all_full(work: Work, steps: int) -> bool:
+def _all_full(work: OpDesc, steps: int) -> bool:
     """Whether no sequence ends before the last step."""
     inputs = work.node.inputs
     lengths = inputs[4] if len(inputs) > 4 else None

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.onnx.reduce import form_of
 from penstock.types import FLOAT32
 
@@ -30,7 +30,7 @@ REDUCTIONS = {
 }
 
 
-def reduction(work: Work) -> Recipe | None:
+def reduction(work: OpDesc) -> PrimitiveSpec | None:
     """Over axes that are known.
 
     oneDNN has fast code for the innermost ones in memory. Others are pooling with a window of all
@@ -62,7 +62,7 @@ def reduction(work: Work) -> Recipe | None:
     if len(work.output.dims) < rank:
         kept = [axis for axis in kept if axis not in form.axes]  # type: ignore[assignment]
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         steps, made = maker.strides[work.inputs[0]], maker.strides[work.outputs[0]]
         assert steps is not None and made is not None
         before, count, after = _grouped(x.dims, steps, taken)
@@ -73,10 +73,12 @@ def reduction(work: Work) -> Recipe | None:
 
     # What has two ways takes its input in any order; the sum over rows only as it is.
     layout = () if algorithms.pooling else tuple(range(rank))
-    return Recipe(work, make, layout, (work.inputs[0],))
+    return PrimitiveSpec(work, make, layout, (work.inputs[0],))
 
 
-def _primitive(maker: Maker, algorithms: _Algorithms, before: int, count: int, after: int) -> Made:
+def _primitive(
+    maker: SpecContext, algorithms: _Algorithms, before: int, count: int, after: int
+) -> BoundPrimitive:
     lib = maker.lib
     if after == 1:
         return maker.primitive(

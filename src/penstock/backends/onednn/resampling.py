@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.backends.onednn.layouts import channels_last
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.onnx.resize import Table, resize_tables
 
 # How near to halfway between two elements is too near to be sure which one oneDNN takes.
@@ -14,7 +14,7 @@ _TIE = 1e-3
 _MOST = 1 << 22
 
 
-def resampling(work: Work) -> Recipe | None:
+def resampling(work: OpDesc) -> PrimitiveSpec | None:
     """Along spatial axes. oneDNN knows of half pixels only."""
     node, x = work.node, work.input(0)
     if x is None or not 3 <= len(x.dims) <= 5 or len(work.posts):
@@ -32,7 +32,7 @@ def resampling(work: Work) -> Recipe | None:
     if not tables or not all(table.axis >= 2 and same(table) for table in tables):
         return None
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_resampling_forward_primitive_desc_create,
@@ -46,7 +46,7 @@ def resampling(work: Work) -> Recipe | None:
             maker.ends,
         )
 
-    return Recipe(work, make, channels_last(len(x.dims)), (work.inputs[0],))
+    return PrimitiveSpec(work, make, channels_last(len(x.dims)), (work.inputs[0],))
 
 
 def _positions(table: Table) -> np.ndarray:

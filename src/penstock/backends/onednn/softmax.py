@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from penstock.backends.onednn.layouts import channels_last
-from penstock.backends.onednn.op_desc import Work
-from penstock.backends.onednn.primitive_spec import Made, Maker, Recipe
+from penstock.backends.onednn.op_desc import OpDesc
+from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.ops.common.shape_rules import normalize_axis
 
 _SINGLE_AXIS = 13  # the version from which on it is one axis, and not all from that one on
 
 
-def softmax(work: Work) -> Recipe | None:
+def softmax(work: OpDesc) -> PrimitiveSpec | None:
     """Along the last axis, or along the channels of images, which come last in memory then.
 
     Other axes have only oneDNN's reference code.
@@ -38,7 +38,7 @@ def softmax(work: Work) -> Recipe | None:
     shape = math.prod(dims) // width, width
     algorithm = "accurate" if node.op.name == "Softmax" else "log"
 
-    def make(maker: Maker) -> Made:
+    def make(maker: SpecContext) -> BoundPrimitive:
         lib = maker.lib
         return maker.primitive(
             lib.dnnl_softmax_forward_primitive_desc_create,
@@ -53,4 +53,4 @@ def softmax(work: Work) -> Recipe | None:
         )
 
     whole = (work.inputs[0],)
-    return Recipe(work, make, order, whole, inplace=whole)
+    return PrimitiveSpec(work, make, order, whole, inplace=whole)

@@ -146,7 +146,7 @@ class Barrier:
                 part.post(part.check)
 
 
-class Joined:
+class MultiPartExecutor:
     """``run`` and ``run_async`` of executors whose runs have parts that meet at a barrier."""
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.codegen.namespace import unshared
-from penstock.executors.frames.barrier import Barrier, Joined
+from penstock.executors.frames.barrier import Barrier, MultiPartExecutor
 from penstock.executors.frames.run import FramesRun
 from penstock.executors.frames.scheduler import missing
 from penstock.executors.frames.tokens import Tokens
@@ -18,7 +18,7 @@ from penstock.plan.arena_layout import Layout
 _ITEM_BYTES = 2000
 
 
-class FramesExecutor(Joined):
+class FramesExecutor(MultiPartExecutor):
     """Runs a graph with TensorFlow's primitives of control flow, or without."""
 
     name = "frames"

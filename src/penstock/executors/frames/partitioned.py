@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.executors.frames.barrier import Barrier, Joined
+from penstock.executors.frames.barrier import Barrier, MultiPartExecutor
 from penstock.executors.frames.barrier import Part as PartRun
 from penstock.plan.arena_layout import Layout
 from penstock.plan.plan import Plan
@@ -42,7 +42,7 @@ class PartExecutor(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class DevicePart:
     """An executor, the device that it stands for, and which inputs and outputs are its own."""
 
     device: str
@@ -51,14 +51,14 @@ class Placed:
     outputs: tuple[int, ...]
 
 
-class PartitionedExecutor(Joined):
+class PartitionedExecutor(MultiPartExecutor):
     """Runs the parts of a graph beside each other; ``plan`` is that of all of them."""
 
     name = "frames"
     tasks = None
     arena_bytes = 0
 
-    def __init__(self, parts: Sequence[Placed], plan: Plan) -> None:
+    def __init__(self, parts: Sequence[DevicePart], plan: Plan) -> None:
         self.parts = tuple(parts)
         self.plan = plan
         self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)

@@ -22,7 +22,7 @@ from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, Ru
 from penstock.executors.base import Control, quiet
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.scheduler import DEAD, Call, Flow, Iteration, Token, caller, missing
-from penstock.executors.frames.tokens import Item, Kind, Tokens
+from penstock.executors.frames.tokens import FrameNode, Kind, Tokens
 from penstock.host.threads import Workers, report
 from penstock.limits import Limits
 from penstock.ops.registry import array_of
@@ -85,7 +85,7 @@ class FramesRun:
         self.calls: list[Token] = []
         self.error: BaseException | None = None
         # By item, what a Switch has chosen last: it may be asked why a value is dead.
-        self.chosen: dict[Item, int] = {}
+        self.chosen: dict[FrameNode, int] = {}
         self.away = 0  # kernels on other threads, asynchronous ones included
         self.asked: set[_Answer] = set()
         # What other threads have left to do for the thread of the run.
@@ -237,7 +237,7 @@ class FramesRun:
                 self._ended(item, outputs)
             self.flow.send(item, iteration, outputs)
 
-    def _primitive(self, item: Item, iteration: Iteration, inputs: list[Any]) -> Outputs:
+    def _primitive(self, item: FrameNode, iteration: Iteration, inputs: list[Any]) -> Outputs:
         """What a living primitive makes of its inputs."""
         kind = item.kind
         if kind is _SWITCH:
@@ -250,7 +250,7 @@ class FramesRun:
             return ()
         return inputs
 
-    def _switch(self, item: Item, value: Any, predicate: Any) -> Outputs:
+    def _switch(self, item: FrameNode, value: Any, predicate: Any) -> Outputs:
         if predicate.size != 1:
             shape = list(predicate.shape)
             raise ShapeError(f"a predicate must have one element, not shape {shape}")
@@ -293,7 +293,7 @@ class FramesRun:
         self._go_on(item, iteration, item.function(*inputs), None)
 
     def _go_on(
-        self, item: Item, iteration: Iteration, calling: Any, results: Outputs | None
+        self, item: FrameNode, iteration: Iteration, calling: Any, results: Outputs | None
     ) -> None:
         """Run what a call asks for next, or pass on what it has made."""
         try:
@@ -328,12 +328,12 @@ class FramesRun:
 
     # Observers.
 
-    def _begun(self, item: Item, inputs: Sequence[Any]) -> None:
+    def _begun(self, item: FrameNode, inputs: Sequence[Any]) -> None:
         if item.step is not None:
             known = inputs[: len(item.step.inputs)]
             self.control.observer.step_begin(self.control.run, item.step, known)
 
-    def _ended(self, item: Item, outputs: Outputs) -> None:
+    def _ended(self, item: FrameNode, outputs: Outputs) -> None:
         if item.step is not None:
             made = [None if value is DEAD else value for value in outputs]
             self.control.observer.step_end(self.control.run, item.step, made)
@@ -420,7 +420,7 @@ class FramesRun:
             self._fail(_explained(item, inputs, error))
 
     def _send(
-        self, item: Item, iteration: Iteration, value: Any = None, dead: bool = False
+        self, item: FrameNode, iteration: Iteration, value: Any = None, dead: bool = False
     ) -> None:
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
@@ -472,7 +472,7 @@ class FramesRun:
                 except Exception:  # the run has its error already
                     report()
 
-    def _fetch(self, item: Item, iteration: Iteration, value: Any) -> None:
+    def _fetch(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
         call = caller(iteration.frame)
         known = call.results[item.port]
         if known is not None and known is not DEAD:
@@ -485,7 +485,7 @@ class FramesRun:
         call.results[item.port] = value
 
 
-def _key(item: Item, iteration: Iteration) -> tuple[Any, ...]:
+def _key(item: FrameNode, iteration: Iteration) -> tuple[Any, ...]:
     """The key of a value on its way between parts."""
     frame = iteration.frame
     return item.key, frame.id or frame.name(), iteration.number
@@ -496,28 +496,28 @@ def _inputs(token: Token) -> list[Any]:
     return iteration.inputs[item.first : item.end]
 
 
-def _took(item: Item, seconds: float) -> None:
+def _took(item: FrameNode, seconds: float) -> None:
     """Note what a kernel took, and how often it runs before it is measured again: long ones, and
     those with graphs, are measured each time."""
     item.cost += _WEIGHT * (seconds - item.cost)
     item.left = 0 if item.cost > _LONG_S or item.nested else _SAMPLED
 
 
-def _called(item: Item, inputs: Sequence[Any], control: Control) -> Outputs:
+def _called(item: FrameNode, inputs: Sequence[Any], control: Control) -> Outputs:
     """The outputs of a kernel."""
     assert item.function is not None
     result = item.function(control, *inputs) if item.nested else item.function(*inputs)
     return _outputs(item, result)
 
 
-def _outputs(item: Item, result: Any) -> Outputs:
+def _outputs(item: FrameNode, result: Any) -> Outputs:
     """What a kernel has made, one for each output."""
     if item.outputs == 1:
         return (array_of(result),)
     return () if result is None else tuple([array_of(each) for each in result])
 
 
-def _explained(item: Item, inputs: Sequence[Any], error: BaseException) -> PenstockError:
+def _explained(item: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
     """The error of a kernel, with its node."""
     node = item.node
     if node is None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.errors import DeadTensor, LimitExceeded
-from penstock.executors.frames.tokens import DEATH, FrameInfo, Item, Kind, Tokens
+from penstock.executors.frames.tokens import DEATH, FrameInfo, FrameNode, Kind, Tokens
 from penstock.ir.graph import Value
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
@@ -67,8 +67,8 @@ class Frame:
         self.iterations = {0: Iteration(self, 0, info.inputs.copy(), info.waits.copy())}
         self.last = 0
         self.entering = info.enters
-        self.deferred: list[tuple[Item, Any]] = []
-        self.exits: list[Item] = []
+        self.deferred: list[tuple[FrameNode, Any]] = []
+        self.exits: list[FrameNode] = []
         self.id = ""
 
     def name(self) -> str:
@@ -90,7 +90,7 @@ class Call(Frame):
         self,
         tokens: Tokens,
         around: Iteration | None = None,
-        item: Item | None = None,
+        item: FrameNode | None = None,
         calling: Any = None,
     ) -> None:
         super().__init__(tokens.root, around)
@@ -111,7 +111,7 @@ def caller(frame: Frame) -> Call:
     return frame
 
 
-Token: TypeAlias = tuple[Item, Iteration, bool]
+Token: TypeAlias = tuple[FrameNode, Iteration, bool]
 """An item that has all that it waits for, in which iteration, and whether it is dead."""
 
 
@@ -132,7 +132,7 @@ class Flow:
         if not iteration.tokens:
             self._close(iteration)
 
-    def send(self, item: Item, iteration: Iteration, outputs: Sequence[Any]) -> None:
+    def send(self, item: FrameNode, iteration: Iteration, outputs: Sequence[Any]) -> None:
         """Bring on what a living item has made, and count its own token as gone."""
         if item.leaves:
             self._leave(item, iteration, outputs[0])
@@ -142,7 +142,7 @@ class Flow:
         if not iteration.tokens:
             self._close(iteration)
 
-    def spent(self, reader: Item, iteration: Iteration, left: int) -> None:
+    def spent(self, reader: FrameNode, iteration: Iteration, left: int) -> None:
         """A token has gone to a reader that waits for more, or that now dies."""
         if left == DEATH:
             before = len(self.ready)
@@ -152,7 +152,7 @@ class Flow:
         if not iteration.tokens:
             self._close(iteration)
 
-    def bury(self, item: Item, iteration: Iteration) -> None:
+    def bury(self, item: FrameNode, iteration: Iteration) -> None:
         """As ``send``, for a dead item: who waits for it learns that nothing will come."""
         if item.kind is _ENTER:
             self._enter(item, iteration, DEAD)
@@ -164,7 +164,7 @@ class Flow:
 
     # Within an iteration.
 
-    def _deliver(self, item: Item, iteration: Iteration, outputs: Sequence[Any]) -> None:
+    def _deliver(self, item: FrameNode, iteration: Iteration, outputs: Sequence[Any]) -> None:
         """Bring outputs to all who wait for them in an iteration."""
         inputs, waits, ready = iteration.inputs, iteration.waits, self.ready
         before = len(ready)
@@ -191,7 +191,7 @@ class Flow:
             self._signal(item, iteration, False)
         iteration.tokens += len(ready) - before
 
-    def _kill(self, item: Item, iteration: Iteration) -> None:
+    def _kill(self, item: FrameNode, iteration: Iteration) -> None:
         """Let all who wait for an item know that it is dead."""
         before = len(self.ready)
         for readers, merges in item.edges:
@@ -201,8 +201,8 @@ class Flow:
 
     def _kill_readers(
         self,
-        readers: Iterable[tuple[Item, int, int]],
-        merges: Iterable[tuple[Item, int, Any]],
+        readers: Iterable[tuple[FrameNode, int, int]],
+        merges: Iterable[tuple[FrameNode, int, Any]],
         iteration: Iteration,
         entered: bool,
     ) -> None:
@@ -218,7 +218,7 @@ class Flow:
                 waits[at] = 0
                 ready.append((reader, iteration, True))
 
-    def _die(self, item: Item, iteration: Iteration) -> None:
+    def _die(self, item: FrameNode, iteration: Iteration) -> None:
         """An item has all that it waits for, and something of that is dead."""
         if item.kind is _EXIT:
             # Kept until the frame ends, or another iteration begins.
@@ -227,7 +227,7 @@ class Flow:
         elif item.kind is not _NEXT_ITERATION:
             self.ready.append((item, iteration, True))
 
-    def _signal(self, item: Item, iteration: Iteration, dead: bool) -> None:
+    def _signal(self, item: FrameNode, iteration: Iteration, dead: bool) -> None:
         """Let those go on who wait for an item, whatever it makes."""
         waits, ready = iteration.waits, self.ready
         for reader in item.controls:
@@ -251,7 +251,7 @@ class Flow:
 
     # Between frames and iterations.
 
-    def _leave(self, item: Item, iteration: Iteration, value: Any) -> None:
+    def _leave(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
         """Bring a living value to another iteration or frame."""
         frame = iteration.frame
         if item.kind is _NEXT_ITERATION:
@@ -268,7 +268,7 @@ class Flow:
         else:
             self._enter(item, iteration, value)
 
-    def _enter(self, item: Item, iteration: Iteration, value: Any) -> None:
+    def _enter(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
         info = item.child
         assert info is not None
         children = iteration.children
@@ -287,13 +287,13 @@ class Flow:
         if first is not None and not first.tokens and not child.entering:
             self._close(first)
 
-    def _arrive(self, item: Item, iteration: Iteration, value: Any) -> None:
+    def _arrive(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
         if value is DEAD:
             self._kill(item, iteration)
         else:
             self._deliver(item, iteration, (value,))
 
-    def _keep(self, item: Item, frame: Frame, value: Any) -> None:
+    def _keep(self, item: FrameNode, frame: Frame, value: Any) -> None:
         """Bring a value to all iterations to come: they begin as copies of one that has it."""
         if frame.inputs is frame.info.inputs:
             frame.inputs, frame.waits = frame.inputs.copy(), frame.waits.copy()
@@ -358,7 +358,7 @@ class Flow:
 # What a graph has not made.
 
 
-def missing(call: Call, chosen: Mapping[Item, int]) -> DeadTensor | None:
+def missing(call: Call, chosen: Mapping[FrameNode, int]) -> DeadTensor | None:
     """The error of a graph that has ended without one of its results, if one is missing."""
     for value, result in zip(call.tokens.graph.outputs, call.results, strict=True):
         if result is None or result is DEAD:
@@ -366,7 +366,7 @@ def missing(call: Call, chosen: Mapping[Item, int]) -> DeadTensor | None:
     return None
 
 
-def _dead(value: Value, dead: bool, chosen: Mapping[Item, int]) -> DeadTensor:
+def _dead(value: Value, dead: bool, chosen: Mapping[FrameNode, int]) -> DeadTensor:
     """The error of a fetch without a value, with what has killed it, if that was a Switch."""
     if not dead:
         return DeadTensor(

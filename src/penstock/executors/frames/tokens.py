@@ -17,8 +17,7 @@ from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ops.internal.send_recv import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, Kernel
 from penstock.ops.tensorflow.control_flow import is_framed
-from penstock.plan.plan import Kind as SlotKind
-from penstock.plan.plan import Plan, Slot, Step
+from penstock.plan.plan import Plan, Slot, SlotKind, Step
 
 DEATH = 1 << 29
 """Added to what an item waits for when something of that is dead."""
@@ -70,7 +69,7 @@ def kind_of(node: Node) -> Kind:
     return KINDS.get(node.op.name, Kind.ORDINARY) if node.op.domain in _DOMAINS else Kind.ORDINARY
 
 
-class Item:
+class FrameNode:
     """A node as tokens meet it.
 
     ``first`` to ``end``: where its inputs stand among those of its frame; ``place``: where what it
@@ -123,9 +122,9 @@ class Item:
         self.function: Callable[..., Any] | None = None
         self.outputs = 0 if node is None else len(node.outputs)
         self.edges: tuple[tuple[Readers, Readers], ...] = ()
-        self.controls: tuple[Item, ...] = ()
+        self.controls: tuple[FrameNode, ...] = ()
         # Of the only edge to anybody, if that is no Merge.
-        self.single: tuple[Item, int, Any] | None = None
+        self.single: tuple[FrameNode, int, Any] | None = None
         # Of an Enter: the frame that it leads into, and whether all iterations get what it brings.
         self.child: FrameInfo | None = None
         self.constant = False
@@ -143,7 +142,7 @@ class Item:
         return f"Item({self.node!r})"
 
 
-Readers: TypeAlias = tuple[tuple[Item, int, Any], ...]
+Readers: TypeAlias = tuple[tuple[FrameNode, int, Any], ...]
 
 
 class FrameInfo:
@@ -231,12 +230,12 @@ class Tokens:
         self._slots = slots or Slots()
         self.asynchronous = False  # whether there are asynchronous kernels
         self._frames: dict[tuple[str, ...], FrameInfo] = {(): self.root}
-        self.items: list[Item] = []
-        of: dict[Node, Item] = {}
+        self.items: list[FrameNode] = []
+        of: dict[Node, FrameNode] = {}
         for node in graph.nodes:
             of[node] = self._item(node, frame_of[node], compile, call)
         readers: _Readers = {}
-        controls: dict[Node, list[Item]] = {}
+        controls: dict[Node, list[FrameNode]] = {}
         for item in self.items:
             assert item.node is not None
             self._place(item, _inputs(item.node, compile), readers)
@@ -258,10 +257,10 @@ class Tokens:
                 item.controls = tuple(controls.get(item.node, ()))
                 item.single = _single(item)
         self.roots = [item for item in self.items if not item.waits]
-        self.end = Item(-1, None, Kind.RETURN, self.root)
+        self.end = FrameNode(-1, None, Kind.RETURN, self.root)
         self.feeds = []
         for value in graph.inputs:
-            item = Item(len(self.items), None, Kind.FEED, self.root)
+            item = FrameNode(len(self.items), None, Kind.FEED, self.root)
             item.edges = (_edges(readers, value),)
             self.items.append(item)
             self.feeds.append(item)
@@ -278,14 +277,14 @@ class Tokens:
         path: tuple[str, ...],
         compile: Callable[[Node], Kernel],
         call: Callable[[Node], Caller],
-    ) -> Item:
+    ) -> FrameNode:
         kind = kind_of(node)
         if any(is_framed(graph) for _, graph in node.graphs):
             kind = Kind.CALL
         if _is_identity(node):
             kind = Kind.IDENTITY
         kernel: Kernel | None = None
-        item = Item(len(self.items), node, kind, self._frame(path))
+        item = FrameNode(len(self.items), node, kind, self._frame(path))
         self.items.append(item)
         if kind is Kind.ENTER:
             child = self._frame((*path, node.attrs["frame_name"]))
@@ -324,7 +323,7 @@ class Tokens:
 
     def _place(
         self,
-        item: Item,
+        item: FrameNode,
         values: Sequence[Value | None],
         readers: _Readers,
     ) -> None:
@@ -342,7 +341,7 @@ class Tokens:
         item.end = len(inputs)
 
     @staticmethod
-    def _place_merge(item: Item, values: Sequence[Value | None], readers: _Readers) -> None:
+    def _place_merge(item: FrameNode, values: Sequence[Value | None], readers: _Readers) -> None:
         """A constant lives from the start, so that no other input is waited for."""
         item.waits = 1
         taken: list[Any] = [None, None]
@@ -365,12 +364,12 @@ class Tokens:
         value: Value,
         frame_of: Mapping[Node, tuple[str, ...]],
         readers: _Readers,
-    ) -> Item:
+    ) -> FrameNode:
         """An item that waits for an output, in the frame where that is made."""
         path: tuple[str, ...] = ()
         if value.producer is not None and value.producer in frame_of:
             path = self._inside(value.producer, frame_of)
-        item = Item(len(self.items), None, Kind.FETCH, self._frame(path))
+        item = FrameNode(len(self.items), None, Kind.FETCH, self._frame(path))
         item.port = port
         self.items.append(item)
         self._place(item, [value], readers)
@@ -403,7 +402,7 @@ def _inputs(node: Node, compile: Callable[[Node], Kernel]) -> list[Value | None]
     return read(node)
 
 
-_Readers: TypeAlias = dict[Value, list[tuple[Item, Any]]]
+_Readers: TypeAlias = dict[Value, list[tuple[FrameNode, Any]]]
 
 
 def _edges(readers: _Readers, value: Value | None) -> tuple[Readers, Readers]:
@@ -416,7 +415,7 @@ def _edges(readers: _Readers, value: Value | None) -> tuple[Readers, Readers]:
     )
 
 
-def _single(item: Item) -> tuple[Item, int, Any] | None:
+def _single(item: FrameNode) -> tuple[FrameNode, int, Any] | None:
     """The one who reads an item, if what it makes lives whenever the item does."""
     if item.controls or item.leaves or item.kind is Kind.SWITCH or not item.edges:
         return None

@@ -36,7 +36,7 @@ from penstock.frontends.onnx.rewriter import (
     current,
 )
 from penstock.frontends.onnx.schemas import Schema, newest_opset
-from penstock.frontends.onnx.scopes import Call, Entry, Frame, Made, Meanings, Scope
+from penstock.frontends.onnx.scopes import Call, Entry, Frame, Meanings, NodeMeaning, Scope
 from penstock.frontends.onnx.tensors import TensorReader, element_dtype, text
 from penstock.frontends.onnx.types import value_type
 from penstock.frontends.onnx.upgrades import Meaning, meaning
@@ -212,7 +212,7 @@ class _Importer:
 
     def declare(
         self, nodes: Sequence[NodeProto], frame: Frame, bound: dict[str, Value]
-    ) -> Iterator[Made]:
+    ) -> Iterator[NodeMeaning]:
         """Make a value of each output, before any node looks for its inputs: they may come in any
         order. ``bound`` has the values that outputs of a function are to be; those of its names
         that no node produces stay in it. Constants end here.
@@ -245,7 +245,7 @@ class _Importer:
                 made.append(outputs)
         return zip(count(), nodes, made, strict=False)
 
-    def expand(self, into: list[Node], body: Iterator[Made], frame: Frame) -> None:
+    def expand(self, into: list[Node], body: Iterator[NodeMeaning], frame: Frame) -> None:
         """Import nodes, those of functions in the place of their calls."""
         stack: list[Entry] = [(body, frame, [])]
         while stack:

@@ -60,8 +60,8 @@ class Frame:
     meanings: Meanings = field(default_factory=dict)
 
 
-Made: TypeAlias = tuple[int, NodeProto, list[Value | None] | None]
+NodeMeaning: TypeAlias = tuple[int, NodeProto, list[Value | None] | None]
 """A node at its position, and the values that it is to produce; ``None`` if it is done with."""
 
-Entry: TypeAlias = tuple[Iterator[Made], Frame, list[Node]]
+Entry: TypeAlias = tuple[Iterator[NodeMeaning], Frame, list[Node]]
 """Nodes to import in a frame, and those to add after them."""

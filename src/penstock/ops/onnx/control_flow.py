@@ -36,7 +36,7 @@ def is_control(node: Node) -> bool:
     return node.op.name in CONTROL and not node.op.domain
 
 
-class Carried:
+class LoopCarried:
     """Where the values that a loop carries stand: from one iteration to the next, or past the last.
 
     ``node`` is the part of the node's inputs that are their initial values, ``inputs`` and

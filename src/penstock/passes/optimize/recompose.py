@@ -22,7 +22,7 @@ from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32, TensorType
 
 
-class Composed(NamedTuple):
+class Match(NamedTuple):
     """What a value is: an operation of ``inputs``."""
 
     op: Op
@@ -30,7 +30,7 @@ class Composed(NamedTuple):
     attrs: Mapping[str, Any]
 
 
-Rule = Callable[[Node], Composed | None]
+Rule = Callable[[Node], Match | None]
 
 # Constants of written-out formulas come in float32, and with as many digits as somebody typed.
 _CLOSE = 2e-4
@@ -151,7 +151,7 @@ def _product(node: Node, most: int = 4) -> _Product | None:
 # Rules.
 
 
-def _activation(node: Node) -> Composed | None:
+def _activation(node: Node) -> Match | None:
     """x times a function of x."""
     # The longest products first: a gate may itself be a product.
     product = _product(node)
@@ -168,13 +168,13 @@ def _activation(node: Node) -> Composed | None:
     return None
 
 
-def _gelu(x: Value, gate: Value, number: float) -> Composed | None:
+def _gelu(x: Value, gate: Value, number: float) -> Match | None:
     """x / 2 (1 + erf(x / sqrt 2)), or with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in its place."""
     added = _made(gate, "Add")
     inner = None if added is None or not _near(number, 0.5) else _operand(added, 1)
     erf = _made(inner, "Erf")
     if erf is not None and _times(erf.inputs[0], math.sqrt(0.5)) is x:
-        return Composed(_operation("Gelu"), [x], {})
+        return Match(_operation("Gelu"), [x], {})
     tanh = _made(inner, "Tanh")
     cubic = None if tanh is None else _made(_times(tanh.inputs[0], math.sqrt(2 / math.pi)), "Add")
     if cubic is None:
@@ -182,7 +182,7 @@ def _gelu(x: Value, gate: Value, number: float) -> Composed | None:
     for a, b in (cubic.inputs, cubic.inputs[::-1]):
         cube = _times(b, 0.044715)
         if a is x and cube is not None and _is_cube(cube, x):
-            return Composed(_operation("Gelu"), [x], {"approximate": "tanh"})
+            return Match(_operation("Gelu"), [x], {"approximate": "tanh"})
     return None
 
 
@@ -195,32 +195,32 @@ def _is_cube(value: Value, x: Value) -> bool:
     return product is not None and product.number == 1 and product.values == [x, x, x]
 
 
-def _swish(x: Value, gate: Value, number: float) -> Composed | None:
+def _swish(x: Value, gate: Value, number: float) -> Match | None:
     """x sigmoid(alpha x)."""
     sigmoid = _made(gate, "Sigmoid")
     if sigmoid is None or number != 1:
         return None
     scaled = sigmoid.inputs[0]
     if scaled is x:
-        return Composed(_operation("Swish"), [x], {"alpha": 1.0})
+        return Match(_operation("Swish"), [x], {"alpha": 1.0})
     node = _made(scaled, "Mul")
     for i in (0, 1) if node is not None else ():
         assert node is not None
         alpha = _number(node.inputs[i])
         if alpha is not None and node.inputs[1 - i] is x:
-            return Composed(_operation("Swish"), [x], {"alpha": alpha})
+            return Match(_operation("Swish"), [x], {"alpha": alpha})
     return None
 
 
-def _hard_swish(x: Value, gate: Value, number: float) -> Composed | None:
+def _hard_swish(x: Value, gate: Value, number: float) -> Match | None:
     """x max(0, min(1, x / 6 + 1 / 2))."""
     node = _made(gate, "HardSigmoid")
     if node is not None and number == 1:
         alpha, beta = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
         if node.inputs[0] is x and _near(alpha, 1 / 6) and beta == 0.5:
-            return Composed(_operation("HardSwish"), [x], {})
+            return Match(_operation("HardSwish"), [x], {})
     if _near(number, 1 / 6) and _shifted(gate) is x:
-        return Composed(_operation("HardSwish"), [x], {})
+        return Match(_operation("HardSwish"), [x], {})
     return None
 
 
@@ -235,25 +235,25 @@ def _shifted(value: Value | None) -> Value | None:
     return _operand(added, 3)
 
 
-def _mish(x: Value, gate: Value, number: float) -> Composed | None:
+def _mish(x: Value, gate: Value, number: float) -> Match | None:
     """x tanh(softplus(x))."""
     tanh = _made(gate, "Tanh")
     softplus = None if tanh is None else _made(tanh.inputs[0], "Softplus")
     if softplus is None or number != 1 or softplus.inputs[0] is not x:
         return None
-    return Composed(_operation("Mish"), [x], {})
+    return Match(_operation("Mish"), [x], {})
 
 
-def _quotient(node: Node) -> Composed | None:
+def _quotient(node: Node) -> Match | None:
     """HardSigmoid, what is divided by a standard deviation, or a product of other factors."""
     if _near(_number(node.inputs[1]), 6):
         x = _shifted(node.inputs[0])
         if x is not None and _same_shape(x, node.outputs[0]):
-            return Composed(_operation("HardSigmoid"), [x], {"alpha": 1 / 6, "beta": 0.5})
+            return Match(_operation("HardSigmoid"), [x], {"alpha": 1 / 6, "beta": 0.5})
     return _normalization(node) or _activation(node)
 
 
-def _normalization(node: Node) -> Composed | None:
+def _normalization(node: Node) -> Match | None:
     """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
     top, root = node.inputs[0], _made(node.inputs[1], "Sqrt")
     added = None if root is None else _made(root.inputs[0], "Add")
@@ -275,9 +275,9 @@ def _normalization(node: Node) -> Composed | None:
             x, mean = centred.inputs[0], _made(centred.inputs[1], "ReduceMean")
             if x is not None and mean is not None and mean.inputs[0] is x:
                 if _trailing(mean) == axis and _same_shape(x, top):
-                    return Composed(_operation("LayerNormalization"), [x, scale], attrs)
+                    return Match(_operation("LayerNormalization"), [x, scale], attrs)
                 continue
-        return Composed(_operation("RMSNormalization"), [top, scale], attrs)
+        return Match(_operation("RMSNormalization"), [top, scale], attrs)
     return None
 
 
@@ -319,7 +319,7 @@ def _ones(x: Value, axis: int) -> Value | None:
 _MOST_ONES = 1 << 20
 
 
-def _scaled(node: Node) -> Composed | None:
+def _scaled(node: Node) -> Match | None:
     """What a Mul is: a normalization with a scale, or a product."""
     for i in (0, 1):
         normal, scale = _made(node.inputs[i], *_NORMAL), node.inputs[1 - i]
@@ -329,11 +329,11 @@ def _scaled(node: Node) -> Composed | None:
         assert old is not None
         if old.const is None or scale.const.shape != old.const.shape or not np.all(old.const == 1):
             continue
-        return Composed(normal.op, [_input(normal), scale], normal.attrs)
+        return Match(normal.op, [_input(normal), scale], normal.attrs)
     return _activation(node)
 
 
-def _biased(node: Node) -> Composed | None:
+def _biased(node: Node) -> Match | None:
     """What is added to a normalization is its bias."""
     for i in (0, 1):
         normal, bias = _made(node.inputs[i], "LayerNormalization"), node.inputs[1 - i]
@@ -341,20 +341,20 @@ def _biased(node: Node) -> Composed | None:
             continue
         scale = normal.inputs[1]
         if scale is not None and scale.const is not None and scale.const.shape == bias.const.shape:
-            return Composed(normal.op, [_input(normal), scale, bias], normal.attrs)
+            return Match(normal.op, [_input(normal), scale, bias], normal.attrs)
     return None
 
 
 _NORMAL = ("LayerNormalization", "RMSNormalization")
 
 
-def _where(node: Node) -> Composed | None:
+def _where(node: Node) -> Match | None:
     """Where(IsNaN(x), 0, x)."""
     test, zero, x = node.inputs
     nan = _made(test, "IsNaN")
     if nan is None or x is None or nan.inputs[0] is not x or _number(zero) != 0:
         return None
-    return Composed(ZERO_NAN, [x], {}) if _same_shape(x, node.outputs[0]) else None
+    return Match(ZERO_NAN, [x], {}) if _same_shape(x, node.outputs[0]) else None
 
 
 def _input(node: Node) -> Value:

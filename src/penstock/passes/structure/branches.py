@@ -6,7 +6,7 @@ Then those that have come this far by one predicate become one If, whose branche
 these Merges under one choice or the other. A Switch goes: who reads it in a branch reads what it
 was given.
 
-Nothing is changed before all is known to fit. What does not is told by a ``StaysError``.
+Nothing is changed before all is known to fit. What does not is told by a ``UnraisedError``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GONE = frozenset({*SWITCHES, "LoopCond", "ControlTrigger"})
 _HANDS_ON = frozenset({*SWITCHES, "LoopCond"})
 
 
-class StaysError(Exception):
+class UnraisedError(Exception):
     """Why a node, and all around it, stays as it is."""
 
     def __init__(self, node: Node, reason: str) -> None:
@@ -93,12 +93,12 @@ class Branches:
             ):
                 continue
             if is_tensorflow(node, MERGES):
-                raise StaysError(node, "what it reads are not the two sides of one condition")
+                raise UnraisedError(node, "what it reads are not the two sides of one condition")
             if is_tensorflow(node, ENTERS):
-                raise StaysError(node, f"frame {node.attrs['frame_name']!r} stays")
+                raise UnraisedError(node, f"frame {node.attrs['frame_name']!r} stays")
             if is_tensorflow(node, ("Call",)):
-                raise StaysError(node, "it calls a function that calls itself")
-            raise StaysError(node, "this operation is part of no condition or loop")
+                raise UnraisedError(node, "it calls a function that calls itself")
+            raise UnraisedError(node, "this operation is part of no condition or loop")
 
     def source(self, value: Value) -> Value:
         """What a value is before Switches hand it on."""
@@ -219,7 +219,7 @@ class _Builder:
         made = source.producer
         condition = self.condition if made is None else self.deadness.conditions.get(made)
         if condition is not None and condition not in self.known:
-            raise StaysError(reader, f"it reads {source.name!r}, which is in another branch")
+            raise UnraisedError(reader, f"it reads {source.name!r}, which is in another branch")
         return self.branches.values.get(source, source)
 
     def given(self, value: Value) -> Value:
@@ -229,7 +229,7 @@ class _Builder:
             return value
         if not self.deadness.of(value) <= self.condition:
             reason = f"{value.name!r} is asked for, and has no value if its branch is not taken"
-            raise StaysError(made, reason)
+            raise UnraisedError(made, reason)
         return self.read(value, made)
 
     def waited(self, nodes: Iterable[Node]) -> list[Node]:
@@ -239,7 +239,7 @@ class _Builder:
             if node in self.place:
                 found[self.place[node]] = None
             elif node in self.followers:
-                raise StaysError(node, "it has an effect in a branch, and others wait for it")
+                raise UnraisedError(node, "it has an effect in a branch, and others wait for it")
             else:
                 self.made.waits[node] = None
         return list(found)
@@ -249,7 +249,7 @@ class _Builder:
         for predicate, _ in self.deadness.conditions[node] - self.condition:
             if isinstance(predicate, Value) and self.deadness.of(predicate) <= self.condition:
                 return predicate
-        raise StaysError(node, "it has to run in a branch of no condition")
+        raise UnraisedError(node, "it has to run in a branch of no condition")
 
     def join(self, predicate: Value, merges: Sequence[Node], forced: Iterable[Node]) -> None:
         """One If for Merges of the two sides of one predicate, and for those of the nodes that must
@@ -259,7 +259,9 @@ class _Builder:
         within = [n for n in forced if any(each <= conditions[n] for each in regions)]
         first = [*merges, *within][0]
         if not isinstance(predicate.type, TensorType) or predicate.type.dtype != BOOL:
-            raise StaysError(first, f"its predicate {predicate.name!r} is not known to be a truth")
+            raise UnraisedError(
+                first, f"its predicate {predicate.name!r} is not known to be a truth"
+            )
         truth = self.read(predicate, first)
         inside: dict[Node, None] = {}
         sides: list[Block] = []
@@ -330,7 +332,7 @@ class _Builder:
             if not region <= deadness.conditions[node]:
                 continue
             if node in self.place:
-                raise StaysError(node, "two conditions, one behind the other, have it in common")
+                raise UnraisedError(node, "two conditions, one behind the other, have it in common")
             found.add(node)
             left += self.branches.before(node)
         return sorted(found, key=self.branches.position.__getitem__)

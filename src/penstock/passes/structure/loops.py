@@ -15,7 +15,7 @@ from penstock.analysis.frames import Frame
 from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node, Value, captures, embed
 from penstock.ops.registry import Op, find
 from penstock.ops.tensorflow.control_flow import EXITS
-from penstock.passes.structure.branches import Block, Branches, StaysError, substitute
+from penstock.passes.structure.branches import Block, Branches, UnraisedError, substitute
 from penstock.passes.structure.conditions import ALWAYS, Deadness, is_tensorflow
 from penstock.types import BOOL, INT64, TensorType
 
@@ -55,8 +55,8 @@ class FrameLoop:
     """The loop in a frame whose ``nodes`` are given, sorted: its variables by their Merges, when
     its nodes run, and the predicate by which it goes on.
 
-    Raises ``StaysError`` where the frame is none of the kind: there may be iterations then in which
-    some variables live and others do not.
+    Raises ``UnraisedError`` where the frame is no such loop: in some iterations some of its
+    variables may be live and others dead.
     """
 
     def __init__(self, frame: Frame, nodes: Sequence[Node]) -> None:
@@ -83,14 +83,16 @@ class FrameLoop:
             if not entered and not back:
                 continue
             if len(node.inputs) != 2 or not entered or not back:
-                raise StaysError(node, "it does not merge one Enter and one NextIteration")
+                raise UnraisedError(node, "it does not merge one Enter and one NextIteration")
             if node.control_inputs:
-                raise StaysError(node, "it is a loop variable and waits for other nodes")
+                raise UnraisedError(node, "it is a loop variable and waits for other nodes")
             if not read.isdisjoint(node.outputs[1:]):
-                raise StaysError(node, "somebody asks whether this is its first iteration")
+                raise UnraisedError(node, "somebody asks whether this is its first iteration")
             found[node] = Variable(node, entered[0], back[0])
         if not found:
-            raise StaysError(self.frame.enters[0], "the frame that it enters has no loop variable")
+            raise UnraisedError(
+                self.frame.enters[0], "the frame that it enters has no loop variable"
+            )
         return found
 
     def _check_enters(self) -> None:
@@ -98,16 +100,16 @@ class FrameLoop:
         once = {n for n in self.frame.enters if not n.attrs.get("is_constant", False)}
         for variable in self.variables.values():
             if variable.enter not in once:
-                raise StaysError(variable.enter, "it is constant, and begins a loop variable")
+                raise UnraisedError(variable.enter, "it is constant, and begins a loop variable")
         again = set(self.again)
         for node in self.nodes:
             if node in self.variables:
                 continue
             made = [None if v is None else v.producer for v in node.inputs]
             if not once.isdisjoint((*made, *node.control_inputs)):
-                raise StaysError(node, "it needs what is there in the first iteration only")
+                raise UnraisedError(node, "it needs what is there in the first iteration only")
             if not again.isdisjoint((*made, *node.control_inputs)):
-                raise StaysError(node, "it needs what the iteration before has made")
+                raise UnraisedError(node, "it needs what the iteration before has made")
 
     def _predicate(self) -> Value:
         """What holds as long as the loop goes on."""
@@ -115,12 +117,12 @@ class FrameLoop:
         first = conditions[self.again[0]]
         for node in self.again:
             if len(first) != 1 or conditions[node] != first:
-                raise StaysError(
+                raise UnraisedError(
                     node, "no one predicate says for the whole loop whether it goes on"
                 )
         ((predicate, side),) = first
         if side != 1 or not isinstance(predicate, Value):
-            raise StaysError(self.again[0], "its loop does not go on where a predicate holds")
+            raise UnraisedError(self.again[0], "its loop does not go on where a predicate holds")
         return predicate
 
     def _check_exits(self) -> None:
@@ -129,16 +131,16 @@ class FrameLoop:
         for node in self.exits:
             value = node.inputs[0]
             if value is None or source(value) not in variables:
-                raise StaysError(node, "what leaves the loop is none of its variables")
+                raise UnraisedError(node, "what leaves the loop is none of its variables")
             if self.deadness.conditions[node] != {(self.predicate, 0)}:
-                raise StaysError(node, "it does not leave the loop when that ends")
+                raise UnraisedError(node, "it does not leave the loop when that ends")
 
     def raised(self, targets: Collection[Node]) -> list[Node]:
         """What runs in the frame around instead, a Loop first. The frame's Enters and Exits have
         become Identities.
 
-        ``targets`` are nodes that must run. Raises ``StaysError``, with nothing changed, where the
-        nodes of the frame cannot be put into a Loop.
+        ``targets`` are nodes that must run. Raises ``UnraisedError``, with nothing changed, where
+        the nodes of the frame cannot be put into a Loop.
         """
         conditions = self.deadness.conditions
         edge = {*self.variables, *self.exits, *self.again}
@@ -156,12 +158,12 @@ class FrameLoop:
             elif ends not in conditions[node]:
                 always.append(node)
                 if self.deadness.effective(node):
-                    raise StaysError(node, "it has an effect in the condition of a loop")
+                    raise UnraisedError(node, "it has an effect in the condition of a loop")
             elif condition.must_run(node):
-                raise StaysError(node, "it has to run when its loop ends")
+                raise UnraisedError(node, "it has to run when its loop ends")
         before = condition.block(ALWAYS, always, [self.predicate])
         if before.waits:
-            raise StaysError(next(iter(before.waits)), "the condition of its loop waits for it")
+            raise UnraisedError(next(iter(before.waits)), "the condition of its loop waits for it")
         carried = {
             value: Value(f"{value.name}#carried", value.type)
             for node in before.nodes

@@ -19,30 +19,30 @@ from penstock.analysis.frames import Frame, frame_of
 from penstock.errors import InvalidModel
 from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node, captures, clone, topological
 from penstock.ops.tensorflow.control_flow import ENTERS, EXITS, is_primitive
-from penstock.passes.structure.branches import Branches, StaysError
+from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness, is_tensorflow
 from penstock.passes.structure.loops import FrameLoop, hand_on
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class Unraised:
     """A primitive that could not be raised, and what is in the way."""
 
     node: Node
     reason: str
 
 
-def raise_control_flow(graph: Graph) -> tuple[Graph, list[Stay]]:
+def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:
     """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and what is in
     the way of the others. ``graph`` must be sorted.
 
     A graph whose frames make no sense (see ``passes/frames.py``) stays as it is.
     """
-    kept: dict[tuple[int, str], Stay] = {}
+    kept: dict[tuple[int, str], Unraised] = {}
     for _ in range(_MOST_ATTEMPTS):
         copy = clone(graph)
-        stays: list[Stay] = []
-        vain: dict[tuple[int, str], Stay] = {}
+        stays: list[Unraised] = []
+        vain: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
         for number, each in reversed(list(enumerate(list(copy.graphs())))):
             if any(map(is_primitive, each.nodes)):
@@ -75,12 +75,12 @@ class _Loop:
 class _Raising:
     """One graph, but for those nested in it. ``kept``: frames that must stay, by name."""
 
-    def __init__(self, graph: Graph, kept: Mapping[str, Stay]) -> None:
+    def __init__(self, graph: Graph, kept: Mapping[str, Unraised]) -> None:
         self.graph = graph
         self.kept = kept
-        self.stays: list[Stay] = []
+        self.stays: list[Unraised] = []
         # What was raised and should not have been.
-        self.vain: dict[str, Stay] = {}
+        self.vain: dict[str, Unraised] = {}
         # For each frame its nodes, and the loops in it.
         self.nodes: dict[Frame, list[Node]] = {}
         self.loops: dict[Frame, list[_Loop]] = {}
@@ -116,16 +116,16 @@ class _Raising:
                 self.dissolve(frame, parent, nodes)
                 return
             found = FrameLoop(frame, nodes)
-        except StaysError as error:
-            self.stays.append(Stay(error.node, error.reason))
+        except UnraisedError as error:
+            self.stays.append(Unraised(error.node, error.reason))
             self.doubt(frame, nodes)
             return
         self.check(frame, found.deadness)
         try:
             self.check_fetches(frame, nodes)
             made = found.raised(self.graph.targets)
-        except StaysError as error:
-            self.stays.append(Stay(error.node, error.reason))
+        except UnraisedError as error:
+            self.stays.append(Unraised(error.node, error.reason))
             self.left += nodes
             made = []
         starts = [variable.enter for variable in found.variables.values()]
@@ -136,7 +136,7 @@ class _Raising:
         loops, levels = _nesting(made[0])
         if loops > _MOST_LOOPS or levels > _MOST_LEVELS:
             reason = "more loops and conditions nest in it than a program can have"
-            self.vain[frame.name] = Stay(merge, reason)
+            self.vain[frame.name] = Unraised(merge, reason)
         self.nodes[parent] += made
         gone = set(nodes) - set(made)
         targets = [made[0] if node in gone else node for node in self.graph.targets]
@@ -159,8 +159,8 @@ class _Raising:
                 branches.apply()
                 self.graph.nodes, self.graph.outputs = made.nodes, made.outputs
                 self.graph.targets = made.effects
-            except StaysError as error:
-                self.stays.append(Stay(error.node, error.reason))
+            except UnraisedError as error:
+                self.stays.append(Unraised(error.node, error.reason))
                 self.graph.nodes = nodes + self.left
         if self.left:
             everywhere = [loop for loops in self.loops.values() for loop in loops]
@@ -172,7 +172,7 @@ class _Raising:
         for node in nodes:
             made = [None if v is None else v.producer for v in node.inputs]
             if is_tensorflow(node, MERGES) and not enters.isdisjoint(made):
-                raise StaysError(node, "it is dead as soon as an Enter before it is")
+                raise UnraisedError(node, "it is dead as soon as an Enter before it is")
         for node in (*nodes, *frame.enters):
             if node in enters or is_tensorflow(node, EXITS):
                 hand_on(node)
@@ -192,14 +192,16 @@ class _Raising:
             entered = [deadness.conditions[enter] for enter in loop.frame.enters]
             if others or not all(each <= first for each in entered):
                 reason = f"of what enters {loop.frame.name!r} some may live and some be dead"
-                self.vain[loop.frame.name] = Stay(loop.merge, reason)
+                self.vain[loop.frame.name] = Unraised(loop.merge, reason)
 
     def check_fetches(self, frame: Frame, nodes: Sequence[Node]) -> None:
         inside = {node for node in nodes if not is_tensorflow(node, EXITS)} | set(frame.enters)
         for value in self.graph.outputs:
             if value.producer in inside:
                 assert value.producer is not None
-                raise StaysError(value.producer, f"{value.name!r} is fetched from inside of a loop")
+                raise UnraisedError(
+                    value.producer, f"{value.name!r} is fetched from inside of a loop"
+                )
 
     def sorted(self, frame: Frame) -> list[Node] | None:
         """The nodes that run in a frame."""
@@ -224,7 +226,7 @@ class _Raising:
             if loop.node is not None and loop.node in _behind(loop.node, readers):
                 name = loop.frame.name
                 reason = f"what enters {name!r} waits for something that leaves it"
-                self.vain[name] = Stay(loop.merge, reason)
+                self.vain[name] = Unraised(loop.merge, reason)
         assert self.vain, "the graph was sorted, and only loops as one node can have undone that"
         return None
 
