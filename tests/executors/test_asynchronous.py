@@ -15,9 +15,9 @@ from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
-from penstock.ops import Kernel, asynchronous, operator
+from penstock.ir.op import Kernel, Outcome, asynchronous
+from penstock.ops import operator
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.registry import Outcome
 from tests.support.tf_graphs import Builder
 from tests.support.tf_loops import counting
 

@@ -13,7 +13,7 @@ from onnx import parser
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
-from penstock.ops.registry import Kernel
+from penstock.ir.op import Kernel
 from penstock.session import compiler
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'

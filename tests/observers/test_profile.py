@@ -13,9 +13,9 @@ from onnx import parser
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.inspect.forecast import forecast
+from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
-from penstock.ops.registry import Kernel
 from penstock.tuning import cost_table
 from penstock.tuning.measure import CostModel, threads_of
 from tests.support.far_backend import FarBackend

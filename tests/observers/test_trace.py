@@ -20,11 +20,11 @@ from onnx import parser
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
+from penstock.ir.op import array_of
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers import trace as trace_module
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.trace import Trace
-from penstock.ops.registry import array_of
 from penstock.passes.pipeline import optimize
 from penstock.plan.plan import Plan, SlotKind, Step, compile_plan
 

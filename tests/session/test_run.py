@@ -19,8 +19,8 @@ from penstock.backends import base as backends
 from penstock.backends.base import ThreadShare
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import CancelToken, Control, Done
+from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun, Observer
-from penstock.ops.registry import Kernel
 from penstock.plan.plan import Plan
 from penstock.session.run import Job, Run
 from tests.host.test_threads import end_of, in_child

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.ops.registry import Kernel
+from penstock.ir.op import Kernel
 from tests.support.far_backend import Far, FarBackend
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Node
-from penstock.ops.registry import Kernel, array_of
+from penstock.ir.op import Kernel, array_of
 from penstock.types import TensorType, Type
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ops import Op
-from penstock.ops.registry import NEWEST, Kernel, unknown_types
+from penstock.ir.op import Kernel, Op
+from penstock.ops.registry import NEWEST, unknown_types
 from penstock.textual.parser import parse_graph
 from penstock.textual.printer import WORDS
 from penstock.types import (

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import array_of
 from penstock.ops.onnx.control_flow import CONTROL, is_control
-from penstock.ops.registry import array_of
 from penstock.types import type_of
 
 

@@ -13,8 +13,8 @@ from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.registry import Kernel
 from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 

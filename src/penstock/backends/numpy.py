@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.backends.base import HostBackend
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import parts
-from penstock.ops.registry import Kernel
 from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import LimitExceeded
+from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import element_of, scalar, stack, truth
-from penstock.ops.registry import Outcome, array_of
 from penstock.plan.arena_layout import Layout
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
 from penstock.types import ShapeError, TensorType

@@ -19,7 +19,7 @@ from penstock.errors import InvalidModel
 from penstock.types import ANY, Type, constant_type
 
 if TYPE_CHECKING:
-    from penstock.ops.registry import Op
+    from penstock.ir.op import Op
 
 
 # TensorFlow's primitives, and so no names of other domains, through which graphs go in circles.

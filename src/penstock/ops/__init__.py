@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-from penstock.ops.registry import Kernel, Op, asynchronous, find, operator, registered
+from penstock.ir.op import Kernel, Op, asynchronous
+from penstock.ops.registry import find, operator, registered
 
 FAMILIES = {
     "onnx": (

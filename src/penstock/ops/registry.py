@@ -1,4 +1,4 @@
-"""What an operation is, and the table of all of them.
+"""The table of all operations.
 
 Each operation is registered once, in the file of its family, with everything there is to know about
 it: since which version of its domain it means what it means here, its ``infer`` function, and its
@@ -20,192 +20,18 @@ constants (``node.inputs[i].const``) and the input types (``types``, as far as k
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Op, Types
 from penstock.types import STRING, ShapeError, TensorType, Type
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
-
-Types = Sequence[Type | None]
-Attrs = Mapping[str, Any]
-Consts = Sequence[np.ndarray | None]
-Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
-Compile = Callable[["Node", Types], "Kernel"]
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One node's code on one backend.
-
-    ``function(*inputs)`` takes one argument for each entry of the node's inputs (``None`` for one
-    left out) and returns new outputs: the array itself if the node has one output, else a tuple
-    with an entry for each. It works for any shapes the node allows. Where an output has rank 0, a
-    scalar will do (``array_of``).
-
-    ``into(*inputs, *outputs)`` writes the outputs into the given arrays instead, one argument for
-    each entry of the node's outputs; with ``workspace`` bytes asked for, one more argument follows,
-    a uint8 array of that size, aligned to 64 bytes. Output arrays may be strided unless
-    ``contiguous`` is set, and never overlap an input except as ``inplace`` allows. Without ``into``
-    the outputs are allocated during the run.
-
-    ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
-
-    ``layout``: in which order output 0 has its dims in memory, the outermost first, where it is
-    planned; empty, if in any. What then reads it finds strides to match. ``dense``: the inputs that
-    must lie without gaps, with their dims in the order of the output's. ``free``: the output may as
-    well have any other order that its reader likes better.
-
-    ``check``: is called with what a bound call returns, if that is true, and raises: the status of
-    a library that does not raise itself.
-
-    ``bound``: calls of ``function`` are slow, and those that ``bind`` makes are not. Even an output
-    that leaves the run is written to planned memory then, and copied out.
-
-    ``begin``: the form of an asynchronous kernel that does not wait (``asynchronous``).
-
-    ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
-    nobody reads them afterwards. A value that is several inputs may be taken over only if all of
-    these are named: others are read while the output is written.
-    """
-
-    function: Callable[..., Any]
-    into: Callable[..., Any] | None = None
-    view: bool = False
-    inplace: tuple[int, ...] = ()
-    workspace: int = 0
-    contiguous: bool = False
-    layout: tuple[int, ...] = ()
-    dense: tuple[int, ...] = ()
-    free: bool = False
-    bound: bool = False
-    check: Callable[[Any], object] | None = None
-    begin: Callable[..., Callable[[], object] | None] | None = None
-
-    def __call__(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
-
-    def bind(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The function and the arguments that compute ``outputs`` from ``inputs``.
-
-        Arrays known only during the run may be stood in for by placeholders: a kernel passes them
-        on as arguments, and does not look at them.
-        """
-        assert self.into is not None
-        extra = () if workspace is None else (workspace,)
-        return self.into, (*inputs, *outputs, *extra)
-
-
-def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
-    """The kernel of a function whose one result the writing form copies."""
-
-    def into(*arrays: Any) -> None:
-        arrays[-1][...] = function(*arrays[:-1])
-
-    return Kernel(function, into, view=view)
-
-
-def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
-    """The kernel of what is waited for and not computed here: a timer, a server's answer.
-
-    ``begin(done, *inputs)`` sees to it that the work begins, and returns. ``done(outputs)``, with
-    what the function of a kernel returns, or ``done(error=...)`` is then called once, on any
-    thread, perhaps before ``begin`` returns; what is called later changes nothing. ``begin`` may
-    return a function without arguments that makes the work end soon. A run that is stopped or fails
-    meanwhile calls that, on any thread, and does not wait: what ``done`` is told then, is dropped.
-    Without a call of ``done`` a run goes on until it is stopped.
-
-    The frames executor runs other nodes meanwhile; whoever calls the kernel's ``function`` waits.
-    """
-
-    def function(*inputs: Any) -> Any:
-        return Outcome(begin, inputs).wait()
-
-    return Kernel(function, begin=begin)
-
-
-class Outcome:
-    """What an asynchronous kernel is told to call, for a thread that waits until it does."""
-
-    __slots__ = ("_cancel", "_claim", "_come", "_error", "_outputs")
-
-    def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        self._claim = threading.Lock()  # held once somebody has said what came of it
-        self._come = threading.Event()
-        self._outputs: Any = None
-        self._error: BaseException | None = None
-        self._cancel: Callable[[], object] | None = None
-        self._cancel = begin(self, *inputs)
-
-    def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
-        if self._claim.acquire(blocking=False):
-            self._outputs, self._error = outputs, error
-            self._come.set()
-
-    def stop(self, error: BaseException) -> None:
-        """Let who waits go on with ``error``, and the work end."""
-        if self._come.is_set():
-            return
-        self(error=error)
-        if self._cancel is not None:
-            self._cancel()
-
-    def wait(self) -> Any:
-        """What was made; raises what went wrong."""
-        try:
-            self._come.wait()
-        except BaseException:  # an interrupt
-            if self._cancel is not None:
-                self._cancel()
-            raise
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
-        return self._outputs
-
-
-def array_of(value: Any) -> Any:
-    """A kernel's result as the run-time value that it is: NumPy may give a scalar for rank 0."""
-    if isinstance(value, np.generic):
-        return np.asarray(value)
-    return np.array(value, object) if isinstance(value, str) else value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """An operation: every node that means the same shares one.
-
-    ``since`` to ``version`` are the versions of the domain's schema that mean exactly this.
-    ``pure`` operations give equal outputs for equal inputs and do nothing else; others are neither
-    folded, nor merged, nor dropped in favour of one another.
-    """
-
-    name: str
-    domain: str
-    since: int
-    version: int
-    infer: Infer
-    compile: Compile
-    pure: bool = True
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.domain}.{self.name}" if self.domain else self.name
-
-    def __repr__(self) -> str:
-        return f"{self.full_name}-{self.version}"
-
 
 MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime has beside ONNX
 TENSORFLOW = "tensorflow"  # the domain of what TensorFlow has beside ONNX

@@ -18,9 +18,9 @@ from penstock.analysis.type_inference import describe, fault
 from penstock.backends.base import Backend, transfer_kernel
 from penstock.errors import InternalError, LimitExceeded
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
 from penstock.ops.onnx.control_flow import LoopCarried, is_control
-from penstock.ops.registry import Kernel
 from penstock.types import STRING, ShapeError, TensorType, Type
 
 

@@ -35,11 +35,11 @@ from penstock.host import gc_pause
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.inspect.forecast import Forecast, forecast
 from penstock.ir.graph import Graph, Node, clone
+from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.ops.registry import Kernel
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.dead_code import prune

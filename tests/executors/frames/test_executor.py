@@ -14,7 +14,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.host.threads import pool
-from penstock.ops.registry import Kernel
+from penstock.ir.op import Kernel
 from tests.executors.conformance import ExecutorConformance, Recorder, model
 from tests.support.tf_cases import Case, cases, check, feeds, follow
 

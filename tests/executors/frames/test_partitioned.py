@@ -19,7 +19,7 @@ from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.ir.graph import Model
-from penstock.ops import asynchronous
+from penstock.ir.op import asynchronous
 from tests.executors.conformance import Recorder, model
 from tests.executors.frames import test_executor
 from tests.support.random_frames import RandomGraph

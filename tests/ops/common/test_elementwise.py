@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.frontends.onnx.importer import load
+from penstock.ir.op import Kernel
 from penstock.ops import find
 from penstock.ops.common import elementwise
-from penstock.ops.registry import Kernel
 from penstock.types import TensorType, type_of
 from tests.ops.harness import node_model
 

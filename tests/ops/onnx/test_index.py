@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.frontends.onnx.importer import load
-from penstock.ops import Kernel, find
+from penstock.ir.op import Kernel
+from penstock.ops import find
 from penstock.types import INT64, ShapeError, TensorType, constant_type
 from tests.ops.cases import (
     F32,

@@ -207,7 +207,7 @@ def test_rms_of_mixed_dtypes():
 @pytest.mark.parametrize("domain", ["", "com.microsoft"])
 def test_simplified_layer(domain):
     from penstock.ir.graph import Graph, Node, Value
-    from penstock.ops import Kernel
+    from penstock.ir.op import Kernel
     from penstock.types import type_of
 
     x, scale = draw(2, 3, 8), draw(8)

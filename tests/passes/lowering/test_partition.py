@@ -16,8 +16,9 @@ from penstock.executors.frames.partitioned import DevicePart, PartitionedExecuto
 from penstock.executors.frames.tokens import Slots, Tokens
 from penstock.ir.device_name import DeviceName, local
 from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.op import Kernel
 from penstock.limits import Limits
-from penstock.ops.registry import TENSORFLOW, Kernel, find
+from penstock.ops.registry import TENSORFLOW, find
 from penstock.passes.lowering.assign_devices import assign
 from penstock.passes.lowering.partition import Part, partition
 from penstock.types import ANY

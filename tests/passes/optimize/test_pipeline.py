@@ -14,8 +14,9 @@ import penstock as ps
 from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
 from penstock.ir.graph import Graph, Model, Node, Value, clone
+from penstock.ir.op import Kernel, Op
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.ops import Kernel, Op, find
+from penstock.ops import find
 from penstock.ops.common.shape_rules import same_type
 from penstock.passes.dead_code import cut, prune, unfed
 from penstock.passes.optimize.common_subexpressions import eliminate_common

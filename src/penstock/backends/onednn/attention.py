@@ -36,8 +36,8 @@ from penstock.backends.onednn.primitive import (
 )
 from penstock.host.threads import pool
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
 from penstock.ops.internal.zero_nan import ZERO_NAN
-from penstock.ops.registry import Kernel
 from penstock.types import FLOAT32, TensorType, Type
 
 # Bytes of scores that are worked on at once: what the cache of a core has room for beside keys and

@@ -44,9 +44,9 @@ from penstock.backends.onednn.softmax import softmax
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
 from penstock.ops.internal.fused import parts
 from penstock.ops.internal.transfer import REORDER
-from penstock.ops.registry import Kernel
 from penstock.ops.work_estimate import flops
 from penstock.types import FLOAT32, TensorType, Type
 

@@ -27,7 +27,7 @@ from penstock.backends.onednn.primitive_spec import (
     SpecContext,
     Strides,
 )
-from penstock.ops.registry import Kernel
+from penstock.ir.op import Kernel
 from penstock.types import TensorType
 
 # Primitives of one kernel that are kept, for so many sets of strides and numbers of threads.

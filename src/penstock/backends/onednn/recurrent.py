@@ -11,9 +11,9 @@ from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx.recurrent import Layer, parse_layer
-from penstock.ops.registry import Attrs
 from penstock.types import FLOAT32
 
 # Arguments of primitives (DNNL_ARG_*), beside those for what comes and goes with each step.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.ir.graph import Node, Value
-from penstock.ops.registry import Kernel
+from penstock.ir.op import Kernel
 from penstock.types import ANY, FLOAT32, TensorType, Type
 
 # Sets of shapes whose kernels are kept.

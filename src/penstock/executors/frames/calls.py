@@ -14,9 +14,9 @@ from penstock.analysis.frames import frame_of
 from penstock.codegen.namespace import too_many
 from penstock.executors.frames.tokens import Caller, Slots, Tokens, read
 from penstock.ir.graph import Graph, Node, captures, clone
+from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import CONTROL
-from penstock.ops.registry import Kernel
 
 Call = Generator[tuple[Tokens, Sequence[Any]], Sequence[Any], Sequence[Any]]
 

@@ -24,8 +24,8 @@ from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.scheduler import DEAD, Call, Flow, Iteration, Token, caller, missing
 from penstock.executors.frames.tokens import FrameNode, Kind, Tokens
 from penstock.host.threads import Workers, report
+from penstock.ir.op import array_of
 from penstock.limits import Limits
-from penstock.ops.registry import array_of
 from penstock.types import ShapeError
 
 _ORDINARY, _SWITCH, _TRIGGER, _FETCH = Kind.ORDINARY, Kind.SWITCH, Kind.TRIGGER, Kind.FETCH

@@ -14,8 +14,9 @@ import numpy as np
 
 from penstock.executors.frames.rendezvous import edge
 from penstock.ir.graph import Graph, Node, Value, captures, clone
+from penstock.ir.op import Kernel
 from penstock.ops.internal.send_recv import RECV, SEND
-from penstock.ops.registry import TENSORFLOW, Kernel
+from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
 

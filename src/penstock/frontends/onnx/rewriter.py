@@ -11,7 +11,8 @@ import numpy as np
 from penstock.errors import InternalError
 from penstock.frontends.onnx.schemas import Schema, find_schema, newest_opset
 from penstock.ir.graph import Node, Value
-from penstock.ops import Op, find
+from penstock.ir.op import Op
+from penstock.ops import find
 from penstock.ops.common.reference import reference_op
 from penstock.types import ANY, FLOAT32, INT64, TensorType, Type
 

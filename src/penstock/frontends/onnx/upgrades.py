@@ -25,7 +25,8 @@ from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.frontends.onnx.upgrade_attention import flex_attention
 from penstock.frontends.onnx.upgrade_scan import scan_8
 from penstock.ir.graph import Value
-from penstock.ops import Op, find
+from penstock.ir.op import Op
+from penstock.ops import find
 from penstock.ops.common.reference import reference_op
 from penstock.types import BOOL, FLOAT32
 

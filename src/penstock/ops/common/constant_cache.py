@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.ir.graph import Node
-from penstock.ops.registry import Compile, Kernel, Types
+from penstock.ir.op import Compile, Kernel, Types
 
 T = TypeVar("T")
 

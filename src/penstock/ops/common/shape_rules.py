@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.ops.registry import Attrs, Consts, Infer, Types
+from penstock.ir.op import Attrs, Consts, Infer, Types
 from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtypes
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import HALF
-from penstock.ops.registry import Consts, Kernel, Types
 from penstock.types import FLOAT32, ShapeError, TensorType
 
 ALIGNMENT = 64

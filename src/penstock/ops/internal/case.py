@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.registry import Op, find
+from penstock.ir.op import Op
+from penstock.ops.registry import find
 from penstock.types import BOOL, TensorType
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node, Value
-from penstock.ops.registry import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
 from penstock.types import Type
 
 

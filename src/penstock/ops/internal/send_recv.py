@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
-from penstock.ops.registry import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
 from penstock.types import Type
 
 

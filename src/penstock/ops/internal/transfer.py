@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel, Op, Types
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.registry import Kernel, Op, Types
 
 HOST = "host"
 """The memory that NumPy arrays are in. What enters and leaves a graph is there."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel, Op, Types
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.registry import Kernel, Op, Types
 
 
 def _compile(node: Node, types: Types) -> Kernel:

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, given, padded, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, given, padded, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.onnx.attention import share
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 # Update rule: whether the state decays, and whether what it already says is taken off the value.

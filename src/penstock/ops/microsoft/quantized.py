@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node, Value
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
 from penstock.ops.common.elementwise import BLOCK
 from penstock.ops.common.shape_rules import (
     broadcast_shapes,
@@ -27,7 +28,7 @@ from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
 from penstock.ops.onnx.quantization import blocks, load, store, zero_of
 from penstock.ops.onnx.quantized_conv import channels_back, channels_first
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Op, Types, find, operator
+from penstock.ops.registry import MICROSOFT, find, operator
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 Function = Callable[[np.ndarray, np.ndarray], Any]  # from an array, or in place

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.shape_rules import check_shape, padded, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
@@ -24,7 +25,7 @@ from penstock.ops.onnx.recurrent import (
     parse_layer,
     sizes_of,
 )
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, TensorType, Type
 
 _W, _R, _B, _P = 1, 2, 3, 7

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import check_shape, given, normalize_axis, padded, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.onnx.quantization import SOURCES, load
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
 
 FIXED_BYTES = 32 * 2**20

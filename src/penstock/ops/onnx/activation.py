@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.elementwise import (
     Body,
@@ -36,7 +37,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.onnx.arithmetic import erf_argument
-from penstock.ops.registry import MICROSOFT, Attrs, Compile, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import TensorType, Type
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]

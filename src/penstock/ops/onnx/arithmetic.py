@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import FLOAT64, is_float, is_small, wide
 from penstock.ops.common.elementwise import (
     Body,
@@ -37,7 +38,7 @@ from penstock.ops.common.shape_rules import (
     single,
     tensor,
 )
-from penstock.ops.registry import Attrs, Compile, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 # Inference: every operation takes integer contents along where it can.

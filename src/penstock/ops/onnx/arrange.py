@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     choice,
@@ -23,7 +24,7 @@ from penstock.ops.common.shape_rules import (
     with_data,
 )
 from penstock.ops.onnx.shape import repeated, unknown_shape
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 # Tile

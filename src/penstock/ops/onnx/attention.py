@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import FLOAT64, is_float
 from penstock.ops.common.shape_rules import (
@@ -27,7 +28,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import BOOL, Dim, ShapeError, TensorType, Type, dtype_name
 
 # Bytes of scores at a time: what processors keep near one core.

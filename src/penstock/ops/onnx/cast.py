@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
 from penstock.ops.common.shape_rules import choice, element_dtype, tensor, with_data
 from penstock.ops.onnx.shape import view_kernel
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.ops.registry import operator
 from penstock.types import (
     BOOL,
     FLOAT32,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import BITS
 from penstock.ops.common.elementwise import BLOCK, carried, in_blocks, infer_unary, scalar, ufunc
 from penstock.ops.common.shape_rules import (
@@ -18,7 +19,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.registry import Attrs, Compile, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import BOOL, STRING, Dim, TensorType, Type
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.registry import Kernel, Types, operator
+from penstock.ir.op import Kernel, Types
+from penstock.ops.registry import operator
 from penstock.types import ShapeError, TensorType, Type
 
 Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.elementwise import clip
 from penstock.ops.common.shape_rules import check_shape, choice, same_dtype, tensor
@@ -38,7 +39,7 @@ from penstock.ops.onnx.activation import (
     sigmoid,
     swish,
 )
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]

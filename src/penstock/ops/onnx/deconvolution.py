@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, given, ints, same_dtype, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
@@ -21,7 +22,7 @@ from penstock.ops.onnx.convolution import (
     divisible,
     kernel_dims,
 )
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type
 
 Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 Labels: TypeAlias = tuple[str, ...]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import BITS, HALF
 from penstock.ops.common.shape_rules import (
     all_known,
@@ -25,7 +26,7 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.onnx.pad import zero
 from penstock.ops.onnx.shape import unknown_shape
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.ops.registry import operator
 from penstock.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 # ConstantOfShape

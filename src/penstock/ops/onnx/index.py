@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.shape_rules import (
     all_known,
     given,
@@ -21,7 +22,7 @@ from penstock.ops.common.shape_rules import (
     with_data,
 )
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type
 
 _LARGE = 32 * 1024

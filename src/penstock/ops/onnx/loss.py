@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, given, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.shape_rules import broadcast_shapes, given, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.shape_rules import (
     check_broadcasts,
@@ -24,7 +25,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
 # Rows

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     choice,
@@ -20,7 +21,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
     with_data,
 )
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import MAX_DATA, STRING, Dim, ShapeError, TensorType, Type
 
 Index = tuple[Any, ...]

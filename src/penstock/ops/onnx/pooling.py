@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF, is_float
 from penstock.ops.common.shape_rules import given, ints, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts, dtype_name
 
 BLOCK = 2**17

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import (
     FLOAT8,
     FLOAT64,
@@ -37,7 +38,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
 # Integers of less than a byte keep their low bits in one.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.shape_rules import (
@@ -27,7 +28,7 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.onnx.quantization import bounds, load, quantize_to_float, store, zero_of
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 EXACT = 1 << 24  # float32 holds every integer up to this

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.common.shape_rules import check_shape, padded, tensor
@@ -23,7 +24,7 @@ from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.onnx.convolution import conv_shape, convolution
 from penstock.ops.onnx.quantization import load, store, zero_of
 from penstock.ops.onnx.quantized import EXACT, pieces, reach
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, TensorType, Type
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.common.shape_rules import element_dtype, given, padded, single, tensor
 from penstock.ops.onnx.shape import view_kernel
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.ops.registry import operator
 from penstock.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
 
 _NATIVE = (FLOAT32, FLOAT64)

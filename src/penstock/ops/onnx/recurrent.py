@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
 from penstock.ops.common.elementwise import Body
@@ -34,7 +35,7 @@ from penstock.ops.onnx.activation import (
     softplus,
     softsign,
 )
-from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
 # Scalars as arrays: what ufuncs take in the least time.

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, given, product, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.common.windows import windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
 MAX_SAMPLES = 2**24

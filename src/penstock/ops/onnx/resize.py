@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, given, ints, normalize_axes, tensor
 from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
 # Sizes

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
 from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
 from penstock.ops.onnx.attention import share
-from penstock.ops.registry import MICROSOFT, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, Type
 
 

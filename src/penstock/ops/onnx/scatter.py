@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, normalize_axis, same_dtype, tensor
 from penstock.ops.onnx.index import (
     check_depth,
@@ -21,7 +22,7 @@ from penstock.ops.onnx.index import (
     index_columns,
     out_of_range,
 )
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import Shape, ShapeError, TensorType, Type
 
 _LITTLE = 16 * 1024  # bytes

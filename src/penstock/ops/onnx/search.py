@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Compile, Consts, Kernel, Types
 from penstock.ops.common.dtypes import is_small
 from penstock.ops.common.shape_rules import ints, normalize_axis, single, tensor
 from penstock.ops.onnx.reduce import reduced_type
-from penstock.ops.registry import Attrs, Compile, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 
 # ArgMax, ArgMin

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     element_dtype,
@@ -22,7 +23,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.onnx.arrange import cuts
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import (
     ANY,
     BOOL,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.shape_rules import (
     all_known,
     broadcast_shapes,
@@ -21,7 +22,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
     with_data,
 )
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator, returning
+from penstock.ops.registry import operator
 from penstock.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
 # Helpers

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Compile, Consts, Kernel, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import wide
 from penstock.ops.common.shape_rules import normalize_axis, tensor
-from penstock.ops.registry import Attrs, Compile, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import TensorType, Type
 
 BLOCK = 1 << 17  # elements, in whole rows

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
 from penstock.ops.common.shape_rules import broadcast_shapes, choice, tensor
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 
 

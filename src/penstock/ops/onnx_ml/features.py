@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, same_type, tensor
 from penstock.ops.onnx.text import strings
-from penstock.ops.registry import Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import (
     FLOAT32,
     INT64,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, tensor
@@ -26,7 +27,7 @@ from penstock.ops.onnx_ml.models import (
     transformed,
     two_scores,
 )
-from penstock.ops.registry import Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 CHUNK = 2**16

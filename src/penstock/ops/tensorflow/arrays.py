@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     ints,
@@ -19,7 +20,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.types import BOOL, STRING, Dim, Shape, ShapeError, TensorType, Type, constant_type
 from penstock.types import dtypes as all_dtypes
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import tensor
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.ops.tensorflow.arrays import dtype_only
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 

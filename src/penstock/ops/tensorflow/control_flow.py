@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from penstock.errors import Unsupported, UnsupportedOperation
 from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.types import ANY, TensorType, Type, dtypes
 
 SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})

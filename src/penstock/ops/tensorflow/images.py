@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints, tensor
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.ops.tensorflow.arrays import lengths
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.ops.tensorflow.tensor_arrays import Dims, dims_of, known, matches, merged, of_type
 from penstock.types import ANY, INT64, ShapeError, TensorType, Type, dtypes
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc
 from penstock.ops.common.shape_rules import (
@@ -21,7 +22,7 @@ from penstock.ops.common.shape_rules import (
     same_type,
     tensor,
 )
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.types import BOOL, FLOAT32, ShapeError, TensorType, Type
 
 Function = Callable[..., Any]

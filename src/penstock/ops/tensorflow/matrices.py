@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Kernel, Types
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.registry import TENSORFLOW, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.ops.tensorflow.arrays import dtype_only
 from penstock.types import ShapeError
 

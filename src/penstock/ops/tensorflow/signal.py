@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import all_known, ints, same_type, tensor
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.ops.tensorflow.arrays import lengths, named_dtype
 from penstock.types import ShapeError, TensorType, Type
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, clone
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Kernel, Types, operator
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.ops.tensorflow.arrays import named_dtype
 from penstock.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
 

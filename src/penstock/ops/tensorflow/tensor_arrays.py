@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Infer, Kernel, Types, operator
+from penstock.ops.registry import TENSORFLOW, operator
 from penstock.types import ANY, FLOAT32, INT64, ShapeError, TensorType, Type, dtypes
 
 Dims = tuple[int | None, ...]

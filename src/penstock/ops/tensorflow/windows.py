@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node, Value
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import ints, tensor
-from penstock.ops.registry import TENSORFLOW, Attrs, Consts, Kernel, Types, find, operator
+from penstock.ops.registry import TENSORFLOW, find, operator
 from penstock.ops.tensorflow.arrays import lengths
 from penstock.types import ShapeError, TensorType, Type
 

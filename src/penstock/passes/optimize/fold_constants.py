@@ -16,9 +16,10 @@ import numpy as np
 
 from penstock.analysis.type_inference import fault, node_types
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
-from penstock.ops.registry import array_of, unknown_types
+from penstock.ops.registry import unknown_types
 from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
 

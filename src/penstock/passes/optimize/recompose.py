@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.internal.zero_nan import ZERO_NAN
-from penstock.ops.registry import Op
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32, TensorType
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops import Op, find
+from penstock.ir.op import Op
+from penstock.ops import find
 from penstock.ops.registry import TENSORFLOW
 from penstock.passes.rewrite import forward
 from penstock.types import TensorType

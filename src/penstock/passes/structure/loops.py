@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 
 from penstock.analysis.frames import Frame
 from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node, Value, captures, embed
-from penstock.ops.registry import Op, find
+from penstock.ir.op import Op
+from penstock.ops.registry import find
 from penstock.ops.tensorflow.control_flow import EXITS
 from penstock.passes.structure.branches import Block, Branches, UnraisedError, substitute
 from penstock.passes.structure.conditions import ALWAYS, Deadness, is_tensorflow
