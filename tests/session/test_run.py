@@ -19,10 +19,13 @@ from penstock.backends import base as backends
 from penstock.backends.base import ThreadShare
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import CancelToken, Control, Done
+from penstock.ir.graph import Graph
 from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun, Observer
 from penstock.plan.plan import Plan
-from penstock.session.run import Job, Run
+from penstock.session.options import RunOptions
+from penstock.session.run import Job, PreparedRun, Run
+from penstock.session.subgraphs import Request, Subgraph
 from tests.host.test_threads import end_of, in_child
 from tests.support.timing import uncollected
 
@@ -88,13 +91,21 @@ def job(
     cancel: CancelToken | None = None,
     observers: Sequence[Observer] = (),
 ) -> Job:
-    def resolve(watched: bool) -> tuple[Fake, Sequence[Any], Sequence[str]]:
-        assert watched == bool(observers)
+    def prepare(observed: bool) -> PreparedRun:
+        assert observed == bool(observers)
         if isinstance(executor, Exception):
             raise executor
-        return executor, [], lambda outputs: dict(zip(["y"], outputs, strict=True))
+        return PreparedRun(executor, [], Request(Subgraph(Graph([], [], []), ["y"]), ["y"]))
 
-    return Job(Run(timeout, cancel, observers), resolve)
+    return Job(run_of(timeout, cancel, observers), prepare)
+
+
+def run_of(
+    timeout: float | None = None,
+    cancel: CancelToken | None = None,
+    observers: Sequence[Observer] = (),
+) -> Run:
+    return Run(RunOptions(timeout=timeout, cancel=cancel, observers=observers))
 
 
 class Counted(Future):
@@ -118,7 +129,7 @@ class Counted(Future):
 
 def test_outputs_and_observers_of_a_run():
     seen = Seen()
-    assert Run(None, None, [seen]).run_inline(Fake(), []) == (1,)
+    assert run_of(None, None, [seen]).run_inline(Fake(), []) == (1,)
     assert seen.told == ["begin", None]
 
 
@@ -126,7 +137,7 @@ def test_outputs_and_observers_of_a_run():
 def test_what_a_run_raises_is_raised_and_told(error):
     seen = [Seen(), Seen()]
     with pytest.raises(type(error)):
-        Run(None, None, seen).run_inline(Fake(raising(error)), [])
+        run_of(None, None, seen).run_inline(Fake(raising(error)), [])
     assert [each.told for each in seen] == [["begin", error]] * 2
 
 
@@ -134,7 +145,7 @@ def test_a_run_that_was_stopped_before_never_begins():
     token, seen, executor = CancelToken(), Seen(), Fake()
     token.cancel()
     with pytest.raises(ps.Cancelled):
-        Run(None, token, [seen]).run_inline(executor, [])
+        run_of(None, token, [seen]).run_inline(executor, [])
     assert seen.told == []
     assert not executor.controls
 
@@ -142,25 +153,25 @@ def test_a_run_that_was_stopped_before_never_begins():
 def test_a_run_that_ends_too_late_has_failed():
     token, seen = CancelToken(), Seen()
     with pytest.raises(ps.Cancelled) as caught:
-        Run(None, token, [seen]).run_inline(Fake(lambda control: token.cancel()), [])
+        run_of(None, token, [seen]).run_inline(Fake(lambda control: token.cancel()), [])
     assert seen.told == ["begin", caught.value]
 
 
 def test_nobody_can_stop_a_run_that_is_over():
     token, executor = CancelToken(), Fake()
-    Run(60, token, []).run_inline(executor, [])
+    run_of(60, token, []).run_inline(executor, [])
     token.cancel()
     assert not executor.controls[0].stopped
 
 
 def test_two_runs_with_one_token_are_stopped_together_but_fail_apart():
     token, first, second = CancelToken(), Fake(), Fake(raising(ps.RunError("no")))
-    one, other = Run(None, token, []), Run(None, token, [])
+    one, other = run_of(None, token, []), run_of(None, token, [])
     assert one.control is not other.control
     with pytest.raises(ps.RunError):
         other.run_inline(second, [])
     assert one.run_inline(first, []) == (1,)
-    third, fourth = Run(None, token, []), Run(None, token, [])
+    third, fourth = run_of(None, token, []), run_of(None, token, [])
     token.cancel()
     assert third.control.stopped
     assert fourth.control.stopped
@@ -197,7 +208,7 @@ def refusing(error: Exception) -> None:
 
 def test_a_token_stops_all_runs_whatever_one_of_them_raises():
     token = CancelToken()
-    runs = [Run(None, token, []) for _ in range(5)]
+    runs = [run_of(None, token, []) for _ in range(5)]
     for run in runs:
         run.control.on_stop = refusing
     with suppress(ZeroDivisionError):
@@ -207,7 +218,7 @@ def test_a_token_stops_all_runs_whatever_one_of_them_raises():
 
 def test_deadlines_stop_all_runs_whatever_one_of_them_raises(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-    first, second = Run(0.01, None, []), Run(0.05, None, [])
+    first, second = run_of(0.01, None, []), run_of(0.05, None, [])
     stopped = threading.Event()
     first.control.on_stop = refusing
     second.control.on_stop = lambda error: stopped.set()
@@ -227,7 +238,7 @@ def test_a_signal_may_cancel_a_run_at_any_moment(call):
 
     def run() -> None:
         with suppress(ps.Cancelled):
-            Run(None, token, []).run_inline(Fake(), [])
+            run_of(None, token, []).run_inline(Fake(), [])
         done.set()
 
     threading.Thread(target=run, daemon=True).start()
@@ -240,14 +251,14 @@ def test_a_signal_may_cancel_a_run_at_any_moment(call):
 def test_an_observer_that_refuses_a_run_ends_it():
     refuses, executor = Seen(begin=ps.RunError("no")), Fake()
     with pytest.raises(ps.RunError, match="no"):
-        Run(None, None, [refuses]).run_inline(executor, [])
+        run_of(None, None, [refuses]).run_inline(executor, [])
     assert not executor.controls
 
 
 def test_who_was_told_of_the_begin_is_told_of_the_end_though_another_refuses():
     first, refuses = Seen(), Seen(begin=ps.RunError("no"))
     with pytest.raises(ps.RunError):
-        Run(None, None, [first, refuses]).run_inline(Fake(), [])
+        run_of(None, None, [first, refuses]).run_inline(Fake(), [])
     assert first.told == ["begin", refuses.begin]
 
 
@@ -258,7 +269,7 @@ def ends_with(way: str, executor: Fake, observers: Sequence[Observer]) -> BaseEx
     """What a run of ``executor`` ends with."""
     if way == "here":
         try:
-            Run(None, None, observers).run_inline(executor, [])
+            run_of(None, None, observers).run_inline(executor, [])
         except Exception as error:
             return error
         return None
@@ -471,7 +482,7 @@ def test_nor_does_one_that_cannot_begin():
         raise ps.InvalidInput("no")
 
     with uncollected():
-        made = Job(Run(None, None, []), resolve)
+        made = Job(run_of(None, None, []), resolve)
         made()
         future = weakref.ref(made.future)
         assert isinstance(made.future.exception(0), ps.InvalidInput)
@@ -493,7 +504,7 @@ def test_nor_does_a_run_on_the_calling_thread():
     with uncollected():
         output = Output()
         gone = weakref.ref(output)
-        run = Run(60, CancelToken(), [Seen()])
+        run = run_of(60, CancelToken(), [Seen()])
         assert run.run_inline(Fake(lambda control, output=output: (output,)), []) == (output,)
         del run, output
         assert gone() is None
@@ -504,7 +515,7 @@ def test_nor_does_one_that_fails_there():
         executor = Fake(fails)
         gone = weakref.ref(executor)
         with pytest.raises(ps.RunError):
-            Run(60, CancelToken(), [Observer()]).run_inline(executor, [])
+            run_of(60, CancelToken(), [Observer()]).run_inline(executor, [])
         del executor
         assert gone() is None
 

@@ -99,7 +99,7 @@ def test_signatures_are_compiled_once(session):
     for _ in range(3):
         session.run({"x": X, "scale": SCALE}, fetches=["product"])
         session.run({"scale": SCALE, "x": X}, fetches=["product"])
-    assert len(session._signatures) == 1
+    assert len(session._subgraphs) == 1
 
 
 def test_orders_of_one_set_of_names_share_its_plan(session):
@@ -112,7 +112,7 @@ def test_orders_of_one_set_of_names_share_its_plan(session):
         assert outputs["z"].shape == X.shape
         later = session.submit(feeds, fetches, ["y"]).result(30)
         assert list(later) == list(outputs)
-    assert len(session._signatures) == 1
+    assert len(session._subgraphs) == 1
     assert session.memory.count == 1
     # targets are a set too, and what is fetched of all outputs in another order is no other part
     session.run(feeds, ["z"], ["y", "product"])
@@ -121,7 +121,7 @@ def test_orders_of_one_set_of_names_share_its_plan(session):
     names = [port.name for port in session.outputs]
     assert list(session.run(feeds, names[::-1])) == names[::-1]
     session.run(feeds)
-    assert len(session._signatures) == 2
+    assert len(session._subgraphs) == 2
     assert session.memory.count == 3
 
 
@@ -130,7 +130,7 @@ def test_requests_are_bounded(session):
     feeds = {"x": X, "scale": SCALE}
     for fetches in islice(product(names, repeat=5), 400):
         session.run(feeds, fetches)
-    assert len(session._signatures._requests) <= 256
+    assert len(session._subgraphs._requests) <= 256
 
 
 def test_every_set_of_shapes_has_a_plan(session):
@@ -194,7 +194,7 @@ def test_signatures_are_bounded():
     x = np.ones(2, np.float32)
     for i in range(1, 300):
         assert session.run({"v0": x}, [f"v{i}"])[f"v{i}"][0] == (-1) ** i
-    assert len(session._signatures) <= 256
+    assert len(session._subgraphs) <= 256
     assert session.memory.count <= 257
     assert session.run({"v0": x}, ["v1"])["v1"][0] == -1
 
@@ -449,7 +449,7 @@ def test_a_closed_session_refuses(session):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forked_while_others_compile_can_compile(proto):
     session = ps.compile(proto)
-    held = [session._lock, session._main.lock]
+    held = [session._plans._lock, session._subgraphs.main.lock]
     for lock in held:
         lock.acquire()
     child = os.fork()

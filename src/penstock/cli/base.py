@@ -15,7 +15,7 @@ import click
 import penstock
 from penstock.errors import PenstockError
 from penstock.ir.graph import Model
-from penstock.session.compiler import EXECUTORS
+from penstock.session.options import EXECUTORS, CompileOptions, help_of
 from penstock.types import TensorType
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -105,12 +105,14 @@ SHAPES = click.option(
 )
 
 
-EXECUTOR = click.option(
-    "--executor",
-    type=click.Choice(EXECUTORS),
-    default="auto",
-    show_default=True,
-    help="Who runs the plan.",
+def compile_option(name: str, **settings: Any) -> Callable[[Any], Any]:
+    """The option of the command line for one of ``CompileOptions``."""
+    flag = "--" + name.replace("_", "-")
+    return click.option(flag, name, help=help_of(CompileOptions, name), **settings)
+
+
+EXECUTOR = compile_option(
+    "executor", type=click.Choice(EXECUTORS), default="auto", show_default=True
 )
 
 

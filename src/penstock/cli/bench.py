@@ -17,7 +17,7 @@ from penstock.cli.base import MODEL, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
-from penstock.session.compiler import EXECUTORS
+from penstock.session.options import EXECUTORS
 from penstock.session.session import Session, compile
 
 _WARM = 3

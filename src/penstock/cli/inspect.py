@@ -12,7 +12,15 @@ import click
 import numpy as np
 
 from penstock.backends.onednn.library import library
-from penstock.cli.base import EXECUTOR, MODEL, SHAPES, all_shapes, command, show_table
+from penstock.cli.base import (
+    EXECUTOR,
+    MODEL,
+    SHAPES,
+    all_shapes,
+    command,
+    compile_option,
+    show_table,
+)
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.load import load
 from penstock.inspect.explain import format_bytes
@@ -160,17 +168,13 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
 @EXECUTOR
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
-@click.option(
-    "--max-streams",
-    type=click.IntRange(min=1),
-    help="So many streams at most, whatever they cost; else as many as pay.",
-)
+@compile_option("max_streams", type=click.IntRange(min=1))
 @click.option("--svg", type=click.Path(path_type=Path), help="File to draw the streams into.")
 @click.option(
     "--simulate",
     type=click.IntRange(min=1),
-    metavar="WORKERS",
-    help="What the plan would take on a machine with so many workers, instead of the plan.",
+    metavar="N",
+    help="Show the simulated time of the plan on N workers, instead of the plan.",
 )
 def plan(
     model: Path,

@@ -17,7 +17,6 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.errors import (
     InvalidInput,
     InvalidModel,
-    LimitExceeded,
     PenstockError,
     Unsupported,
     UnsupportedOperation,
@@ -31,9 +30,9 @@ from penstock.executors.frames.tokens import Slots, alone
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
-from penstock.host import gc_pause
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.inspect.forecast import Forecast, forecast
+from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
@@ -56,58 +55,48 @@ from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
 from penstock.plan.plan import Plan, Step, compile_plan
 from penstock.plan.streams import Streaming, stream_programs, stream_segments
 from penstock.plan.tasks import arrange
+from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
+from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler, on_backends
 from penstock.tuning.placement import candidates, choose, wanted
 from penstock.types import OptionalType, TensorType, Type
 
-EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
-
 
 class Compiler:
-    """Compiles graphs for one session: its backends, its way of running them, its limits.
+    """Compiles graphs for one session: with its options, its backends and its limits.
 
-    ``overrides`` map operations, or "node:" and the name of a node, to the backend to run them.
-    A run may keep ``threads`` cores busy, all of the budget if it is None. With ``autotune`` nodes
-    that several backends can run are measured on all of them. ``max_streams``: how many streams a
-    block has at most, whatever they cost; None for as many as pay. ``devices``: full names of those
-    that the nodes of a graph may name; without any, all run on one, whatever they name.
-    ``functions``: those that nodes may call.
+    ``functions`` are those that nodes may call.
     """
 
     def __init__(
         self,
-        executor: str,
+        options: CompileOptions,
         backends: Sequence[Backend],
         limits: Limits,
-        overrides: Mapping[str, str] | None = None,
-        threads: int | None = None,
-        autotune: bool = False,
-        max_streams: int | None = None,
-        devices: Sequence[str] = (),
-        functions: Mapping[str, Graph] | None = None,
+        functions: Mapping[str, Graph],
     ) -> None:
-        self.devices = tuple(devices)
-        self.functions = functions or {}
-        self.threads = threads
-        self.max_streams = max_streams
-        self.autotune = autotune
-        self.kind = "frames" if devices else executor
+        self.options = options
+        self.devices = () if options.devices is None else local(options.devices)
+        self.functions = functions
+        self.threads = options.threads
+        self.max_streams = options.max_streams
+        self.executor = "frames" if self.devices else options.executor
         self.backends = tuple(backends)
         self.limits = limits
-        self.overrides = dict(overrides or {})
+        self.overrides = dict(options.place or {})
         self.hosts = [backend for backend in backends if backend.memory == HOST] or [NumpyBackend()]
         self.fusing = [backend for backend in backends if backend.fuses]
 
     def keeps(self, graph: Graph) -> bool:
         """Whether all nodes of ``graph`` are run as they are: passes know nothing of frames, and
         who asks for these wants to know how often each node runs."""
-        return self.kind == "frames" or is_framed(graph)
+        return self.executor == "frames" or is_framed(graph)
 
     def prepare(self, graph: Graph) -> Graph:
         """``graph``, which must be sorted, as simple as it can be without shapes: with structured
         control flow where it has TensorFlow's, but for what must stay."""
-        if self.kind != "frames" and is_framed(graph):
+        if self.executor != "frames" and is_framed(graph):
             graph, _ = raise_control_flow(graph)
         if not self.keeps(graph):
             release(graph)
@@ -118,7 +107,7 @@ class Compiler:
         """The executor of ``graph`` for values of these shapes."""
         if self.keeps(graph):
             check_dims(graph.inputs, values)
-            with compiling():
+            with compile_guard():
                 graph = clone(graph)
                 for value, given in zip(graph.inputs, values, strict=True):
                     value.type = _concrete(value.type, given)
@@ -132,24 +121,24 @@ class Compiler:
         """What the nodes of ``graph`` take on each backend, measured in so many runs."""
         with self._specialised(graph, values) as special:
             allowed = candidates(special, self.backends, self.overrides)
-            costs = GraphProfiler(special, allowed, self.backends, values, self.limits)
-            return costs.profile(runs)
+            profiler = GraphProfiler(special, allowed, self.backends, values, self.limits)
+            return profiler.profile(runs)
 
     def forecast(self, plan: Plan, workers: int) -> Forecast:
         """What ``plan`` would take with so many workers of one thread each."""
         by_name = {backend.name: backend for backend in self.backends}
-        known = CostModel(self.backends)
-        return forecast(plan, lambda step: known.of_step(step, by_name, True), workers)
+        costs = self.options.cost_model or CostModel(self.backends)
+        return forecast(plan, lambda step: costs.of_step(step, by_name, True), workers)
 
     def streaming(self, plan: Plan, max_streams: int | None) -> Streaming:
         """``plan`` on streams, by what is known of costs: on as many as pay, or as ``max_streams``
         says."""
         most = self._workers() if max_streams is None else max_streams
         by_name = {backend.name: backend for backend in self.backends}
-        known = CostModel(self.backends)
+        costs = self.options.cost_model or CostModel(self.backends)
         return Streaming(
             plan,
-            lambda step: known.of_step(step, by_name, True),
+            lambda step: costs.of_step(step, by_name, True),
             most,
             forced=max_streams is not None,
             devices=self._devices(),
@@ -164,7 +153,7 @@ class Compiler:
         check_dims(graph.inputs, values)
         declared = [value.type for value in graph.inputs]
         types = [_concrete(kind, given) for kind, given in zip(declared, values, strict=True)]
-        with compiling():
+        with compile_guard():
             # Where the model itself says all shapes, the graph is as simple as it can be.
             special = types != declared
             if special:
@@ -200,11 +189,13 @@ class Compiler:
                 prune(graph)
             fuse(graph, accepts)
         allowed = candidates(graph, self.backends, self.overrides)
-        costs = GraphProfiler(graph, allowed, self.backends, values, self.limits)
-        parallel = self.kind in ("parallel", "streams", "auto")
+        costs: CostModel = self.options.cost_model or GraphProfiler(
+            graph, allowed, self.backends, values, self.limits
+        )
+        parallel = self.executor in ("parallel", "streams", "auto")
         if all(backend.memory == HOST for backend in self.backends):
             # Values stay where they are, so that each node may go where it is fastest.
-            if self.autotune:
+            if self.options.autotune:
                 costs.complete(single_threaded=False)
             placed = {
                 node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
@@ -213,7 +204,8 @@ class Compiler:
             # NumPy has no kernels for several nodes, but for each of them.
             for node, made in apart(graph, lambda node: placed[node].fuses).items():
                 placed.update(dict.fromkeys(made, placed.pop(node)))
-            costs.allowed = {node: [backend] for node, backend in placed.items()}
+            if isinstance(costs, GraphProfiler):
+                costs.allowed = {node: [backend] for node, backend in placed.items()}
         else:
             costs.complete(single_threaded=parallel)
 
@@ -224,17 +216,17 @@ class Compiler:
                 graph, allowed, self.backends, seconds, costs.transfer, parallel=parallel
             )
         graph, placed = on_backends(graph, placed, self.backends)
-        plan = compile_plan(graph, self.backends, placed, planned=self.kind != "dataflow")
-        if self.kind == "dataflow":
+        plan = compile_plan(graph, self.backends, placed, planned=self.executor != "dataflow")
+        if self.executor == "dataflow":
             return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
-        if self.kind == "streams":
+        if self.executor == "streams":
             return self._streams(plan, costs)
         linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
         return self._parallel(plan, costs, linear) if parallel else linear
 
     def _frames(self, graph: Graph) -> Executor:
         """The executor of frames, on the host."""
-        if self.kind not in ("auto", "frames"):
+        if self.executor not in ("auto", "frames"):
             frame_of(graph)  # what makes no sense is wrong, not unsupported
             _, stays = raise_control_flow(graph)
             reason = '{}, so that only executor="frames" or "auto" runs it'
@@ -296,7 +288,7 @@ class Compiler:
                     raise
                 raise fault(node, error) from error
         graph, taken = alone(node)
-        if self.kind == "frames":
+        if self.executor == "frames":
             infer_types(graph)
         else:
             release(graph)
@@ -310,7 +302,7 @@ class Compiler:
 
         return Kernel(function)
 
-    def _streams(self, plan: Plan, costs: GraphProfiler) -> Executor:
+    def _streams(self, plan: Plan, costs: CostModel) -> Executor:
         """The executor of streams; a plan on one stream is run as the linear one runs it."""
         options: dict[str, Any] = {"threads": self.threads, "name": "streams"}
         linear = LinearExecutor(plan, self.hosts, self.limits, **options)
@@ -352,7 +344,7 @@ class Compiler:
         workers = min(max(backend.workers for backend in self.hosts), pool().size)
         return min(workers, self.threads or workers)
 
-    def _parallel(self, plan: Plan, costs: GraphProfiler, linear: Executor) -> Executor:
+    def _parallel(self, plan: Plan, costs: CostModel, linear: Executor) -> Executor:
         """The parallel executor; ``linear`` if that is as fast."""
         by_name = {backend.name: backend for backend in self.backends}
         names = dict.fromkeys(b.name for b in self.backends if b.memory != HOST)
@@ -366,7 +358,7 @@ class Compiler:
             return linear
         # Where kernels have threads of their own, workers seldom bring more: nobody who has not
         # asked waits for measurements.
-        asked = self.kind == "parallel" or self.autotune
+        asked = self.executor == "parallel" or self.options.autotune
         threaded = any(backend.threads_of_caller for backend in self.hosts)
         if threaded and not asked and not costs.complete_already():
             return linear
@@ -382,7 +374,7 @@ class Compiler:
         grouping = grouped(one)
         tasks = arrange(plan, grouping)
         serial = ClusteredGrouping(plan, several, 1, queues).serial
-        margin = _MARGIN if self.kind == "auto" else 1.0
+        margin = _MARGIN if self.executor == "auto" else 1.0
         if len(tasks.tasks) <= 1 or grouping.makespan > margin * serial:
             return linear
         away = [Queue(by_name[name].workers, pool(name, by_name[name].workers)) for name in names]
@@ -390,7 +382,7 @@ class Compiler:
         made = ParallelExecutor(
             plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
         )
-        return costs.faster(made, linear, _TRIED[self.kind])
+        return costs.faster(made, linear, _TRIED[self.executor])
 
 
 def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: Node) -> bool:
@@ -404,19 +396,6 @@ def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: N
 # that one step after the other takes, if nobody asked for it; and tried, less than this part.
 _MARGIN = 0.9
 _TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Without garbage collection; what is too much for the machine is an error of the model."""
-    with gc_pause.paused():
-        try:
-            yield
-        except RecursionError as error:
-            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
-        except MemoryError as error:
-            message = f"there is not enough memory to compile the model: {error}"
-            raise LimitExceeded(message) from error
 
 
 def _concrete(kind: Type, value: Any) -> Type:

@@ -5,43 +5,43 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.executors.base import CancelToken, Control, Done, Executor, begin, end
-from penstock.observers.base import ObservedRun, Observer, Observers
+from penstock.executors.base import Control, Done, Executor, begin, end
+from penstock.observers.base import ObservedRun, Observers
+from penstock.session.options import RunOptions
+from penstock.session.subgraphs import Request
 
 
 class Run:
-    """A run with a deadline, a token that cancels it, and observers; the deadline counts from now.
+    """A run with a deadline, a token that cancels it, and observers.
 
-    ``watched`` runs need an executor that is ``observed``.
+    The deadline counts from the construction. A run with observers (``observed``) needs an executor
+    that tells them of its steps.
     """
 
-    def __init__(
-        self, timeout: float | None, cancel: CancelToken | None, observers: Sequence[Observer]
-    ) -> None:
-        self._timeout = timeout
-        self._cancel = cancel
+    def __init__(self, options: RunOptions) -> None:
+        self._timeout = options.timeout
+        self._cancel = options.cancel
         self._began = False
-        self.watched = bool(observers)
-        self.control: Control = begin(timeout, cancel)
-        if self.watched:
-            self.control.observer = (
-                observers[0] if len(observers) == 1 else Observers(tuple(observers))
-            )
+        observers = options.all_observers
+        self.observed = bool(observers)
+        self.control: Control = begin(options.timeout, options.cancel)
+        if observers:
+            self.control.observer = observers[0] if len(observers) == 1 else Observers(observers)
 
     def begin(self, executor: Executor) -> None:
-        """The run is about to begin; raises what it was stopped with before."""
+        """Tell observers that the run begins; raise what it was already stopped with, if so."""
         control = self.control
         if control.stopped:
             control.stop()
-        if self.watched:
+        if self.observed:
             control.run = ObservedRun(executor.plan, executor.name)
             self._began = True
             control.observer.run_begin(control.run)
 
     def end(self, error: BaseException | None) -> None:
-        """It has ended: nobody can stop it any more."""
+        """Tell observers that the run has ended; from now on nothing can stop it."""
         end(self.control, self._timeout, self._cancel)
         if self._began:
             self.control.observer.run_end(self.control.run, error)
@@ -64,24 +64,30 @@ class Run:
             del error  # it holds this frame
 
 
-Named = Callable[[Sequence[Any]], dict[str, Any]]
-Resolve = Callable[[bool], tuple[Executor, Sequence[Any], Named]]
+class PreparedRun(NamedTuple):
+    """What a run needs: an executor, the values fed, and the names of its outputs."""
+
+    executor: Executor
+    values: Sequence[Any]
+    request: Request
+
+
+Prepare = Callable[[bool], PreparedRun]
 
 
 class Job:
-    """A run on a pool, whose outputs by name ``future`` gets.
+    """A run on a pool; ``future`` gets its outputs by name.
 
-    ``resolve(watched)`` gives the executor, the values fed and what names the outputs; it is
-    called on the pool, since it may have to compile. A run that is stopped while it is queued ends
-    at once, and what is left in the queue does nothing.
+    ``prepare(observed)`` is called on the pool, since it may have to compile. A run that is stopped
+    while it is queued ends at once, and what is left in the queue does nothing.
     """
 
-    def __init__(self, run: Run, resolve: Resolve) -> None:
+    def __init__(self, run: Run, prepare: Prepare) -> None:
         self.future: Future[dict[str, Any]] = Future()
         self._run = run
-        self._resolve = resolve
-        self._claim = threading.Lock()  # held by whoever has begun, or ended, the run
-        self._named: Named | None = None
+        self._prepare = prepare
+        self._claim = threading.Lock()  # held by the thread that began, or ended, the run
+        self._request: Request | None = None
         run.control.on_stop = self._stopped
         if run.control.stopped:
             self._stopped(run.control.error)
@@ -95,7 +101,7 @@ class Job:
             self._run.end(None)
             return
         try:
-            executor, values, self._named = self._resolve(self._run.watched)
+            executor, values, self._request = self._prepare(self._run.observed)
             self._run.begin(executor)
             executor.run_async(values, self._run.control, _Once(self._done))
         except BaseException as error:
@@ -104,7 +110,7 @@ class Job:
             del self  # an error holds this frame
 
     def refuse(self, error: BaseException) -> None:
-        """It will never be called."""
+        """End a run that no pool will ever call."""
         self._run.end(error)
 
     def _stopped(self, error: Exception | None) -> None:
@@ -120,14 +126,14 @@ class Job:
             error = control.error
         try:
             self._run.end(error)
-        except BaseException as raised:  # out of an observer
+        except BaseException as raised:  # raised by an observer
             error = error or raised
         try:
             if error is not None:
                 future.set_exception(error)
             else:
-                assert outputs is not None and self._named is not None
-                future.set_result(self._named(outputs))
+                assert outputs is not None and self._request is not None
+                future.set_result(self._request.named(outputs))
         finally:
             del future, error  # an error holds this frame
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from penstock.errors import PenstockError
 from penstock.host.fork import renewed
 from penstock.host.threads import Job, fulfil, pool
+from penstock.session.options import RunOptions, accepts, make
 from penstock.session.session import Session
 
 T = TypeVar("T")
@@ -108,19 +109,13 @@ class Stream:
         self._busy = False
         self._last: _Mark | None = None
 
-    def run(
-        self,
-        session: Session,
-        feeds: Mapping[str, Any] | None = None,
-        fetches: Sequence[str] | None = None,
-        targets: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Future[dict[str, Any]]:
-        """Put a run of ``session`` on the stream; it takes what ``session.submit`` takes.
+    @accepts(RunOptions, after=(Session,))
+    def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
+        """Put a run of ``session`` on the stream, as ``session.submit`` puts it on the pool.
 
         The arrays that are fed are read when the run's turn comes.
         """
-        job = session.job(feeds, fetches, targets, **options)
+        job = session.job(make(RunOptions, "run", *arguments, **options))
         self._put(partial(_begin, job, job.future))
         return job.future
 

@@ -17,110 +17,118 @@ from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.dead_code import cut, unfed
-from penstock.session.compiler import compiling
+from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import checked, convert
 from penstock.types import ANY, AnyType, TensorType, Type
 
-# Sets of feeds and fetches that are remembered.
-_MOST = 256
+MAX_SUBGRAPHS = 256
+"""Subgraphs, and requests for them, that a session remembers beside its main one."""
 
 _ndarray = np.ndarray
 
 
 class Subgraph:
-    """The part of a model that one set of feeds and fetches needs."""
+    """The part of a model that one set of feeds, fetches and targets needs.
+
+    ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
+    is possible without shapes.
+    """
 
     def __init__(self, graph: Graph, outputs: Iterable[str]) -> None:
         self.graph = graph
         self.names = tuple(value.name for value in graph.inputs)
         self.types = tuple(value.type for value in graph.inputs)
         self.dtypes = tuple(
-            kind.dtype if isinstance(kind, TensorType) else None for kind in self.types
+            input_type.dtype if isinstance(input_type, TensorType) else None
+            for input_type in self.types
         )
-        # Whether a plan depends on the dtypes of what is fed, and not on shapes alone.
-        self.loose = None in self.dtypes
+        # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
+        self.depends_on_dtypes = None in self.dtypes
         self.outputs = tuple(outputs)
-        self.lock = threading.Lock()  # held by the thread that compiles
-        self.dropped = False  # so that nobody will ask for its plans again
-        # The plan of the last run: most sessions see the same shapes again and again.
+        # Both belong to the cache of plans: the thread that compiles holds the lock, and most
+        # sessions see the same shapes again and again.
+        self.lock = threading.Lock()
         self.last: tuple[Any, Executor | None] = (None, None)
 
     def values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
         values = []
-        for name, kind, dtype in zip(self.names, self.types, self.dtypes, strict=True):
+        for name, input_type, dtype in zip(self.names, self.types, self.dtypes, strict=True):
             value = feeds[name]
             if value.__class__ is not _ndarray or value.dtype != dtype:
-                value = convert(name, value, kind)
+                value = convert(name, value, input_type)
             values.append(value)
         if len(values) != len(feeds):
             raise KeyError
         return values
 
     def key(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """What of the fed values a plan depends on."""
-        if self.loose:
+        """What a plan depends on of the fed values: their shapes, and dtypes left open."""
+        if self.depends_on_dtypes:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
 
 class Request:
-    """A signature, and its outputs in the order in which somebody wants them."""
+    """A subgraph, and its outputs in the order in which the caller wants them."""
 
-    __slots__ = ("_reordered", "names", "signature")
+    __slots__ = ("_reordered", "names", "subgraph")
 
-    def __init__(self, signature: Subgraph, names: Sequence[str]) -> None:
-        self.signature = signature
+    def __init__(self, subgraph: Subgraph, names: Sequence[str]) -> None:
+        self.subgraph = subgraph
         self.names = tuple(names)
-        self._reordered = self.names != signature.outputs
+        self._reordered = self.names != subgraph.outputs
 
     def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """The outputs of a run by name."""
-        found = dict(zip(self.signature.outputs, outputs, strict=False))
-        return {name: found[name] for name in self.names} if self._reordered else found
+        by_name = dict(zip(self.subgraph.outputs, outputs, strict=False))
+        return {name: by_name[name] for name in self.names} if self._reordered else by_name
 
 
 class Subgraphs:
-    """The parts of one model that were asked for so far. ``main`` is what its inputs and outputs
-    need, ``all`` asks for all outputs.
+    """The subgraphs of one model that were asked for so far, those used last kept.
 
-    ``aliases``: other names of values. ``prepare`` makes a part as simple as can be.
+    ``main`` is the subgraph from the model's inputs to its outputs, ``all`` the request for all of
+    these. ``aliases`` are other names of values. ``structure`` simplifies a new subgraph's graph;
+    ``on_evict`` is told of each subgraph that is forgotten.
     """
 
     def __init__(
         self,
         graph: Graph,
         aliases: Mapping[str, str],
-        prepare: Callable[[Graph], Graph],
+        structure: Callable[[Graph], Graph],
+        on_evict: Callable[[Subgraph], None],
     ) -> None:
         self._graph = graph
         self._aliases = aliases
-        self._prepare = prepare
+        self._structure = structure
+        self._on_evict = on_evict
         self._lock = threading.Lock()
-        # Both in the order of their last use. Requests are found by names in the order in which
-        # they are given, signatures by sets of names.
+        # Both in the order of their last use. Requests are keyed by names in the order given,
+        # subgraphs by sets of names.
         self._requests: OrderedDict[Any, Request] = OrderedDict()
-        self._signatures: OrderedDict[Any, Subgraph] = OrderedDict()
+        self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
         self._values = _values_by_name(graph)
         inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
-        self.main = self._made(inputs, outputs, ())
+        self.main = self.extract(inputs, outputs, ())
         self.all = Request(self.main, outputs)
 
     def __len__(self) -> int:
-        """How many are remembered beside the main one."""
-        return len(self._signatures)
+        """The number of subgraphs remembered beside the main one."""
+        return len(self._subgraphs)
 
     def clear(self) -> None:
-        """Forget them."""
+        """Forget all but the main subgraph."""
         with self._lock:
             self._requests.clear()
-            self._signatures.clear()
+            self._subgraphs.clear()
 
     def forked(self) -> None:
-        """In a forked child: nobody compiles, and nobody holds a lock."""
+        """Make new locks in a forked child, where no other thread holds the old ones."""
         self._lock = threading.Lock()
-        for signature in (self.main, *self._signatures.values()):
-            signature.lock = threading.Lock()
+        for subgraph in (self.main, *self._subgraphs.values()):
+            subgraph.lock = threading.Lock()
 
     def resolve(
         self,
@@ -128,20 +136,20 @@ class Subgraphs:
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
     ) -> tuple[Request, Any, list[Any]]:
-        """The part of the model to run, the key of its plan, and the values fed."""
+        """The request, the key of its plan, and the values fed. Raises ``InvalidInput``."""
         if feeds is None:
             feeds = {}
         if feeds and self._aliases and isinstance(feeds, Mapping):
-            feeds = self.renamed(feeds)
+            feeds = self._without_aliases(feeds)
         request = self.all
         if fetches is not None or targets is not None or len(feeds) != len(self.main.names):
             request = self._request(feeds, fetches, targets)
         try:
-            values = request.signature.values(feeds)
+            values = request.subgraph.values(feeds)
         except (KeyError, TypeError):  # perhaps other values of the model than its inputs
             request = self._request(feeds, fetches, targets)
-            values = request.signature.values(feeds)
-        return request, request.signature.key(values), values
+            values = request.subgraph.values(feeds)
+        return request, request.subgraph.key(values), values
 
     def _request(
         self,
@@ -149,7 +157,7 @@ class Subgraphs:
         fetches: Sequence[str] | None,
         targets: Sequence[str] | None,
     ) -> Request:
-        # A dict is one, which takes a tenth of the time to ask.
+        # A dict is a Mapping, and to compare classes takes a tenth of the time.
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
             raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
         if isinstance(fetches, str) or isinstance(targets, str):
@@ -158,68 +166,74 @@ class Subgraphs:
         fetched = self.main.outputs if fetches is None else tuple(fetches)
         key = (frozenset(feeds), fetched, tuple(targets or ()))
         with self._lock:
-            found = self._requests.get(key)
-            if found is not None:
+            request = self._requests.get(key)
+            if request is not None:
                 self._requests.move_to_end(key)
-                return found
-        signature = self._signature(
-            list(feeds), dict.fromkeys(fetched), dict.fromkeys(targets or ())
-        )
+                return request
+        subgraph = self._subgraph(list(feeds), dict.fromkeys(fetched), dict.fromkeys(targets or ()))
         with self._lock:
-            found = self._requests.setdefault(
-                key, Request(signature, tuple(dict.fromkeys(fetched)))
+            request = self._requests.setdefault(
+                key, Request(subgraph, tuple(dict.fromkeys(fetched)))
             )
-            while len(self._requests) > _MOST:
+            while len(self._requests) > MAX_SUBGRAPHS:
                 self._requests.popitem(last=False)
-        return found
+        return request
 
-    def _signature(
+    def _subgraph(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Subgraph:
-        """What a set of feeds, fetches and targets needs, in whatever order they are given."""
+        """The subgraph of a set of feeds, fetches and targets, in any order."""
         main = self.main
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
         if key == (frozenset(main.names), frozenset(main.outputs), frozenset()):
             return main
         with self._lock:
-            found = self._signatures.get(key)
-            if found is not None:
-                self._signatures.move_to_end(key)
-                return found
-        made = self._made(feeds, fetches, targets)
+            subgraph = self._subgraphs.get(key)
+            if subgraph is not None:
+                self._subgraphs.move_to_end(key)
+                return subgraph
+        extracted = self.extract(feeds, fetches, targets)
+        evicted = []
         with self._lock:
-            found = self._signatures.setdefault(key, made)
-            while len(self._signatures) > _MOST:
-                _, old = self._signatures.popitem(last=False)
-                old.dropped = True
-                for each in [k for k, v in self._requests.items() if v.signature is old]:
-                    del self._requests[each]
-        return found
+            subgraph = self._subgraphs.setdefault(key, extracted)
+            while len(self._subgraphs) > MAX_SUBGRAPHS:
+                _, oldest = self._subgraphs.popitem(last=False)
+                evicted.append(oldest)
+                for other in [k for k, v in self._requests.items() if v.subgraph is oldest]:
+                    del self._requests[other]
+        for oldest in evicted:
+            self._on_evict(oldest)
+        return subgraph
 
-    def _made(
+    def extract(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Subgraph:
-        with compiling():
-            fed = [self.value(name, "feed") for name in feeds]
-            fetched = [self.value(name, "fetch") for name in fetches]
-            more, nodes = self._targets(targets)
-            graph = cut(self._graph, fed, [*fetched, *more], nodes)
-            missing = unfed(graph)
-            if missing:
-                names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
-                raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
-            for value in graph.inputs:
-                if isinstance(value.type, AnyType):
-                    value.type = self._inferred.get(value.name, ANY)
-                value.type = checked(value.type)
-            graph = self._prepare(graph)
-        return Subgraph(graph, fetches)
+        """The part of the model that ``fetches`` and ``targets`` need, given ``feeds``."""
+        with compile_guard():
+            return Subgraph(self._structure(self._cut(feeds, fetches, targets)), fetches)
+
+    def _cut(
+        self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
+    ) -> Graph:
+        fed = [self.value(name, "feed") for name in feeds]
+        fetched = [self.value(name, "fetch") for name in fetches]
+        target_values, nodes = self._targets(targets)
+        graph = cut(self._graph, fed, [*fetched, *target_values], nodes)
+        missing = unfed(graph)
+        if missing:
+            names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
+            raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
+        for value in graph.inputs:
+            if isinstance(value.type, AnyType):
+                value.type = self._inferred.get(value.name, ANY)
+            value.type = checked(value.type)
+        return graph
 
     @cached_property
     def _inferred(self) -> dict[str, Type]:
-        """What is known of the values that the model declares no type of: dtypes, no shapes.
+        """Dtypes of the values whose types the model does not declare.
 
-        Which shapes fit a value that is fed instead of computed, the graph behind it decides.
+        Shapes are left open: the graph behind a value that is fed decides which shapes fit.
         """
         graph = clone(self._graph)
         infer_types(graph)
@@ -230,8 +244,11 @@ class Subgraphs:
         }
 
     def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
-        """What must be computed that nobody fetches: values, or nodes. A node of a frame may run
-        many times and has no one value, so that where there are frames, all are nodes."""
+        """Targets as values to compute, or as nodes to run.
+
+        A node of a frame may run many times and has no one value: in graphs with frames all targets
+        are nodes.
+        """
         values: list[Value] = []
         nodes: list[Node] = []
         for name in names:
@@ -255,49 +272,50 @@ class Subgraphs:
     def _framed(self) -> bool:
         return is_framed(self._graph)
 
-    def renamed(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Feeds by the names that values have, not by aliases of these."""
+    def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Feeds by the names of their values. Raises ``InvalidInput`` if a value is fed twice."""
         aliases = self._aliases
         if aliases.keys().isdisjoint(feeds):
             return feeds
-        found: dict[str, Any] = {}
+        by_value: dict[str, Any] = {}
         for name, value in feeds.items():
-            known = name if name in self._values else aliases.get(name, name)
-            if known in found:
-                raise InvalidInput(f"{known!r} is fed twice, once as {name!r}; feed it once")
-            found[known] = value
-        return found
+            value_name = name if name in self._values else aliases.get(name, name)
+            if value_name in by_value:
+                raise InvalidInput(f"{value_name!r} is fed twice, once as {name!r}; feed it once")
+            by_value[value_name] = value
+        return by_value
 
     def value(self, name: str, role: str) -> Value:
-        found = self._values.get(name)
-        if found is None:
-            found = self._values.get(self._aliases.get(name, name))
-        if found is None:
+        """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
+        value = self._values.get(name)
+        if value is None:
+            value = self._values.get(self._aliases.get(name, name))
+        if value is None:
             ports = self._graph.inputs if role == "feed" else self._graph.outputs
             hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
             raise InvalidInput(f"cannot {role} {name!r}: {hint}")
-        return found
+        return value
 
 
 def _values_by_name(graph: Graph) -> dict[str, Value]:
     """Every value of the outermost graph that can be fed or fetched."""
-    found = {value.name: value for value in graph.inputs}
+    values = {value.name: value for value in graph.inputs}
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
             if value is not None:
-                found.setdefault(value.name, value)
+                values.setdefault(value.name, value)
     for value in graph.outputs:
-        found.setdefault(value.name, value)
-    return found
+        values.setdefault(value.name, value)
+    return values
 
 
-def suggest(name: str, names: Iterable[str], usual: Iterable[str] = ()) -> str:
-    """What to say of a name that is none of ``names``; ``usual`` are those to be told first."""
+def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
+    """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
     names = list(dict.fromkeys(names))
     alike = [other for other in names if other.casefold() == name.casefold()]
     close = alike or get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"
-    shown = list(usual) or names
+    shown = list(preferred) or names
     more = ", ..." if len(shown) > 8 else ""
     return f"the model has no such value; it has {', '.join(map(repr, shown[:8]))}{more}"

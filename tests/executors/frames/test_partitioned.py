@@ -40,7 +40,7 @@ def place(source: Model, devices: int, seed: int = 0) -> Model:
 
 def parted(session: ps.Session) -> bool:
     """Whether some of its runs were on several devices."""
-    return any(isinstance(each, PartitionedExecutor) for each in session._executors())
+    return any(isinstance(each, PartitionedExecutor) for each in session._plans.executors())
 
 
 class TestPartitioned(test_executor.TestFrames):

@@ -35,7 +35,7 @@ def graph_of(b: Builder, *fetches: str) -> Graph:
     session = ps.compile(model, executor="frames", backends=["numpy"])
     names = [f"{name}:0" if ":" not in name else name for name in fetches]
     feeds = [value.name for value in model.graph.inputs]
-    return session._signatures._made(feeds, names, ()).graph
+    return session._subgraphs.extract(feeds, names, ()).graph
 
 
 def parts_of(b: Builder, *fetches: str) -> dict[str, Part]:

@@ -1,0 +1,190 @@
+"""The options of compiling and of running, each spelled once.
+
+``accepts`` gives a function that passes its arguments on to such a record the record's signature,
+for type checkers and for ``help``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
+
+from penstock.backends.base import Backend
+from penstock.executors.base import CancelToken
+from penstock.limits import Limits
+from penstock.observers.base import Observer
+from penstock.tuning.measure import CostModel
+
+EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
+PRECISIONS = ("float32", "bf16")
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a record of options; ``help`` is its text in documentation and on the command
+    line."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What ``penstock.compile`` takes beside the model.
+
+    Raises ``ValueError`` for a value that no option has.
+    """
+
+    executor: str = option(
+        "auto",
+        'How plans run. "linear": in a fixed order, as one generated function; "dataflow": step by '
+        'step, as inputs become ready; "parallel": on several threads, where a simulated schedule '
+        'says that this is no slower; "streams": on streams scheduled at compile time, where these '
+        'pay off; "frames": by tokens, as TensorFlow does, every node as it is; "auto": "frames" '
+        'where the model needs it, else "linear", or "parallel" where it clearly wins.',
+    )
+    backends: Sequence[str | Backend] | None = option(
+        None,
+        "Backends by name or as objects, the preferred first; by default oneDNN, where there is "
+        "one, then NumPy. Where several can run a node, costs decide.",
+    )
+    place: Mapping[str, str] | None = option(
+        None,
+        'Backends by name for operations ("Conv") or single nodes ("node:add_3"); they override '
+        "costs.",
+    )
+    threads: int | None = option(
+        None, "Cores that one run may keep busy; by default all that the process has."
+    )
+    shapes: Mapping[str, Sequence[int]] | None = option(
+        None, "Dims of inputs for which to compile a plan now, instead of at the first run."
+    )
+    limits: Limits | None = option(None, "Bounds on what the model may ask for.")
+    autotune: bool = option(
+        False, "Measure nodes on all backends that can run them when a plan is compiled."
+    )
+    precision: str = option(
+        "float32",
+        '"bf16" lets oneDNN round the operands of large products and convolutions to bfloat16 '
+        "where the processor supports it: faster, with two to three digits.",
+    )
+    max_streams: int | None = option(
+        None, "Use at most N streams, even if they do not pay off; by default as many as pay off."
+    )
+    devices: int | Sequence[str] | None = option(
+        None,
+        "Virtual devices of this process, their number or their names: the frames executor runs "
+        "each node on the device that it names. By default all nodes run on one device.",
+    )
+    cost_model: CostModel | None = option(
+        None,
+        "Costs to decide by, instead of those measured on this machine: a "
+        "penstock.tuning.measure.CostModel. Nothing is measured then.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
+        if self.executor not in EXECUTORS:
+            raise ValueError(f"executor {self.executor!r} is not one of {', '.join(EXECUTORS)}")
+        if self.threads is not None and not self.threads >= 1:
+            raise ValueError(f"threads={self.threads}: a run needs at least one thread")
+        if self.max_streams is not None and not self.max_streams >= 1:
+            raise ValueError(f"max_streams={self.max_streams}: a plan needs at least one stream")
+        if self.devices is not None and self.executor not in ("auto", "frames"):
+            raise ValueError(f'devices= are for executor="frames", not {self.executor!r}')
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run takes: ``Session.run``, ``submit`` and ``arun``, and ``Stream.run``."""
+
+    feeds: Mapping[str, Any] | None = option(
+        None,
+        "Values by name: arrays (anything with __array__ or __dlpack__), lists and numbers of the "
+        "input's dtype and shape. Any value of the model may be fed.",
+    )
+    fetches: Sequence[str] | None = option(
+        None, "Names of the values to return, by default the model's outputs."
+    )
+    targets: Sequence[str] | None = option(
+        None, "Names of values or nodes to compute without returning them."
+    )
+    _: KW_ONLY
+    timeout: float | None = option(
+        None, "Seconds after which the run ends with DeadlineExceeded, counted from the call."
+    )
+    cancel: CancelToken | None = option(None, "A token whose cancel() ends the run with Cancelled.")
+    trace: Observer | None = option(None, "A penstock.Trace that records the run.")
+    observers: Sequence[Observer] = option((), "Observers that are told of each step of the run.")
+
+    def __post_init__(self) -> None:
+        for observer in self.all_observers:
+            if not isinstance(observer, Observer):
+                raise TypeError(
+                    f"a {type(observer).__name__} does not observe: trace= takes a penstock.Trace, "
+                    "observers= a list of these and of other penstock.Observers"
+                )
+
+    @property
+    def all_observers(self) -> tuple[Observer, ...]:
+        """The trace, if any, and the other observers."""
+        others = tuple(self.observers)
+        return others if self.trace is None else (self.trace, *others)
+
+
+P = ParamSpec("P")
+First = TypeVar("First")
+Second = TypeVar("Second")
+Result = TypeVar("Result")
+
+
+@overload
+def accepts(
+    record: Callable[P, Any],
+) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, P], Result]]: ...
+
+
+@overload
+def accepts(
+    record: Callable[P, Any], after: tuple[type[Second]]
+) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, Second, P], Result]]: ...
+
+
+def accepts(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
+    """Declare that a function takes what ``record`` takes, behind its first parameter and as many
+    as ``after`` has types.
+
+    The function itself is returned, with the signature and the documentation of the options.
+    """
+
+    def declare(function: Any) -> Any:
+        own = inspect.signature(function)
+        leading = list(own.parameters.values())[: 1 + len(after)]
+        options = inspect.signature(record).parameters.values()
+        function.__signature__ = own.replace(parameters=[*leading, *options])
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{describe(record)}"
+        return function
+
+    return declare
+
+
+def describe(record: Any) -> str:
+    """The options of ``record`` and what they mean, a paragraph each."""
+    return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))
+
+
+def help_of(record: Any, name: str) -> str:
+    """The text of one option."""
+    return next(str(f.metadata["help"]) for f in fields(record) if f.name == name)
+
+
+def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
+    """The record of these options; ``TypeError`` suggests a name for one that there is not."""
+    names = [f.name for f in fields(cast(Any, record))]
+    for name in options:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
+            raise TypeError(f"{caller}() has no option {name!r}; {hint}")
+    return record(*arguments, **options)

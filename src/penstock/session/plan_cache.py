@@ -1,0 +1,93 @@
+"""The executors that a session has compiled, by subgraph and input shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from penstock.executors.base import Executor
+from penstock.session.subgraphs import Subgraph
+
+Compile = Callable[[], Executor]
+
+
+class PlanCache:
+    """Executors in the order of their last use, bounded by the bytes that they hold.
+
+    Each is kept under its subgraph, the key of what was fed (``Subgraph.key``) and whether it tells
+    observers of its steps. The one used last is always kept, whatever it holds.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._closed = False
+        self._lock = threading.Lock()
+        self._executors: OrderedDict[tuple[Subgraph, Any, bool], Executor] = OrderedDict()
+
+    def get(self, subgraph: Subgraph, key: Any, observed: bool, compile: Compile) -> Executor:
+        """The executor of a plan, compiled if it is new.
+
+        Of threads that need the same new plan one compiles it; threads with plans of their own go
+        on.
+        """
+        executor = self._lookup(subgraph, key, observed)
+        if executor is None:
+            with subgraph.lock:
+                executor = self._lookup(subgraph, key, observed)
+                if executor is None:
+                    executor = compile()
+                    self._keep(subgraph, key, observed, executor)
+        if not observed:
+            subgraph.last = (None, None) if self._closed else (key, executor)
+        return executor
+
+    def executors(self) -> list[Executor]:
+        """All executors kept."""
+        with self._lock:
+            return list(self._executors.values())
+
+    def drop(self, subgraph: Subgraph) -> None:
+        """Forget the plans of a subgraph."""
+        with self._lock:
+            for key in [key for key in self._executors if key[0] is subgraph]:
+                del self._executors[key]
+        subgraph.last = (None, None)
+
+    def close(self) -> None:
+        """Forget all plans, and keep none from now on."""
+        with self._lock:
+            self._closed = True
+            for subgraph, _, _ in self._executors:
+                subgraph.last = (None, None)
+            self._executors.clear()
+
+    def forked(self) -> None:
+        """Make a new lock in a forked child, where no other thread holds the old one."""
+        self._lock = threading.Lock()
+
+    def _lookup(self, subgraph: Subgraph, key: Any, observed: bool) -> Executor | None:
+        with self._lock:
+            executor = self._executors.get((subgraph, key, observed))
+            if executor is not None:
+                self._executors.move_to_end((subgraph, key, observed))
+        return executor
+
+    def _keep(self, subgraph: Subgraph, key: Any, observed: bool, executor: Executor) -> None:
+        """Add a plan; drop those not used for longest, down to the limit on their bytes."""
+        with self._lock:
+            if self._closed:
+                return
+            self._executors[subgraph, key, observed] = executor
+            held = sum(map(_nbytes, self._executors.values()))
+            while held > self._max_bytes and len(self._executors) > 1:
+                (oldest, _, _), dropped = self._executors.popitem(last=False)
+                held -= _nbytes(dropped)
+                if oldest.last[1] is dropped:
+                    oldest.last = (None, None)
+
+
+def _nbytes(executor: Executor) -> int:
+    """Bytes that dropping a plan gives back."""
+    return executor.arena_bytes + executor.plan_bytes

@@ -1,0 +1,99 @@
+"""Options of compiling and running: one record each, for all functions that take them."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.observers.trace import Trace
+from penstock.ops import find
+from penstock.session.options import CompileOptions, RunOptions
+from penstock.session.session import Session
+from penstock.tuning.measure import CostModel
+
+
+def model() -> ps.ir.graph.Model:
+    x = ps.ir.graph.Value("x", ps.types.TensorType(np.dtype(np.float32), (2,)))
+    y = ps.ir.graph.Value("y")
+    graph = ps.ir.graph.Graph([x], [y], [ps.ir.graph.Node(find("Exp"), [x], [y])])
+    return ps.ir.graph.Model({"g": graph}, "g")
+
+
+@pytest.mark.parametrize(
+    ("function", "record"),
+    [
+        (ps.compile, CompileOptions),
+        (Session.run, RunOptions),
+        (Session.submit, RunOptions),
+        (Session.arun, RunOptions),
+        (ps.Stream.run, RunOptions),
+    ],
+)
+def test_signature_lists_every_option_of_its_record(function, record) -> None:
+    parameters = inspect.signature(function).parameters
+    expected = inspect.signature(record).parameters
+    assert list(parameters)[-len(expected) :] == list(expected)
+    assert {name: parameters[name].default for name in expected} == {
+        name: expected[name].default for name in expected
+    }
+    for name in expected:
+        assert f"``{name}``: " in inspect.getdoc(function)
+
+
+def test_compile_with_unknown_option_suggests_a_name() -> None:
+    with pytest.raises(TypeError, match=r"compile\(\) has no option 'thread'; .*'threads'"):
+        ps.compile(model(), thread=1)
+
+
+@pytest.mark.parametrize("method", ["run", "submit"])
+def test_run_with_unknown_option_suggests_a_name(method) -> None:
+    session = ps.compile(model())
+    with pytest.raises(TypeError, match=rf"{method}\(\) has no option 'timout'; .*'timeout'"):
+        getattr(session, method)({"x": np.zeros(2, np.float32)}, timout=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("executor", "fast", "executor 'fast' is not one of auto, linear"),
+        ("precision", "fp8", "precision 'fp8' is not one of float32, bf16"),
+        ("threads", 0, "threads=0"),
+        ("max_streams", 0, "max_streams=0"),
+    ],
+)
+def test_compile_options_with_wrong_value_raise_value_error(name, value, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        CompileOptions(**{name: value})
+
+
+def test_run_options_with_an_observer_of_another_class_raise_type_error() -> None:
+    with pytest.raises(TypeError, match="a str does not observe"):
+        RunOptions(observers=["trace"])
+
+
+def test_all_observers_begin_with_the_trace() -> None:
+    trace, other = Trace(), Trace()
+    assert RunOptions(trace=trace, observers=[other]).all_observers == (trace, other)
+
+
+def test_compile_options_are_pickled() -> None:
+    options = CompileOptions("linear", ["numpy"], threads=1)
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+class NumpyIsSlow(CostModel):
+    def expected(self, node, among, backend) -> float:
+        return 1.0 if backend.name == "numpy" else 1e-9
+
+
+def test_cost_model_decides_where_nodes_run() -> None:
+    class Second(ps.backends.numpy.NumpyBackend):
+        name = "second"
+
+    backends = [ps.backends.numpy.NumpyBackend(), Second()]
+    session = ps.compile(model(), backends=backends, cost_model=NumpyIsSlow())
+    assert [step.backend for step in session.plan.walk()] == ["second"]
