@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.algorithms.dag import CycleError, Dag
+from penstock.algorithms.dag import CycleError, Dag, strongly_connected_components
 
 # What an example takes says more about the machine than about the code.
 untimed = settings(deadline=None)
@@ -174,3 +174,39 @@ def test_a_cycle_at_the_end_of_a_long_chain_is_found():
     with pytest.raises(CycleError) as caught:
         Dag(n, [*((i, i + 1) for i in range(n - 1)), (n - 1, n - 3)])
     assert caught.value.cycle == [n - 3, n - 2, n - 1]
+
+
+# Strongly connected components
+
+
+def test_components_of_a_graph_without_edges_are_single_nodes():
+    assert strongly_connected_components([[], [], []]) == [[0], [1], [2]]
+
+
+def test_components_come_after_those_that_they_reach():
+    assert strongly_connected_components([[1], [2], [1, 3], []]) == [[3], [2, 1], [0]]
+
+
+def test_components_of_a_long_chain_do_not_recurse():
+    n = 20_000
+    cycle = [[(i + 1) % n] for i in range(n)]
+    assert sorted(strongly_connected_components(cycle)[0]) == list(range(n))
+
+
+@untimed
+@given(st.integers(1, 12), st.data())
+def test_components_are_the_classes_of_mutual_reachability(n: int, data: st.DataObject):
+    nodes = st.integers(0, n - 1)
+    successors = data.draw(st.lists(st.lists(nodes, max_size=3), min_size=n, max_size=n))
+    reach = [{i} for i in range(n)]
+    for _ in range(n):
+        for i in range(n):
+            reach[i].update(*(reach[j] for j in successors[i]))
+    components = strongly_connected_components(successors)
+    position = {i: at for at, component in enumerate(components) for i in component}
+    assert sorted(position) == list(range(n))
+    for i in range(n):
+        for j in range(n):
+            assert (position[i] == position[j]) == (j in reach[i] and i in reach[j])
+            if j in reach[i]:
+                assert position[j] <= position[i]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 # Nodes of a long cycle that a message shows at either end.
@@ -95,3 +95,51 @@ def _refuse_cycles(succ: tuple[tuple[int, ...], ...], pred: tuple[tuple[int, ...
     cycle = list(met)[met[node] :][::-1]
     lowest = cycle.index(min(cycle))
     raise CycleError(cycle[lowest:] + cycle[:lowest])
+
+
+def strongly_connected_components(successors: Sequence[Iterable[int]]) -> list[list[int]]:
+    """Partition the nodes 0 to n - 1 of a directed graph into strongly connected components.
+
+    ``successors[i]`` are the nodes that edges from node i lead to. Nodes of one component reach
+    each other; a component comes after those that it reaches (reverse topological order).
+
+    Tarjan 1972, "Depth-first search and linear graph algorithms", without recursion; linear in
+    nodes and edges.
+
+    >>> strongly_connected_components([[1], [2], [1, 3], []])
+    [[3], [2, 1], [0]]
+    """
+    index = [-1] * len(successors)  # in the order of discovery
+    low = list(index)  # the lowest index on the stack that a node's descendants reach
+    on_stack = [False] * len(successors)
+    stack: list[int] = []
+    components: list[list[int]] = []
+    discovered = 0
+    for root in range(len(successors)):
+        if index[root] >= 0:
+            continue
+        path = [(root, iter(successors[root]))]
+        while path:
+            node, rest = path[-1]
+            if index[node] < 0:
+                index[node] = low[node] = discovered
+                discovered += 1
+                stack.append(node)
+                on_stack[node] = True
+            for other in rest:
+                if index[other] < 0:
+                    path.append((other, iter(successors[other])))
+                    break
+                if on_stack[other]:
+                    low[node] = min(low[node], index[other])
+            else:
+                path.pop()
+                if path:
+                    parent = path[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == index[node]:
+                    components.append([])
+                    while not components[-1] or components[-1][-1] != node:
+                        components[-1].append(stack.pop())
+                        on_stack[components[-1][-1]] = False
+    return components

@@ -12,10 +12,10 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 
 from penstock.errors import InvalidModel
-from penstock.frontends.tensorflow.crc32c import crc32c, unmasked
 from penstock.frontends.tensorflow.file import parsed
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
 from penstock.frontends.tensorflow.tensors import TensorError, numpy_dtype, shape_of
@@ -26,6 +26,7 @@ _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57
 _TRAILER = 5  # the kind of compression, and a checksum
 _MOST_SHARDS = 10_000
+_MASK_DELTA = 0xA282EAD8
 
 
 class Bundle:
@@ -75,7 +76,7 @@ class Bundle:
             raise InvalidModel(
                 f"{where} has {data.size} bytes, which its shape {dims} does not take"
             )
-        if crc32c(data) != unmasked(entry.crc32c):
+        if google_crc32c.value(data) != _unmasked(entry.crc32c):
             raise InvalidModel(f"{where} is damaged: its checksum is not that of its bytes")
         if dtype == np.bool_:
             return (data != 0).reshape(dims)
@@ -104,6 +105,13 @@ def _mapped(path: Path) -> np.ndarray:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     except (OSError, ValueError) as error:
         raise InvalidModel(f"{path.name} cannot be read: {error}") from error
+
+
+def _unmasked(stored: int) -> int:
+    """The CRC-32C of a stored checksum, which is rotated and offset so that data with embedded
+    checksums keep a strong one (``crc32c::Mask`` of LevelDB)."""
+    rotated = (stored - _MASK_DELTA) & 0xFFFFFFFF
+    return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
 
 
 class _Table:
@@ -137,7 +145,7 @@ class _Table:
             raise self.damaged("a block reaches beyond its end")
         kind = self.data[end]
         stored = int.from_bytes(self.data[end + 1 : end + _TRAILER], "little")
-        if crc32c(self.data[offset : end + 1]) != unmasked(stored):
+        if google_crc32c.value(self.data[offset : end + 1]) != _unmasked(stored):
             raise self.damaged("the checksum of a block is not that of its bytes")
         if kind:
             raise InvalidModel(

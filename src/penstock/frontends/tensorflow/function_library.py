@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.algorithms.dag import strongly_connected_components
 from penstock.frontends.tensorflow.attrs import Function, attribute
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     AttrValue,
@@ -96,43 +97,13 @@ def _functions_of(value: AttrValue) -> Iterator[str]:
 
 
 def _recursive(calls: Mapping[str, set[str]]) -> set[str]:
-    """Functions that come back to themselves, by Tarjan's search for strong components, without
-    recursion: how long a chain of calls is, is the file's to say."""
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    open_: list[str] = []
-    inside: set[str] = set()
-    found: set[str] = set()
-    for root in calls:
-        if root in number:
-            continue
-        stack = [(root, iter(calls[root]))]
-        number[root] = low[root] = len(number)
-        open_.append(root)
-        inside.add(root)
-        while stack:
-            name, left = stack[-1]
-            for callee in left:
-                if callee not in calls:
-                    continue
-                if callee not in number:
-                    number[callee] = low[callee] = len(number)
-                    open_.append(callee)
-                    inside.add(callee)
-                    stack.append((callee, iter(calls[callee])))
-                    break
-                if callee in inside:
-                    low[name] = min(low[name], number[callee])
-            else:
-                stack.pop()
-                if stack:
-                    low[stack[-1][0]] = min(low[stack[-1][0]], low[name])
-                if low[name] != number[name]:
-                    continue
-                component: list[str] = []
-                while not component or component[-1] != name:
-                    component.append(open_.pop())
-                inside.difference_update(component)
-                if len(component) > 1 or name in calls[name]:
-                    found.update(component)
-    return found
+    """The functions that call themselves, directly or through others."""
+    names = list(calls)
+    index = {name: i for i, name in enumerate(names)}
+    successors = [[index[callee] for callee in calls[name] if callee in index] for name in names]
+    return {
+        names[i]
+        for component in strongly_connected_components(successors)
+        for i in component
+        if len(component) > 1 or i in successors[i]
+    }

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import InvalidModel, Unsupported
-from penstock.frontends.tensorflow.checkpoint import Bundle
 from penstock.frontends.tensorflow.conversion import Scope
 from penstock.frontends.tensorflow.file import read_saved_model
 from penstock.frontends.tensorflow.function_library import calls
@@ -177,6 +176,8 @@ class _Reader:
         prefix = self.folder / "variables" / "variables"
         if not Path(f"{prefix}.index").is_file():
             return {}
+        from penstock.frontends.tensorflow.checkpoint import Bundle  # imports google_crc32c, 20 ms
+
         bundle = Bundle(prefix, self.limits)
         return {name: bundle.read(key) for name, key in self.restored()}
 
