@@ -26,11 +26,11 @@ def memory_rows() -> list[str]:
     for name, path, feeds in _models():
         session = ps.compile(path, executor="linear")
         session.run(feeds)
-        layout = session.latest.layout
-        if not layout.lower_bound:
+        arena_plan = session.latest.arena_plan
+        if not arena_plan.lower_bound:
             continue
-        ratios.append(layout.size / layout.lower_bound)
-        size, bound = layout.size / 1024, layout.lower_bound / 1024
+        ratios.append(arena_plan.size / arena_plan.lower_bound)
+        size, bound = arena_plan.size / 1024, arena_plan.lower_bound / 1024
         rows.append(f"| {name} | {size:,.1f} | {bound:,.1f} | {ratios[-1]:.4f} |")
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     rows.append(

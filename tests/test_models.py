@@ -53,9 +53,11 @@ def test_real_models_agree_with_onnx_runtime(model: RealModel):
             assert_agree(got, want, 1e-3 if recurrent else 1e-4)
     session = ps.compile(path, executor="linear")
     session.run(feeds)
-    layout = session.latest.layout
-    print(f"{model.name}: arena {format_bytes(layout.size)} of {format_bytes(layout.lower_bound)}")
-    assert layout.size <= 1.05 * layout.lower_bound
+    arena_plan = session.latest.arena_plan
+    print(
+        f"{model.name}: arena {format_bytes(arena_plan.size)} of {format_bytes(arena_plan.lower_bound)}"
+    )
+    assert arena_plan.size <= 1.05 * arena_plan.lower_bound
 
 
 def test_arenas_are_within_one_percent_of_their_lower_bounds():
@@ -63,9 +65,9 @@ def test_arenas_are_within_one_percent_of_their_lower_bounds():
     for model in real_models():
         session = ps.compile(fetch(model), executor="linear")
         session.run(model.feeds())
-        layout = session.latest.layout
-        if layout.lower_bound:
-            ratios.append(layout.size / layout.lower_bound)
+        arena_plan = session.latest.arena_plan
+        if arena_plan.lower_bound:
+            ratios.append(arena_plan.size / arena_plan.lower_bound)
     assert len(ratios) >= 15
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.01
 
@@ -124,8 +126,8 @@ def test_resnet50():
         session = ps.compile(proto, executor=executor)
         got = session(x)
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
-    layout = session.latest.layout
-    assert layout.size <= 1.01 * layout.lower_bound
+    arena_plan = session.latest.arena_plan
+    assert arena_plan.size <= 1.01 * arena_plan.lower_bound
     # Without fusion, the last convolution of the first block, its shortcut and its input are alive
     # at once: 256 x 56 x 56 twice and 64 x 56 x 56 floats.
-    assert layout.lower_bound <= (2 * 256 + 64) * 56 * 56 * 4
+    assert arena_plan.lower_bound <= (2 * 256 + 64) * 56 * 56 * 4

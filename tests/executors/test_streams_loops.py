@@ -195,8 +195,8 @@ def test_a_loop_waits_for_other_streams_and_others_wait_for_it():
     session = same(text, {"n": np.int64(3), "x": X})
     signals = session.latest.tasks.signals
     (while_,) = [step for step in session.plan.steps if step.control]
-    assert len(signals.waits[id(while_)]) == 1
-    assert len(signals.emits[id(while_)]) == 1
+    assert len(signals.waits[while_]) == 1
+    assert len(signals.emits[while_]) == 1
     assert streams_of(session) == 2
 
 

@@ -22,7 +22,7 @@ from penstock.ir.graph import Graph, clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
-from penstock.plan.arena_layout import Layout, _Liveness, lay_out, lay_out_tasks
+from penstock.plan.arena_layout import ArenaPlan, _Liveness, plan_arena, plan_arena_for_tasks
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, compile_plan, memory_of, walk
 from penstock.plan.tasks import arrange, dependencies
@@ -40,9 +40,9 @@ def plan_of(graph: Graph) -> Plan:
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 
 
-def planned(text: str) -> tuple[Plan, Layout]:
+def planned(text: str) -> tuple[Plan, ArenaPlan]:
     plan = plan_of(ps.load(parser.parse_model(HEADER + text)).graph)
-    return plan, lay_out(plan)
+    return plan, plan_arena(plan)
 
 
 def slot(plan: Plan, name: str) -> int:
@@ -57,17 +57,17 @@ def slot(plan: Plan, name: str) -> int:
 @given(graph=graphs(), planner=st.sampled_from(["best", "first_fit", "wic", "bump"]))
 def test_nothing_is_overwritten_while_it_is_read(graph, planner):
     plan = plan_of(graph)
-    replay(plan, lay_out(plan, planner))
+    replay(plan, plan_arena(plan, planner))
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_nor_in_larger_graphs_and_other_orders(seed):
     plan = plan_of(seeded(seed, 40))
-    replay(plan, lay_out(plan))
+    replay(plan, plan_arena(plan))
     choose = random.Random(seed)
     dag = dependencies(plan.slots, plan.steps)
     order = topological_order(dag, [choose.random() for _ in range(dag.n)])
-    replay(plan, _Liveness(plan, order).layout("wic"))
+    replay(plan, _Liveness(plan, order).arena_plan("wic"))
 
 
 # Any order, and several steps at once.
@@ -80,7 +80,7 @@ class Whole(OneByOne):
         return False
 
 
-def together(plan: Plan, layout: Layout) -> None:
+def together(plan: Plan, arena_plan: ArenaPlan) -> None:
     """Steps that may run at the same time write nothing that the other one touches."""
     dag = dependencies(plan.slots, plan.steps)
     before = [{i} for i in range(dag.n)]
@@ -91,7 +91,7 @@ def together(plan: Plan, layout: Layout) -> None:
     def spans(slots) -> list[tuple[int, int]]:
         roots = {root for slot in slots if slot >= 0 for root in memory_of(plan.slots, slot)}
         return [
-            (layout.offsets[root], layout.offsets[root] + plan.slots[root].type.nbytes)
+            (arena_plan.offsets[root], arena_plan.offsets[root] + plan.slots[root].type.nbytes)
             for root in roots
         ]
 
@@ -117,21 +117,21 @@ def together(plan: Plan, layout: Layout) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
     plan = plan_of(seeded(seed, 40))
-    layout = lay_out_tasks(plan, arrange(plan, Whole()), planner)
-    together(plan, layout)
+    arena_plan = plan_arena_for_tasks(plan, arrange(plan, Whole()), planner)
+    together(plan, arena_plan)
     choose = random.Random(seed)
     dag = dependencies(plan.slots, plan.steps)
     for _ in range(4):
         order = topological_order(dag, [choose.random() for _ in range(dag.n)])
-        replay(plan, replace(layout, order=tuple(order)))
+        replay(plan, replace(arena_plan, order=tuple(order)))
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_nor_with_steps_of_loops_and_branches_as_tasks(seed):
     plan = plan_of(seeded(seed, 40))
-    layout = lay_out_tasks(plan, arrange(plan, OneByOne()))
-    together(plan, layout)
-    replay(plan, layout)
+    arena_plan = plan_arena_for_tasks(plan, arrange(plan, OneByOne()))
+    together(plan, arena_plan)
+    replay(plan, arena_plan)
 
 
 def test_memory_of_one_branch_serves_the_other():
@@ -141,36 +141,36 @@ def test_memory_of_one_branch_serves_the_other():
                         else_branch = e () => (float[1] q) { f = Cos(x) g = Sin(x) h = Mul(f, g) q = ReduceMax(h) }>
             y = Neg(z) }"""
     )
-    layout = lay_out_tasks(plan, arrange(plan, OneByOne()))
-    assert layout.size < 3 * 4096
+    arena_plan = plan_arena_for_tasks(plan, arrange(plan, OneByOne()))
+    assert arena_plan.size < 3 * 4096
 
 
 def test_the_replay_sees_what_is_wrong():
-    plan, layout = planned(
+    plan, arena_plan = planned(
         "g (float[16] x) => (float[16] y) { a = Exp(x) b = Sin(a) c = Mul(a, b) y = Add(c, a) }"
     )
     a, b = slot(plan, "a"), slot(plan, "b")
-    assert layout.buffer_of[a] != layout.buffer_of[b]
-    replay(plan, layout)
+    assert arena_plan.buffer_of[a] != arena_plan.buffer_of[b]
+    replay(plan, arena_plan)
     with pytest.raises(AssertionError):
-        replay(plan, replace(layout, offsets={**layout.offsets, b: layout.offsets[a]}))
+        replay(plan, replace(arena_plan, offsets={**arena_plan.offsets, b: arena_plan.offsets[a]}))
     # An order in which a step runs before what it reads:
     with pytest.raises(KeyError):
-        replay(plan, replace(layout, order=layout.order[::-1]))
+        replay(plan, replace(arena_plan, order=arena_plan.order[::-1]))
 
 
 def test_the_replay_sees_what_a_loop_overwrites():
-    plan, layout = planned(
+    plan, arena_plan = planned(
         """g (float[16] x, int64 n) => (float[16] y) {
             a = Exp(x)
             r = Loop (n, , x) <body = b (int64 i, bool c, float[16] v) => (bool d, float[16] w) {
                 d = Identity(c) s = Add(v, a) w = Mul(s, v) }>
             y = Neg(r) }"""
     )
-    replay(plan, layout)
+    replay(plan, arena_plan)
     a, s = slot(plan, "a"), slot(plan, "s")
     with pytest.raises(OverwrittenError, match=r"^a "):
-        replay(plan, replace(layout, offsets={**layout.offsets, s: layout.offsets[a]}))
+        replay(plan, replace(arena_plan, offsets={**arena_plan.offsets, s: arena_plan.offsets[a]}))
 
 
 # Real graphs.
@@ -186,7 +186,7 @@ def test_nothing_is_overwritten_in_networks(path):
         dims = tuple(dim if isinstance(dim, int) else 1 for dim in value.type.shape or ())
         value.type = TensorType(value.type.dtype, dims)
     plan = plan_of(graph)
-    replay(plan, lay_out(plan), seeds=1)
+    replay(plan, plan_arena(plan), seeds=1)
 
 
 @cache
@@ -203,7 +203,7 @@ def test_nothing_is_overwritten_in_the_models_of_the_suite():
             plan = plan_of(ps.load(path).graph)
         except ps.Unsupported:
             continue
-        replay(plan, lay_out(plan), seeds=2)
+        replay(plan, plan_arena(plan), seeds=2)
 
 
 # What a lifetime is.
@@ -227,9 +227,9 @@ def test_buffers_of_a_carried_value_that_nobody_reads_live_through_the_loop():
     dead = loop.carries[1]
     assert dead.buffers is not None
     assert dead.result == -1
-    layout = lay_out(plan)
-    assert layout.offsets[slot(plan, "q")] not in {layout.offsets[b] for b in dead.buffers}
-    replay(plan, layout, seeds=20)
+    arena_plan = plan_arena(plan)
+    assert arena_plan.offsets[slot(plan, "q")] not in {arena_plan.offsets[b] for b in dead.buffers}
+    replay(plan, arena_plan, seeds=20)
 
 
 def test_a_result_of_a_loop_lets_go_of_its_initial_value():
@@ -239,8 +239,10 @@ def test_a_result_of_a_loop_lets_go_of_its_initial_value():
             => (bool d{k}, float[16] e{k}) {{ d{k} = Identity(c{k}) e{k} = Neg(a{k}) }}>"""
         for k in range(30)
     )
-    _, layout = planned(f"g (float[16] v0, int64 n) => (float[16] y) {{ {loops} y = Exp(v30) }}")
-    assert layout.size <= 4 * 64
+    _, arena_plan = planned(
+        f"g (float[16] v0, int64 n) => (float[16] y) {{ {loops} y = Exp(v30) }}"
+    )
+    assert arena_plan.size <= 4 * 64
 
 
 def test_a_result_of_many_branches_is_in_few_places():
@@ -251,8 +253,8 @@ def test_a_result_of_many_branches_is_in_few_places():
         for k in range(40)
     )
     text = f"g (float[16] x, bool c) => (float[16] y) {{ v0 = Exp(x) {ifs} y = Exp(v40) }}"
-    plan, layout = planned(text)
-    assert layout.size <= 12 * 64
+    plan, arena_plan = planned(text)
+    assert arena_plan.size <= 12 * 64
     assert max(len(slot.roots) for slot in plan.slots) <= 9
     session = ps.compile(parser.parse_model(HEADER + text))
     for condition in (True, False):

@@ -19,7 +19,7 @@ from penstock.plan.grouping import (
     PYTHON_S,
     ClusteredGrouping,
     OneByOne,
-    turns,
+    trip_count,
 )
 from penstock.plan.plan import Plan, Step, compile_plan, walk
 from penstock.plan.tasks import Tasks, arrange
@@ -69,7 +69,7 @@ def plan_of(drawn: Nodes) -> Plan:
     return compile_plan(graph, [NumpyBackend()])
 
 
-def loop(drawn: Nodes, turns: int | str = "n") -> Callable[[Mapping[str, Value]], Node]:
+def loop(drawn: Nodes, trip_count: int | str = "n") -> Callable[[Mapping[str, Value]], Node]:
     """A Loop over x, whose body has these nodes; in it, v is the value it carries."""
 
     def made(known: Mapping[str, Value]) -> Node:
@@ -77,7 +77,11 @@ def loop(drawn: Nodes, turns: int | str = "n") -> Callable[[Mapping[str, Value]]
         v = Value("v", KIND)
         nodes = add({**known, "v": v}, drawn)
         body = Graph([i, c, v], [c, nodes[-1].outputs[0]], nodes, "body")
-        limit = known[turns] if isinstance(turns, str) else Value("limit", const=np.array(turns))
+        limit = (
+            known[trip_count]
+            if isinstance(trip_count, str)
+            else Value("limit", const=np.array(trip_count))
+        )
         result = Value("r", KIND)
         return Node(find("Loop"), [limit, None, known["x"]], [result], {"body": body}, name="L")
 
@@ -235,10 +239,10 @@ def test_a_loop_that_turns_a_thousand_times_is_heavy():
     #        /-> L { T0 } --\
     #     x +                +-> T
     #        \-> H ---------/
-    plan = plan_of({"L": loop({"T0": "v"}, turns=1000), "H": "x", "T": "L H"})
+    plan = plan_of({"L": loop({"T0": "v"}, trip_count=1000), "H": "x", "T": "L H"})
     grouping = clustered(plan)
     assert grouping.seconds(plan.steps[0]) == pytest.approx(1e-3)
-    assert turns(plan, plan.steps[0]) == 1000
+    assert trip_count(plan, plan.steps[0]) == 1000
     assert members(arrange(plan, grouping)) == [{"L"}, {"H"}, {"T"}]
 
 
@@ -292,8 +296,8 @@ def test_nor_does_a_random_one_without_blocks_that_gain(seed, workers):
     graph = clone(seeded(seed, 40))
     optimize(graph, DEFAULT_LIMITS)
     plan = compile_plan(graph, [NumpyBackend()])
-    cost = {id(step): 10.0 ** -(3 + i * 7919 % 4) for i, step in enumerate(plan.walk())}
-    grouping = ClusteredGrouping(plan, lambda step: cost[id(step)], workers)
+    cost = {step: 10.0 ** -(3 + i * 7919 % 4) for i, step in enumerate(plan.walk())}
+    grouping = ClusteredGrouping(plan, lambda step: cost[step], workers)
     tasks = arrange(plan, grouping)
     assert sorted(id(s) for t in tasks.tasks for s in (t.steps if t.blocks else walk(t.steps))) == (
         sorted(map(id, plan.walk()))
@@ -303,14 +307,14 @@ def test_nor_does_a_random_one_without_blocks_that_gain(seed, workers):
 
 
 def test_a_loop_that_never_begins_takes_no_time():
-    plan = plan_of({"L": loop({"H": "v"}, turns=-5), "H0": "x", "H1": "x", "T": "L H0 H1"})
+    plan = plan_of({"L": loop({"H": "v"}, trip_count=-5), "H0": "x", "H1": "x", "T": "L H0 H1"})
     grouping = clustered(plan)
     arrange(plan, grouping)
     assert grouping.seconds(plan.steps[0]) >= 0
 
 
 def test_a_loop_of_no_end_is_no_more_than_very_long():
-    plan = plan_of({"L": loop({"H": "v"}, turns=2**62), "H0": "x", "H1": "x", "T": "L H0 H1"})
+    plan = plan_of({"L": loop({"H": "v"}, trip_count=2**62), "H0": "x", "H1": "x", "T": "L H0 H1"})
     assert arrange(plan, clustered(plan)).tasks
 
 

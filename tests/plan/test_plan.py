@@ -13,17 +13,17 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
 from penstock.limits import DEFAULT_LIMITS
 from penstock.passes.pipeline import optimize
-from penstock.plan.arena_layout import Layout, lay_out
+from penstock.plan.arena_layout import ArenaPlan, plan_arena
 from penstock.plan.plan import Plan, SlotKind, compile_plan
 from tests.support.random_graphs import graphs
 
 
-def planned(text: str, opset: int = 19) -> tuple[Plan, Layout]:
+def planned(text: str, opset: int = 19) -> tuple[Plan, ArenaPlan]:
     header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
     graph = clone(ps.load(parser.parse_model(header + text)).graph)
     optimize(graph, DEFAULT_LIMITS)
     plan = compile_plan(graph, [NumpyBackend()])
-    return plan, lay_out(plan)
+    return plan, plan_arena(plan)
 
 
 def slot(plan: Plan, name: str) -> int:
@@ -36,7 +36,7 @@ def slot(plan: Plan, name: str) -> int:
 
 def test_views_of_planned_memory_are_no_steps():
     #  x -> Exp -> t -> Reshape -> Transpose -> Slice -> Neg
-    plan, layout = planned(
+    plan, arena_plan = planned(
         """g (float[4, 6] x) => (float[M, N] y) <int64[2] s = {6, 4}, int64[1] a = {1},
             int64[1] b = {3}> {
             t = Exp(x) u = Reshape(t, s) v = Transpose(u) w = Slice(v, a, b) y = Neg(w) }"""
@@ -48,19 +48,19 @@ def test_views_of_planned_memory_are_no_steps():
     assert seen.base == slot(plan, "t")
     # u is [6, 4], its transpose has strides (4, 16); the slice starts in row 1.
     assert (seen.offset, seen.strides) == (4, (4, 16))
-    assert layout.size == 4 * 6 * 4
+    assert arena_plan.size == 4 * 6 * 4
 
 
 def test_a_view_keeps_the_memory_it_looks_at_alive():
     #  a -> transpose -> (read at the very end), while others read a and are done
-    plan, layout = planned(
+    plan, arena_plan = planned(
         """g (float[8, 8] x) => (float[8, 8] y) {
             a = Exp(x) v = Transpose(a) b = Sin(a) c = MatMul(b, b) y = Add(c, v) }"""
     )
-    buffers = layout.buffer_of
+    buffers = arena_plan.buffer_of
     a, b = slot(plan, "a"), slot(plan, "b")
     assert buffers[a] != buffers[b]
-    assert abs(layout.offsets[a] - layout.offsets[b]) >= 256
+    assert abs(arena_plan.offsets[a] - arena_plan.offsets[b]) >= 256
 
 
 def test_a_reshape_that_strides_cannot_express_copies():
@@ -88,18 +88,18 @@ def test_a_view_of_an_input_or_a_constant_is_never_written():
 
 def test_a_chain_runs_in_one_buffer():
     chain = "".join(f"v{i + 1} = Add(v{i}, k) " for i in range(50))
-    _, layout = planned(
+    _, arena_plan = planned(
         f"g (float[16] v0) => (float[16] y) <float k = {{1}}> {{ {chain} y = Neg(v50) }}"
     )
-    assert layout.size == layout.lower_bound == 64
+    assert arena_plan.size == arena_plan.lower_bound == 64
 
 
 def test_what_is_read_later_is_not_overwritten():
     #  a -> b = -a -> c = a + b: b may not take a's memory
-    plan, layout = planned(
+    plan, arena_plan = planned(
         "g (float[16] x) => (float[16] y) { a = Exp(x) b = Sin(a) c = Mul(a, b) d = Sub(c, a) y = Neg(d) }"
     )
-    of = layout.buffer_of
+    of = arena_plan.buffer_of
     a, b, c, d = (slot(plan, name) for name in "abcd")
     assert of[a] != of[b]
     assert of[b] == of[c]  # b dies in c
@@ -107,19 +107,19 @@ def test_what_is_read_later_is_not_overwritten():
 
 
 def test_what_a_view_still_reads_is_not_overwritten():
-    plan, layout = planned(
+    plan, arena_plan = planned(
         """g (float[4, 4] x) => (float[4, 4] y) {
             a = Exp(x) v = Transpose(a) b = Neg(a) c = Add(b, v) y = Sin(c) }"""
     )
-    assert layout.buffer_of[slot(plan, "a")] != layout.buffer_of[slot(plan, "b")]
+    assert arena_plan.buffer_of[slot(plan, "a")] != arena_plan.buffer_of[slot(plan, "b")]
 
 
 def test_an_operand_seen_in_two_ways_is_not_overwritten():
     #  a + transpose(a): in place, later elements would read what earlier ones wrote
-    plan, layout = planned(
+    plan, arena_plan = planned(
         "g (float[4, 4] x) => (float[4, 4] y) { a = Exp(x) v = Transpose(a) b = Add(a, v) y = Sin(b) }"
     )
-    assert layout.buffer_of[slot(plan, "a")] != layout.buffer_of[slot(plan, "b")]
+    assert arena_plan.buffer_of[slot(plan, "a")] != arena_plan.buffer_of[slot(plan, "b")]
 
 
 @pytest.mark.parametrize(
@@ -137,19 +137,19 @@ def test_a_value_that_is_read_twice_is_overwritten_only_by_kernels_that_allow_it
 
 
 def test_a_broadcast_operand_is_not_taken_over():
-    plan, layout = planned(
+    plan, arena_plan = planned(
         """g (float[4, 4] x) => (float[4, 4] y) <int64[1] n = {0}> {
             a = Exp(x) r = ReduceMax <keepdims = 1> (a, n) b = Add(r, a) y = Sin(b) }"""
     )
-    of = layout.buffer_of
+    of = arena_plan.buffer_of
     assert of[slot(plan, "b")] == of[slot(plan, "a")] != of[slot(plan, "r")]
 
 
 def test_constants_live_outside_of_the_arena():
-    plan, layout = planned(
+    plan, arena_plan = planned(
         "g (float[1000] x) => (float[1000] y) <float k = {2}> { a = Mul(x, k) y = Exp(a) }"
     )
-    assert layout.size == 4000
+    assert arena_plan.size == 4000
     assert plan.slots[slot(plan, "k")].kind is SlotKind.CONSTANT
 
 
@@ -164,18 +164,18 @@ LOOP = """g (float[16] x, int64 n) => (float[16] y) <float k = {2}> {
 
 
 def test_carried_values_alternate_between_two_buffers():
-    plan, layout = planned(LOOP)
+    plan, arena_plan = planned(LOOP)
     (loop,) = [step for step in plan.steps if step.node.op.name == "Loop"]
     (carry,) = loop.carries
     assert carry.direct
     first, second = carry.buffers
-    assert layout.offsets[first] != layout.offsets[second]
+    assert arena_plan.offsets[first] != arena_plan.offsets[second]
     # initial value, two buffers, one for what the body computes in between
-    assert layout.size == layout.lower_bound == 4 * 64
+    assert arena_plan.size == arena_plan.lower_bound == 4 * 64
 
 
 def test_what_a_body_reads_from_outside_lives_as_long_as_the_loop():
-    plan, layout = planned(
+    plan, arena_plan = planned(
         """g (float[16] x, int64 n) => (float[16] y) {
             a = Exp(x) z = Sin(x)
             r = Loop (n, , z) <body = b (int64 i, bool c, float[16] v) => (bool d, float[16] w) {
@@ -183,19 +183,19 @@ def test_what_a_body_reads_from_outside_lives_as_long_as_the_loop():
             y = Neg(r)
         }"""
     )
-    a, t = layout.offsets[slot(plan, "a")], layout.offsets[slot(plan, "t")]
+    a, t = arena_plan.offsets[slot(plan, "a")], arena_plan.offsets[slot(plan, "t")]
     assert a != t
 
 
 def test_exclusive_branches_share_memory():
-    _, layout = planned(
+    _, arena_plan = planned(
         """g (float[1000] x, bool c) => (float[1000] y) {
             r = If (c) <then_branch = t () => (float[1000] p) { a = Exp(x) b = MatMul_(a) p = Neg(b) },
                         else_branch = e () => (float[1000] q) { d = Sin(x) f = MatMul_(d) q = Neg(f) }>
             y = Neg(r)
         }""".replace("MatMul_", "Softmax")
     )
-    assert layout.size <= 3 * 4000 + 64
+    assert arena_plan.size <= 3 * 4000 + 64
 
 
 # Orders.
@@ -208,11 +208,11 @@ def test_an_order_that_frees_early_is_found():
     narrow = " ".join(f"n{i} = ReduceMax <keepdims = 1> (w{i}, axes)" for i in range(4))
     split = " ".join(f"x{i} = Add(x, k{i})" for i in range(4))
     constants = ", ".join(f"float k{i} = {{{i}}}" for i in range(4))
-    _, layout = planned(
+    _, arena_plan = planned(
         f"""g (float[8] x) => (float[1] y) <int64[1] reps = {{1000}}, int64[1] axes = {{0}}, {constants}> {{
             {split} {wide} {narrow} y = Sum(n0, n1, n2, n3) }}"""
     )
-    assert layout.size < 2 * 32_000
+    assert arena_plan.size < 2 * 32_000
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -221,11 +221,11 @@ def test_arenas_are_close_to_their_lower_bounds(graph):
     copy = clone(graph)
     optimize(copy, DEFAULT_LIMITS)
     plan = compile_plan(copy, [NumpyBackend()])
-    layout = lay_out(plan)
+    arena_plan = plan_arena(plan)
     # Every buffer here is smaller than the alignment, which the bound leaves out.
-    buffers = len(set(layout.buffer_of.values()))
-    assert layout.lower_bound <= layout.size <= layout.lower_bound + 64 * buffers
-    assert sorted(layout.order) == list(range(len(plan.steps)))
+    buffers = len(set(arena_plan.buffer_of.values()))
+    assert arena_plan.lower_bound <= arena_plan.size <= arena_plan.lower_bound + 64 * buffers
+    assert sorted(arena_plan.order) == list(range(len(plan.steps)))
 
 
 def test_explain_says_where_everything_lives():
@@ -242,7 +242,7 @@ def test_explain_says_where_everything_lives():
 def test_unknown_planner_names_are_refused():
     plan, _ = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     with pytest.raises(ValueError, match="best"):
-        lay_out(plan, "worst")
+        plan_arena(plan, "worst")
 
 
 def test_branches_are_explained_under_their_own_names():

@@ -30,7 +30,7 @@ from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan import arena_layout
-from penstock.plan.arena_layout import Layout, lay_out_tasks
+from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, Step, compile_plan, memory_of, walk
 from penstock.plan.tasks import Grouping, Tasks, arrange, dependencies, touches
@@ -209,9 +209,9 @@ class Walk:
         self.plan = plan
         self.tasks = tasks
         self.choose = random.Random(seed)
-        self.layout = lay_out_tasks(plan, tasks)
-        code = Code(plan, self.layout, DEFAULT_LIMITS, tasks)
-        self.memory = NumpyBackend().allocate(self.layout.size)
+        self.arena_plan = plan_arena_for_tasks(plan, tasks)
+        code = Code(plan, self.arena_plan, DEFAULT_LIMITS, tasks)
+        self.memory = NumpyBackend().allocate(self.arena_plan.size)
         self.memory[:] = 0xAB
         *self.functions, self.results = code.bind(self.memory)
         self.source = code.program.source
@@ -458,7 +458,7 @@ def test_ten_thousand_tasks():
 # The memory of tasks.
 
 
-def overlaps(plan: Plan, tasks: Tasks, layout: Layout) -> Iterator[tuple[int, int]]:
+def overlaps(plan: Plan, tasks: Tasks, arena_plan: ArenaPlan) -> Iterator[tuple[int, int]]:
     """Pairs of tasks that may run at the same time, where one writes what the other touches."""
     n = len(tasks.tasks)
     before: list[set[int]] = [set() for _ in range(n)]
@@ -479,7 +479,7 @@ def overlaps(plan: Plan, tasks: Tasks, layout: Layout) -> Iterator[tuple[int, in
     def spans(slots: set[int]) -> set[tuple[int, int]]:
         roots = {root for slot in slots if slot >= 0 for root in memory_of(plan.slots, slot)}
         sizes = {root: plan.slots[root].type.nbytes for root in roots}
-        return {(layout.offsets[r], layout.offsets[r] + size) for r, size in sizes.items()}
+        return {(arena_plan.offsets[r], arena_plan.offsets[r] + size) for r, size in sizes.items()}
 
     touched, written = [], []
     for task in tasks.tasks:
@@ -508,7 +508,7 @@ def test_tasks_that_run_at_the_same_time_share_no_memory_that_one_writes(seed, g
     plan = plan_of(seeded(seed, 80))
     tasks = arrange(plan, GROUPINGS[grouping](seed))
     for planner in ("best", "first_fit", "wic"):
-        assert not list(overlaps(plan, tasks, lay_out_tasks(plan, tasks, planner)))
+        assert not list(overlaps(plan, tasks, plan_arena_for_tasks(plan, tasks, planner)))
 
 
 def test_nor_where_there_are_too_many_buffers_to_compare_them_all(monkeypatch):
@@ -517,7 +517,7 @@ def test_nor_where_there_are_too_many_buffers_to_compare_them_all(monkeypatch):
     for seed in range(100):
         plan = plan_of(seeded(seed, 80))
         tasks = arrange(plan, Clusters(seed))
-        pairs = list(overlaps(plan, tasks, lay_out_tasks(plan, tasks)))
+        pairs = list(overlaps(plan, tasks, plan_arena_for_tasks(plan, tasks)))
         if pairs:
             found[seed] = pairs
     assert not found
@@ -544,10 +544,10 @@ def test_a_branch_at_the_end_leaves_the_outputs_of_the_plan_alone(n):
         }"""
     )
     tasks = arrange(plan, OneByOne())
-    layout = lay_out_tasks(plan, tasks)
+    arena_plan = plan_arena_for_tasks(plan, tasks)
     (output,) = [i for i in plan.outputs if plan.slots[i].name == "r"]
-    kept = [layout.offsets[root] for root in plan.slots[output].roots]
-    inner = {layout.offsets[named(plan, name)] for name in ("a1", "a2", "a3", "b1", "b2", "b3")}
+    kept = [arena_plan.offsets[root] for root in plan.slots[output].roots]
+    inner = {arena_plan.offsets[named(plan, name)] for name in ("a1", "a2", "a3", "b1", "b2", "b3")}
     x = np.linspace(0, 1, 64, dtype=np.float32)
     for c in (True, False):
         r, _ = run_alone(plan, tasks, x, np.array(n), np.array(c))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Block, Plan, SlotKind, Step
 from penstock.types import TensorType
 
@@ -38,11 +38,11 @@ class Replay:
     ``values`` has where each slot's value is now; ``None`` for memory outside of the arena.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, seed: int) -> None:
+    def __init__(self, plan: Plan, arena_plan: ArenaPlan, seed: int) -> None:
         self.plan = plan
-        self.layout = layout
+        self.arena_plan = arena_plan
         self.random = random.Random(seed)
-        self.tags = np.zeros(layout.size, np.int64)
+        self.tags = np.zeros(arena_plan.size, np.int64)
         self.values: dict[int, Ref | None] = {}
         self.tag = 0
         # The buffer that a step may write directly, by the slot that it produces.
@@ -51,7 +51,7 @@ class Replay:
     def run(self) -> None:
         for i in self.plan.inputs:
             self.values[i] = None
-        for i in self.layout.order:
+        for i in self.arena_plan.order:
             self.step(self.plan.steps[i])
         for i in self.plan.outputs:
             self.read(i)
@@ -63,10 +63,10 @@ class Replay:
         slot = self.plan.slots[index]
         assert isinstance(slot.type, TensorType)
         if slot.kind is SlotKind.ARENA:
-            start = self.layout.offsets[index]
+            start = self.arena_plan.offsets[index]
             assert start % 64 == 0
             return start, start + slot.type.nbytes
-        start = self.layout.offsets[slot.base] + slot.offset
+        start = self.arena_plan.offsets[slot.base] + slot.offset
         if not slot.type.nbytes:
             return start, start
         reach = [(d - 1) * s for d, s in zip(slot.type.dims, slot.strides, strict=True)]
@@ -215,8 +215,8 @@ class Replay:
                 self.values[i] = None
 
 
-def replay(plan: Plan, layout: Layout, seeds: int = 4) -> None:
-    """Raise ``OverwrittenError`` or ``AssertionError`` where the layout lets values get in each other's
+def replay(plan: Plan, arena_plan: ArenaPlan, seeds: int = 4) -> None:
+    """Raise ``OverwrittenError`` or ``AssertionError`` where the arena_plan lets values get in each other's
     way, in one of so many runs."""
     for seed in range(seeds):
-        Replay(plan, layout, seed).run()
+        Replay(plan, arena_plan, seed).run()

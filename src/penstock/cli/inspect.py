@@ -90,8 +90,8 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         },
         "steps": sum(1 for _ in plan.walk()),
         "flops": sum(flops(step.node) for step in plan.walk()),
-        "arena_bytes": executor.layout.size,
-        "arena_lower_bound": executor.layout.lower_bound,
+        "arena_bytes": executor.arena_plan.size,
+        "arena_lower_bound": executor.arena_plan.lower_bound,
         "constant_bytes": plan.constant_bytes,
     }
     return result

@@ -17,7 +17,7 @@ from penstock.errors import LimitExceeded
 from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
 from penstock.ops.onnx.control_flow import element_of, scalar, stack, truth
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
 from penstock.types import ShapeError, TensorType
 
@@ -41,15 +41,15 @@ class Binder:
     def __init__(
         self,
         plan: Plan,
-        layout: Layout,
+        arena_plan: ArenaPlan,
         memory: np.ndarray,
         shared: frozenset[int] = frozenset(),
     ) -> None:
         self.namespace: dict[str, Any] = dict(_HELPERS)
         self.names: list[str] = []
-        self.calls: dict[int, str] = {}
+        self.calls: dict[Step, str] = {}
         self._memory = memory
-        self._layout = layout
+        self._arena_plan = arena_plan
         self._shared = shared
         self._values: list[Any] = []
         self._name_of: dict[int, str] = {}
@@ -64,7 +64,7 @@ class Binder:
         self.names.append("None")
         for number, step in enumerate(plan.walk()):
             if step.kernel is not None:
-                self.calls[id(step)] = self._bind(number, step)
+                self.calls[step] = self._bind(number, step)
 
     def _place(self, index: int, slot: Slot, seen: dict[tuple[Any, ...], int]) -> tuple[str, Any]:
         if slot.kind is SlotKind.CONSTANT:
@@ -76,7 +76,7 @@ class Binder:
         assert isinstance(kind, TensorType)
         alias = slot.kind is SlotKind.ALIAS
         strides = slot.strides if alias or slot.strides else None
-        offset = self._layout.offsets[slot.base if alias else index] + slot.offset
+        offset = self._arena_plan.offsets[slot.base if alias else index] + slot.offset
         # Slots that share memory and look at it alike share the array and its name.
         first = seen.setdefault((offset, kind.shape, kind.dtype, strides), index)
         if first != index:

@@ -28,7 +28,7 @@ from penstock.codegen.namespace import Binder
 from penstock.errors import LimitExceeded
 from penstock.ops.onnx.control_flow import ScanLayout, row_type
 from penstock.ops.work_estimate import flops
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Block, Carry, Plan, SlotKind, Step, walk
 from penstock.plan.tasks import NO_SIGNALS, Tasks
 from penstock.types import MapType, SequenceType, TensorType, Type
@@ -68,7 +68,7 @@ class Program:
 
 def generate(
     plan: Plan,
-    layout: Layout,
+    arena_plan: ArenaPlan,
     binder: Binder,
     max_iterations: int | None,
     *,
@@ -84,7 +84,7 @@ def generate(
     """
     writer = _Writer(plan, binder, max_iterations, observed)
     if tasks is None:
-        writer.function([plan.steps[i] for i in layout.order])
+        writer.function([plan.steps[i] for i in arena_plan.order])
     else:
         writer.functions(tasks)
     source = "\n".join(writer.lines) + "\n"
@@ -187,7 +187,7 @@ class _Writer:
         """
         dead = self.last_uses(steps, set(kept), released)
         for i, step in enumerate(steps):
-            for signal in self.signals.waits.get(id(step), ()):
+            for signal in self.signals.waits.get(step, ()):
                 self.wait(signal)
             if step.control:
                 self.control(step)
@@ -195,7 +195,7 @@ class _Writer:
                 self.kernel(step)
             if i in dead:
                 self.forget(dead[i])
-            for signal in self.signals.emits.get(id(step), ()):
+            for signal in self.signals.emits.get(step, ()):
                 event = f", {self.device}.record()" if self.device else ""
                 self.line(f"emit({signal}{event})")
 
@@ -257,7 +257,7 @@ class _Writer:
         if self.work > _CHECK_EVERY:
             self.work = 0
             self.stop_check(step)
-        call = self.calls[id(step)]
+        call = self.calls[step]
         if self.device:
             name, _, arguments = call.partition("(")
             call = f"{self.device}.call({name}, {arguments}"
@@ -321,7 +321,7 @@ class _Writer:
     def body(self, step: Step, number: int = 0) -> None:
         """The steps of a block in their place, or of an expanded step, the block's number."""
         block = step.blocks[number]
-        expanded = self.tasks.expanded.get(id(step)) if self.tasks is not None else None
+        expanded = self.tasks.expanded.get(step) if self.tasks is not None else None
         if expanded:
             self.line(f"yield {expanded[number]}")
         else:

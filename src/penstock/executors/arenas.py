@@ -20,7 +20,7 @@ from penstock.codegen.writer import Program, generate
 from penstock.errors import LimitExceeded, RunError
 from penstock.host.fork import renewed
 from penstock.limits import Limits
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks
 
@@ -36,13 +36,13 @@ class Code:
     def __init__(
         self,
         plan: Plan,
-        layout: Layout,
+        arena_plan: ArenaPlan,
         limits: Limits,
         tasks: Tasks | None = None,
         observed: bool = False,
     ) -> None:
         self.plan = plan
-        self.layout = layout
+        self.arena_plan = arena_plan
         self.tasks = tasks
         self.observed = observed
         self._limits = limits
@@ -60,11 +60,11 @@ class Code:
         """The functions of the program in an arena: ``run``, or each task and ``results``.
         ``known``: what names of the program stand for that the plan does not know."""
         shared = frozenset() if self.tasks is None else self.tasks.shared
-        binder = Binder(self.plan, self.layout, memory, shared)
+        binder = Binder(self.plan, self.arena_plan, memory, shared)
         if self._program is None:
             self._program = generate(
                 self.plan,
-                self.layout,
+                self.arena_plan,
                 binder,
                 self._limits.max_iterations,
                 tasks=self.tasks,

@@ -22,7 +22,7 @@ from penstock.host.fork import in_child
 from penstock.host.threads import report
 from penstock.observers.base import ObservedRun, Observer
 from penstock.ops.work_estimate import flops
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import Tasks
 from penstock.types import ShapeError, TensorType
@@ -254,7 +254,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def layout(self) -> Layout:
+    def arena_plan(self) -> ArenaPlan:
         """Where values lie in the arena."""
         ...
 

@@ -25,7 +25,7 @@ from penstock.executors.base import (
 )
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import arrange
@@ -49,11 +49,11 @@ class DataflowExecutor(CompiledExecutor):
         self.watched = observed
         self._make = partial(DataflowExecutor, plan, hosts, limits, threads=threads)
         self._share = share_of(plan, hosts, threads=threads)
-        self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+        self.arena_plan = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
         self.tasks = tasks = arrange(plan, OneByOne())
         worthwhile = [False] * len(tasks.tasks)
         self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
-        self._code = code = Code(plan, self.layout, limits, tasks, observed)
+        self._code = code = Code(plan, self.arena_plan, limits, tasks, observed)
         # Nobody writes to what is bound here, so that all runs share it.
         self._bound = PerThreadCount(lambda: code.bind(np.empty(0, np.uint8)))
         with self._share as now:

@@ -22,7 +22,7 @@ from penstock.executors.base import (
     silent,
 )
 from penstock.limits import Limits
-from penstock.plan.arena_layout import Layout, lay_out
+from penstock.plan.arena_layout import ArenaPlan, plan_arena
 from penstock.plan.plan import Plan
 
 Run = Callable[..., tuple[Any, ...]]
@@ -42,17 +42,17 @@ class LinearExecutor(CompiledExecutor):
         limits: Limits,
         *,
         threads: int | None = None,
-        layout: Layout | None = None,
+        arena_plan: ArenaPlan | None = None,
         name: str = "linear",
         observed: bool = False,
     ) -> None:
         self.name = name
         self.plan = plan
         self.watched = observed
-        self.layout = layout or lay_out(plan)
+        self.arena_plan = arena_plan or plan_arena(plan)
         self._make = partial(LinearExecutor, plan, hosts, limits, threads=threads, name=name)
         self._share = share_of(plan, hosts, threads=threads)
-        self._code = code = Code(plan, self.layout, limits, observed=observed)
+        self._code = code = Code(plan, self.arena_plan, limits, observed=observed)
 
         def bind(memory: np.ndarray) -> Run:
             """The program in an arena, with NumPy's floating-point warnings off."""
@@ -63,7 +63,7 @@ class LinearExecutor(CompiledExecutor):
             return PerThreadCount(partial(bind, memory))
 
         self._arenas: Arenas[PerThreadCount[Run]] = Arenas(
-            self.layout.size, hosts[0], limits, bound
+            self.arena_plan.size, hosts[0], limits, bound
         )
         # Made at once, so that what is wrong shows when the plan is compiled.
         arena = self._arenas.make()
@@ -72,7 +72,7 @@ class LinearExecutor(CompiledExecutor):
         self._arenas.give(arena)
 
     def observed(self) -> LinearExecutor:
-        return self._make(layout=self.layout, observed=True)
+        return self._make(arena_plan=self.arena_plan, observed=True)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         arenas = self._arenas

@@ -26,7 +26,7 @@ from penstock.executors.base import (
 )
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
-from penstock.plan.arena_layout import Layout, lay_out_tasks
+from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks
 
@@ -44,7 +44,7 @@ class ParallelExecutor(CompiledExecutor):
     ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
     at the same time, these share the threads of kernels. ``queues[i]`` says which workers run the
     tasks of queue i; queue 0 is the host's, where the caller is one of the workers. A task of more
-    than ``worthwhile`` seconds is worth another one. ``layout``: of the arena, for any order in
+    than ``worthwhile`` seconds is worth another one. ``arena_plan``: of the arena, for any order in
     which tasks may run; planned if it is not given. ``devices``: by backend, those on which tasks
     have streams. Observers know the executor by its ``name``.
     """
@@ -59,7 +59,7 @@ class ParallelExecutor(CompiledExecutor):
         worthwhile: float,
         *,
         threads: int | None = None,
-        layout: Layout | None = None,
+        arena_plan: ArenaPlan | None = None,
         name: str = "parallel",
         devices: Mapping[str, Device] | None = None,
         observed: bool = False,
@@ -68,7 +68,7 @@ class ParallelExecutor(CompiledExecutor):
         self.plan = plan
         self.watched = observed
         self.tasks = tasks
-        self.layout = layout or lay_out_tasks(plan, tasks)
+        self.arena_plan = arena_plan or plan_arena_for_tasks(plan, tasks)
         self._make = partial(
             ParallelExecutor,
             plan,
@@ -84,7 +84,7 @@ class ParallelExecutor(CompiledExecutor):
         self._share = share_of(plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(plan.slots))
-        self._code = code = Code(plan, self.layout, limits, tasks, observed)
+        self._code = code = Code(plan, self.arena_plan, limits, tasks, observed)
 
         known = devices or {}
 
@@ -100,7 +100,7 @@ class ParallelExecutor(CompiledExecutor):
             return PerThreadCount(partial(bind, memory))
 
         self._arenas: Arenas[PerThreadCount[_Bound]] = Arenas(
-            self.layout.size, hosts[0], limits, bound
+            self.arena_plan.size, hosts[0], limits, bound
         )
         arena = self._arenas.make()
         with self._share as now:
@@ -108,7 +108,7 @@ class ParallelExecutor(CompiledExecutor):
         self._arenas.give(arena)
 
     def observed(self) -> ParallelExecutor:
-        return self._make(layout=self.layout, observed=True)
+        return self._make(arena_plan=self.arena_plan, observed=True)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()

@@ -53,7 +53,7 @@ class Flow:
             [
                 bool(task.blocks)
                 or number in signals.devices
-                or any(id(step) in signals.waits for step in task.steps)
+                or any(step in signals.waits for step in task.steps)
                 for number, task in enumerate(tasks.tasks)
             ]
         )
@@ -61,7 +61,7 @@ class Flow:
         self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
         self.counts = tuple([len(block) for block in tasks.blocks])
         # What a task needs before all else, so that nobody need begin with it to see that.
-        needed = [signals.waits.get(id(task.steps[0]), ())[:1] for task in tasks.tasks]
+        needed = [signals.waits.get(task.steps[0], ())[:1] for task in tasks.tasks]
         self.sources = tuple(
             [
                 tuple([t for t in block if not tasks.waits[t] and not needed[t]])

@@ -6,37 +6,38 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import parts
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step
 from penstock.plan.tasks import Tasks
 
 
-def format_plan(plan: Plan, layout: Layout, tasks: Tasks | None = None) -> str:
+def format_plan(plan: Plan, arena_plan: ArenaPlan, tasks: Tasks | None = None) -> str:
     """A plan and its memory, a line a step; offsets are bytes from the start of the arena.
 
     With ``tasks``, steps stand under their tasks, the more urgent first.
     """
     summary = (
         f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {plan.views} free views, "
-        f"arena {format_bytes(layout.size)} (lower bound {format_bytes(layout.lower_bound)}), "
+        f"arena {format_bytes(arena_plan.size)} "
+        f"(lower bound {format_bytes(arena_plan.lower_bound)}), "
         f"constants {format_bytes(plan.constant_bytes)}"
     )
     lines = [summary]
     for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
         lines.append(f"{title} ({text})")
-    formatter = _Formatter(plan, layout)
+    formatter = _Formatter(plan, arena_plan)
     if tasks is None:
-        lines.extend(formatter.steps([plan.steps[i] for i in layout.order], 0))
+        lines.extend(formatter.steps([plan.steps[i] for i in arena_plan.order], 0))
     else:
         lines.extend(formatter.tasks(tasks, 0, 0))
     return "\n".join(lines) + "\n"
 
 
 class _Formatter:
-    def __init__(self, plan: Plan, layout: Layout) -> None:
+    def __init__(self, plan: Plan, arena_plan: ArenaPlan) -> None:
         self.plan = plan
-        self.layout = layout
+        self.arena_plan = arena_plan
         self.number = 0
 
     def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
@@ -60,20 +61,20 @@ class _Formatter:
             yield f"{'  ' * depth}task t{number}{waits} ({about}{queue})"
             for step in task.steps:
                 yield from self.signals("waits for", tasks.signals.waits, step, depth)
-                if id(step) not in tasks.expanded:
+                if step not in tasks.expanded:
                     yield from self.steps((step,), depth)
                 else:
                     yield self.step(step, depth)
-                    inside = zip(block_names(step), tasks.expanded[id(step)], strict=True)
+                    inside = zip(block_names(step), tasks.expanded[step], strict=True)
                     for name, inner in inside:
                         yield f"{'  ' * depth}     {name}:"
                         yield from self.tasks(tasks, inner, depth + 1)
                 yield from self.signals("emits", tasks.signals.emits, step, depth)
 
     def signals(
-        self, what: str, of: Mapping[int, Sequence[int]], step: Step, depth: int
+        self, what: str, of: Mapping[Step, Sequence[int]], step: Step, depth: int
     ) -> Iterator[str]:
-        found = of.get(id(step))
+        found = of.get(step)
         if found:
             yield f"{'  ' * depth}     {what} signal {', '.join(map(str, found))}"
 
@@ -100,9 +101,9 @@ class _Formatter:
         """Where the value of a slot lives: ``@offset`` in the arena, constant, or dynamic."""
         slot = self.plan.slots[index]
         if slot.kind is SlotKind.ARENA:
-            return f"@{self.layout.offsets[index]}"
+            return f"@{self.arena_plan.offsets[index]}"
         if slot.kind is SlotKind.ALIAS:
-            return f"@{self.layout.offsets[slot.base] + slot.offset}"
+            return f"@{self.arena_plan.offsets[slot.base] + slot.offset}"
         return f"<{slot.kind.value}>"
 
 

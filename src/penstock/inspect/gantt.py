@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from penstock.algorithms.ordering import ranks
 from penstock.inspect.explain import block_names, format_operation
 from penstock.plan.plan import Plan, Step
-from penstock.plan.streams import Streaming
+from penstock.plan.streams import StreamSchedules
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,17 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
-def charts(plan: Plan, streaming: Streaming) -> list[Chart]:
+def charts(plan: Plan, schedules: StreamSchedules) -> list[Chart]:
     """The plan's own block, and those inside of it that have streams of their own."""
-    return list(_charts(plan.steps, f"plan {plan.name!r}", streaming, 0))
+    return list(_charts(plan.steps, f"plan {plan.name!r}", schedules, 0))
 
 
-def _charts(steps: Sequence[Step], name: str, streaming: Streaming, depth: int) -> Iterator[Chart]:
-    found = streaming.of(steps)
+def _charts(
+    steps: Sequence[Step], name: str, schedules: StreamSchedules, depth: int
+) -> Iterator[Chart]:
+    found = schedules.of(steps)
     schedule = found.schedule
-    cost = [streaming.seconds(step) for step in steps]
+    cost = [schedules.seconds(step) for step in steps]
     rank = ranks(found.dag, cost)
     number = {i: k for k, i in enumerate(schedule.order, 1)}
 
@@ -86,7 +88,7 @@ def _charts(steps: Sequence[Step], name: str, streaming: Streaming, depth: int) 
     yield Chart(
         name,
         tuple([tuple(map(bar, program)) for program in schedule.programs]),
-        tuple([streaming.devices[d] for d in schedule.device_of]),
+        tuple([schedules.devices[d] for d in schedule.device_of]),
         schedule.n_signals,
         schedule.begin,
         schedule.end,
@@ -95,10 +97,10 @@ def _charts(steps: Sequence[Step], name: str, streaming: Streaming, depth: int) 
     )
     for i in schedule.order:
         step = steps[i]
-        if step.control and streaming.expands(step):
+        if step.control and schedules.expands(step):
             for what, block in zip(block_names(step), step.blocks, strict=True):
                 inner = f"{what} of {step.node.label}"
-                yield from _charts(block.steps, inner, streaming, depth + 1)
+                yield from _charts(block.steps, inner, schedules, depth + 1)
 
 
 def format_charts(found: Sequence[Chart]) -> str:

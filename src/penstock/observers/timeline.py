@@ -60,8 +60,8 @@ class RunSpan:
     lineage: _Lineage
     span: Span = field(init=False)
     error: str | None = None
-    waiting: dict[int, list[Span]] = field(default_factory=dict)
-    working: dict[int, list[Span]] = field(default_factory=dict)
+    waiting: dict[Step, list[Span]] = field(default_factory=dict)
+    working: dict[Step, list[Span]] = field(default_factory=dict)
     makers: dict[int, Span] = field(default_factory=dict)
     live: int = 0
 
@@ -92,13 +92,13 @@ class _Lineage:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.parents: dict[int, int] = {}
+        self.parents: dict[Step, Step] = {}
         self.sources: dict[int, list[int]] = {
             i: [slot.base] for i, slot in enumerate(plan.slots) if slot.base >= 0
         }
         for step in plan.walk():
             for block in step.blocks:
-                self.parents.update((id(inner), id(step)) for inner in block.steps)
+                self.parents.update((inner, step) for inner in block.steps)
                 if step.node.op.name != "Loop":
                     for outer, inside in zip(step.inputs, block.inputs, strict=False):
                         self.sources[inside] = [outer]
@@ -107,8 +107,8 @@ class _Lineage:
 
     def within(self, step: Step, outer: Step) -> bool:
         """Whether ``step`` is in a block of ``outer``, at any depth."""
-        at = self.parents.get(id(step))
-        while at is not None and at != id(outer):
+        at = self.parents.get(step)
+        while at is not None and at is not outer:
             at = self.parents.get(at)
         return at is not None
 
@@ -128,7 +128,7 @@ class Replay:
         self.arrows: list[tuple[Span, Span, str]] = []
         self.memory: list[tuple[int, int]] = []
         self.ready: list[tuple[int, int]] = []
-        self._plans: dict[int, _Lineage] = {}
+        self._plans: dict[Plan, _Lineage] = {}
         self._runs: dict[ObservedRun, RunSpan] = {}
         self._begun = 0
         for place, record in enumerate(records):
@@ -153,7 +153,7 @@ class Replay:
             run = self._begin(told, now, thread, place)
         if what == READY:
             wait = Span(run, step, thread, now, place)
-            run.waiting.setdefault(id(step), []).append(wait)
+            run.waiting.setdefault(step, []).append(wait)
             self.waits.append(wait)
             _count(self.ready, now, 1)
         elif what == BEGIN:
@@ -163,7 +163,7 @@ class Replay:
             if span is not None:
                 span.close(now, place)
                 span.moved, span.outputs = thread != span.thread, detail
-                run.working[id(step)].remove(span)
+                run.working[step].remove(span)
                 run.makers.update((slot, span) for slot in step.outputs if slot >= 0)
         elif what == TRANSFER:
             span = self._working(run, step, thread)
@@ -181,9 +181,9 @@ class Replay:
             del self._runs[told]
 
     def _begin(self, told: ObservedRun, now: int, thread: int, place: int) -> RunSpan:
-        lineage = self._plans.get(id(told.plan))
+        lineage = self._plans.get(told.plan)
         if lineage is None:
-            lineage = self._plans[id(told.plan)] = _Lineage(told.plan)
+            lineage = self._plans[told.plan] = _Lineage(told.plan)
         self._begun += 1
         run = self._runs[told] = RunSpan(self._begun, told, lineage)
         run.span = Span(run, None, thread, now, place)
@@ -193,12 +193,12 @@ class Replay:
     def _begin_step(self, run: RunSpan, span: Span) -> None:
         step = span.step
         assert step is not None
-        waiting = run.waiting.get(id(step))
+        waiting = run.waiting.get(step)
         if waiting:
             waiting.pop(0).close(span.begin, span.first)
             _count(self.ready, span.begin, -1)
         self.spans.append(span)
-        run.working.setdefault(id(step), []).append(span)
+        run.working.setdefault(step, []).append(span)
         makers: dict[Span, int] = {}
         for slot in step.inputs:
             maker = run.maker(slot) if slot >= 0 else None
@@ -209,7 +209,7 @@ class Replay:
 
     def _working(self, run: RunSpan, step: Step, thread: int) -> Span | None:
         """Which execution of a step something is told of: iterations may go on at once."""
-        spans = run.working.get(id(step))
+        spans = run.working.get(step)
         if not spans:
             return None
         return next((span for span in reversed(spans) if span.thread == thread), spans[0])

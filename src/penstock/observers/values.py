@@ -237,7 +237,7 @@ class _Look:
         return f"{what} in {self.faults} of its {self.size} elements, first at {list(self.first)}"
 
 
-_Key: TypeAlias = tuple[int, int]
+_Key: TypeAlias = tuple[Step, int]
 
 
 @dataclass(slots=True)
@@ -285,14 +285,14 @@ class NanGuard(Observer):
             for slot, value in zip(step.inputs, inputs, strict=True)
         ]
         if not step.control:  # which makes no values: steps within it do
-            watched.begun[id(step), threading.get_ident()] = looks
+            watched.begun[step, threading.get_ident()] = looks
 
     def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
         """Raises ``RunError`` if an output holds NaN."""
         if step.control:
             return
         watched = self._runs[run]
-        looks = watched.begun.pop((id(step), threading.get_ident()), [None] * len(step.inputs))
+        looks = watched.begun.pop((step, threading.get_ident()), [None] * len(step.inputs))
         for slot, value in zip(step.outputs, outputs, strict=True):
             look = _look(value, self.infinities) if slot >= 0 else None
             if look is not None and look.faults:

@@ -25,7 +25,7 @@ from penstock.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ArenaPlan:
     """An order of a plan's outermost steps, and the memory that it needs.
 
     ``offsets`` maps arena slots to bytes from the start of the arena; ``buffer_of`` to the buffer
@@ -40,26 +40,26 @@ class Layout:
     lower_bound: int
 
 
-def lay_out(plan: Plan, planner: str = "quick") -> Layout:
+def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and memory-aware ones, the smallest arena."""
-    best = _Liveness(plan, range(len(plan.steps))).layout(planner)
+    best = _Liveness(plan, range(len(plan.steps))).arena_plan(planner)
     for order in _other_orders(plan):
         other = _Liveness(plan, order)
         if lower_bound(other.buffers()) < best.lower_bound:
-            candidate = other.layout(planner)
+            candidate = other.arena_plan(planner)
             if candidate.size < best.size:
                 best = candidate
     return best
 
 
-def lay_out_tasks(plan: Plan, tasks: Tasks, planner: str = "best") -> Layout:
+def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "best") -> ArenaPlan:
     """Offsets for any order in which ``tasks`` may run, on any number of workers."""
     order = _Order(tasks)
     liveness = _Liveness(plan, range(len(plan.steps)), order)
     if len(liveness.owners()) > _MOST_BUFFERS:
         order.exclusive = False
         planner = "reuse"
-    return liveness.layout(planner)
+    return liveness.arena_plan(planner)
 
 
 def _other_orders(plan: Plan) -> Iterator[list[int]]:
@@ -111,7 +111,7 @@ class _Order:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks.tasks
         self.task_of = {
-            id(step): number for number, task in enumerate(self.tasks) for step in task.steps
+            step: number for number, task in enumerate(self.tasks) for step in task.steps
         }
         # As bits of whole numbers, those of a block that come before each task; in a block, tasks
         # are listed such that these are known first.
@@ -173,7 +173,7 @@ class _Liveness:
         around = self.task
         for step in steps:
             if self.tasks is not None:
-                self.task = self.tasks.task_of.get(id(step), around)
+                self.task = self.tasks.task_of.get(step, around)
             if step.control:
                 self.control(step)
             else:
@@ -305,7 +305,7 @@ class _Liveness:
     def size(self, slot: int) -> int:
         return _bytes(self.plan, slot)
 
-    def layout(self, planner: str) -> Layout:
+    def arena_plan(self, planner: str) -> ArenaPlan:
         buffers = self.buffers()
         if self.tasks is None:
             arena: Arena = plan_memory(buffers, planner)
@@ -320,4 +320,4 @@ class _Liveness:
             arena = plan_memory_dag([b.size for b in buffers], conflict, planner=planner)
         at = dict(zip(self.owners(), arena.offsets, strict=True))
         offsets = {slot: at[buffer] for slot, buffer in self.buffer_of.items()}
-        return Layout(self.order, offsets, self.buffer_of, arena.size, lower_bound(buffers))
+        return ArenaPlan(self.order, offsets, self.buffer_of, arena.size, lower_bound(buffers))

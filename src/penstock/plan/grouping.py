@@ -27,8 +27,8 @@ _GRAINS = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
 # this part of the time on one.
 _WORTH_S = 4 * HAND_OVER_S
 _CHAIN = 0.95
-# How often a loop turns that does not say so itself.
-_TURNS = 10
+# The trip count of a loop whose limit is not a constant.
+DEFAULT_TRIP_COUNT = 10
 
 
 class OneByOne:
@@ -71,9 +71,9 @@ class ClusteredGrouping:
         self._of_kernel = seconds
         self._queues = queues or {}
         self._grains = grains
-        self._seconds: dict[int, float] = {}
-        self._grouped: dict[tuple[int, ...], tuple[list[list[int]], float]] = {}
-        self._expanded: dict[int, bool] = {}
+        self._seconds: dict[Step, float] = {}
+        self._grouped: dict[tuple[Step, ...], tuple[list[list[int]], float]] = {}
+        self._expanded: dict[Step, bool] = {}
 
     # What ``arrange`` asks.
 
@@ -82,16 +82,16 @@ class ClusteredGrouping:
 
     def seconds(self, step: Step) -> float:
         """What a step takes where its blocks run one step after the other."""
-        found = self._seconds.get(id(step))
+        found = self._seconds.get(step)
         if found is None:
             found = self._of_kernel(step) if not step.control else self._of_blocks(step)
-            self._seconds[id(step)] = found
+            self._seconds[step] = found
         return found
 
     def expands(self, step: Step) -> bool:
-        found = self._expanded.get(id(step))
+        found = self._expanded.get(step)
         if found is None:
-            found = self._expanded[id(step)] = any(map(self._wins, self._blocks(step)))
+            found = self._expanded[step] = any(map(self._wins, self._blocks(step)))
         return found
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
@@ -133,15 +133,15 @@ class ClusteredGrouping:
         return (block.steps for block in step.blocks)
 
     def _of_blocks(self, step: Step) -> float:
-        return self._around(step, [sum(map(self.seconds, b)) for b in self._blocks(step)])
+        return control_flow_cost(
+            self.plan, step, [sum(map(self.seconds, b)) for b in self._blocks(step)]
+        )
 
     def _of_tasks(self, step: Step) -> float:
         """What an expanded step takes, its blocks as they are grouped."""
-        return self._around(step, [self._best(steps)[1] for steps in self._blocks(step)])
-
-    def _around(self, step: Step, times: Sequence[float]) -> float:
-        """What a step takes whose blocks take these times."""
-        return around(self.plan, step, times)
+        return control_flow_cost(
+            self.plan, step, [self._best(steps)[1] for steps in self._blocks(step)]
+        )
 
     def _wins(self, steps: Sequence[Step]) -> bool:
         """Whether a block is better run as tasks of its own."""
@@ -151,7 +151,7 @@ class ClusteredGrouping:
 
     def _best(self, steps: Sequence[Step], dag: Dag | None = None) -> tuple[list[list[int]], float]:
         """The groups of the grain with the least simulated makespan, and that."""
-        key = tuple(map(id, steps))
+        key = tuple(steps)
         found = self._grouped.get(key)
         if found is None:
             if dag is None:
@@ -188,17 +188,19 @@ class ClusteredGrouping:
         return best, least
 
 
-def around(plan: Plan, step: Step, times: Sequence[float]) -> float:
-    """What an If or a loop takes whose blocks take these times."""
-    return max(times) if step.node.op.name == "If" else turns(plan, step) * times[0]
+def control_flow_cost(plan: Plan, step: Step, block_seconds: Sequence[float]) -> float:
+    """Seconds that an If or a loop takes, from the seconds of each of its blocks."""
+    if step.node.op.name == "If":
+        return max(block_seconds)
+    return trip_count(plan, step) * block_seconds[0]
 
 
-def turns(plan: Plan, step: Step) -> int:
-    """How often a loop turns, as far as that is known."""
+def trip_count(plan: Plan, step: Step) -> int:
+    """The number of iterations of a loop if its limit is a constant, else a guess."""
     limit = step.inputs[0] if step.node.op.name == "Loop" else -1
     const = plan.slots[limit].const if limit >= 0 else None
     if const is None or const.size != 1:
-        return _TURNS
+        return DEFAULT_TRIP_COUNT
     return max(0, int(const.reshape(-1)[0]))
 
 

@@ -37,7 +37,7 @@ class SlotKind(enum.Enum):
     """known only during the run: fed by the caller, or allocated by its step"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slot:
     """One value of a plan.
 
@@ -59,7 +59,7 @@ class Slot:
     owned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Carry:
     """A value that a loop hands from one iteration to the next.
 
@@ -79,7 +79,7 @@ class Carry:
     direct: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """The steps of a nested graph, with the slots that enter and leave it."""
 
@@ -88,7 +88,7 @@ class Block:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """A node of the graph: a bound kernel or a control-flow construct with ``blocks``.
 
@@ -114,7 +114,7 @@ class Step:
         return self.kernel is None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A compiled graph. ``steps`` are in an order in which they can run."""
 

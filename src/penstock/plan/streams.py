@@ -14,7 +14,7 @@ from itertools import pairwise
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
 from penstock.ops.internal.transfer import is_transfer
-from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, around
+from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import Arranger, Draft, Signals, Tasks, arrange, dependencies
 
@@ -42,7 +42,7 @@ class BlockSchedule:
         return max(self.finish, default=0.0)
 
 
-class Streaming:
+class StreamSchedules:
     """The schedules of a plan's blocks, made when they are first asked for.
 
     ``seconds(step)`` is what a step with a kernel takes on one thread. At most ``most`` streams of
@@ -65,11 +65,11 @@ class Streaming:
         self.devices = ("", *devices)
         self._number = {name: d for d, name in enumerate(self.devices)}
         self._of_kernel = seconds
-        self._scheduled: dict[tuple[int, ...], BlockSchedule] = {}
+        self._scheduled: dict[tuple[Step, ...], BlockSchedule] = {}
 
     def of(self, steps: Sequence[Step]) -> BlockSchedule:
         """The schedule of a block."""
-        key = tuple(map(id, steps))
+        key = tuple(steps)
         found = self._scheduled.get(key)
         if found is None:
             found = self._scheduled[key] = self._schedule(steps)
@@ -114,7 +114,7 @@ class Streaming:
         if not step.control:
             return self._of_kernel(step)
         times = [self.of(block.steps).makespan for block in step.blocks]
-        return around(self.plan, step, times)
+        return control_flow_cost(self.plan, step, times)
 
     # Schedules.
 
@@ -161,11 +161,11 @@ class _Programs(Arranger):
 
     overlapping = True
 
-    def __init__(self, plan: Plan, streaming: Streaming) -> None:
+    def __init__(self, plan: Plan, streaming: StreamSchedules) -> None:
         super().__init__(plan, streaming)
         self.streaming = streaming
-        self.waits: dict[int, tuple[int, ...]] = {}
-        self.emits: dict[int, tuple[int, ...]] = {}
+        self.waits: dict[Step, tuple[int, ...]] = {}
+        self.emits: dict[Step, tuple[int, ...]] = {}
         self.ranges: dict[int, tuple[int, int]] = {}
         self.events: set[int] = set()
         # By draft, the device that it runs on.
@@ -184,9 +184,9 @@ class _Programs(Arranger):
                 waits = [self.count + k for i in piece for k in schedule.waits[i]]
                 emits = [self.count + k for i in piece for k in schedule.emits[i] if k in waited]
                 if waits:
-                    self.waits[id(steps[piece[0]])] = tuple(waits)
+                    self.waits[steps[piece[0]]] = tuple(waits)
                 if emits:
-                    self.emits[id(steps[piece[-1]])] = tuple(emits)
+                    self.emits[steps[piece[-1]]] = tuple(emits)
             run = tuple([steps[i] for piece in segments for i in piece])
             seconds = sum(map(self.streaming.seconds, run))
             drafts.append(Draft(run, number, 0, seconds))
@@ -209,13 +209,13 @@ class _Programs(Arranger):
         )
 
 
-def stream_programs(plan: Plan, streaming: Streaming) -> Tasks:
+def stream_programs(plan: Plan, streaming: StreamSchedules) -> Tasks:
     """A task for each stream of each block. A block has ended when all of its streams have: so
     nothing waits for what is emitted only to say so."""
     return _Programs(plan, streaming).arrange()
 
 
-def stream_segments(plan: Plan, streaming: Streaming) -> Tasks:
+def stream_segments(plan: Plan, streaming: StreamSchedules) -> Tasks:
     """The same in pieces, as tasks that run in just the order that the streams keep: what memory is
     planned by."""
     return arrange(plan, streaming)

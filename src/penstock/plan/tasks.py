@@ -42,15 +42,15 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class Signals:
     """What tasks tell one another in the middle of their steps: ``waits`` has the signals that must
-    have been emitted before a step (by its ``id``) runs, ``emits`` those that it emits when it has.
+    have been emitted before a step runs, ``emits`` those that it emits when it has.
     ``of_block[k]``: the first of block k's signals, and the first that is not.
 
     ``devices``: the backends on whose devices tasks (by number) put their steps; ``events``: the
     signals that these emit, and which say that the device has been told, not that it is done.
     """
 
-    waits: Mapping[int, tuple[int, ...]]
-    emits: Mapping[int, tuple[int, ...]]
+    waits: Mapping[Step, tuple[int, ...]]
+    emits: Mapping[Step, tuple[int, ...]]
     of_block: tuple[tuple[int, int], ...]
     devices: Mapping[int, str] = field(default_factory=dict)
     events: frozenset[int] = frozenset()
@@ -73,7 +73,7 @@ class Tasks:
     -1 for block 0. ``shared``: slots that more than one task touches, and so live in ``V``; what
     one task alone touches are variables of its own. ``releases[t]``: shared slots that nobody but
     task t reads, so that it forgets them itself. ``counted[t]``: others that it reads, which go
-    when the last of ``readers[slot]`` has ended. ``expanded``: by the ``id`` of each expanded step,
+    when the last of ``readers[slot]`` has ended. ``expanded``: by expanded step,
     the numbers of its blocks.
     """
 
@@ -86,7 +86,7 @@ class Tasks:
     releases: tuple[tuple[int, ...], ...]
     counted: tuple[tuple[int, ...], ...]
     readers: Mapping[int, int]
-    expanded: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    expanded: Mapping[Step, tuple[int, ...]] = field(default_factory=dict)
     signals: Signals = NO_SIGNALS
 
 
@@ -209,7 +209,7 @@ class Arranger:
         self.parents: list[Draft | None] = []
         # By block, the slots that stay for whoever goes on after it.
         self.kept: list[set[int]] = []
-        self.expanded: dict[int, tuple[int, ...]] = {}
+        self.expanded: dict[Step, tuple[int, ...]] = {}
 
     def arrange(self) -> Tasks:
         self.block(self.plan.steps, self.plan.outputs, None)
@@ -248,7 +248,7 @@ class Arranger:
             for step in draft.steps:
                 if step.control and self.grouping.expands(step):
                     blocks = [self.block(b.steps, b.outputs, draft) for b in step.blocks]
-                    self.expanded[id(step)] = tuple(blocks)
+                    self.expanded[step] = tuple(blocks)
                     draft.blocks += blocks
         return number
 
@@ -285,7 +285,7 @@ class Arranger:
         }
         for draft in self.drafts:
             for step in draft.steps:
-                for i in touches(step, inside=id(step) not in self.expanded):
+                for i in touches(step, inside=step not in self.expanded):
                     if slots[i].kind is SlotKind.DYNAMIC and first.setdefault(i, draft.number) != (
                         draft.number
                     ):

@@ -50,10 +50,10 @@ from penstock.passes.lowering.quantize import left_as_codes, quantize
 from penstock.passes.pipeline import optimize
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import release
-from penstock.plan.arena_layout import lay_out_tasks
+from penstock.plan.arena_layout import plan_arena_for_tasks
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
 from penstock.plan.plan import Plan, Step, compile_plan
-from penstock.plan.streams import Streaming, stream_programs, stream_segments
+from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
 from penstock.plan.tasks import arrange
 from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
@@ -130,13 +130,13 @@ class Compiler:
         costs = self.options.cost_model or CostModel(self.backends)
         return forecast(plan, lambda step: costs.of_step(step, by_name, True), workers)
 
-    def streaming(self, plan: Plan, max_streams: int | None) -> Streaming:
+    def streaming(self, plan: Plan, max_streams: int | None) -> StreamSchedules:
         """``plan`` on streams, by what is known of costs: on as many as pay, or as ``max_streams``
         says."""
         most = self._workers() if max_streams is None else max_streams
         by_name = {backend.name: backend for backend in self.backends}
         costs = self.options.cost_model or CostModel(self.backends)
-        return Streaming(
+        return StreamSchedules(
             plan,
             lambda step: costs.of_step(step, by_name, True),
             most,
@@ -311,8 +311,8 @@ class Compiler:
         most = self.max_streams if self.max_streams is not None else workers
         devices = self._devices()
 
-        def streaming(seconds: Seconds) -> Streaming:
-            return Streaming(plan, seconds, most, forced=forced, devices=devices)
+        def streaming(seconds: Seconds) -> StreamSchedules:
+            return StreamSchedules(plan, seconds, most, forced=forced, devices=devices)
 
         found = streaming(lambda step: estimated(step.node))
         if found.one:
@@ -322,7 +322,7 @@ class Compiler:
             costs.complete(single_threaded=True)
             costs.complete(single_threaded=False)
             found = streaming(lambda step: costs.of_step(step, by_name, True))
-            serial = Streaming(plan, lambda step: costs.of_step(step, by_name, False), 1)
+            serial = StreamSchedules(plan, lambda step: costs.of_step(step, by_name, False), 1)
             slower = found.of(plan.steps).makespan > serial.of(plan.steps).makespan
             if found.one or (slower and not devices):
                 return linear
@@ -333,7 +333,7 @@ class Compiler:
             self.limits,
             [Queue(workers, pool())],
             0.0 if forced else HAND_OVER_S,
-            layout=lay_out_tasks(plan, stream_segments(plan, found)),
+            arena_plan=plan_arena_for_tasks(plan, stream_segments(plan, found)),
             devices=devices,
             **options,
         )

@@ -240,7 +240,7 @@ class Session:
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
         executor = self.latest
-        return format_plan(executor.plan, executor.layout, executor.tasks)
+        return format_plan(executor.plan, executor.arena_plan, executor.tasks)
 
     def trim(self) -> None:
         """Give back the arenas that no run holds."""

@@ -12,7 +12,7 @@ from penstock.executors.frames.scheduler import missing
 from penstock.executors.frames.tokens import Tokens
 from penstock.host.threads import Workers
 from penstock.limits import Limits
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 
 # What an item takes, with its node, about.
 _ITEM_BYTES = 2000
@@ -31,7 +31,7 @@ class FramesExecutor(MultiPartExecutor):
         self.tokens = tokens
         self._limits = limits
         self.plan = tokens.plan()
-        self.layout = Layout(tuple(range(len(self.plan.steps))), {}, {}, 0, 0)
+        self.arena_plan = ArenaPlan(tuple(range(len(self.plan.steps))), {}, {}, 0, 0)
         self._workers = workers
         self._observed = observed
 

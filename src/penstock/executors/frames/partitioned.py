@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from penstock.executors.frames.barrier import Barrier, MultiPartExecutor
 from penstock.executors.frames.barrier import Part as PartRun
-from penstock.plan.arena_layout import Layout
+from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan
 
 
@@ -61,7 +61,7 @@ class PartitionedExecutor(MultiPartExecutor):
     def __init__(self, parts: Sequence[DevicePart], plan: Plan) -> None:
         self.parts = tuple(parts)
         self.plan = plan
-        self.layout = Layout(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+        self.arena_plan = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
 
     @property
     def source(self) -> str:
