@@ -1,6 +1,6 @@
 """The options of compiling and of running, each spelled once.
 
-``accepts`` gives a function that passes its arguments on to such a record the record's signature,
+``takes`` gives a function that passes its arguments on to such a record the record's signature,
 for type checkers and for ``help``.
 """
 
@@ -140,18 +140,18 @@ Result = TypeVar("Result")
 
 
 @overload
-def accepts(
+def takes(
     record: Callable[P, Any],
 ) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, P], Result]]: ...
 
 
 @overload
-def accepts(
+def takes(
     record: Callable[P, Any], after: tuple[type[Second]]
 ) -> Callable[[Callable[..., Result]], Callable[Concatenate[First, Second, P], Result]]: ...
 
 
-def accepts(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
+def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
     """Declare that a function takes what ``record`` takes, behind its first parameter and as many
     as ``after`` has types.
 
@@ -163,13 +163,13 @@ def accepts(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callabl
         leading = list(own.parameters.values())[: 1 + len(after)]
         options = inspect.signature(record).parameters.values()
         function.__signature__ = own.replace(parameters=[*leading, *options])
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{describe(record)}"
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{document(record)}"
         return function
 
     return declare
 
 
-def describe(record: Any) -> str:
+def document(record: Any) -> str:
     """The options of ``record`` and what they mean, a paragraph each."""
     return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))
 

@@ -29,7 +29,7 @@ from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.state import own_stores
 from penstock.plan.plan import Plan
 from penstock.session.compiler import Compiler
-from penstock.session.options import CompileOptions, RunOptions, accepts, make
+from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
 from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.subgraphs import Subgraph, Subgraphs
@@ -103,7 +103,7 @@ class Session:
 
     # Running.
 
-    @accepts(RunOptions)
+    @takes(RunOptions)
     def run(
         self,
         feeds: Mapping[str, Any] | None = None,
@@ -141,7 +141,7 @@ class Session:
         outputs = tuple(self.run(dict(zip(names, inputs, strict=True))).values())
         return outputs[0] if len(outputs) == 1 else outputs
 
-    @accepts(RunOptions)
+    @takes(RunOptions)
     def submit(self, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
         """``run`` on the process-wide pool of threads; returns at once.
 
@@ -162,7 +162,7 @@ class Session:
             raise PenstockError("the session is closed")
         return Job(Run(options), partial(self._prepare, options))
 
-    @accepts(RunOptions)
+    @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         """``run`` for asyncio: the event loop goes on meanwhile; cancelling it cancels the run."""
         import asyncio
@@ -330,7 +330,7 @@ class Session:
         return self._plans.get(subgraph, key, False, compile)
 
 
-@accepts(CompileOptions)
+@takes(CompileOptions)
 def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) -> Session:
     """Compile a model, or the file at a path, into a session.
 

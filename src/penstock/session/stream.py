@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from penstock.errors import PenstockError
 from penstock.host.fork import renewed
 from penstock.host.threads import Job, fulfil, pool
-from penstock.session.options import RunOptions, accepts, make
+from penstock.session.options import RunOptions, make, takes
 from penstock.session.session import Session
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Stream:
         self._busy = False
         self._last: _Mark | None = None
 
-    @accepts(RunOptions, after=(Session,))
+    @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
         """Put a run of ``session`` on the stream, as ``session.submit`` puts it on the pool.
 
