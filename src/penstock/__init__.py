@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         RunError,
         Unsupported,
     )
-    from penstock.executors.base import CancelToken
+    from penstock.executors.control import CancelToken
     from penstock.frontends.load import load
     from penstock.limits import Limits
     from penstock.observers.base import Observer
@@ -40,7 +40,7 @@ __version__ = "0.1.0"
 # Where each public name lives. They are imported when first used: importing penstock costs a few
 # milliseconds, reading an ONNX file imports the onnx package, and neither pays for the other.
 _HOMES = {
-    "CancelToken": "penstock.executors.base",
+    "CancelToken": "penstock.executors.control",
     "Cancelled": "penstock.errors",
     "DeadTensor": "penstock.errors",
     "DeadlineExceeded": "penstock.errors",

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors import arenas as module
 from penstock.executors.arenas import Arenas
-from penstock.executors.base import Control
+from penstock.executors.control import Control
 from penstock.limits import Limits
 from tests.support.timing import switching
 

@@ -16,7 +16,7 @@ from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
-from penstock.executors.base import Control
+from penstock.executors.control import Control
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers
@@ -273,7 +273,7 @@ def test_one_that_gets_an_arena_at_once_is_stopped_by_nobody_else(workers):
     executor._arenas.ask = slowly  # type: ignore[method-assign]
     executor.run_async([X, np.array(1)], control, done)
     idle(workers)
-    assert control.on_stop is None
+    assert not control.listeners
 
 
 @pytest.mark.parametrize("fails", ["allocation", "step_ready"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.executors.base import Control
+from penstock.executors.control import Control
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers
 from tests.support.flows import Log, Meeting, begin, drawn, ended, on, turning

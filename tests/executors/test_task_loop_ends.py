@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.algorithms.dag import Dag
-from penstock.executors.base import Control
+from penstock.executors.control import Control
 from penstock.executors.task_loop import Queue, TaskRun
 from penstock.host.threads import Workers
 from penstock.observers.base import ObservedRun, Observer

@@ -20,8 +20,8 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock.executors import base
-from penstock.executors.base import CancelToken, Control, _Watchdog, begin, end
+from penstock.executors import control as run_control
+from penstock.executors.control import CancelToken, Control, _Watchdog, begin_run, end_run
 from penstock.host import gc_pause, threads
 from penstock.host.threads import Workers, pool, run_on
 
@@ -442,7 +442,7 @@ def test_a_process_that_ends_finishes_what_was_submitted():
     # The first job runs, the others are queued, when the main thread is done.
     program = """
 import atexit, sys, threading
-from penstock.threads import Workers, pool, run_on
+from penstock.host.threads import Workers, pool, run_on
 write = sys.stdout.write  # one call for all: those of threads at once do not mix
 gate = threading.Event()
 atexit.register(gate.set)  # what was registered last is called first
@@ -458,7 +458,7 @@ future = run_on(pool(), lambda: (gate.wait(60), write("future ")))
 def test_a_process_that_ends_lets_jobs_use_the_pools_of_backends():
     program = """
 import atexit, threading
-from penstock.threads import pool, run_on
+from penstock.host.threads import pool, run_on
 device = pool("device", 1)
 device.submit(lambda: None)
 gate = threading.Event()
@@ -481,7 +481,7 @@ def late():
         print(error)
     print(pool().offer(print))
 atexit.register(late)  # what was registered first is called last
-from penstock.threads import pool
+from penstock.host.threads import pool
 pool().submit(lambda: None)
 """
     assert end_of(program).splitlines() == [
@@ -503,13 +503,13 @@ def watchdog(monkeypatch) -> _Watchdog:
     """A watchdog whose thread never runs: nothing happens but what the test does."""
     made = _Watchdog()
     made.thread = threading.current_thread()
-    monkeypatch.setattr(base, "_WATCHDOG", made)
+    monkeypatch.setattr(run_control, "_WATCHDOG", made)
     return made
 
 
 def test_runs_that_end_in_time_leave_little_behind(watchdog):
     for _ in range(1000):
-        end(begin(1000, None), 1000, None)
+        end_run(begin_run(1000, None), 1000, None)
     assert not watchdog.timeouts
     assert len(watchdog.queue) < 100
 
@@ -517,8 +517,8 @@ def test_runs_that_end_in_time_leave_little_behind(watchdog):
 def test_ten_thousand_deadlines_at_once_take_no_longer_each(watchdog):
     def seconds(n: int) -> float:
         start = time.perf_counter()
-        for control in [begin(1000 + i % 7, None) for i in range(n)]:
-            end(control, 1, None)
+        for control in [begin_run(1000 + i % 7, None) for i in range(n)]:
+            end_run(control, 1, None)
         return time.perf_counter() - start
 
     # 40 times as many; with a walk over the others for each, 1600 times as long
@@ -531,7 +531,7 @@ def test_the_watchdog_is_woken_only_for_an_earlier_deadline(watchdog, monkeypatc
     woken = []
     monkeypatch.setattr(watchdog.changed, "notify", lambda: woken.append(True))
     for timeout in (5.0, 6.0, 4.0, 7.0):
-        begin(timeout, None)
+        begin_run(timeout, None)
     assert len(woken) == 2
 
 
@@ -579,21 +579,21 @@ def test_the_first_to_stop_a_run_is_the_reason():
 def test_a_token_is_cancelled_with_its_parent_and_not_the_other_way_round():
     parent = CancelToken()
     children = [CancelToken(parent) for _ in range(2)]
-    controls = [begin(None, child) for child in children]
+    controls = [begin_run(None, child) for child in children]
     children[0].cancel()
     assert [control.stopped for control in controls] == [True, False]
     assert not parent.cancelled
     parent.cancel()
     assert all(control.stopped for control in controls)
     assert all(child.cancelled for child in children)
-    assert begin(None, CancelToken(parent)).stopped
+    assert begin_run(None, CancelToken(parent)).stopped
 
 
 def test_a_token_forgets_runs_that_have_ended():
     parent = CancelToken()
     child = CancelToken(parent)
-    for control in [begin(None, child) for _ in range(10)]:
-        end(control, None, child)
+    for control in [begin_run(None, child) for _ in range(10)]:
+        end_run(control, None, child)
     assert not child._controls
     assert not parent._controls
 
@@ -676,7 +676,7 @@ def test_a_child_runs_with_threads_of_its_own():
         assert session.submit(feeds(1)).result(60)["y"][0] == 2
         with pytest.raises(ps.DeadlineExceeded):
             session.run(feeds(2**62), timeout=0.05)
-        assert not base._WATCHDOG.timeouts
+        assert not run_control._WATCHDOG.timeouts
 
     assert in_child(job)
     token.cancel()

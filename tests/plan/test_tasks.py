@@ -22,7 +22,8 @@ from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.arenas import Code
-from penstock.executors.base import Control, quiet
+from penstock.executors.base import quiet
+from penstock.executors.control import Control
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.ir.graph import Graph, Node, Value, clone

@@ -18,7 +18,8 @@ import penstock as ps
 from penstock.backends import base as backends
 from penstock.backends.base import ThreadShare
 from penstock.backends.numpy import NumpyBackend
-from penstock.executors.base import CancelToken, Control, Done
+from penstock.executors.base import Done
+from penstock.executors.control import CancelToken, Control
 from penstock.ir.graph import Graph
 from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun, Observer
@@ -181,25 +182,24 @@ def test_two_runs_with_one_token_are_stopped_together_but_fail_apart():
 # Who stops runs.
 
 
-class Fleeting(Control):
-    """Has something to call when it is stopped, but no longer when it is to be called."""
+def test_control_listener_removed_while_control_is_set_does_not_disturb_others():
+    control, called = Control(), []
 
-    __slots__ = ("looks",)
+    def first(error: Exception) -> None:
+        control.remove_listener(first)
+        control.remove_listener(second)
+        called.append("first")
 
-    @property
-    def on_stop(self):
-        self.looks = getattr(self, "looks", 0) + 1
-        return (lambda error: None) if self.looks == 1 else None
+    def second(error: Exception) -> None:
+        control.remove_listener(first)
+        control.remove_listener(second)
+        called.append("second")
 
-    @on_stop.setter
-    def on_stop(self, value):
-        pass
-
-
-def test_a_run_may_end_while_it_is_stopped():
-    control = Fleeting()
+    control.add_listener(first)
+    control.add_listener(second)
     control.set(ps.Cancelled("enough"))
-    assert control.stopped
+    assert control.stopped and sorted(called) == ["first", "second"]
+    assert not control.listeners
 
 
 def refusing(error: Exception) -> None:
@@ -210,7 +210,7 @@ def test_a_token_stops_all_runs_whatever_one_of_them_raises():
     token = CancelToken()
     runs = [run_of(None, token, []) for _ in range(5)]
     for run in runs:
-        run.control.on_stop = refusing
+        run.control.add_listener(refusing)
     with suppress(ZeroDivisionError):
         token.cancel()
     assert all(run.control.stopped for run in runs)
@@ -220,8 +220,8 @@ def test_deadlines_stop_all_runs_whatever_one_of_them_raises(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     first, second = run_of(0.01, None, []), run_of(0.05, None, [])
     stopped = threading.Event()
-    first.control.on_stop = refusing
-    second.control.on_stop = lambda error: stopped.set()
+    first.control.add_listener(refusing)
+    second.control.add_listener(lambda error: stopped.set())
     assert stopped.wait(1)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.algorithms.dag import Dag
-from penstock.executors.base import Control
+from penstock.executors.control import Control
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.host.threads import Workers
 from penstock.ir.graph import Node

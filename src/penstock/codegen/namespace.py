@@ -150,11 +150,11 @@ def ended(control: Any, step: Step, *outputs: Any) -> None:
 def awaited(control: Any, begin: Callable[..., Any], *inputs: Any) -> Any:
     """The outputs of an asynchronous kernel, unless the run is stopped before they come."""
     outcome = Outcome(begin, inputs)
-    control.listen(outcome.stop)
+    control.add_listener(outcome.stop)
     try:
         return outcome.wait()
     finally:
-        control.ignore(outcome.stop)
+        control.remove_listener(outcome.stop)
 
 
 def freed(control: Any, *values: Any) -> None:

@@ -14,15 +14,9 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.executors.arenas import Code
-from penstock.executors.base import (
-    CompiledExecutor,
-    Control,
-    Done,
-    PerThreadCount,
-    fail,
-    run_inline,
-    share_of,
-)
+from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, run_inline, share_of
+from penstock.executors.control import Control
+from penstock.executors.errors import raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 from penstock.plan.arena_layout import ArenaPlan
@@ -73,7 +67,7 @@ class DataflowExecutor(CompiledExecutor):
                 TaskRun(self._flow, functions, V, control, observe=self.watched).run()
             return results(V)
         except Exception as error:
-            fail(error, self._code.program, self.plan)
+            raise_explained(error, self._code.program, self.plan)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         run_inline(self, inputs, control, done)

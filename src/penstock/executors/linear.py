@@ -13,14 +13,14 @@ from penstock.backends.base import Backend
 from penstock.executors.arenas import Arenas, Code
 from penstock.executors.base import (
     CompiledExecutor,
-    Control,
     Done,
     PerThreadCount,
-    fail,
     run_inline,
     share_of,
     silent,
 )
+from penstock.executors.control import Control
+from penstock.executors.errors import raise_explained
 from penstock.limits import Limits
 from penstock.plan.arena_layout import ArenaPlan, plan_arena
 from penstock.plan.plan import Plan
@@ -94,7 +94,7 @@ class LinearExecutor(CompiledExecutor):
                 pace.took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
-            fail(error, self._code.program, self.plan)
+            raise_explained(error, self._code.program, self.plan)
         finally:
             arenas.give(arena)
             if self.watched:

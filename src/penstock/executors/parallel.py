@@ -15,15 +15,9 @@ import numpy as np
 
 from penstock.backends.base import Backend, Device
 from penstock.executors.arenas import Arenas, Code
-from penstock.executors.base import (
-    CompiledExecutor,
-    Control,
-    Done,
-    PerThreadCount,
-    explained,
-    fail,
-    share_of,
-)
+from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, share_of
+from penstock.executors.control import Control
+from penstock.executors.errors import explained, raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
@@ -126,7 +120,7 @@ class ParallelExecutor(CompiledExecutor):
                     self._flow_run(bound, V, control, threads).run()
                 outputs = bound.results(V)
             except Exception as error:
-                fail(error, self._code.program, self.plan)
+                raise_explained(error, self._code.program, self.plan)
             finally:
                 self._allocated(control, -arenas.size)
         except Exception:
@@ -144,41 +138,7 @@ class ParallelExecutor(CompiledExecutor):
         return TaskRun(self._flow, bound.functions, V, control, observe=self.watched, adopt=adopt)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        control = control.own()
-        arenas = self._arenas
-
-        def later(received: PerThreadCount[_Bound] | None) -> None:
-            # Not on the thread of the run that gave the arena.
-            pool = self._flow.queues[0].pool
-            assert pool is not None
-            pool.submit(partial(accept, received))
-
-        def accept(received: PerThreadCount[_Bound] | None) -> None:
-            control.on_stop = None
-            try:
-                arena = arenas.accept(received)
-            except BaseException as error:
-                done(None, error)
-            else:
-                self._start(arena, inputs, control, done)
-
-        def stopped(error: Exception) -> None:
-            if arenas.forget(later):
-                control.on_stop = None
-                done(None, error)
-
-        control.on_stop = stopped
-        try:
-            arena = arenas.ask(later)
-        except Exception as error:
-            control.on_stop = None
-            done(None, error)
-            return
-        if arena is not None:
-            control.on_stop = None
-            self._start(arena, inputs, control, done)
-        elif control.stopped and control.error is not None:
-            stopped(control.error)  # perhaps before it was there to be called
+        _ArenaRequest(self, inputs, control.own(), done).begin()
 
     def _start(
         self, arena: PerThreadCount[_Bound], inputs: Sequence[Any], control: Control, done: Done
@@ -231,3 +191,60 @@ class ParallelExecutor(CompiledExecutor):
     def _allocated(self, control: Control, nbytes: int) -> None:
         if self.watched:
             control.observer.allocation(control.run, nbytes)
+
+
+class _ArenaRequest:
+    """An asynchronous run that waits for an arena.
+
+    A class, because closures that refer to one another would form a reference cycle, which keeps
+    what was fed alive until the next garbage collection.
+    """
+
+    __slots__ = ("_control", "_done", "_executor", "_inputs")
+
+    def __init__(
+        self, executor: ParallelExecutor, inputs: Sequence[Any], control: Control, done: Done
+    ) -> None:
+        self._executor = executor
+        self._inputs = inputs
+        self._control = control
+        self._done = done
+
+    def begin(self) -> None:
+        """Start the run now if an arena is free, else when another run gives one back."""
+        control = self._control
+        control.add_listener(self._stop)
+        try:
+            arena = self._executor._arenas.ask(self._receive)
+        except Exception as error:
+            control.remove_listener(self._stop)
+            self._done(None, error)
+            return
+        if arena is not None:
+            control.remove_listener(self._stop)
+            self._start(arena)
+        elif control.stopped and control.error is not None:
+            self._stop(control.error)  # ``set`` may have called it before the arena was asked for
+
+    def _receive(self, received: PerThreadCount[_Bound] | None) -> None:
+        # Not on the thread of the run that gave the arena.
+        pool = self._executor._flow.queues[0].pool
+        assert pool is not None
+        pool.submit(partial(self._accept, received))
+
+    def _accept(self, received: PerThreadCount[_Bound] | None) -> None:
+        self._control.remove_listener(self._stop)
+        try:
+            arena = self._executor._arenas.accept(received)
+        except BaseException as error:
+            self._done(None, error)
+        else:
+            self._start(arena)
+
+    def _start(self, arena: PerThreadCount[_Bound]) -> None:
+        self._executor._start(arena, self._inputs, self._control, self._done)
+
+    def _stop(self, error: Exception) -> None:
+        if self._executor._arenas.forget(self._receive):
+            self._control.remove_listener(self._stop)
+            self._done(None, error)

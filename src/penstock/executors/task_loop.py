@@ -17,7 +17,8 @@ from typing import Any
 
 from penstock.backends.base import Event
 from penstock.errors import Cancelled, InternalError
-from penstock.executors.base import Control, quiet
+from penstock.executors.base import quiet
+from penstock.executors.control import Control
 from penstock.host.threads import Workers
 from penstock.plan.tasks import Tasks
 
@@ -190,7 +191,7 @@ class TaskRun:
                 self._activate(0)
                 self._wake_others(0)
             # From here on the run sees by itself that it is stopped, while nobody works on it, too.
-            self.control.on_stop = self._abort
+            self.control.add_listener(self._abort)
             if self.control.stopped:
                 self._stop(-1)
         except BaseException as error:
@@ -278,7 +279,7 @@ class TaskRun:
 
     def _end(self) -> None:
         """The run has ended, and nobody works on it any more."""
-        self.control.on_stop = None
+        self.control.remove_listener(self._abort)
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end()

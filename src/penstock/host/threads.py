@@ -185,7 +185,7 @@ class Workers:
             try:
                 job()
             except BaseException:
-                report()
+                report_thread_exception()
             del job  # nor what it holds: the next one may come in an hour, or never
             if jobs is not self._jobs:
                 return  # the job forked, and this is the child, to which the queue means nothing
@@ -195,7 +195,7 @@ class Workers:
                     self._end_if_idle()
 
 
-def report() -> None:
+def report_thread_exception() -> None:
     """Report the exception at hand, as that of a thread. A hook that fails is not heard of: it must
     not take a worker with it."""
     with suppress(BaseException):

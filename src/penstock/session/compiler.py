@@ -21,7 +21,8 @@ from penstock.errors import (
     Unsupported,
     UnsupportedOperation,
 )
-from penstock.executors.base import Control, Executor
+from penstock.executors.base import Executor
+from penstock.executors.control import Control
 from penstock.executors.dataflow import DataflowExecutor
 from penstock.executors.frames.calls import Calls
 from penstock.executors.frames.executor import FramesExecutor

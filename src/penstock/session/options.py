@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 from penstock.backends.base import Backend
-from penstock.executors.base import CancelToken
+from penstock.executors.control import CancelToken
 from penstock.limits import Limits
 from penstock.observers.base import Observer
 from penstock.tuning.measure import CostModel

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from penstock.executors.base import Control, Done, Executor, begin, end
+from penstock.executors.base import Done, Executor
+from penstock.executors.control import Control, begin_run, end_run
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.options import RunOptions
 from penstock.session.subgraphs import Request
@@ -26,7 +27,7 @@ class Run:
         self._began = False
         observers = options.all_observers
         self.observed = bool(observers)
-        self.control: Control = begin(options.timeout, options.cancel)
+        self.control: Control = begin_run(options.timeout, options.cancel)
         if observers:
             self.control.observer = observers[0] if len(observers) == 1 else Observers(observers)
 
@@ -42,7 +43,7 @@ class Run:
 
     def end(self, error: BaseException | None) -> None:
         """Tell observers that the run has ended; from now on nothing can stop it."""
-        end(self.control, self._timeout, self._cancel)
+        end_run(self.control, self._timeout, self._cancel)
         if self._began:
             self.control.observer.run_end(self.control.run, error)
 
@@ -88,15 +89,13 @@ class Job:
         self._prepare = prepare
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
         self._request: Request | None = None
-        run.control.on_stop = self._stopped
-        if run.control.stopped:
-            self._stopped(run.control.error)
+        run.control.add_listener(self._stopped)
 
     def __call__(self) -> None:
         """Run; for the pool."""
         if not self._claim.acquire(blocking=False):
             return
-        self._run.control.on_stop = None
+        self._run.control.remove_listener(self._stopped)
         if not self.future.set_running_or_notify_cancel():
             self._run.end(None)
             return
@@ -113,9 +112,9 @@ class Job:
         """End a run that no pool will ever call."""
         self._run.end(error)
 
-    def _stopped(self, error: Exception | None) -> None:
+    def _stopped(self, error: Exception) -> None:
         if self._claim.acquire(blocking=False):
-            self._run.control.on_stop = None
+            self._run.control.remove_listener(self._stopped)
             if self.future.set_running_or_notify_cancel():
                 self.future.set_exception(error)
             self._run.end(error)

@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.errors import InvalidInput, PenstockError
-from penstock.executors.base import NEVER, CancelToken, Executor
+from penstock.executors.base import Executor
+from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.load import load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.backends.base import Backend, ThreadShare
 from penstock.errors import PenstockError
-from penstock.executors.base import Control, Executor
+from penstock.executors.base import Executor
+from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.limits import Limits

@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.analysis.frames import frame_of
 from penstock.backends.numpy import NumpyBackend
-from penstock.executors.base import Control
+from penstock.executors.control import Control
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
 from penstock.executors.frames.tokens import Slots, Tokens

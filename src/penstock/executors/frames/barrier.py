@@ -17,7 +17,8 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from penstock.errors import Cancelled
-from penstock.executors.base import Control, Done, quiet
+from penstock.executors.base import Done, quiet
+from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import Workers
 
@@ -69,7 +70,7 @@ class Barrier:
         self._ready.extend(parts)
         if listens:
             self._listens = True
-            self.control.listen(self._stopped)
+            self.control.add_listener(self._stopped)
         self._work()
 
     def resume(self, part: Part) -> None:
@@ -132,7 +133,7 @@ class Barrier:
     def end(self) -> None:
         """The run is over."""
         if self._listens:
-            self.control.ignore(self._stopped)
+            self.control.remove_listener(self._stopped)
         if self.rendezvous is not None:
             self.rendezvous.close()
         on_end, self._on_end = self._on_end, None

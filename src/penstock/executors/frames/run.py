@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, RunError
-from penstock.executors.base import Control, quiet
+from penstock.executors.base import quiet
+from penstock.executors.control import Control
 from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.scheduler import DEAD, Call, Flow, Iteration, Token, caller, missing
 from penstock.executors.frames.tokens import FrameNode, Kind, Tokens
-from penstock.host.threads import Workers, report
+from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.types import ShapeError
@@ -470,7 +471,7 @@ class FramesRun:
                 try:
                     answer.cancel()
                 except Exception:  # the run has its error already
-                    report()
+                    report_thread_exception()
 
     def _fetch(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
         call = caller(iteration.frame)

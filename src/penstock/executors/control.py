@@ -1,0 +1,219 @@
+"""Control over a run from outside: cancellation, deadlines, and what observers are told.
+
+Every run has one ``Control``. A ``CancelToken`` or the watchdog sets it from any thread, and the
+run looks at ``control.stopped`` as it goes::
+
+    caller             run                              another thread
+    begin_run(1.0) --> while not control.stopped: ...
+                                                        token.cancel() -> control.set(Cancelled())
+                       control.stop() raises it
+    end_run(...)
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+
+from penstock.errors import Cancelled, DeadlineExceeded
+from penstock.host.fork import in_child
+from penstock.host.threads import report_thread_exception
+from penstock.observers.base import ObservedRun, Observer
+from penstock.plan.plan import Plan
+
+StopListener = Callable[[Exception], None]
+
+_NO_OBSERVER = Observer()
+_NO_RUN = ObservedRun(Plan("", (), (), (), ()), "")
+
+
+class Control:
+    """The stop flag of one run, which any thread may set.
+
+    Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
+    work, and calls ``stop`` if it is set. ``observer`` is told what ``run`` does, if the executor
+    is an observed one.
+    """
+
+    __slots__ = ("error", "listeners", "observer", "run", "stopped")
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.error: Exception | None = None
+        self.listeners: set[StopListener] = set()
+        self.observer: Observer = _NO_OBSERVER
+        self.run = _NO_RUN
+
+    def set(self, error: Exception) -> None:
+        """Ask the run to stop with ``error``; the first call wins."""
+        if not self.stopped:
+            self.error = error
+            self.stopped = True
+            with ExitStack() as stack:  # every listener is called, even if one of them raises
+                for listener in list(self.listeners):
+                    stack.callback(listener, error)
+
+    def add_listener(self, listener: StopListener) -> None:
+        """Let ``set`` call ``listener`` with the error, perhaps twice; if the run was stopped
+        before, call it now."""
+        self.listeners.add(listener)
+        if self.stopped and self.error is not None:
+            listener(self.error)
+
+    def remove_listener(self, listener: StopListener) -> None:
+        """Undo ``add_listener``, if it was called; a call that has begun goes on."""
+        self.listeners.discard(listener)
+
+    def stop(self) -> None:
+        """Raise the error that the run was stopped with."""
+        assert self.error is not None
+        raise self.error
+
+    def own(self) -> Control:
+        """This control; or a new one if this is the shared ``NEVER``, for a run that must be able
+        to stop itself."""
+        return Control() if self is NEVER else self
+
+
+NEVER = Control()
+"""The control of every run that has neither a deadline, a token nor an observer."""
+
+
+class CancelToken:
+    """Cancels the runs that it was given to, from any thread: ``session.run(feeds, cancel=token)``.
+
+    Cancelling a token's ``parent`` cancels the token too, but not the other way round.
+    """
+
+    def __init__(self, parent: CancelToken | None = None) -> None:
+        self._parent = parent
+        # Re-entrant: a signal handler may call ``cancel`` while its own thread attaches a run.
+        self._lock = threading.RLock()
+        self._controls: set[Control] = set()
+        self._cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether ``cancel`` was called, for this token or its parent."""
+        return self._cancelled or (self._parent is not None and self._parent.cancelled)
+
+    def cancel(self) -> None:
+        """Stop every run that holds this token, now and later, with ``Cancelled``."""
+        with self._lock:
+            self._cancelled = True
+            controls, self._controls = self._controls, set()
+        with ExitStack() as stack:  # all runs are stopped, even if a listener raises
+            for control in controls:
+                stack.callback(control.set, Cancelled("the run was cancelled by its caller"))
+
+    def attach(self, control: Control) -> None:
+        """Let ``cancel`` stop a run."""
+        if self._parent is not None:
+            self._parent.attach(control)
+        with self._lock:
+            if not self._cancelled:
+                self._controls.add(control)
+                return
+        control.set(Cancelled("the run was cancelled before it began"))
+
+    def detach(self, control: Control) -> None:
+        """Forget a run that has ended."""
+        if self._parent is not None:
+            self._parent.detach(control)
+        with self._lock:
+            self._controls.discard(control)
+
+
+class _Watchdog:
+    """One thread that stops runs at their deadlines; it sleeps while there are none.
+
+    ``queue`` is a heap of (deadline, number, control). A run that ends early is removed from
+    ``timeouts`` only, and its entry in the queue is skipped later; once most entries are stale, the
+    queue is rebuilt.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.queue: list[tuple[float, int, Control]] = []
+        self.timeouts: dict[Control, float] = {}
+        self.numbers = count()
+        self.thread: threading.Thread | None = None
+
+    def add(self, control: Control, timeout: float) -> None:
+        entry = (time.monotonic() + timeout, next(self.numbers), control)
+        with self.changed:
+            if self.thread is None or not self.thread.is_alive():
+                self.thread = threading.Thread(
+                    target=self.watch, name="penstock-deadlines", daemon=True
+                )
+                self.thread.start()
+            self.timeouts[control] = timeout
+            heapq.heappush(self.queue, entry)
+            if self.queue[0] is entry:
+                self.changed.notify()
+
+    def remove(self, control: Control) -> None:
+        with self.changed:
+            self.timeouts.pop(control, None)
+            if len(self.queue) > 2 * len(self.timeouts) + _STALE_ENTRIES:
+                self.queue = [entry for entry in self.queue if entry[2] in self.timeouts]
+                heapq.heapify(self.queue)
+
+    def watch(self) -> None:
+        while True:
+            with self.changed:
+                while not self.queue:
+                    self.changed.wait()
+                deadline, _, control = self.queue[0]
+                seconds_left = deadline - time.monotonic()
+                if seconds_left > 0:
+                    self.changed.wait(min(seconds_left, threading.TIMEOUT_MAX))
+                    continue
+                heapq.heappop(self.queue)
+                timeout = self.timeouts.pop(control, None)
+            if timeout is not None:
+                try:
+                    control.set(_timed_out(timeout))
+                except BaseException:  # raised by a listener
+                    report_thread_exception()
+
+
+# Stale entries that the watchdog's queue may hold beyond one for each run.
+_STALE_ENTRIES = 64
+_WATCHDOG = _Watchdog()
+
+
+@in_child
+def _forget_runs() -> None:
+    """A forked child inherits none of its parent's runs."""
+    _WATCHDOG.__init__()  # type: ignore[misc]
+
+
+def _timed_out(timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the run did not end within its timeout of {timeout} s")
+
+
+def begin_run(timeout: float | None, cancel: CancelToken | None) -> Control:
+    """The control of a new run that may take ``timeout`` seconds and be cancelled by ``cancel``."""
+    control = Control()
+    if timeout is not None:
+        if not timeout > 0:
+            control.set(_timed_out(timeout))
+        elif timeout < math.inf:
+            _WATCHDOG.add(control, timeout)
+    if cancel is not None:
+        cancel.attach(control)
+    return control
+
+
+def end_run(control: Control, timeout: float | None, cancel: CancelToken | None) -> None:
+    """Release what ``begin_run`` set up."""
+    if cancel is not None:
+        cancel.detach(control)
+    if timeout is not None:
+        _WATCHDOG.remove(control)

@@ -1,0 +1,66 @@
+"""Errors of runs, explained: the step at fault, its node's origin, and its inputs' types."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+
+from penstock.codegen.writer import Program
+from penstock.errors import InternalError, PenstockError, RunError
+from penstock.plan.plan import Plan, Step
+from penstock.types import ShapeError, TensorType
+
+
+def raise_explained(error: Exception, program: Program, plan: Plan) -> NoReturn:
+    """Raise the result of ``explained``, with ``error`` as its cause."""
+    explanation = explained(error, program, plan)
+    try:
+        if explanation is error:
+            raise explanation
+        raise explanation from error
+    finally:
+        del explanation, error  # both hold this frame
+
+
+def explained(error: Exception, program: Program, plan: Plan) -> PenstockError:
+    """An error that names the step at fault: its operation, its origin and its inputs' types."""
+    step, types = _step_at_fault(error, program)
+    if isinstance(error, PenstockError):
+        if step is not None:
+            error.add_note(f"The run had come to {step.node.op.name} ({step.node.label}).")
+        return error
+    if step is None and isinstance(error, MemoryError):
+        return RunError(f"there is not enough memory for the outputs: {error}")
+    if step is None:
+        return InternalError(f"the run failed outside of any node: {error!r}")
+    inputs = ", ".join(
+        "none" if i < 0 else f"{plan.slots[i].name}: {types.get(i, plan.slots[i].type)}"
+        for i in step.inputs
+    )
+    reason = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
+    message = f"{step.node.op.name} ({step.node.label}) with inputs ({inputs}): {reason}"
+    # No input makes correct code use an undefined name or fail an assertion.
+    if isinstance(error, AssertionError | NameError):
+        return InternalError(f"{message}. This is a bug in Penstock: please report it")
+    return RunError(message)
+
+
+def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:
+    """The step that raised, and by slot the types of those of its inputs that are variables."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != program.filename:
+        trace = trace.tb_next
+    step = None if trace is None else program.steps[trace.tb_lineno - 1]
+    if step is None or trace is None:
+        return None, {}
+    variables = trace.tb_frame.f_locals
+    shared = variables.get("V", ())
+    types = {}
+    for i in step.inputs:
+        value = variables.get(f"v{i}")
+        if value is None and 0 <= i < len(shared):
+            value = shared[i]
+        if isinstance(value, np.ndarray):
+            types[i] = str(TensorType(value.dtype, value.shape))
+    return step, types
