@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel, Op
-from penstock.ops.registry import NEWEST, unknown_types
+from penstock.ops.registry import NEWEST, TENSORFLOW, find, unknown_types
+from penstock.ops.tensorflow.control_flow import PRIMITIVES
 from penstock.textual.parser import parse_graph
 from penstock.textual.printer import WORDS
 from penstock.types import (
@@ -39,7 +41,14 @@ def _made_up(name: str, domain: str, version: int) -> Op:
     def compile(node: Node, types: Any) -> Kernel:
         raise NotImplementedError
 
-    return Op(name, domain, 1, version, unknown_types, compile, pure=name not in IMPURE)
+    made_up = Op(name, domain, 1, version, unknown_types, compile, pure=name not in IMPURE)
+    real = find(name, domain)
+    if real is not None:
+        return replace(made_up, role=real.role, arity=real.arity, elementwise=real.elementwise)
+    primitive = find(name, TENSORFLOW)  # graphs in tests may leave out its domain
+    if primitive is not None and primitive.role in PRIMITIVES:
+        return replace(made_up, role=primitive.role)
+    return made_up
 
 
 def graph(text: str) -> Graph:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.errors import InvalidModel
-from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node, Value, captures
-from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.control_flow import ENTERS, EXITS
+from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.op import Role
 
 
 class Frame:
@@ -75,7 +74,7 @@ class _Frames:
             self.of[node] = frame
             self.after[node] = self.through(node, frame)
         for node in graph.nodes:
-            if _is(node, MERGES):
+            if node.op.role is Role.MERGE:
                 self.check_merge(node)
 
     def common(self, node: Node) -> Frame:
@@ -112,17 +111,17 @@ class _Frames:
 
     def through(self, node: Node, frame: Frame) -> Frame:
         """The frame of what a node makes that runs in ``frame``."""
-        if _is(node, ENTERS):
+        if node.op.role is Role.ENTER:
             return self.entered(node, frame)
-        if _is(node, EXITS):
+        if node.op.role is Role.EXIT:
             if frame.parent is None:
                 raise InvalidModel(f"{node.label} is an Exit of no frame: nothing before it enters")
             return frame.parent
-        if _is(node, NEXT_ITERATIONS) and frame.parent is None:
+        if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
             raise InvalidModel(
                 f"{node.label} is a NextIteration of no frame; let its loop enter one"
             )
-        if node.op.domain == TENSORFLOW and node.op.name == "LoopCond":
+        if node.op.role is Role.LOOP_COND:
             if frame.loop_cond is not None:
                 raise InvalidModel(
                     f"{_shown(frame)} has two LoopConds, {frame.loop_cond.label} and {node.label}; "
@@ -158,10 +157,6 @@ class _Frames:
                     f"{_shown(self.of[node])}, {source.label} in {_shown(self.after[source])}; let "
                     "all of them enter the same one"
                 )
-
-
-def _is(node: Node, names: frozenset[str]) -> bool:
-    return node.op.name in names and node.op.domain == TENSORFLOW
 
 
 def _shown(frame: Frame) -> str:

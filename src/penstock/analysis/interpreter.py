@@ -46,7 +46,7 @@ def interpret(
 
 def _controlled(node: Node, inputs: Sequence[Any], around: Mapping[Value, Any]) -> list[Any]:
     """The outputs of a node that carries graphs, which read the values ``around`` them."""
-    steps = CONTROL[node.op.name](node, inputs)
+    steps = CONTROL[node.op.role](node, inputs)
     try:
         graph, fed = next(steps)
         while True:

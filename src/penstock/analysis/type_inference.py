@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.errors import InternalError, InvalidModel, LimitExceeded, PenstockError
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import LoopCarried, ScanLayout, is_control, scalar
 from penstock.types import (
     ANY,
@@ -56,7 +57,7 @@ def node_types(node: Node, *, certain: bool = True) -> Sequence[Type]:
 def _node_types(node: Node, certain: bool, settled: Settled) -> Sequence[Type]:
     try:
         if is_control(node):
-            return _CONTROL_TYPES[node.op.name](node, settled)
+            return _CONTROL_TYPES[node.op.role](node, settled)
         inputs = node.inputs
         return node.op.infer(
             [None if v is None else v.type for v in inputs],
@@ -197,4 +198,9 @@ def _no_data(kind: Type) -> Type:
     return kind.without_data() if isinstance(kind, TensorType) else kind
 
 
-_CONTROL_TYPES = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+_CONTROL_TYPES: dict[Role | None, Callable[[Node, Settled], Sequence[Type]]] = {
+    Role.IF: _if,
+    Role.LOOP: _loop,
+    Role.SCAN: _scan,
+    Role.SEQUENCE_MAP: _sequence_map,
+}

@@ -22,8 +22,8 @@ import numpy as np
 from penstock.algorithms.dag import CycleError, Dag
 from penstock.errors import MAX_PROBLEMS, InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value, dependencies, ordered
+from penstock.ir.op import Role
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.ops.registry import TENSORFLOW
 from penstock.types import (
     STRING,
     MapType,
@@ -351,8 +351,8 @@ def _scan_states(node: Node) -> int:
     return -1 if type(count) is not int else len(node.inputs) - count - (node.op.version <= 8)
 
 
-CONTROL_FLOW = {
-    "If": _Bodies(
+CONTROL_FLOW: dict[Role | None, _Bodies] = {
+    Role.IF: _Bodies(
         ("then_branch", "else_branch"),
         lambda node: 0,
         lambda node: len(node.outputs),
@@ -360,7 +360,7 @@ CONTROL_FLOW = {
         lambda node: len(node.inputs) == 1,
         "an If has one input, the condition",
     ),
-    "Loop": _Bodies(
+    Role.LOOP: _Bodies(
         ("body",),
         lambda node: max(2, len(node.inputs)),
         lambda node: 1 + len(node.outputs),
@@ -369,7 +369,7 @@ CONTROL_FLOW = {
         lambda node: len(node.outputs) >= len(node.inputs) - 2,
         "a Loop has an output for each carried value, then one for each that it collects",
     ),
-    "Scan": _Bodies(
+    Role.SCAN: _Bodies(
         ("body",),
         lambda node: len(node.inputs) - (node.op.version <= 8),
         lambda node: len(node.outputs),
@@ -379,7 +379,7 @@ CONTROL_FLOW = {
         "num_scan_inputs of the inputs of a Scan are sequences, the others states, and each state "
         "is an output",
     ),
-    "SequenceMap": _Bodies(
+    Role.SEQUENCE_MAP: _Bodies(
         ("body",),
         lambda node: len(node.inputs),
         lambda node: len(node.outputs),
@@ -393,8 +393,8 @@ CONTROL_FLOW = {
 def control_flow(index: _Index, limits: Limits) -> Iterator[str]:
     """What goes into and comes out of a node's graphs fits the node."""
     for _, _, node in index.nodes():
-        rule = CONTROL_FLOW.get(node.op.name)
-        if rule is None or node.op.domain:
+        rule = CONTROL_FLOW.get(node.op.role)
+        if rule is None:
             continue
         if not rule.node(node):
             yield (
@@ -418,7 +418,7 @@ def control_flow(index: _Index, limits: Limits) -> Iterator[str]:
 def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
     """The lists among the attributes of a Scan have an entry for each sequence."""
     for _, _, node in index.nodes():
-        if node.op.name != "Scan" or node.op.domain:
+        if node.op.role is not Role.SCAN:
             continue
         states = _scan_states(node)
         taken, given = len(node.inputs) - states, len(node.outputs) - states
@@ -433,22 +433,12 @@ def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
                 yield f"{node.label} has {len(listed)} {name} for {count} sequences; give each one"
 
 
-_ARITIES = {
-    # inputs and outputs
-    **dict.fromkeys(("Switch", "RefSwitch"), (2, 2)),
-    "_SwitchN": (2, None),
-    **dict.fromkeys(("Merge", "RefMerge"), (None, 2)),
-    **dict.fromkeys(("Enter", "RefEnter", "Exit", "RefExit"), (1, 1)),
-    **dict.fromkeys(("NextIteration", "RefNextIteration", "LoopCond"), (1, 1)),
-}
-
-
 def primitives(index: _Index, limits: Limits) -> Iterator[str]:
     """TensorFlow's primitives of control flow have their inputs, outputs and attributes. Whether
     frames fit together is asked only of what a run needs (``passes/frames.py``)."""
     for _, _, node in index.nodes():
-        arity = _ARITIES.get(node.op.name)
-        if arity is None or node.op.domain != TENSORFLOW:
+        arity = node.op.arity
+        if arity is None:
             continue
         name, attrs = node.op.name, node.attrs
         for what, wanted, given in zip(
@@ -458,7 +448,7 @@ def primitives(index: _Index, limits: Limits) -> Iterator[str]:
                 yield f"{node.label}: {name} has {len(given)} {what} instead of {wanted or 'some'}"
         if any(value is None for value in (*node.inputs, *node.outputs)):
             yield f"{node.label}: {name} leaves out an input or an output, but has no optional one"
-        if name not in ("Enter", "RefEnter"):
+        if node.op.role is not Role.ENTER:
             continue
         frame, limit = attrs.get("frame_name"), attrs.get("parallel_iterations", 1)
         if not isinstance(frame, str) or not frame:
@@ -470,7 +460,7 @@ def primitives(index: _Index, limits: Limits) -> Iterator[str]:
 def calls(index: _Index, limits: Limits) -> Iterator[str]:
     """A call names a function of the model, and takes and gives as many values as that."""
     for _, _, node in index.nodes():
-        if node.op.name != "Call" or node.op.domain != TENSORFLOW:
+        if node.op.role is not Role.CALL:
             continue
         name = node.attrs.get("function")
         function = index.functions.get(name) if isinstance(name, str) else None

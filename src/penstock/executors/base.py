@@ -115,15 +115,6 @@ _MANY_FOR_BLAS = 18_000
 _MANY = 500_000
 
 
-# Operations that only move elements.
-_MOVES = frozenset(
-    """
-    Cast Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reorder
-    Reshape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze Where
-    """.split()  # noqa: SIM905 - names are easier to read without quotes
-)
-
-
 def share_of(
     plan: Plan, hosts: Sequence[Backend], streams: int = 1, threads: int | None = None
 ) -> ThreadShare:
@@ -131,7 +122,7 @@ def share_of(
     the session may use ``threads``."""
     most: dict[str, int] = {}
     for step in plan.walk():
-        work = 0 if step.node.op.name in _MOVES else flops(step.node)
+        work = 0 if step.node.op.moves else flops(step.node)
         most[step.backend] = max(work, most.get(step.backend, 0))
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller]

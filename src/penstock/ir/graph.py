@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from penstock.algorithms.dag import CycleError, Dag
 from penstock.algorithms.ordering import topological_order
 from penstock.errors import InvalidModel
+from penstock.ir.op import Op, Role
 from penstock.types import ANY, Type, constant_type
-
-if TYPE_CHECKING:
-    from penstock.ir.op import Op
-
-
-# TensorFlow's primitives, and so no names of other domains, through which graphs go in circles.
-MERGES = frozenset({"Merge", "RefMerge"})
-NEXT_ITERATIONS = frozenset({"NextIteration", "RefNextIteration"})
 
 
 class Value:
@@ -238,8 +231,8 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         beyond: set[Node] = set()
         for b, node in enumerate(each.nodes):
             needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
-            if node.op.name in MERGES:
-                needed = [source for source in needed if source.op.name not in NEXT_ITERATIONS]
+            if node.op.role is Role.MERGE:
+                needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
             needed += node.control_inputs
             for _, inner in node.graphs:
                 needed.extend(reads[inner])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ Attrs = Mapping[str, Any]
 Consts = Sequence[np.ndarray | None]
 Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
 Compile = Callable[["Node", Types], "Kernel"]
+Arity = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +170,51 @@ def array_of(value: Any) -> Any:
     return np.array(value, object) if isinstance(value, str) else value
 
 
+class Role(Enum):
+    """What an operation does to the order in which nodes run.
+
+    Tokens travel through graphs with frames: a ``SWITCH`` kills one of its outputs, a ``MERGE``
+    fires on the first live input, an ``ENTER`` and an ``EXIT`` move a token into and out of a
+    frame, a ``NEXT_ITERATION`` moves it to the frame's next iteration, which a ``LOOP_COND``
+    decides on, and a ``CONTROL_TRIGGER`` fires on dead tokens too. ``SEND`` and ``RECV`` move a
+    token from one part of a graph to another, a ``CALL`` runs a function of the model. ``IF``,
+    ``LOOP``, ``SCAN`` and ``SEQUENCE_MAP`` run the graphs that they have as attributes.
+    """
+
+    SWITCH = auto()
+    MERGE = auto()
+    ENTER = auto()
+    EXIT = auto()
+    NEXT_ITERATION = auto()
+    LOOP_COND = auto()
+    CONTROL_TRIGGER = auto()
+    SEND = auto()
+    RECV = auto()
+    CALL = auto()
+    IF = auto()
+    LOOP = auto()
+    SCAN = auto()
+    SEQUENCE_MAP = auto()
+
+    __hash__ = object.__hash__  # Enum's own is a function in Python
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """An operation: every node that means the same shares one.
 
     ``since`` to ``version`` are the versions of the domain's schema that mean exactly this.
-    ``pure`` operations give equal outputs for equal inputs and do nothing else; others are neither
+    ``pure`` operations give equal outputs for equal inputs and have no effects; others are neither
     folded, nor merged, nor dropped in favour of one another.
+
+    ``role``: what the operation does to the order in which nodes run; None for most. ``arity``: the
+    number of inputs and of outputs of a node, None where any number will do, for operations without
+    a schema that says so.
+
+    ``elementwise``: an element of output 0 depends on those at its place in the inputs, which
+    broadcast, so that the operation commutes with a transposition of all of them. ``moves``: only
+    moves elements, and computes nothing. ``view``: output 0 has all elements of input 0, each once
+    and unchanged, in another shape or order.
     """
 
     name: str
@@ -184,6 +224,11 @@ class Op:
     infer: Infer
     compile: Compile
     pure: bool = True
+    role: Role | None = None
+    arity: Arity | None = None
+    elementwise: bool = False
+    moves: bool = False
+    view: bool = False
 
     @property
     def full_name(self) -> str:

@@ -4,7 +4,7 @@ Each operation is registered once, in the file of its family, with everything th
 it: since which version of its domain it means what it means here, its ``infer`` function, and its
 NumPy kernel::
 
-    @operator("Neg", since=1, infer=same_type)
+    @operator("Neg", since=1, infer=same_type, elementwise=True)
     def neg(node, types):
         return elementwise(np.negative)
 
@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Op, Types
+from penstock.ir.op import Arity, Attrs, Compile, Consts, Infer, Kernel, Op, Role, Types
 from penstock.types import STRING, ShapeError, TensorType, Type
 
 if TYPE_CHECKING:
@@ -42,21 +42,6 @@ _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The ``infer`` of operations whose results cannot be known before the run."""
     return ()
-
-
-STRINGS = frozenset(
-    """
-    ArrayFeatureExtractor Cast CastLike CastMap CategoryMapper CenterCropPad Col2Im Compress Concat
-    ConcatFromSequence DepthToSpace DictVectorizer Equal Expand Flatten Gather GatherElements
-    GatherND GridSample Identity LabelEncoder NonZero OneHot OneHotEncoder Optional
-    OptionalGetElement OptionalHasElement Pad RandomNormalLike RandomUniformLike RegexFullMatch
-    Reshape Resize ReverseSequence ScatterElements ScatterND SequenceAt SequenceConstruct
-    SequenceErase SequenceInsert SequenceLength Shape Size Slice SpaceToDepth Split SplitToSequence
-    Squeeze StringConcat StringNormalizer StringSplit TensorScatter TfIdfVectorizer Tile Transpose
-    Trilu Unique Unsqueeze Where
-    """.split()  # noqa: SIM905 - names are easier to read without quotes
-)
-"""Operations that take tensors of strings, by the schemas of ONNX."""
 
 
 def numeric(compile: Compile) -> Compile:
@@ -111,6 +96,16 @@ def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+class Traits(TypedDict, total=False):
+    """Properties of an operation; the fields of ``Op`` of these names say what they mean."""
+
+    role: Role
+    arity: Arity
+    elementwise: bool
+    moves: bool
+    view: bool
+
+
 def operator(
     name: str,
     *,
@@ -120,23 +115,25 @@ def operator(
     infer: Infer = unknown_types,
     pure: bool = True,
     strings: bool = False,
+    **traits: Unpack[Traits],
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one.
 
     ``version`` is the last schema version with this meaning; left out, it is the newest there is.
-    ``strings``: it takes tensors of strings; those of ONNX that do are listed in ``STRINGS``.
+    ``strings``: whether it takes tensors of strings; the kernels of others never see one. ``pure``
+    and ``traits`` are fields of ``Op``.
     """
 
     def register(compile: Compile) -> Compile:
         last = NEWEST if version is None else version
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
-        made = compile if strings or name in STRINGS else numeric(compile)
+        made = compile if strings else numeric(compile)
         found = infer
         if domain in (MICROSOFT, TENSORFLOW):
             made = unchecked(made)
             found = infer if infer is unknown_types else unchecked(infer)
-        entries.append(Op(name, domain, since, last, found, made, pure))
+        entries.append(Op(name, domain, since, last, found, made, pure, **traits))
         return compile
 
     return register

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress
 
-from penstock.ir.graph import NEXT_ITERATIONS, Graph, Node, Value, captures, clone
+from penstock.ir.graph import Graph, Node, Value, captures, clone
+from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import LoopCarried, is_control
 
 
@@ -14,7 +15,7 @@ def prune(graph: Graph) -> bool:
 
     What nested graphs hand out and nobody reads goes as well, but for what a loop carries.
     """
-    if any(node.op.name in NEXT_ITERATIONS for node in graph.nodes):
+    if any(node.op.role is Role.NEXT_ITERATION for node in graph.nodes):
         return _prune_cyclic(graph)
     changed = False
     needed: set[Value | None] = set(graph.outputs)

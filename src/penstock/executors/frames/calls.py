@@ -89,7 +89,7 @@ class Calls:
             outer = captures(graph)
             body = self._inner(clone(graph, [*graph.inputs, *outer]))
             branches[graph] = body, [places[value] for value in outer]
-        steps, own, most = CONTROL[node.op.name], len(node.inputs), self._limits.max_iterations
+        steps, own, most = CONTROL[node.op.role], len(node.inputs), self._limits.max_iterations
 
         def call(*inputs: Any) -> Call:
             going = steps(node, inputs[:own])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Op, Role, Types
 from penstock.types import Type
 
 
@@ -22,10 +22,10 @@ def _without(node: Node, types: Types) -> Kernel:
     raise InternalError(f"{node.op.name} has no kernel: it is the executor's own")
 
 
-SEND = Op("_Send", "penstock", 1, 1, _nothing, _without, pure=False)
+SEND = Op("_Send", "penstock", 1, 1, _nothing, _without, pure=False, role=Role.SEND)
 """Sends its input, dead or alive; without an input, the word that what it waits for has run."""
 
-RECV = Op("_Recv", "penstock", 1, 1, _nothing, _without, pure=False)
+RECV = Op("_Recv", "penstock", 1, 1, _nothing, _without, pure=False, role=Role.RECV)
 """Its output is what a Send has sent in the same frame and iteration, and dead if that was. It runs
 even when it is dead itself: what was sent is taken in any case.
 

@@ -32,7 +32,7 @@ def _reorder(node: Node, types: Types) -> Kernel:
     return Kernel(np.copy, into, layout=node.attrs["order"])
 
 
-REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder)
+REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)
 """A copy with dims in another ``order`` in memory, the outermost first; without one, in their own.
 Plans put it where a kernel asks for it."""
 

@@ -25,4 +25,4 @@ def _compile(node: Node, types: Types) -> Kernel:
     return Kernel(function, into, inplace=(0,))
 
 
-ZERO_NAN = Op("ZeroNaN", "penstock", 1, 1, same_type, _compile)
+ZERO_NAN = Op("ZeroNaN", "penstock", 1, 1, same_type, _compile, elementwise=True)

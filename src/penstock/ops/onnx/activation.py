@@ -348,13 +348,13 @@ _FORMULAS: tuple[tuple[str, int, Formula, int], ...] = (
     ("Mish", 18, mish, 2),
 )
 for _name, _since, _make, _scratch in _FORMULAS:
-    operator(_name, since=_since, infer=same_type)(_of(_make, _scratch))
+    operator(_name, since=_since, infer=same_type, elementwise=True)(_of(_make, _scratch))
 
-operator("Gelu", domain=MICROSOFT, infer=same_type)(_of(gelu_exact, 3))
-operator("QuickGelu", domain=MICROSOFT, infer=same_type)(_of(quick_gelu, 1))
+operator("Gelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(gelu_exact, 3))
+operator("QuickGelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(quick_gelu, 1))
 
 
-@operator("Gelu", since=20, infer=same_type)
+@operator("Gelu", since=20, infer=same_type, elementwise=True)
 def gelu(node: Node, types: Types) -> Kernel:
     mode = choice(node.attrs, "approximate", "none", ("none", "tanh"))
     make, scratch = (gelu_exact, 3) if mode == "none" else (gelu_tanh, 1)
@@ -405,7 +405,7 @@ def bias_gelu(node: Node, types: Types) -> Kernel:
     return _checked(kernel, infer_like_first, types)
 
 
-@operator("FastGelu", domain=MICROSOFT, infer=infer_like_first)
+@operator("FastGelu", domain=MICROSOFT, infer=infer_like_first, elementwise=True)
 def fast_gelu(node: Node, types: Types) -> Kernel:
     if len(node.inputs) == 1:
         return formula(lambda dtype: gelu_tanh(dtype, node.attrs), types, scratch=1)
@@ -436,7 +436,7 @@ def _integer_prelu(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = No
     return out
 
 
-@operator("PRelu", since=7, infer=infer_like_first)
+@operator("PRelu", since=7, infer=infer_like_first, elementwise=True)
 def prelu(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     kernel = formula(prelu_formula, types, inputs=2, scratch=1)
@@ -460,7 +460,7 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
     return Kernel(run, run, inplace=(0,))
 
 
-@operator("Relu", since=1, infer=same_type)
+@operator("Relu", since=1, infer=same_type, elementwise=True)
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":

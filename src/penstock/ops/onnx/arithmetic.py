@@ -104,7 +104,7 @@ _BINARY: tuple[tuple[str, Callable[..., Any], Infer], ...] = (
     ("Mul", np.multiply, infer_mul),
 )
 for _name, _function, _infer in _BINARY:
-    operator(_name, since=7, infer=_infer)(_binary(_function))
+    operator(_name, since=7, infer=_infer, elementwise=True)(_binary(_function))
 
 
 def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
@@ -120,7 +120,7 @@ def _divide(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
     return np.floor_divide(a, b, out) if kind == "u" else np.divide(a, b, out)
 
 
-@operator("Div", since=7, infer=infer_div)
+@operator("Div", since=7, infer=infer_div, elementwise=True)
 def div(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is None:
@@ -143,7 +143,7 @@ def infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return _pairs(known, lambda a, b: None)(types, attrs, consts)
 
 
-@operator("Mod", since=10, infer=infer_mod)
+@operator("Mod", since=10, infer=infer_mod, elementwise=True)
 def mod(node: Node, types: Types) -> Kernel:
     # NumPy's remainder has the sign of the divisor, and gives 0 for integers modulo 0.
     return elementwise(np.fmod if node.attrs.get("fmod") else np.remainder, types, 2)
@@ -236,7 +236,7 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> Any:
     return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, signs, 0)), powers)
 
 
-@operator("Pow", since=7, infer=infer_pow)
+@operator("Pow", since=7, infer=infer_pow, elementwise=True)
 def power(node: Node, types: Types) -> Kernel:
     base, exponent = tensor(types, 0), tensor(types, 1)
     y = None if node.inputs[1] is None else node.inputs[1].const
@@ -297,7 +297,7 @@ _UNARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
     ("Atanh", 9, np.arctanh, same_type),
 )
 for _name, _since, _function, _infer in _UNARY:
-    operator(_name, since=_since, infer=_infer)(_unary(_function))
+    operator(_name, since=_since, infer=_infer, elementwise=True)(_unary(_function))
 
 
 # Erf. The error function is tanh(x R(x * x)) with R a rational function, because atanh(erf(x)) / x
@@ -365,7 +365,7 @@ def erf(dtype: np.dtype) -> Body:
     return body
 
 
-@operator("Erf", since=9, infer=same_type)
+@operator("Erf", since=9, infer=same_type, elementwise=True)
 def erf_operator(node: Node, types: Types) -> Kernel:
     return formula(erf, types, scratch=3)
 
@@ -402,14 +402,14 @@ def _chain(function: Callable[..., Any], node: Node, *, mean: bool = False) -> K
     return Kernel(run, run, inplace=(0, 1)[:n])
 
 
-@operator("Sum", since=1, infer=broadcast_type)
+@operator("Sum", since=1, infer=broadcast_type, elementwise=True)
 def sum_operator(node: Node, types: Types) -> Kernel:
     if len(node.inputs) == 2:
         return elementwise(np.add, types, 2)
     return _chain(np.add, node)
 
 
-@operator("Mean", since=1, infer=broadcast_type)
+@operator("Mean", since=1, infer=broadcast_type, elementwise=True)
 def mean(node: Node, types: Types) -> Kernel:
     return _chain(np.add, node, mean=True)
 
@@ -460,12 +460,12 @@ def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
     return ufunc(above if largest_one else below, 2)
 
 
-@operator("Max", since=1, infer=infer_max)
+@operator("Max", since=1, infer=infer_max, elementwise=True)
 def max_operator(node: Node, types: Types) -> Kernel:
     return _extremum(node, types, True)
 
 
-@operator("Min", since=1, infer=infer_min)
+@operator("Min", since=1, infer=infer_min, elementwise=True)
 def min_operator(node: Node, types: Types) -> Kernel:
     return _extremum(node, types, False)
 
@@ -482,7 +482,7 @@ def infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return same_type(types, attrs, consts)
 
 
-@operator("Clip", since=11, infer=infer_clip)
+@operator("Clip", since=11, infer=infer_clip, elementwise=True)
 def clip_operator(node: Node, types: Types) -> Kernel:
     """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
     n = len(node.inputs)

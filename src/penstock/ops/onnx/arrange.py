@@ -63,7 +63,7 @@ def _tile(x: np.ndarray, repeats: Sequence[int], out: np.ndarray | None) -> np.n
     return out
 
 
-@operator("Tile", since=6, infer=infer_tile)
+@operator("Tile", since=6, infer=infer_tile, moves=True, strings=True)
 def tile(node: Node, types: Types) -> Kernel:
     fixed = known_ints(node, types, 1)
 
@@ -81,7 +81,7 @@ def infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(x, [tiles[0] if i == where else 1 for i in range(len(x.shape))]),)
 
 
-@operator("Tile", since=1, version=5, infer=infer_tile_1)
+@operator("Tile", since=1, version=5, infer=infer_tile_1, moves=True, strings=True)
 def tile_1(node: Node, types: Types) -> Kernel:
     """The first Tile repeats along one axis; the number and the axis are inputs."""
 
@@ -159,7 +159,7 @@ def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (concatenated(kinds, attrs.get("axis", 1)),)
 
 
-@operator("Concat", infer=infer_concat)
+@operator("Concat", infer=infer_concat, moves=True, strings=True)
 def concat(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 1)  # only the first version has a default
 
@@ -250,7 +250,7 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
         raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
 
 
-@operator("Split", since=13, infer=infer_split)
+@operator("Split", since=13, infer=infer_split, moves=True, strings=True)
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
     by_input = given(node.inputs, 1)
@@ -326,7 +326,7 @@ def _divided(dim: Dim, factor: int) -> Dim:
     return dim // factor if isinstance(dim, int) else dim if factor == 1 else None
 
 
-@operator("DepthToSpace", infer=infer_depth_to_space)
+@operator("DepthToSpace", infer=infer_depth_to_space, moves=True, strings=True)
 def depth_to_space(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), _column_first(node.attrs)
 
@@ -350,7 +350,7 @@ def depth_to_space(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-@operator("SpaceToDepth", infer=infer_space_to_depth)
+@operator("SpaceToDepth", infer=infer_space_to_depth, moves=True, strings=True)
 def space_to_depth(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), _column_first(node.attrs)
     order = (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4)

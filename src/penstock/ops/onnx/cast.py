@@ -67,7 +67,7 @@ def _cast(x: TensorType, dtype: np.dtype | None) -> TensorType:
 _WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
 
 
-@operator("Cast", infer=infer_cast)
+@operator("Cast", infer=infer_cast, elementwise=True, moves=True, strings=True)
 def cast(node: Node, types: Types) -> Kernel:
     dtype = element_dtype(node.attrs, "to")
     if dtype is None:
@@ -75,7 +75,7 @@ def cast(node: Node, types: Types) -> Kernel:
     return _cast_kernel(tensor(types, 0).dtype, dtype, node.attrs)
 
 
-@operator("CastLike", since=15, infer=infer_cast_like)
+@operator("CastLike", since=15, infer=infer_cast_like, strings=True)
 def cast_like(node: Node, types: Types) -> Kernel:
     source, dtype = tensor(types, 0).dtype, tensor(types, 1).dtype
     if dtype is not None:

@@ -59,19 +59,24 @@ _BINARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
     ("BitwiseXor", 18, np.bitwise_xor, broadcast_type),
 )
 for _name, _since, _function, _infer in _BINARY:
-    operator(_name, since=_since, infer=_infer)(_of(_function, 2))
+    _strings = _name == "Equal"
+    operator(_name, since=_since, infer=_infer, elementwise=True, strings=_strings)(
+        _of(_function, 2)
+    )
 
 
 def infer_predicate(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, tensor(types, 0).shape),)
 
 
-operator("Not", since=1, infer=infer_predicate)(_of(np.logical_not, 1))
-operator("BitwiseNot", since=18, infer=infer_unary(lambda a: ~a))(_of(np.invert, 1))
-operator("IsNaN", since=9, infer=infer_predicate)(_of(np.isnan, 1))
+operator("Not", since=1, infer=infer_predicate, elementwise=True)(_of(np.logical_not, 1))
+operator("BitwiseNot", since=18, infer=infer_unary(lambda a: ~a), elementwise=True)(
+    _of(np.invert, 1)
+)
+operator("IsNaN", since=9, infer=infer_predicate, elementwise=True)(_of(np.isnan, 1))
 
 
-@operator("IsInf", since=10, infer=infer_predicate)
+@operator("IsInf", since=10, infer=infer_predicate, elementwise=True)
 def is_inf(node: Node, types: Types) -> Kernel:
     positive = node.attrs.get("detect_positive", 1)
     negative = node.attrs.get("detect_negative", 1)
@@ -93,7 +98,7 @@ def is_inf(node: Node, types: Types) -> Kernel:
     return ufunc(one_sign, 1)
 
 
-@operator("BitShift", since=11, infer=broadcast_type)
+@operator("BitShift", since=11, infer=broadcast_type, elementwise=True)
 def bit_shift(node: Node, types: Types) -> Kernel:
     """NumPy defines shifts by negative amounts, or by all bits and more, as ONNX does."""
     return ufunc(np.left_shift if node.attrs["direction"] == "LEFT" else np.right_shift, 2)
@@ -113,7 +118,7 @@ def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(kind, types, consts, each),)
 
 
-@operator("Where", since=9, infer=infer_where)
+@operator("Where", since=9, infer=infer_where, elementwise=True, moves=True, strings=True)
 def where(node: Node, types: Types) -> Kernel:
     kind = infer_where(types, node.attrs, ())[0]
     assert isinstance(kind, TensorType)

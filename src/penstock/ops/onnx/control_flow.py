@@ -17,24 +17,24 @@ import numpy as np
 
 from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel, Types
+from penstock.ir.op import Kernel, Role, Types
 from penstock.ops.registry import operator
 from penstock.types import ShapeError, TensorType, Type
 
 Steps = Generator[tuple[Graph, Sequence[Any]], Sequence[Any], list[Any]]
 
 
-@operator("If", since=1)
-@operator("Loop", since=1)
-@operator("Scan", since=9)
-@operator("SequenceMap", since=17)
+@operator("If", since=1, role=Role.IF)
+@operator("Loop", since=1, role=Role.LOOP)
+@operator("Scan", since=9, role=Role.SCAN)
+@operator("SequenceMap", since=17, role=Role.SEQUENCE_MAP)
 def control(node: Node, types: Types) -> Kernel:
     raise InternalError(f"{node.op.name} has no kernel: its graphs are run by the executor")
 
 
 def is_control(node: Node) -> bool:
     """Whether an executor runs the graphs of ``node``, rather than a kernel."""
-    return node.op.name in CONTROL and not node.op.domain
+    return node.op.role in CONTROL
 
 
 class LoopCarried:
@@ -46,12 +46,12 @@ class LoopCarried:
     """
 
     def __init__(self, node: Node) -> None:
-        if node.op.name == "Loop":
+        if node.op.role is Role.LOOP:
             count = len(node.inputs) - 2  # behind trip count and condition
             self.node = self.inputs = slice(2, 2 + count)
             self.outputs = slice(1, 1 + count)
             return
-        count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.name == "Scan" else 0
+        count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.role is Role.SCAN else 0
         self.node = self.inputs = self.outputs = slice(0, count)
 
 
@@ -186,9 +186,9 @@ def scalar(value: Any) -> int:
     return int(value.reshape(-1)[0])
 
 
-CONTROL: dict[str, Callable[[Node, Sequence[Any]], Steps]] = {
-    "If": run_if,
-    "Loop": run_loop,
-    "Scan": run_scan,
-    "SequenceMap": run_sequence_map,
+CONTROL: dict[Role | None, Callable[[Node, Sequence[Any]], Steps]] = {
+    Role.IF: run_if,
+    Role.LOOP: run_loop,
+    Role.SCAN: run_scan,
+    Role.SEQUENCE_MAP: run_sequence_map,
 }

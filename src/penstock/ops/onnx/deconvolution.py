@@ -208,7 +208,7 @@ def infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (n, channels, *image)),)
 
 
-@operator("Col2Im", since=18, infer=infer_col2im)
+@operator("Col2Im", since=18, infer=infer_col2im, strings=True)
 def col2im(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         kind = outputs[0]

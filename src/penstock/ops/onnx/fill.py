@@ -213,12 +213,12 @@ def _check_pair(values: np.ndarray) -> None:
         raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
 
 
-@operator("OneHot", since=11, infer=infer_one_hot)
+@operator("OneHot", since=11, infer=infer_one_hot, strings=True)
 def one_hot(node: Node, types: Types) -> Kernel:
     return _one_hot(node, types, from_the_end=True)
 
 
-@operator("OneHot", since=9, version=10, infer=infer_one_hot)
+@operator("OneHot", since=9, version=10, infer=infer_one_hot, strings=True)
 def one_hot_9(node: Node, types: Types) -> Kernel:
     """Negative indices are out of range here, and no class."""
     return _one_hot(node, types, from_the_end=False)
@@ -227,7 +227,7 @@ def one_hot_9(node: Node, types: Types) -> Kernel:
 # Trilu
 
 
-@operator("Trilu", since=14, infer=same_type)
+@operator("Trilu", since=14, infer=same_type, strings=True)
 def trilu(node: Node, types: Types) -> Kernel:
     upper = bool(node.attrs.get("upper", 1))
     known = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)

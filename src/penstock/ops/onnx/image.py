@@ -128,7 +128,7 @@ def _cubic_weights(t: np.ndarray) -> tuple[np.ndarray, ...]:
     return far(1 + t), near(t), near(1 - t), far(2 - t)
 
 
-@operator("GridSample", since=16, infer=infer_grid_sample)
+@operator("GridSample", since=16, infer=infer_grid_sample, strings=True)
 def grid_sample(node: Node, types: Types) -> Kernel:
     mode, padding = _modes(node.attrs)
     align_corners = bool(node.attrs.get("align_corners", 0))

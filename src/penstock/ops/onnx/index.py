@@ -70,7 +70,7 @@ def _element(data: Sequence[Dim], index: Dim) -> Dim:
     return data[index]
 
 
-@operator("Gather", infer=infer_gather)
+@operator("Gather", infer=infer_gather, moves=True, strings=True)
 def gather(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     shape = tensor(types, 0).shape
@@ -210,7 +210,7 @@ def element_index(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
     return tuple(index)
 
 
-@operator("GatherElements", since=11, infer=infer_gather_elements)
+@operator("GatherElements", since=11, infer=infer_gather_elements, moves=True, strings=True)
 def gather_elements(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     dims = all_known(tensor(types, 1).shape)
@@ -258,7 +258,7 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
-@operator("GatherND", since=11, infer=infer_gather_nd)
+@operator("GatherND", since=11, infer=infer_gather_nd, moves=True, strings=True)
 def gather_nd(node: Node, types: Types) -> Kernel:
     batch = node.attrs.get("batch_dims", 0)
 
@@ -339,7 +339,7 @@ def clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
     return start, end, step
 
 
-@operator("Slice", since=10, infer=infer_slice)
+@operator("Slice", since=10, infer=infer_slice, moves=True, strings=True)
 def slice_(node: Node, types: Types) -> Kernel:
     fixed = [known_ints(node, types, i) for i in range(5)]
     bounded = [i for i in range(1, 5) if given(node.inputs, i)]
@@ -391,7 +391,7 @@ def infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
 
 
-@operator("Compress", since=9, infer=infer_compress)
+@operator("Compress", since=9, infer=infer_compress, strings=True)
 def compress(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis")
 
@@ -412,7 +412,7 @@ def infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (tensor(types, 0).rank, None)),)
 
 
-@operator("NonZero", since=9, infer=infer_nonzero)
+@operator("NonZero", since=9, infer=infer_nonzero, strings=True)
 def nonzero(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim == 0:  # no axes, and one column if it is not zero
@@ -433,7 +433,7 @@ def infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (kind, one, TensorType(INT64, (total,)), one)
 
 
-@operator("Unique", since=11, infer=infer_unique)
+@operator("Unique", since=11, infer=infer_unique, strings=True)
 def unique(node: Node, types: Types) -> Kernel:
     axis, ascending = node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
     count = len(node.outputs)
@@ -470,7 +470,7 @@ def _unique(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
 # ReverseSequence
 
 
-@operator("ReverseSequence", since=10, infer=same_type)
+@operator("ReverseSequence", since=10, infer=same_type, strings=True)
 def reverse_sequence(node: Node, types: Types) -> Kernel:
     time_axis, batch_axis = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
     if {time_axis, batch_axis} != {0, 1}:

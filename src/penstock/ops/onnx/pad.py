@@ -155,7 +155,7 @@ def _padded_data(
     return (*[value] * before, *x.data, *[value] * after)
 
 
-@operator("Pad", since=11, infer=infer_pad)
+@operator("Pad", since=11, infer=infer_pad, moves=True, strings=True)
 def pad(node: Node, types: Types) -> Kernel:
     mode, some = _mode(node.attrs), given(node.inputs, 3)
     known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
@@ -219,7 +219,7 @@ def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
         raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
 
 
-@operator("CenterCropPad", since=18, infer=infer_center_crop_pad)
+@operator("CenterCropPad", since=18, infer=infer_center_crop_pad, strings=True)
 def center_crop_pad(node: Node, types: Types) -> Kernel:
     def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
         axes = _crop_axes(node.attrs, len(dims))

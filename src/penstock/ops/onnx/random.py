@@ -85,14 +85,14 @@ def _random(node: Node, method: str, scale: float, offset: float, *, like: bool)
 
 
 @operator("RandomNormal", infer=infer_shape, pure=False)
-@operator("RandomNormalLike", infer=infer_like, pure=False)
+@operator("RandomNormalLike", infer=infer_like, pure=False, strings=True)
 def random_normal(node: Node, types: Types) -> Kernel:
     scale, mean = node.attrs.get("scale", 1.0), node.attrs.get("mean", 0.0)
     return _random(node, "standard_normal", scale, mean, like=bool(node.inputs))
 
 
 @operator("RandomUniform", infer=infer_shape, pure=False)
-@operator("RandomUniformLike", infer=infer_like, pure=False)
+@operator("RandomUniformLike", infer=infer_like, pure=False, strings=True)
 def random_uniform(node: Node, types: Types) -> Kernel:
     low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)
     return _random(node, "random", high - low, low, like=bool(node.inputs))

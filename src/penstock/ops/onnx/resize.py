@@ -455,7 +455,7 @@ def _blocked(
     return blocks, size
 
 
-@operator("Resize", since=11, infer=infer_resize)
+@operator("Resize", since=11, infer=infer_resize, strings=True)
 def resize(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     nearest = (attrs.get("mode") or "nearest") == "nearest"

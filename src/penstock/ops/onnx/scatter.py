@@ -99,7 +99,7 @@ def infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 
 @operator("Scatter", since=9, infer=infer_scatter_elements)
-@operator("ScatterElements", since=11, infer=infer_scatter_elements)
+@operator("ScatterElements", since=11, infer=infer_scatter_elements, strings=True)
 def scatter_elements(node: Node, types: Types) -> Kernel:
     axis, ufunc = node.attrs.get("axis", 0), _accumulation(node.attrs)
 
@@ -141,7 +141,7 @@ def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
     return (*indices[:-1], *dims[depth:])
 
 
-@operator("ScatterND", since=11, infer=infer_scatter_nd)
+@operator("ScatterND", since=11, infer=infer_scatter_nd, strings=True)
 def scatter_nd(node: Node, types: Types) -> Kernel:
     ufunc = _accumulation(node.attrs)
 
@@ -183,7 +183,7 @@ def _check_update(cache: Shape, update: Shape, axis: int) -> None:
         raise ShapeError(f"an update of length {length} does not fit a cache of length {size}")
 
 
-@operator("TensorScatter", since=24, infer=infer_tensor_scatter)
+@operator("TensorScatter", since=24, infer=infer_tensor_scatter, strings=True)
 def tensor_scatter(node: Node, types: Types) -> Kernel:
     circular = choice(node.attrs, "mode", "linear", ("linear", "circular")) == "circular"
 

@@ -56,7 +56,7 @@ def infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequ
     return (SequenceType(joined),)
 
 
-@operator("SequenceConstruct", since=11, infer=infer_sequence_construct)
+@operator("SequenceConstruct", since=11, infer=infer_sequence_construct, strings=True)
 def sequence_construct(node: Node, types: Types) -> Kernel:
     return Kernel(lambda *tensors: list(tensors))
 
@@ -92,7 +92,7 @@ def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
     return split[0] if len(set(split)) == 1 else None
 
 
-@operator("SplitToSequence", since=11, infer=infer_split_to_sequence)
+@operator("SplitToSequence", since=11, infer=infer_split_to_sequence, strings=True)
 def split_to_sequence(node: Node, types: Types) -> Kernel:
     along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
 
@@ -148,7 +148,7 @@ def infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return (SequenceType(join(element, added)),)
 
 
-@operator("SequenceInsert", since=11, infer=infer_sequence_insert)
+@operator("SequenceInsert", since=11, infer=infer_sequence_insert, strings=True)
 def sequence_insert(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
         n = len(sequence)
@@ -168,7 +168,7 @@ def infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     return (SequenceType(_element(types)),)
 
 
-@operator("SequenceErase", since=11, infer=infer_sequence_erase)
+@operator("SequenceErase", since=11, infer=infer_sequence_erase, strings=True)
 def sequence_erase(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
         last = np.array(-1) if position is None else position
@@ -185,7 +185,7 @@ def infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (_element(types),)
 
 
-@operator("SequenceAt", since=11, infer=infer_sequence_at)
+@operator("SequenceAt", since=11, infer=infer_sequence_at, strings=True)
 def sequence_at(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray) -> Any:
         return sequence[_position(position, len(sequence))]
@@ -198,7 +198,7 @@ def infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return (TensorType(INT64, ()),)
 
 
-@operator("SequenceLength", since=11, infer=infer_sequence_length)
+@operator("SequenceLength", since=11, infer=infer_sequence_length, strings=True)
 def sequence_length(node: Node, types: Types) -> Kernel:
     return Kernel(lambda sequence: np.array(len(sequence), np.int64))
 
@@ -215,7 +215,7 @@ def infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Se
     return (TensorType(element.dtype, (*element.shape[:axis], None, *element.shape[after:])),)
 
 
-@operator("ConcatFromSequence", since=11, infer=infer_concat_from_sequence)
+@operator("ConcatFromSequence", since=11, infer=infer_concat_from_sequence, strings=True)
 def concat_from_sequence(node: Node, types: Types) -> Kernel:
     axis = node.attrs["axis"]
     joined: Any = np.stack if node.attrs.get("new_axis", 0) else np.concatenate
@@ -242,7 +242,7 @@ def infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
 
 
-@operator("Optional", since=15, infer=infer_optional)
+@operator("Optional", since=15, infer=infer_optional, strings=True)
 def optional(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: x.copy() if isinstance(x, np.ndarray) else x)
 
@@ -252,7 +252,7 @@ def infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Se
     return (kind.element if isinstance(kind, OptionalType) else kind or ANY,)
 
 
-@operator("OptionalGetElement", since=15, infer=infer_optional_get_element)
+@operator("OptionalGetElement", since=15, infer=infer_optional_get_element, strings=True)
 def optional_get_element(node: Node, types: Types) -> Kernel:
     def run(x: Any) -> Any:
         if x is None:
@@ -266,6 +266,6 @@ def infer_optional_has_element(types: Types, attrs: Attrs, consts: Consts) -> Se
     return (TensorType(BOOL, ()),)
 
 
-@operator("OptionalHasElement", since=15, infer=infer_optional_has_element)
+@operator("OptionalHasElement", since=15, infer=infer_optional_has_element, strings=True)
 def optional_has_element(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: np.array(x is not None))

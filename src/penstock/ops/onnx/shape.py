@@ -65,7 +65,7 @@ def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (len(taken),), taken),)
 
 
-@operator("Shape", infer=infer_shape)
+@operator("Shape", infer=infer_shape, strings=True)
 def shape(node: Node, types: Types) -> Kernel:
     # Slices of Python clamp as the definition asks.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
@@ -84,7 +84,7 @@ def infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (), None if dims is None else (product(dims),)),)
 
 
-@operator("Size", infer=infer_size)
+@operator("Size", infer=infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         return np.array(x.size, np.int64)
@@ -162,7 +162,7 @@ def infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(TensorType(x.dtype, dims), x),)
 
 
-@operator("Reshape", since=5, infer=infer_reshape)
+@operator("Reshape", since=5, infer=infer_reshape, moves=True, view=True, strings=True)
 def reshape(node: Node, types: Types) -> Kernel:
     allowzero = bool(node.attrs.get("allowzero"))
     target = known_ints(node, types, 1)
@@ -209,7 +209,7 @@ def _flatten_axis(attrs: Attrs, rank: int) -> int:
     return rank if axis == rank else normalize_axis(axis, rank)
 
 
-@operator("Flatten", infer=infer_flatten)
+@operator("Flatten", infer=infer_flatten, moves=True, view=True, strings=True)
 def flatten(node: Node, types: Types) -> Kernel:
     def target(dims: Sequence[int]) -> tuple[int, int]:
         axis = _flatten_axis(node.attrs, len(dims))
@@ -248,7 +248,7 @@ def infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(TensorType(x.dtype, kept), x),)
 
 
-@operator("Squeeze", since=13, infer=infer_squeeze)
+@operator("Squeeze", since=13, infer=infer_squeeze, moves=True, view=True, strings=True)
 def squeeze(node: Node, types: Types) -> Kernel:
     if len(node.inputs) < 2 or node.inputs[1] is None:
 
@@ -285,7 +285,7 @@ def infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (carried(TensorType(x.dtype, shape), x),)
 
 
-@operator("Unsqueeze", since=13, infer=infer_unsqueeze)
+@operator("Unsqueeze", since=13, infer=infer_unsqueeze, moves=True, view=True, strings=True)
 def unsqueeze(node: Node, types: Types) -> Kernel:
     def index(axes: Sequence[int], rank: int) -> tuple[Any, ...]:
         added = normalize_axes(axes, rank + len(axes))
@@ -315,7 +315,7 @@ def infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
 
 
-@operator("Transpose", infer=infer_transpose)
+@operator("Transpose", infer=infer_transpose, moves=True, view=True, strings=True)
 def transpose(node: Node, types: Types) -> Kernel:
     perm = node.attrs.get("perm")
     if perm is None:
@@ -356,7 +356,7 @@ def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
     return x.data * (count // len(x.data))
 
 
-@operator("Expand", since=8, infer=infer_expand)
+@operator("Expand", since=8, infer=infer_expand, moves=True, strings=True)
 def expand(node: Node, types: Types) -> Kernel:
     target = known_ints(node, types, 1)
     dims = all_known(tensor(types, 0).shape)
@@ -385,7 +385,7 @@ def infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (types[0] if types and types[0] is not None else ANY,)
 
 
-@operator("Identity", infer=infer_identity)
+@operator("Identity", infer=infer_identity, moves=True, view=True, strings=True)
 def identity(node: Node, types: Types) -> Kernel:
     if isinstance(types[0], TensorType):
         return view_kernel(lambda x: x)

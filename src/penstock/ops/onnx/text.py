@@ -33,7 +33,7 @@ def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(STRING, shape),)
 
 
-@operator("StringConcat", since=20, infer=infer_concat)
+@operator("StringConcat", since=20, infer=infer_concat, strings=True)
 def string_concat(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         try:
@@ -54,7 +54,7 @@ def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(STRING, longer), TensorType(INT64, shape)
 
 
-@operator("StringSplit", since=20, infer=infer_split)
+@operator("StringSplit", since=20, infer=infer_split, strings=True)
 def string_split(node: Node, types: Types) -> Kernel:
     delimiter = node.attrs.get("delimiter") or None
     limit = node.attrs.get("maxsplit")
@@ -99,7 +99,7 @@ def infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(STRING, (*(1,) * (len(shape) - 1), None)),)
 
 
-@operator("StringNormalizer", since=10, infer=infer_normalizer)
+@operator("StringNormalizer", since=10, infer=infer_normalizer, strings=True)
 def string_normalizer(node: Node, types: Types) -> Kernel:
     """Upper and lower case are those of Unicode, whatever the locale."""
     change = _CASES[choice(node.attrs, "case_change_action", "NONE", _CASES)]
@@ -122,7 +122,7 @@ def infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, tensor(types, 0).shape),)
 
 
-@operator("RegexFullMatch", since=20, infer=infer_match)
+@operator("RegexFullMatch", since=20, infer=infer_match, strings=True)
 @by_attributes
 def regex_full_match(node: Node, types: Types) -> Kernel:
     try:
@@ -209,7 +209,7 @@ def infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (*shape[:-1], max(attrs["ngram_indexes"], default=-1) + 1)),)
 
 
-@operator("TfIdfVectorizer", since=9, infer=infer_tfidf)
+@operator("TfIdfVectorizer", since=9, infer=infer_tfidf, strings=True)
 @by_attributes
 def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
     attrs = node.attrs

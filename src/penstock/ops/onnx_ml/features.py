@@ -141,7 +141,7 @@ def infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
 
-@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=infer_extractor)
+@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=infer_extractor, strings=True)
 def array_feature_extractor(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.ndim == 0:
@@ -253,7 +253,7 @@ def infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(other, x.shape),)
 
 
-@operator("CategoryMapper", domain=DOMAIN, infer=infer_other)
+@operator("CategoryMapper", domain=DOMAIN, infer=infer_other, strings=True)
 @by_attributes
 def category_mapper(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -261,7 +261,7 @@ def category_mapper(node: Node, types: Types) -> Kernel:
     return _between_ints_and_strings(ints, names, node)
 
 
-@operator("LabelEncoder", domain=DOMAIN, version=1, infer=infer_other)
+@operator("LabelEncoder", domain=DOMAIN, version=1, infer=infer_other, strings=True)
 @by_attributes
 def label_encoder_1(node: Node, types: Types) -> Kernel:
     names = node.attrs.get("classes_strings") or []
@@ -291,7 +291,7 @@ def infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(_labels(attrs, "values")[0].dtype, tensor(types, 0).shape),)
 
 
-@operator("LabelEncoder", domain=DOMAIN, since=2, infer=infer_label_encoder)
+@operator("LabelEncoder", domain=DOMAIN, since=2, infer=infer_label_encoder, strings=True)
 @by_attributes
 def label_encoder(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -322,7 +322,7 @@ def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, None if shape is None else (*shape, len(cats))),)
 
 
-@operator("OneHotEncoder", domain=DOMAIN, infer=infer_one_hot)
+@operator("OneHotEncoder", domain=DOMAIN, infer=infer_one_hot, strings=True)
 def one_hot_encoder(node: Node, types: Types) -> Kernel:
     cats, dtype = _categories(node.attrs)
     lookup = Lookup(cats, dtype)
@@ -360,7 +360,7 @@ def infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return (TensorType(_map_values(types), (1, len(_vocabulary(attrs)))),)
 
 
-@operator("DictVectorizer", domain=DOMAIN, infer=infer_dict_vectorizer)
+@operator("DictVectorizer", domain=DOMAIN, infer=infer_dict_vectorizer, strings=True)
 def dict_vectorizer(node: Node, types: Types) -> Kernel:
     vocabulary = _vocabulary(node.attrs)
     declared = _map_values(types)
@@ -399,7 +399,7 @@ def _sparse(attrs: Attrs) -> bool:
     return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
 
 
-@operator("CastMap", domain=DOMAIN, infer=infer_cast_map)
+@operator("CastMap", domain=DOMAIN, infer=infer_cast_map, strings=True)
 def cast_map(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]

@@ -251,7 +251,7 @@ def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
     return tuple(found)
 
 
-@operator("StridedSlice", domain=TENSORFLOW, infer=infer_strided_slice, strings=True)
+@operator("StridedSlice", domain=TENSORFLOW, infer=infer_strided_slice, strings=True, moves=True)
 def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
@@ -290,7 +290,7 @@ def _count(dim: int, first: int, count: int) -> int:
     return wanted
 
 
-@operator("Slice", domain=TENSORFLOW, infer=infer_slice, strings=True)
+@operator("Slice", domain=TENSORFLOW, infer=infer_slice, strings=True, moves=True)
 def slice_operator(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         if not begin.size == sizes.size == x.ndim:
@@ -305,7 +305,7 @@ def infer_reverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (tensor(types, 0).without_data(),)
 
 
-@operator("ReverseV2", domain=TENSORFLOW, infer=infer_reverse, strings=True)
+@operator("ReverseV2", domain=TENSORFLOW, infer=infer_reverse, strings=True, moves=True)
 def reverse(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
         return np.flip(x, normalize_axes(axes.reshape(-1).tolist(), x.ndim))
@@ -313,7 +313,7 @@ def reverse(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-@operator("Transpose", domain=TENSORFLOW, infer=dtype_only(), strings=True)
+@operator("Transpose", domain=TENSORFLOW, infer=dtype_only(), strings=True, moves=True)
 def transpose(node: Node, types: Types) -> Kernel:
     """With an order of dims that only the run knows."""
 
@@ -334,7 +334,7 @@ def infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (TensorType(x.dtype, (*x.shape[:-2], x.shape[-1], x.shape[-2])),)
 
 
-@operator("MatrixTranspose", domain=TENSORFLOW, infer=infer_matrix_transpose)
+@operator("MatrixTranspose", domain=TENSORFLOW, infer=infer_matrix_transpose, moves=True)
 def matrix_transpose(node: Node, types: Types) -> Kernel:
     """The last two dims swapped, however many there are; conjugated where ``conjugate`` says so."""
     if node.attrs.get("conjugate"):
@@ -370,7 +370,7 @@ def _known_of(dims: Sequence[Dim]) -> Dim:
     return next((dim for dim in dims if isinstance(dim, int)), dims[0])
 
 
-@operator("Pack", domain=TENSORFLOW, infer=infer_pack, strings=True)
+@operator("Pack", domain=TENSORFLOW, infer=infer_pack, strings=True, moves=True)
 def pack(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
 
@@ -395,7 +395,7 @@ def infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(x.dtype, rest)] * count
 
 
-@operator("Unpack", domain=TENSORFLOW, infer=infer_unpack, strings=True)
+@operator("Unpack", domain=TENSORFLOW, infer=infer_unpack, strings=True, moves=True)
 def unpack(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), node.attrs["num"]
 
@@ -422,7 +422,7 @@ def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(x.dtype, (*x.shape[:place], part, *x.shape[place + 1 :]))] * count
 
 
-@operator("Split", domain=TENSORFLOW, infer=infer_split, strings=True)
+@operator("Split", domain=TENSORFLOW, infer=infer_split, strings=True, moves=True)
 def split(node: Node, types: Types) -> Kernel:
     """What is split comes first here, and then the axis."""
     count = node.attrs["num_split"]
@@ -437,7 +437,7 @@ def split(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-@operator("SplitV", domain=TENSORFLOW, strings=True)
+@operator("SplitV", domain=TENSORFLOW, strings=True, moves=True)
 def split_v(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
         place = normalize_axis(_scalar(axis, "the axis"), x.ndim)
@@ -452,7 +452,7 @@ def split_v(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-@operator("ConcatV2", domain=TENSORFLOW, infer=dtype_only(), strings=True)
+@operator("ConcatV2", domain=TENSORFLOW, infer=dtype_only(), strings=True, moves=True)
 def concat(node: Node, types: Types) -> Kernel:
     def function(*inputs: np.ndarray) -> np.ndarray:
         *values, axis = inputs
@@ -528,7 +528,7 @@ def _batch(attrs: Attrs, places: Sequence[Any]) -> int:
     return batch
 
 
-@operator("GatherV2", domain=TENSORFLOW, infer=infer_gather, strings=True)
+@operator("GatherV2", domain=TENSORFLOW, infer=infer_gather, strings=True, moves=True)
 def gather(node: Node, types: Types) -> Kernel:
     """Without an axis given, along the first."""
 
@@ -594,6 +594,7 @@ def invert_permutation(node: Node, types: Types) -> Kernel:
     infer=lambda types, attrs, consts: (
         TensorType(np.dtype(np.int64), (None, tensor(types, 0).rank)),
     ),
+    strings=True,
 )
 def where(node: Node, types: Types) -> Kernel:
     """The places of what is not zero, one in a row."""

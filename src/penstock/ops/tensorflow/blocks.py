@@ -95,7 +95,7 @@ def _four(x: np.ndarray, what: str) -> None:
         raise ShapeError(f"{what} takes four dims, not shape {x.shape}")
 
 
-@operator("SpaceToDepth", domain=TENSORFLOW, infer=_blocked(1))
+@operator("SpaceToDepth", domain=TENSORFLOW, infer=_blocked(1), moves=True, strings=True)
 def space_to_depth(node: Node, types: Types) -> Kernel:
     size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
 
@@ -112,7 +112,7 @@ def space_to_depth(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@operator("DepthToSpace", domain=TENSORFLOW, infer=_blocked(-1))
+@operator("DepthToSpace", domain=TENSORFLOW, infer=_blocked(-1), moves=True, strings=True)
 def depth_to_space(node: Node, types: Types) -> Kernel:
     size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
 

@@ -12,23 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import Unsupported, UnsupportedOperation
-from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.graph import Graph, Node
+from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import TENSORFLOW, operator
 from penstock.types import ANY, TensorType, Type, dtypes
 
-SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})
-ENTERS = frozenset({"Enter", "RefEnter"})
-EXITS = frozenset({"Exit", "RefExit"})
 PRIMITIVES = frozenset(
-    {*SWITCHES, *MERGES, *ENTERS, *EXITS, *NEXT_ITERATIONS, "LoopCond", "ControlTrigger"}
+    {
+        *(Role.SWITCH, Role.MERGE, Role.ENTER, Role.EXIT, Role.NEXT_ITERATION),
+        *(Role.LOOP_COND, Role.CONTROL_TRIGGER),
+    }
 )
+_FRAMED = PRIMITIVES | {Role.CALL}
 
 
 def is_primitive(node: Node) -> bool:
     """Whether ``node`` needs an executor that knows of frames and dead values."""
-    return node.op.domain == TENSORFLOW and (node.op.name in PRIMITIVES or node.op.name == "Call")
+    return node.op.role in _FRAMED
 
 
 def is_framed(graph: Graph) -> bool:
@@ -58,18 +59,25 @@ def _without(node: Node, types: Types) -> Kernel:
     raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
 
 
-for _name in ("Switch", "RefSwitch"):
-    operator(_name, domain=TENSORFLOW, infer=_outputs(2), strings=True)(_without)
-operator("_SwitchN", domain=TENSORFLOW, infer=_outputs(0), strings=True)(_without)
-for _name in MERGES:
-    operator(_name, domain=TENSORFLOW, infer=infer_merge, strings=True)(_without)
-for _name in (*ENTERS, *EXITS, *NEXT_ITERATIONS, "LoopCond"):
-    operator(_name, domain=TENSORFLOW, infer=_outputs(1), strings=True)(_without)
-operator("Call", domain=TENSORFLOW, pure=False, strings=True)(_without)
+def _register(role: Role, names: Sequence[str], infer: Infer, arity: Arity) -> None:
+    for name in names:
+        operator(name, domain=TENSORFLOW, infer=infer, strings=True, role=role, arity=arity)(
+            _without
+        )
+
+
+_register(Role.SWITCH, ("Switch", "RefSwitch"), _outputs(2), (2, 2))
+_register(Role.SWITCH, ("_SwitchN",), _outputs(0), (2, None))
+_register(Role.MERGE, ("Merge", "RefMerge"), infer_merge, (None, 2))
+_register(Role.ENTER, ("Enter", "RefEnter"), _outputs(1), (1, 1))
+_register(Role.EXIT, ("Exit", "RefExit"), _outputs(1), (1, 1))
+_register(Role.NEXT_ITERATION, ("NextIteration", "RefNextIteration"), _outputs(1), (1, 1))
+_register(Role.LOOP_COND, ("LoopCond",), _outputs(1), (1, 1))
+operator("Call", domain=TENSORFLOW, pure=False, strings=True, role=Role.CALL)(_without)
 
 
 @operator("NoOp", domain=TENSORFLOW, pure=False)
-@operator("ControlTrigger", domain=TENSORFLOW, pure=False)
+@operator("ControlTrigger", domain=TENSORFLOW, pure=False, role=Role.CONTROL_TRIGGER)
 def no_op(node: Node, types: Types) -> Kernel:
     """Does nothing, after what it waits for."""
     return Kernel(lambda: None)

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 from penstock.errors import InvalidModel
 from penstock.ir.device_name import LOCAL, DeviceName
-from penstock.ir.graph import MERGES, Graph, Node, Value, captures
+from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.control_flow import PRIMITIVES, SWITCHES
+from penstock.ops.tensorflow.control_flow import PRIMITIVES
 from penstock.ops.tensorflow.state import VARIABLES
 
 _MAKERS = VARIABLES | {"StackV2", "TensorArrayV3", "TensorArrayGradV3"}
 """operations whose first output is a handle"""
-_PASSING = PRIMITIVES | {"Identity", "Assign", "AssignAdd", "AssignSub"}
+_PASSING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
 """operations that hand on the handle that they read first"""
 
 
@@ -81,15 +82,15 @@ def _homes(graph: Graph) -> dict[Node, Node]:
         maker = root(handle.producer)
         for node in readers.get(handle, ()):
             home[root(node)] = maker
-            if _is(node, SWITCHES) and handle is node.inputs[0]:
+            if node.op.role is Role.SWITCH and handle is node.inputs[0]:
                 left += node.outputs
-            elif _is(node, MERGES) or (_passes(node) and handle is node.inputs[0]):
+            elif node.op.role is Role.MERGE or (_passes(node) and handle is node.inputs[0]):
                 left.append(node.outputs[0])
     return {node: root(node) for node in home}
 
 
 def _passes(node: Node) -> bool:
-    return node.op.name in _PASSING
+    return node.op.role in PRIMITIVES or node.op.name in _PASSING
 
 
 def _is(node: Node, names: frozenset[str]) -> bool:

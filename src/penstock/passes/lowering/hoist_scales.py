@@ -11,7 +11,6 @@ from penstock.ops import find
 from penstock.passes.rewrite import readers_of
 from penstock.types import FLOAT32, TensorType
 
-_VIEWS = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}
 _MOST_VIEWS = 8
 
 
@@ -48,7 +47,7 @@ def _pulled(node: Node, i: int, readers: dict[Value, int], inside: set[Node]) ->
             return 1.0
         if before.op.domain or before.control_inputs:
             return 1.0
-        if before.op.name in _VIEWS:
+        if before.op.view:
             node, i = before, 0
             continue
         for j in (1, 0) if before.op.name == "Mul" else (1,) if before.op.name == "Div" else ():

@@ -25,10 +25,10 @@ import numpy as np
 
 from penstock.analysis.frames import Frame, frames_of
 from penstock.errors import InvalidModel
-from penstock.ir.graph import NEXT_ITERATIONS, Graph, Node, Value, captures, clone, sort
+from penstock.ir.graph import Graph, Node, Value, captures, clone, sort
+from penstock.ir.op import Role
 from penstock.ops.internal.send_recv import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, find
-from penstock.ops.tensorflow.control_flow import ENTERS, SWITCHES
 from penstock.types import BOOL, TensorType
 
 Need = Value | Node
@@ -84,7 +84,7 @@ class _Whole:
         self.homes: dict[Frame, set[str]] = {}
         for node, frame in self.frames.items():
             self.homes.setdefault(frame, set()).add(devices[node])
-            if _is(node, NEXT_ITERATIONS):
+            if node.op.role is Role.NEXT_ITERATION:
                 self.looping.add(frame)
             if frame.loop_cond is node or node.attrs.get("loop_cond"):
                 (said,) = node.outputs
@@ -150,7 +150,7 @@ class _Draft:
                 self.copy(before, device, controls)
             elif self.whole.devices[before] != self.device:
                 controls.setdefault(before, device)
-        if _is(node, ENTERS) and node.attrs.get("is_constant"):
+        if node.op.role is Role.ENTER and node.attrs.get("is_constant"):
             # What it brings is for all iterations, and so there must be all of them.
             frame = self.whole.after[node]
             homes = self.whole.homes.get(frame, set())
@@ -159,7 +159,7 @@ class _Draft:
 
     def is_copied(self, node: Node) -> bool:
         foreign = self.whole.devices[node] != self.device
-        return foreign and (_is(node, ENTERS) or _is(node, NEXT_ITERATIONS))
+        return foreign and (node.op.role is Role.ENTER or node.op.role is Role.NEXT_ITERATION)
 
     def copy(self, node: Node, device: str, controls: dict[Node, str]) -> None:
         if node not in self.copied:
@@ -181,7 +181,7 @@ class _Draft:
 
     def told(self, node: Node) -> Value | None:
         """Something received that is alive when, and only when, ``node`` was."""
-        if _is(node, SWITCHES):
+        if node.op.role is Role.SWITCH:
             return None
         return next((v for v in node.outputs if v is not None and v in self.received), None)
 
@@ -308,7 +308,7 @@ class _Draft:
             seen.add(node)
             if node not in self.node_of:
                 return False
-            if _is(node, NEXT_ITERATIONS):
+            if node.op.role is Role.NEXT_ITERATION:
                 goes_on = True
             elif self.whole.frames[node] is frame:
                 stack += [v.producer for v in _read(node) if v.producer is not None]
@@ -377,7 +377,3 @@ def _read(node: Node) -> list[Value]:
     for _, inner in node.graphs:
         read += captures(inner)
     return [value for value in dict.fromkeys(read) if value is not None and value.const is None]
-
-
-def _is(node: Node, names: frozenset[str]) -> bool:
-    return node.op.name in names and node.op.domain == TENSORFLOW

@@ -16,7 +16,6 @@ import numpy as np
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import find
 from penstock.ops.registry import MICROSOFT
-from penstock.ops.traits import BINARY, UNARY
 from penstock.passes.rewrite import readers_of
 from penstock.types import TensorType
 
@@ -54,7 +53,7 @@ def delay_transposes(graph: Graph) -> bool:
 
 def _through(node: Node) -> Sequence[Node] | None:
     """``node`` on what was transposed, and a Transpose of its result."""
-    rule = _RULES.get(node.op.name)
+    rule = _RULES.get(node.op.name, _pointwise if node.op.elementwise else None)
     if rule is None or node.op.domain not in ("", MICROSOFT) or len(node.outputs) != 1:
         return None
     output = node.outputs[0]
@@ -234,9 +233,7 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
 
 
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(UNARY | BINARY, _pointwise),
     "PRelu": _prelu,
-    **dict.fromkeys(("Cast", "Equal", "Erf", "Greater", "Less", "Not", "Sum", "Where"), _pointwise),
     "Concat": _concat,
     "Pad": _pad,
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduction),

@@ -18,9 +18,10 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from penstock.ir.graph import MERGES, Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Role
 from penstock.ops.registry import find
-from penstock.ops.tensorflow.control_flow import ENTERS, is_primitive
+from penstock.ops.tensorflow.control_flow import is_primitive
 from penstock.passes.structure.conditions import SWITCHES, Condition, Deadness, is_tensorflow
 from penstock.types import BOOL, TensorType
 
@@ -92,9 +93,9 @@ class Branches:
                 or is_tensorflow(node, _GONE)
             ):
                 continue
-            if is_tensorflow(node, MERGES):
+            if node.op.role is Role.MERGE:
                 raise UnraisedError(node, "what it reads are not the two sides of one condition")
-            if is_tensorflow(node, ENTERS):
+            if node.op.role is Role.ENTER:
                 raise UnraisedError(node, f"frame {node.attrs['frame_name']!r} stays")
             if is_tensorflow(node, ("Call",)):
                 raise UnraisedError(node, "it calls a function that calls itself")

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.ir.graph import MERGES, Node, Value, captures
+from penstock.ir.graph import Node, Value, captures
+from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
-from penstock.ops.tensorflow.control_flow import EXITS
 from penstock.passes.structure.relax_control_edges import effective
 
 Choice = tuple[Value | Node, int]
@@ -93,12 +93,12 @@ class Deadness:
         found = self.conditions.get(node)
         if found is not None:
             return found
-        if node in self._doubtful or is_tensorflow(node, EXITS):
+        if node in self._doubtful or node.op.role is Role.EXIT:
             return frozenset({(node, LIVES)})
         return ALWAYS
 
     def _condition(self, node: Node) -> Condition:
-        if is_tensorflow(node, MERGES):
+        if node.op.role is Role.MERGE:
             return self._merge(node)
         if is_tensorflow(node, ("ControlTrigger",)):
             return ALWAYS

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock.analysis.frames import Frame
-from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node, Value, captures, embed
-from penstock.ir.op import Op
+from penstock.ir.graph import Graph, Node, Value, captures, embed
+from penstock.ir.op import Op, Role
 from penstock.ops.registry import find
-from penstock.ops.tensorflow.control_flow import EXITS
 from penstock.passes.structure.branches import Block, Branches, UnraisedError, substitute
-from penstock.passes.structure.conditions import ALWAYS, Deadness, is_tensorflow
+from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.types import BOOL, INT64, TensorType
 
 
@@ -63,8 +62,8 @@ class FrameLoop:
     def __init__(self, frame: Frame, nodes: Sequence[Node]) -> None:
         self.frame = frame
         self.nodes = nodes
-        self.exits = [node for node in nodes if is_tensorflow(node, EXITS)]
-        self.again = [node for node in nodes if is_tensorflow(node, NEXT_ITERATIONS)]
+        self.exits = [node for node in nodes if node.op.role is Role.EXIT]
+        self.again = [node for node in nodes if node.op.role is Role.NEXT_ITERATION]
         self.variables = self._variables()
         self._check_enters()
         self.deadness = Deadness(nodes, self.variables)
@@ -76,7 +75,7 @@ class FrameLoop:
         read = {value for node in self.nodes for value in node.inputs}
         found: dict[Node, Variable] = {}
         for node in self.nodes:
-            if not is_tensorflow(node, MERGES):
+            if node.op.role is not Role.MERGE:
                 continue
             made = [v.producer for v in node.inputs if v is not None and v.producer is not None]
             entered = [each for each in made if each in enters]

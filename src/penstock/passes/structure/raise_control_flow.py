@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 from penstock.analysis.frames import Frame, frame_of
 from penstock.errors import InvalidModel
-from penstock.ir.graph import MERGES, NEXT_ITERATIONS, Graph, Node, captures, clone, topological
-from penstock.ops.tensorflow.control_flow import ENTERS, EXITS, is_primitive
+from penstock.ir.graph import Graph, Node, captures, clone, topological
+from penstock.ir.op import Role
+from penstock.ops.tensorflow.control_flow import is_primitive
 from penstock.passes.structure.branches import Branches, UnraisedError
-from penstock.passes.structure.conditions import ALWAYS, Deadness, is_tensorflow
+from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, hand_on
 
 
@@ -112,7 +113,7 @@ class _Raising:
                 self.stays.append(self.kept[frame.name])
                 self.doubt(frame, nodes)
                 return
-            if not any(is_tensorflow(node, NEXT_ITERATIONS) for node in nodes):
+            if not any(node.op.role is Role.NEXT_ITERATION for node in nodes):
                 self.dissolve(frame, parent, nodes)
                 return
             found = FrameLoop(frame, nodes)
@@ -149,7 +150,7 @@ class _Raising:
         deadness = Deadness(nodes)
         self.check(root, deadness)
         primitives = [node for node in nodes if is_primitive(node)]
-        if all(is_tensorflow(node, ENTERS) for node in primitives):
+        if all(node.op.role is Role.ENTER for node in primitives):
             self.graph.nodes = nodes + self.left
         else:
             try:
@@ -171,10 +172,10 @@ class _Raising:
         enters = set(frame.enters)
         for node in nodes:
             made = [None if v is None else v.producer for v in node.inputs]
-            if is_tensorflow(node, MERGES) and not enters.isdisjoint(made):
+            if node.op.role is Role.MERGE and not enters.isdisjoint(made):
                 raise UnraisedError(node, "it is dead as soon as an Enter before it is")
         for node in (*nodes, *frame.enters):
-            if node in enters or is_tensorflow(node, EXITS):
+            if node in enters or node.op.role is Role.EXIT:
                 hand_on(node)
         self.nodes[parent] += nodes
         self.loops[parent] += self.loops[frame]
@@ -195,7 +196,7 @@ class _Raising:
                 self.vain[loop.frame.name] = Unraised(loop.merge, reason)
 
     def check_fetches(self, frame: Frame, nodes: Sequence[Node]) -> None:
-        inside = {node for node in nodes if not is_tensorflow(node, EXITS)} | set(frame.enters)
+        inside = {node for node in nodes if node.op.role is not Role.EXIT} | set(frame.enters)
         for value in self.graph.outputs:
             if value.producer in inside:
                 assert value.producer is not None
@@ -218,8 +219,8 @@ class _Raising:
         for node in nodes:
             read = [*node.inputs, *(v for _, inner in node.graphs for v in captures(inner))]
             made = [v.producer for v in read if v is not None and v.producer is not None]
-            if is_tensorflow(node, MERGES):
-                made = [each for each in made if not is_tensorflow(each, NEXT_ITERATIONS)]
+            if node.op.role is Role.MERGE:
+                made = [each for each in made if each.op.role is not Role.NEXT_ITERATION]
             for each in (*made, *node.control_inputs):
                 readers.setdefault(each, []).append(node)
         for loop in loops:
