@@ -1,4 +1,4 @@
-"""What commands share: errors, ``--json``, progress, tables, shapes."""
+"""Shared parts of the commands: errors, ``--json``, progress, tables, shapes, options."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Show = Callable[[Mapping[str, Any]], None]
 
 
 def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
-    """A command that returns what ``--json`` prints and ``show`` otherwise shows; errors of
-    Penstock end it with exit code 1."""
+    """Register a command: it returns what ``--json`` prints, or else ``show`` shows; a
+    ``PenstockError`` ends it with exit code 1."""
 
     def register(function: Callable[..., dict[str, Any]]) -> click.Command:
         name = function.__name__.rstrip("_")
@@ -49,7 +49,7 @@ def _wrapped(function: Callable[..., dict[str, Any]], show: Show, name: str) -> 
             with progress(name, quiet=as_json):
                 result = function(*arguments, **options)
         except PenstockError as error:
-            fail(error, as_json)
+            exit_with(error, as_json)
         if as_json:
             click.echo(json.dumps(result, indent=2))
         else:
@@ -60,19 +60,20 @@ def _wrapped(function: Callable[..., dict[str, Any]], show: Show, name: str) -> 
     return wrapped
 
 
-def fail(error: PenstockError, as_json: bool) -> None:
-    kind = type(error).__name__
+def exit_with(error: PenstockError, as_json: bool) -> None:
+    """Print the error and end the process with exit code 1."""
+    name = type(error).__name__
     if as_json:
-        click.echo(json.dumps({"ok": False, "error": {"type": kind, "message": str(error)}}))
+        click.echo(json.dumps({"ok": False, "error": {"type": name, "message": str(error)}}))
     else:
-        click.secho(f"{kind}: ", fg="red", bold=True, nl=False, err=True)
+        click.secho(f"{name}: ", fg="red", bold=True, nl=False, err=True)
         click.echo(str(error), err=True)
     sys.exit(1)
 
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[None]:
-    """A moving bar on a terminal for what takes more than a second."""
+    """Show a moving bar on a terminal after one second."""
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -124,7 +125,7 @@ def read_dims(text: str) -> tuple[int, ...]:
 
 
 def all_shapes(model: Model, given: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Dims of every input: as given, as declared, and 1 where neither says."""
+    """Dims of every input: as given, else as declared, else 1."""
     shapes: dict[str, tuple[int, ...]] = {}
     for value in model.graph.inputs:
         if isinstance(value.type, TensorType):

@@ -1,4 +1,4 @@
-"""``penstock bench``: how long a model takes, by threads and by executor."""
+"""``penstock bench``: the time of a model's runs, by executor and number of threads."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from penstock.host.threads import core_budget
 from penstock.session.options import EXECUTORS
 from penstock.session.session import Session, compile
 
-_WARM = 3
-_LEAST = 5
+_WARM_UP_RUNS = 3
+_MIN_RUNS = 5
 
 
 def _show_bench(result: Mapping[str, Any]) -> None:
@@ -52,28 +52,28 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     "executors",
     multiple=True,
     type=click.Choice(EXECUTORS),
-    help="Who runs it; several may be given. auto, if none is.",
+    help="Executor to use; may be repeated. Default: auto.",
 )
 @click.option(
     "--threads",
     "-t",
     multiple=True,
     type=click.IntRange(min=1),
-    help="Cores that a run may use; several may be given. 1 and all, if none is.",
+    help="Cores that a run may use; may be repeated. Default: 1 and all.",
 )
 @click.option(
     "--clients",
     "-c",
     multiple=True,
     type=click.IntRange(min=1),
-    help="Threads that call the session at the same time; several may be given. 1, if none is.",
+    help="Threads that call the session concurrently; may be repeated. Default: 1.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, max=3600),
     default=1.0,
     show_default=True,
-    help="How long each combination runs, at least five times.",
+    help="Seconds for which each combination runs, at least five times.",
 )
 def bench(
     model: Path,
@@ -84,7 +84,7 @@ def bench(
     clients: Sequence[int],
     seconds: float,
 ) -> dict[str, Any]:
-    """Time a model: its first run, the median and the least of many, and runs a second.
+    """Time a model: its first run, the median and the minimum of many runs, and runs a second.
 
     Inputs that are not given are random.
     """
@@ -93,7 +93,7 @@ def bench(
     load_ms = 1e3 * (time.perf_counter() - begin)
     counts = sorted(set(threads) or {1, core_budget()})
     rows = []
-    for executor, count, many in product(executors or ("auto",), counts, clients or (1,)):
+    for executor, count, client_count in product(executors or ("auto",), counts, clients or (1,)):
         with compile(loaded, executor=executor, threads=count) as session:
             names = [port.name for port in session.inputs]
             left = [name for name in names if not any(t.startswith(f"{name}=") for t in inputs)]
@@ -102,19 +102,19 @@ def bench(
             begin = time.perf_counter()
             session.run(feeds)
             first = time.perf_counter() - begin
-            for _ in range(_WARM):
+            for _ in range(_WARM_UP_RUNS):
                 session.run(feeds)
-            times, took = _timed(session, feeds, many, seconds)
+            times, elapsed = _timed(session, feeds, client_count, seconds)
         rows.append(
             {
                 "executor": executor,
                 "threads": count,
-                "clients": many,
+                "clients": client_count,
                 "first_ms": 1e3 * first,
                 "median_ms": 1e3 * statistics.median(times),
                 "least_ms": 1e3 * min(times),
                 "runs": len(times),
-                "runs_per_s": len(times) / took,
+                "runs_per_s": len(times) / elapsed,
             }
         )
     return {"model": str(model), "load_ms": load_ms, "rows": rows}
@@ -123,7 +123,7 @@ def bench(
 def _timed(
     session: Session, feeds: Mapping[str, Any], clients: int, seconds: float
 ) -> tuple[list[float], float]:
-    """What each run took with so many clients at once, and all of them together, in seconds."""
+    """The time of each run with this many concurrent clients, and of all together, in seconds."""
     times: list[float] = []
     errors: list[BaseException] = []
     ready = threading.Barrier(clients + 1)
@@ -133,7 +133,7 @@ def _timed(
         end = time.perf_counter() + seconds
         count = 0
         try:
-            while count < _LEAST or time.perf_counter() < end:
+            while count < _MIN_RUNS or time.perf_counter() < end:
                 begin = time.perf_counter()
                 session.run(feeds)
                 times.append(time.perf_counter() - begin)

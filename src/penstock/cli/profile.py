@@ -1,4 +1,4 @@
-"""``penstock profile``: measure what the nodes of a model take, and where the time goes."""
+"""``penstock profile``: measure the nodes of a model on each backend, and show where time goes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.observers.trace import Trace
 from penstock.session.session import compile
 from penstock.tuning import cost_table
 
-# Rows of each table that are shown.
-_MOST_ROWS = 20
+# Rows shown of each table.
+_MAX_ROWS = 20
 
 
 def _show_profile(result: Mapping[str, Any]) -> None:
@@ -28,11 +28,11 @@ def _show_profile(result: Mapping[str, Any]) -> None:
         rows = result[key]
         shown = [
             (row["name"], str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}")
-            for row in rows[:_MOST_ROWS]
+            for row in rows[:_MAX_ROWS]
         ]
         show_table((title, "times", "ms a run", "share"), shown)
-        if len(rows) > _MOST_ROWS:
-            click.echo(f"and {len(rows) - _MOST_ROWS} more; --json has all")
+        if len(rows) > _MAX_ROWS:
+            click.echo(f"and {len(rows) - _MAX_ROWS} more; --json has all")
         click.echo()
     click.echo(
         f"{result['ms']:.3f} ms a run step by step, {result['outside_ms']:.3f} ms of it outside "
@@ -56,7 +56,9 @@ def _show_profile(result: Mapping[str, Any]) -> None:
 )
 @EXECUTOR
 @click.option(
-    "--trace", type=click.Path(path_type=Path), help="File of the trace; MODEL.trace.json here."
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="File to write the trace to. Default: MODEL.trace.json in this folder.",
 )
 @click.option("--no-trace", is_flag=True, help="Write no trace.")
 def profile(
@@ -70,17 +72,17 @@ def profile(
 ) -> dict[str, Any]:
     """Measure every node on every backend, show where time goes, and write a trace.
 
-    What is measured is kept in the user's cache folder, and decides from then on where nodes run
-    and what runs in parallel. Inputs that are not given are random.
+    The costs are kept in the user's cache folder; from then on they decide where nodes run and
+    what runs in parallel. Inputs that are not given are random.
     """
     loaded = load(model)
     session = compile(loaded, executor="dataflow")
     names = [port.name for port in session.inputs]
-    left = [name for name in names if not any(text.startswith(f"{name}=") for text in inputs)]
-    # First, so that what comes in files takes the place of what is random.
-    made = [f"{name}=random" for name in left]
-    feeds = read_feeds(session, [*made, *inputs], np.random.default_rng(seed))
-    found = session.profile(feeds, runs=runs)
+    missing = [name for name in names if not any(text.startswith(f"{name}=") for text in inputs)]
+    # Random values first, so that arrays from files replace them.
+    random = [f"{name}=random" for name in missing]
+    feeds = read_feeds(session, [*random, *inputs], np.random.default_rng(seed))
+    measured = session.profile(feeds, runs=runs)
     session = compile(loaded, executor=executor)
     session.run(feeds)
     times = []
@@ -90,10 +92,10 @@ def profile(
         times.append(time.perf_counter() - begin)
     if not no_trace:
         trace = trace or Path(f"{model.stem}.trace.json")
-        recorded = Trace()
-        session.run(feeds, trace=recorded)
-        recorded.save(trace)
-    each = found.runs or 1
+        recording = Trace()
+        session.run(feeds, trace=recording)
+        recording.save(trace)
+    count = measured.runs or 1
 
     def rows(table: Sequence[Row]) -> list[dict[str, Any]]:
         total = sum(row.seconds for row in table) or 1.0
@@ -101,19 +103,19 @@ def profile(
             {
                 "name": row.name,
                 "count": row.count,
-                "ms": row.seconds / each * 1e3,
+                "ms": row.seconds / count * 1e3,
                 "share": row.seconds / total,
             }
             for row in table
         ]
 
     return {
-        "nodes": rows(found.by_node()),
-        "operations": rows(found.by_operation()),
-        "backends": rows(found.by_backend()),
-        "runs": found.runs,
-        "ms": found.wall / each * 1e3,
-        "outside_ms": found.outside / each * 1e3,
+        "nodes": rows(measured.by_node()),
+        "operations": rows(measured.by_operation()),
+        "backends": rows(measured.by_backend()),
+        "runs": measured.runs,
+        "ms": measured.wall / count * 1e3,
+        "outside_ms": measured.outside / count * 1e3,
         "executor": session.latest.name,
         "run_ms": statistics.median(times) * 1e3,
         "trace": None if no_trace else str(trace),

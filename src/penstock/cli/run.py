@@ -36,12 +36,12 @@ SEED = click.option("--seed", default=0, show_default=True, help="Seed of random
 def _show_run(result: Mapping[str, Any]) -> None:
     rows = []
     for name, output in result["outputs"].items():
-        kind = f"{output['dtype']}{output['shape']}" if "dtype" in output else output["type"]
+        input_type = f"{output['dtype']}{output['shape']}" if "dtype" in output else output["type"]
         spread = ", ".join(
             f"{k} {output[k]:.6g}" for k in ("min", "mean", "max") if _real(output, k)
         )
         shown = output.get("first", output.get("value"))
-        rows.append((name, kind, spread, str(shown), output.get("file", "")))
+        rows.append((name, input_type, spread, str(shown), output.get("file", "")))
     headers = ("output", "type", "range", "first values", "file")
     show_table(headers if any(row[4] for row in rows) else headers[:4], rows)
     seconds = result["seconds"]
@@ -73,16 +73,16 @@ def run(
     trace: Path | None,
     seed: int,
 ) -> dict[str, Any]:
-    """Run a model once, and show or save what comes out."""
+    """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
     session = compile(model, executor=executor)
-    recorded = None if trace is None else Trace()
+    recording = None if trace is None else Trace()
     feeds = read_feeds(session, inputs, np.random.default_rng(seed))
     compiled = time.perf_counter()
-    outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recorded)
+    outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recording)
     ended = time.perf_counter()
-    if trace is not None and recorded is not None:
-        recorded.save(trace)
+    if trace is not None and recording is not None:
+        recording.save(trace)
     files = {}
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def read_feeds(session: Session, given: Sequence[str], rng: np.random.Generator)
             continue
         port = ports.get(name)
         if port is None and what.partition(":")[0] in ("random", "zeros"):
-            raise InvalidInput(f"cannot make {name!r}: {suggest(name, ports)}")
+            raise InvalidInput(f"cannot generate {name!r}: {suggest(name, ports)}")
         feeds[name] = _value(name, what, port, rng)
     missing = [str(port) for port in ports.values() if port.name not in feeds]
     if missing and not feeds.keys() - ports.keys():
@@ -125,7 +125,7 @@ def read_feeds(session: Session, given: Sequence[str], rng: np.random.Generator)
 def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) -> Any:
     word, _, dims = what.partition(":")
     if word in ("random", "zeros"):
-        return _made(name, word, dims, port, rng)
+        return _generated(name, word, dims, port, rng)
     if what.endswith(".npy"):
         return _read(name, what)
     if what.endswith(".npz"):
@@ -144,31 +144,33 @@ def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) ->
         ) from None
 
 
-def _made(
+def _generated(
     name: str, word: str, dims: str, port: Port | None, rng: np.random.Generator
 ) -> np.ndarray:
-    kind = port.type if port is not None else None
-    if not isinstance(kind, TensorType) or kind.dtype is None:
+    input_type = port.type if port is not None else None
+    if not isinstance(input_type, TensorType) or input_type.dtype is None:
         raise InvalidInput(f"input {name!r}: {word} needs an input that is a tensor of known dtype")
-    if kind.dtype == STRING:
+    if input_type.dtype == STRING:
         raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
     shape = (
-        read_dims(dims) if dims else tuple(d if isinstance(d, int) else 1 for d in kind.shape or ())
+        read_dims(dims)
+        if dims
+        else tuple(d if isinstance(d, int) else 1 for d in input_type.shape or ())
     )
-    most = DEFAULT_LIMITS.max_bytes
-    if most is not None and math.prod(shape) * kind.dtype.itemsize > most:
+    max_bytes = DEFAULT_LIMITS.max_bytes
+    if max_bytes is not None and math.prod(shape) * input_type.dtype.itemsize > max_bytes:
         raise InvalidInput(
-            f"input {name!r}: {shape} is larger than the memory there is; give fewer with "
+            f"input {name!r}: an array of shape {shape} does not fit into memory; give fewer with "
             f"--input {name}={word}:DIMS"
         )
     try:
         if word == "zeros":
-            return np.zeros(shape, kind.dtype)
-        if kind.dtype.kind == "b":
-            return rng.integers(0, 2, shape).astype(kind.dtype)
-        if kind.dtype.kind in "iu":
-            return rng.integers(0, 100, shape).astype(kind.dtype)
-        return rng.standard_normal(shape).astype(kind.dtype)
+            return np.zeros(shape, input_type.dtype)
+        if input_type.dtype.kind == "b":
+            return rng.integers(0, 2, shape).astype(input_type.dtype)
+        if input_type.dtype.kind in "iu":
+            return rng.integers(0, 100, shape).astype(input_type.dtype)
+        return rng.standard_normal(shape).astype(input_type.dtype)
     except (MemoryError, OverflowError, ValueError) as error:
         raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
 
@@ -195,9 +197,9 @@ def _save(folder: Path, name: str, value: Any) -> Path:
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).lstrip(".") or "output"
     if isinstance(value, np.ndarray) and value.dtype != STRING:
         path = folder / f"{safe}.npy"
-        # Formats that NumPy's file does not know are saved as float32.
-        known = value.dtype.kind in "biufc" and type(value.dtype).__module__.startswith("numpy")
-        np.save(path, value if known else value.astype(np.float32))
+        # Formats that .npy files lack are saved as float32.
+        native = value.dtype.kind in "biufc" and type(value.dtype).__module__.startswith("numpy")
+        np.save(path, value if native else value.astype(np.float32))
         return path
     path = folder / f"{safe}.json"
     path.write_text(json.dumps(_plain(value)))
@@ -215,15 +217,17 @@ def _plain(value: Any) -> Any:
 def _summary(value: Any) -> dict[str, Any]:
     if not isinstance(value, np.ndarray):
         return {"type": type(value).__name__, "value": _plain(value)}
-    found: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
+    summary: dict[str, Any] = {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
     if value.size and value.dtype.kind not in "OSU":
         wide = value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
         if value.dtype.kind != "c":
             statistics = {"min": wide.min(), "mean": wide.mean(), "max": wide.max()}
-            found.update((k, float(v) if np.isfinite(v) else str(v)) for k, v in statistics.items())
+            summary.update(
+                (k, float(v) if np.isfinite(v) else str(v)) for k, v in statistics.items()
+            )
     first = value.reshape(-1)[:8]
-    found["first"] = [x if isinstance(x, str) else _number(x) for x in first.tolist()]
-    return found
+    summary["first"] = [x if isinstance(x, str) else _number(x) for x in first.tolist()]
+    return summary
 
 
 def _number(x: Any) -> Any:

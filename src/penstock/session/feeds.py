@@ -1,4 +1,4 @@
-"""What callers hand to a run: made into values of the inputs' types, or refused with a reason."""
+"""Feeds: converted to values of the inputs' types, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from penstock.types import (
 )
 
 
-def convert(name: str, value: Any, kind: Type) -> Any:
-    """``value`` as input ``name`` of type ``kind``; raises ``InvalidInput`` if it cannot be."""
-    if isinstance(kind, AnyType):
+def convert(name: str, value: Any, input_type: Type) -> Any:
+    """``value``, converted to ``input_type`` for input ``name``; raises ``InvalidInput``."""
+    if isinstance(input_type, AnyType):
         return _of_any_type(name, value)
-    if isinstance(kind, OptionalType):
-        return None if value is None else _inner(name, value, kind.element)
-    if isinstance(kind, SequenceType):
+    if isinstance(input_type, OptionalType):
+        return None if value is None else _inner(name, value, input_type.element)
+    if isinstance(input_type, SequenceType):
         if not isinstance(value, list | tuple):
             raise InvalidInput(f"input {name!r} is a sequence, give a list, not {_what(value)}")
-        return [_inner(f"{name}[{i}]", x, kind.element) for i, x in enumerate(value)]
-    if isinstance(kind, MapType):
+        return [_inner(f"{name}[{i}]", x, input_type.element) for i, x in enumerate(value)]
+    if isinstance(input_type, MapType):
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
         return value
@@ -41,35 +41,37 @@ def convert(name: str, value: Any, kind: Type) -> Any:
             array = np.asarray(value)
         elif hasattr(value, "__dlpack__"):
             array = np.from_dlpack(value)
-        elif kind.dtype is not None and own_dtype is None:
+        elif input_type.dtype is not None and own_dtype is None:
             # Lists and numbers have no dtype of their own, and take the input's.
-            array = _from_python(value, kind.dtype)
+            array = _from_python(value, input_type.dtype)
         else:
             array = np.asarray(value)
     except Exception as error:  # out of the value's own __array__, say
         raise InvalidInput(
-            f"input {name!r} of type {kind} cannot be made of {_what(value)}: {error}"
+            f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
         ) from error
-    if kind.dtype in (STRING, None) and array.dtype.kind in "UST":
+    if input_type.dtype in (STRING, None) and array.dtype.kind in "UST":
         array = array.astype(object)
-    if kind.dtype is not None and array.dtype != kind.dtype:
+    if input_type.dtype is not None and array.dtype != input_type.dtype:
+        wanted = dtype_name(input_type.dtype)
         raise InvalidInput(
-            f"input {name!r} must be {dtype_name(kind.dtype)}, not {dtype_name(array.dtype)}; "
-            f"convert it with .astype({dtype_name(kind.dtype)!r})"
+            f"input {name!r} must be {wanted}, not {dtype_name(array.dtype)}; "
+            f"convert it with .astype({wanted!r})"
         )
     return array
 
 
-def _inner(name: str, value: Any, kind: Type) -> Any:
-    """As ``convert``; plans go by the types of elements, and not by what each run has in them."""
-    inner = convert(name, value, kind)
-    if isinstance(kind, TensorType):
-        _check_shape(name, kind, inner)
+def _inner(name: str, value: Any, input_type: Type) -> Any:
+    """As ``convert``, for an element: plans depend on the types of elements, so these are checked
+    in each run."""
+    inner = convert(name, value, input_type)
+    if isinstance(input_type, TensorType):
+        _check_shape(name, input_type, inner)
     return inner
 
 
 def _of_any_type(name: str, value: Any) -> Any:
-    """A value for an input of which nothing is known: it says itself what it is."""
+    """A value for an input without a declared type: the type is the value's own."""
     if isinstance(value, list | tuple):
         return [_of_any_type(f"{name}[{i}]", x) for i, x in enumerate(value)]
     if value is None or isinstance(value, dict):
@@ -95,14 +97,17 @@ def _what(value: Any) -> str:
 
 
 def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
-    """Ranks and dims fit the declared ones, and dims of one name are equal."""
+    """Check that ranks and dims fit the declared ones, and that dims of one name are equal.
+
+    Raises ``InvalidInput``.
+    """
     bound: dict[str, tuple[int, str]] = {}
     for declared, value in zip(inputs, values, strict=True):
-        kind = declared.type
-        if not isinstance(kind, TensorType) or kind.shape is None:
+        input_type = declared.type
+        if not isinstance(input_type, TensorType) or input_type.shape is None:
             continue
-        _check_shape(declared.name, kind, value)
-        for axis, (dim, given) in enumerate(zip(kind.shape, value.shape, strict=True)):
+        _check_shape(declared.name, input_type, value)
+        for axis, (dim, given) in enumerate(zip(input_type.shape, value.shape, strict=True)):
             if isinstance(dim, str):
                 first, where = bound.setdefault(dim, (given, f"{declared.name!r} axis {axis}"))
                 if first != given:
@@ -112,33 +117,39 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
                     )
 
 
-def _check_shape(name: str, kind: TensorType, array: np.ndarray) -> None:
-    """Rank and known dims fit."""
-    if kind.shape is None:
+def _check_shape(name: str, input_type: TensorType, array: np.ndarray) -> None:
+    """Check the rank and the known dims of ``array``."""
+    if input_type.shape is None:
         return
-    if len(kind.shape) != array.ndim:
+    if len(input_type.shape) != array.ndim:
         raise InvalidInput(
-            f"input {name!r} has rank {len(kind.shape)} ({kind}), "
+            f"input {name!r} has rank {len(input_type.shape)} ({input_type}), "
             f"an array of shape {array.shape} was given"
         )
-    for axis, (dim, given) in enumerate(zip(kind.shape, array.shape, strict=True)):
+    for axis, (dim, given) in enumerate(zip(input_type.shape, array.shape, strict=True)):
         if isinstance(dim, int) and dim != given:
             raise InvalidInput(
-                f"input {name!r} must have {dim} at axis {axis} ({kind}), "
+                f"input {name!r} must have {dim} at axis {axis} ({input_type}), "
                 f"an array of shape {array.shape} was given"
             )
 
 
-def checked(kind: Type) -> Type:
-    """What of an input's type is checked when it is fed: all but that dims of one name are equal
-    where they are in a sequence or an optional, each of whose elements may have others."""
-    if isinstance(kind, SequenceType):
-        return SequenceType(_nameless(kind.element))
-    return OptionalType(_nameless(kind.element)) if isinstance(kind, OptionalType) else kind
+def checked(input_type: Type) -> Type:
+    """The part of an input's type that is checked when the input is fed.
+
+    Names of dims inside of sequences and optionals are dropped: each element may have other dims.
+    """
+    if isinstance(input_type, SequenceType):
+        return SequenceType(_nameless(input_type.element))
+    return (
+        OptionalType(_nameless(input_type.element))
+        if isinstance(input_type, OptionalType)
+        else input_type
+    )
 
 
-def _nameless(kind: Type) -> Type:
-    if not isinstance(kind, TensorType) or kind.shape is None:
-        return checked(kind)
-    dims = tuple([dim if isinstance(dim, int) else None for dim in kind.shape])
-    return TensorType(kind.dtype, dims)
+def _nameless(input_type: Type) -> Type:
+    if not isinstance(input_type, TensorType) or input_type.shape is None:
+        return checked(input_type)
+    dims = tuple([dim if isinstance(dim, int) else None for dim in input_type.shape])
+    return TensorType(input_type.dtype, dims)

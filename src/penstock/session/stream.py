@@ -1,11 +1,11 @@
-"""Streams of the user's own: runs of sessions one behind the other, beside those on other streams.
+"""User streams: queues of runs, concurrent with one another.
 
-A stream is a queue. What is put on it runs in that order, on the process-wide pool, and the caller
-goes on at once. A signal marks a point of a stream: another stream can wait for it, and so can a
-thread. The terms are those of CUDA (stream, event) and of NNC (stream context, signal).
+Work on a stream runs in order, on the process-wide pool; to enqueue it returns at once. A signal
+marks a point of a stream: another stream can wait for it, and so can a thread. The terms are those
+of CUDA (stream, event) and of NNC (stream context, signal).
 
-No thread waits for a stream that has nothing to do: who comes to the front of the queue and cannot
-go on leaves, and whoever lets it go on sees to it that the rest is run.
+No thread waits for a stream: a command that reaches the front of the queue and cannot proceed
+leaves its thread, and the event that lets it proceed resumes the queue.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from penstock.session.session import Session
 T = TypeVar("T")
 
 _Command = Callable[[Job], bool]
-"""Begins something on a stream: whether it has ended; if not, it calls what it is given when it
-has."""
+"""Begins a command; returns whether it has ended, and if not, calls its argument when it has."""
 
 
 class _Mark:
-    """A point of a stream that it passes once."""
+    """A point of a stream, passed once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +38,7 @@ class _Mark:
         self.passed = False
 
     def reach(self, _: Job) -> bool:
-        """The stream is there."""
+        """Mark the point as passed, and resume the jobs that wait for it."""
         with self._lock:
             self.passed = True
             waiting, self._waiting = self._waiting, []
@@ -48,7 +47,7 @@ class _Mark:
         return True
 
     def then(self, job: Job) -> bool:
-        """Whether the stream has passed; if not, ``job`` is called when it does."""
+        """Whether the point is passed; if not, ``job`` is called when it is."""
         with self._lock:
             if not self.passed:
                 self._waiting.append(job)
@@ -58,21 +57,21 @@ class _Mark:
 class Signal:
     """A point in the work of a stream, which streams and threads can wait for.
 
-    ``stream.signal()`` makes one and emits it; one may be emitted again, also by another stream,
-    and whoever waits from then on waits for the new point. To wait for one that was never emitted
-    is to wait for nothing.
+    ``stream.signal()`` creates one and emits it. A signal may be emitted again, also by another
+    stream; later waits are for the new point. A wait for a signal that was never emitted returns
+    at once.
     """
 
     def __init__(self) -> None:
         self._mark: _Mark | None = None
 
     def query(self) -> bool:
-        """Whether all that came before it on its stream has ended."""
+        """Whether all work before the signal on its stream has ended."""
         mark = self._mark
         return mark is None or mark.passed
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is so, ``timeout`` seconds at most; whether it is.
+        """Block until ``query()`` holds, for at most ``timeout`` seconds; return whether it does.
 
         Raises ``PenstockError`` on a thread of the pool that runs streams: there it could wait for
         itself.
@@ -82,8 +81,8 @@ class Signal:
             return True
         if pool().has(threading.current_thread()):
             raise PenstockError(
-                "what runs on a stream cannot block until a signal comes: put it behind the signal "
-                "with stream.wait_for(signal)"
+                "a run on a stream cannot block until a signal is emitted: order it behind the "
+                "signal with stream.wait_for(signal)"
             )
         reached = threading.Event()
         mark.then(reached.set)
@@ -95,8 +94,10 @@ class Signal:
 
 
 class Stream:
-    """A queue of runs, callbacks, signals and waits. Its methods may be called from any thread, and
-    return at once, but for ``wait``. What fails says so in its own future, and the rest goes on.
+    """A queue of runs, callbacks, signals and waits.
+
+    Its methods may be called from any thread, and all but ``wait`` return at once. An error goes to
+    the future of the run that failed; the rest of the queue continues.
     """
 
     def __init__(self) -> None:
@@ -120,43 +121,42 @@ class Stream:
         return job.future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call ``function`` when all that is on the stream now has ended; the rest waits for it."""
+        """Call ``function`` after all work now on the stream; later work waits for it."""
         future: Future[T] = Future()
         self._put(partial(_call, function, future))
         return future
 
     def signal(self, signal: Signal | None = None) -> Signal:
-        """Emit a signal, a new one if none is given, when all that is on the stream now has
-        ended."""
+        """Emit a signal, by default a new one, after all work now on the stream."""
         signal = signal or Signal()
         mark = signal._mark = _Mark()
         self._put(mark.reach, mark)
         return signal
 
     def wait_for(self, signal: Signal) -> None:
-        """Let what is put on the stream from now on wait for ``signal``, as it was emitted last."""
+        """Let later work on the stream wait for the last emission of ``signal``."""
         mark = signal._mark
         if mark is not None and not mark.passed:
             self._put(mark.then)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until all that is on the stream now has ended, ``timeout`` seconds at most; whether
-        it has. Raises as ``Signal.wait`` does."""
+        """Block until all work now on the stream has ended, for at most ``timeout`` seconds; return
+        whether it has. Raises as ``Signal.wait`` does."""
         return self.query() or self.signal().wait(timeout)
 
     def query(self) -> bool:
-        """Whether all that was put on the stream has ended."""
+        """Whether all work put on the stream has ended."""
         last = self._last
         return not self._busy or (last is not None and last.passed)
 
     def forked(self) -> None:
-        """In a forked child nothing is on the stream: its parent runs what was."""
+        """Empty the stream in a forked child: its parent runs the work on it."""
         self._reset()
 
     # Inside.
 
     def _put(self, command: _Command, mark: _Mark | None = None) -> None:
-        """Queue a command; ``mark`` is what it reaches, if that is all it does."""
+        """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
         with self._lock:
             self._commands.append(command)
             self._last = mark
@@ -174,7 +174,7 @@ class Stream:
             raise
 
     def _go(self) -> None:
-        """Run what is on the stream as far as it can go."""
+        """Run commands until one cannot proceed."""
         while True:
             with self._lock:
                 if not self._commands:
