@@ -23,6 +23,7 @@ from penstock.host.threads import Workers
 from penstock.ir.graph import clone
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.observers.base import ObservedRun, Observer
+from penstock.passes.context import PassContext
 from penstock.passes.pipeline import optimize
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, Step, compile_plan
@@ -169,7 +170,7 @@ def parallel(
 ) -> ParallelExecutor:
     """Every step a task, on the caller and a pool."""
     graph = clone(ps.load(parser.parse_model(HEADER + text)).graph)
-    optimize(graph, limits)
+    optimize(graph, PassContext(limits=limits))
     plan: Plan = compile_plan(graph, [NumpyBackend()])
     queues = [Queue(2, pool)]
     tasks = arrange(plan, OneByOne())

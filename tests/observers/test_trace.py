@@ -21,7 +21,6 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
 from penstock.ir.op import array_of
-from penstock.limits import DEFAULT_LIMITS
 from penstock.observers import trace as trace_module
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.trace import Trace
@@ -32,7 +31,7 @@ from penstock.plan.plan import Plan, SlotKind, Step, compile_plan
 def planned(text: str, opset: int = 19) -> Plan:
     header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
     graph = clone(ps.load(parser.parse_model(header + text)).graph)
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     return compile_plan(graph, [NumpyBackend()])
 
 

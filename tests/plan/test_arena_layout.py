@@ -19,7 +19,6 @@ import penstock as ps
 from penstock.algorithms.ordering import topological_order
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, clone
-from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, _Liveness, plan_arena, plan_arena_for_tasks
@@ -33,7 +32,7 @@ from tests.support.replay import OverwrittenError, replay
 
 def plan_of(graph: Graph) -> Plan:
     copy = clone(graph)
-    optimize(copy, DEFAULT_LIMITS)
+    optimize(copy)
     return compile_plan(copy, [NumpyBackend()])
 
 

@@ -10,7 +10,6 @@ import pytest
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, Node, Value, clone
-from penstock.limits import DEFAULT_LIMITS
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan.grouping import (
@@ -294,7 +293,7 @@ def test_a_plan_never_takes_longer_than_one_step_after_the_other(drawn):
 @pytest.mark.parametrize("seed", range(60))
 def test_nor_does_a_random_one_without_blocks_that_gain(seed, workers):
     graph = clone(seeded(seed, 40))
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     plan = compile_plan(graph, [NumpyBackend()])
     cost = {step: 10.0 ** -(3 + i * 7919 % 4) for i, step in enumerate(plan.walk())}
     grouping = ClusteredGrouping(plan, lambda step: cost[step], workers)

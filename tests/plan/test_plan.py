@@ -11,7 +11,6 @@ from onnx.reference import ReferenceEvaluator
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
-from penstock.limits import DEFAULT_LIMITS
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, plan_arena
 from penstock.plan.plan import Plan, SlotKind, compile_plan
@@ -21,7 +20,7 @@ from tests.support.random_graphs import graphs
 def planned(text: str, opset: int = 19) -> tuple[Plan, ArenaPlan]:
     header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
     graph = clone(ps.load(parser.parse_model(header + text)).graph)
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     plan = compile_plan(graph, [NumpyBackend()])
     return plan, plan_arena(plan)
 
@@ -219,7 +218,7 @@ def test_an_order_that_frees_early_is_found():
 @given(graph=graphs())
 def test_arenas_are_close_to_their_lower_bounds(graph):
     copy = clone(graph)
-    optimize(copy, DEFAULT_LIMITS)
+    optimize(copy)
     plan = compile_plan(copy, [NumpyBackend()])
     arena_plan = plan_arena(plan)
     # Every buffer here is smaller than the alignment, which the bound leaves out.

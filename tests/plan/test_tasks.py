@@ -44,7 +44,7 @@ HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 
 def plan_of(graph: Graph, *, planned: bool = True) -> Plan:
     copy = clone(graph)
-    optimize(copy, DEFAULT_LIMITS)
+    optimize(copy)
     return compile_plan(copy, [NumpyBackend()], planned=planned)
 
 

@@ -8,6 +8,16 @@ from itertools import compress
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import LoopCarried, is_control
+from penstock.passes.context import Pass, PassContext
+
+
+class DeadCode(Pass):
+    """Drop the nodes that no output needs (see ``prune``)."""
+
+    name = "dead_code"
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return prune(graph)
 
 
 def prune(graph: Graph) -> bool:

@@ -1,47 +1,101 @@
-"""The passes in their order."""
+"""All passes in their order, in three tuples, and the functions that run them.
+
+::
+
+    STRUCTURE   once for each set of feeds and fetches; frames become If and Loop
+    OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
+    LOWER       once for each set of input shapes, for the backends at hand
+
+All of them transform a graph in place. The caller copies it once before, where it is needed as it
+was: for each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from penstock.ir.graph import Graph
-from penstock.limits import Limits
-from penstock.passes.dead_code import prune
-from penstock.passes.lowering.quantize import weights
-from penstock.passes.optimize.common_subexpressions import eliminate_common
-from penstock.passes.optimize.fold_affine import absorb
-from penstock.passes.optimize.fold_constants import fold
-from penstock.passes.optimize.fold_padding import take_padding
-from penstock.passes.optimize.recompose import compose
-from penstock.passes.optimize.simplify import simplify
-from penstock.passes.optimize.sink_transposes import delay_transposes
+from penstock.passes.context import Pass, PassContext
+from penstock.passes.dead_code import DeadCode
+from penstock.passes.lowering.assign_backends import AssignBackends
+from penstock.passes.lowering.fuse import Fuse
+from penstock.passes.lowering.hoist_scales import HoistScales
+from penstock.passes.lowering.insert_transfers import InsertTransfers
+from penstock.passes.lowering.quantize import Quantize
+from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
+from penstock.passes.optimize.fold_affine import FoldAffine
+from penstock.passes.optimize.fold_constants import FoldConstants
+from penstock.passes.optimize.fold_padding import FoldPadding
+from penstock.passes.optimize.recompose import Recompose
+from penstock.passes.optimize.simplify import Simplify
+from penstock.passes.optimize.sink_transposes import SinkTransposes
+from penstock.passes.quantized_weights import has_quantized_weights
+from penstock.passes.structure.raise_control_flow import RaiseControlFlow
+from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
-# Each round may open up work for the next (a folded shape makes a reshape known, and so on).
-_MOST_ROUNDS = 8
+# One round may enable more in the next: a folded shape makes a reshape static, and so on.
+_MAX_ROUNDS = 8
 
 
-def optimize(graph: Graph, limits: Limits, codes: bool = False) -> None:
-    """Simplify a sorted graph in place as far as the types of its inputs allow.
+class FoldQuantizedWeights(Pass):
+    """Optimise once more with the weights that ``quantize`` has not used, which are folded now."""
 
-    Idempotent: it is run once when a model is compiled, with dims that may be symbolic, and once
-    more for each set of concrete input shapes. With ``codes``, weights that may be of use as 8-bit
-    codes are left as they are (see ``quantize.py``).
+    name = "fold_quantized_weights"
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.fold_quantized_weights or not has_quantized_weights(graph):
+            return False
+        return optimize(graph, replace(context, fold_quantized_weights=True))
+
+
+STRUCTURE: tuple[Pass, ...] = (RaiseControlFlow(), RelaxControlEdges())
+
+OPTIMIZE: tuple[Pass, ...] = (
+    DeadCode(),
+    FoldConstants(),
+    Simplify(),
+    SinkTransposes(),
+    Recompose(),
+    FoldPadding(),
+    FoldAffine(),
+    CommonSubexpressions(),
+)
+
+LOWER: tuple[Pass, ...] = (
+    Quantize(),
+    FoldQuantizedWeights(),
+    HoistScales(),
+    Fuse(),
+    AssignBackends(),
+    InsertTransfers(),
+)
+
+PASSES = {each.name: each for each in (*STRUCTURE, *OPTIMIZE, *LOWER)}
+
+
+def optimize(graph: Graph, context: PassContext | None = None) -> bool:
+    """Run the passes of OPTIMIZE in turn until none of them changes ``graph`` any more.
+
+    The graph is simplified as far as the types of its inputs allow, whose dims may be symbolic.
     """
+    context = context or PassContext()
+    changed, unchanged_in_a_row = False, 0
+    for each in OPTIMIZE * _MAX_ROUNDS:
+        if run_passes((each,), graph, context):
+            changed, unchanged_in_a_row = True, 0
+        else:
+            unchanged_in_a_row += 1
+        if unchanged_in_a_row == len(OPTIMIZE):
+            break
+    return changed
 
-    def folded(graph: Graph) -> bool:
-        return fold(graph, limits, weights(graph) if codes else ())
 
-    prune(graph)
-    passes = (
-        folded,
-        simplify,
-        delay_transposes,
-        compose,
-        take_padding,
-        absorb,
-        eliminate_common,
-        prune,
-    )
-    quiet = 0  # passes in a row that have found nothing to do
-    for each in passes * _MOST_ROUNDS:
-        quiet = 0 if each(graph) else quiet + 1
-        if quiet == len(passes):
-            return
+def run_passes(passes: Sequence[Pass], graph: Graph, context: PassContext) -> bool:
+    """Run each of ``passes`` once, in order; return whether any of them changed ``graph``."""
+    changed = False
+    for each in passes:
+        changed |= each.run(graph, context)
+        if context.after_pass is not None:
+            context.after_pass(each, graph)
+    return changed

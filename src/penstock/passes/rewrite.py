@@ -6,28 +6,34 @@ from collections.abc import Callable, Sequence
 
 from penstock.ir.graph import Graph, Node, Value
 
-Visit = Callable[[Node], Sequence[Value | None] | None]
+Replacement = Sequence[Value | None] | None
+Visit = Callable[[Node], Replacement | bool]
 
 
 def forward(graph: Graph, visit: Visit) -> bool:
-    """Call ``visit`` for every node, nested graphs first; returns whether anything was replaced.
+    """Call ``visit`` for every node, nested graphs first; return whether anything changed.
 
-    ``visit`` returns ``None`` to keep the node (which it may have changed, inputs included), or a
-    value for each of its outputs, of which every later use then becomes that value and the node is
-    dropped. Inputs are already the replaced ones when a node is visited.
+    ``visit`` returns a value for each of the node's outputs, which then replaces every later use of
+    that output, and the node is dropped; or ``None`` or ``False`` to keep the node as it is; or
+    ``True`` if it changed the node in place. When a node is visited, replacements have already been
+    applied to its inputs.
     """
     return _Forward(visit).run(graph)
 
 
-def readers_of(graph: Graph) -> dict[Value, list[Node | None]]:
-    """Who reads each value, once for each use; None stands for whom a graph hands it out to."""
-    readers: dict[Value, list[Node | None]] = {}
+Readers = dict[Value, list[Node | None]]
+
+
+def readers_of(graph: Graph) -> Readers:
+    """The nodes that read each value, nested graphs included, once for each use. None stands for
+    the reader of an output of a graph."""
+    readers: Readers = {}
     for node in graph.walk():
         for value in node.inputs:
             if value is not None:
                 readers.setdefault(value, []).append(node)
-    for each in graph.graphs():
-        for value in each.outputs:
+    for inner in graph.graphs():
+        for value in inner.outputs:
             readers.setdefault(value, []).append(None)
     return readers
 
@@ -110,8 +116,9 @@ class _Forward:
             for _, inner in node.graphs:
                 self.run(inner)
             values = self.visit(node)
-            if values is None:
+            if values is None or isinstance(values, bool):
                 kept.append(node)
+                self.changed |= bool(values)
                 continue
             self.changed = True
             self.substitution.drop(node)

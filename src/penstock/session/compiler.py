@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -42,13 +42,12 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.ops.work_estimate import seconds as estimated
+from penstock.passes.context import PassContext, Place
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign
-from penstock.passes.lowering.fuse import apart, fuse
-from penstock.passes.lowering.hoist_scales import pull_scales
+from penstock.passes.lowering.fuse import apart
 from penstock.passes.lowering.partition import Part, partition
-from penstock.passes.lowering.quantize import left_as_codes, quantize
-from penstock.passes.pipeline import optimize
+from penstock.passes.pipeline import LOWER, STRUCTURE, optimize, run_passes
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import release
 from penstock.plan.arena_layout import plan_arena_for_tasks
@@ -59,7 +58,7 @@ from penstock.plan.tasks import arrange
 from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
 from penstock.session.options import CompileOptions
-from penstock.tuning.measure import CostModel, GraphProfiler, on_backends
+from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import candidates, choose, wanted
 from penstock.types import OptionalType, TensorType, Type
 
@@ -97,12 +96,32 @@ class Compiler:
     def prepare(self, graph: Graph) -> Graph:
         """``graph``, which must be sorted, as simple as it can be without shapes: with structured
         control flow where it has TensorFlow's, but for what must stay."""
-        if self.executor != "frames" and is_framed(graph):
-            graph, _ = raise_control_flow(graph)
-        if not self.keeps(graph):
-            release(graph)
-            optimize(graph, self.limits, codes=bool(self.fusing))
+        if self.executor != "frames":
+            context = self._context()
+            run_passes(STRUCTURE, graph, context)
+            if not is_framed(graph):
+                optimize(graph, context)
         return graph
+
+    def _context(
+        self, choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None
+    ) -> PassContext:
+        return PassContext(
+            limits=self.limits,
+            kernel=self._fused_kernel if self.fusing else None,
+            fold_quantized_weights=not self.fusing,
+            choose_places=choose_places,
+        )
+
+    def _fused_kernel(self, node: Node) -> Kernel | None:
+        """The kernel of a fused node on a backend that fuses, unless the user wants some of its
+        parts elsewhere."""
+        named = set(wanted(node, self.overrides))
+        types = [None if value is None else value.type for value in node.inputs]
+        for backend in self.fusing:
+            if named <= {backend.name} and backend.supports(node, types):
+                return backend.compile(node, types)
+        return None
 
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
@@ -157,13 +176,12 @@ class Compiler:
         with compile_guard():
             # Where the model itself says all shapes, the graph is as simple as it can be.
             special = types != declared
-            if special:
-                graph = clone(graph)
-                for value, kind in zip(graph.inputs, types, strict=True):
-                    value.type = kind
+            graph = clone(graph)
+            for value, kind in zip(graph.inputs, types, strict=True):
+                value.type = kind
             try:
                 if special:
-                    optimize(graph, self.limits, codes=bool(self.fusing))
+                    optimize(graph, self._context())
                 check_sizes(graph, self.limits)
                 yield graph
             except InvalidModel as error:
@@ -180,20 +198,28 @@ class Compiler:
         for backend in self.hosts:
             if backend.threads_of_caller:
                 backend.set_threads(self.threads or core_budget())
-        if self.fusing:
-            graph = clone(graph)
-            accepts = partial(_accepted, self.fusing, self.overrides)
-            quantize(graph, accepts)
-            if left_as_codes(graph):
-                optimize(graph, self.limits)
-            if pull_scales(graph):
-                prune(graph)
-            fuse(graph, accepts)
-        allowed = candidates(graph, self.backends, self.overrides)
         costs: CostModel = self.options.cost_model or GraphProfiler(
-            graph, allowed, self.backends, values, self.limits
+            graph, {}, self.backends, values, self.limits
         )
+        context = self._context(partial(self._places, costs))
+        run_passes(LOWER, graph, context)
+        by_name = {backend.name: backend for backend in self.backends}
+        placed = {node: by_name[place.backend] for node, place in context.placement.items()}
+        plan = compile_plan(graph, self.backends, placed, planned=self.executor != "dataflow")
+        if self.executor == "dataflow":
+            return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        if self.executor == "streams":
+            return self._streams(plan, costs)
+        linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        parallel = self.executor in ("parallel", "auto")
+        return self._parallel(plan, costs, linear) if parallel else linear
+
+    def _places(self, costs: CostModel, graph: Graph) -> dict[Node, Place]:
+        """Where each node of ``graph`` runs, by ``costs``."""
+        allowed = candidates(graph, self.backends, self.overrides)
         parallel = self.executor in ("parallel", "streams", "auto")
+        if isinstance(costs, GraphProfiler):
+            costs.allowed = allowed
         if all(backend.memory == HOST for backend in self.backends):
             # Values stay where they are, so that each node may go where it is fastest.
             if self.options.autotune:
@@ -208,6 +234,8 @@ class Compiler:
             if isinstance(costs, GraphProfiler):
                 costs.allowed = {node: [backend] for node, backend in placed.items()}
         else:
+            if isinstance(costs, GraphProfiler):
+                costs.copy_graph()  # later measurements must not see the transfers of this one
             costs.complete(single_threaded=parallel)
 
             def seconds(node: Node, backend: Backend) -> float:
@@ -216,14 +244,7 @@ class Compiler:
             placed = choose(
                 graph, allowed, self.backends, seconds, costs.transfer, parallel=parallel
             )
-        graph, placed = on_backends(graph, placed, self.backends)
-        plan = compile_plan(graph, self.backends, placed, planned=self.executor != "dataflow")
-        if self.executor == "dataflow":
-            return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
-        if self.executor == "streams":
-            return self._streams(plan, costs)
-        linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
-        return self._parallel(plan, costs, linear) if parallel else linear
+        return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
     def _frames(self, graph: Graph) -> Executor:
         """The executor of frames, on the host."""
@@ -293,7 +314,7 @@ class Compiler:
             infer_types(graph)
         else:
             release(graph)
-            optimize(graph, self.limits)
+            optimize(graph, PassContext(limits=self.limits))
         plan = compile_plan(graph, self.hosts, {}, planned=False)
         inner = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
 
@@ -384,13 +405,6 @@ class Compiler:
             plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
         )
         return costs.faster(made, linear, _TRIED[self.executor])
-
-
-def _accepted(backends: Sequence[Backend], overrides: Mapping[str, str], node: Node) -> bool:
-    """Whether a backend takes a fused node, and the user wants none of its parts elsewhere."""
-    named = set(wanted(node, overrides))
-    types = [None if value is None else value.type for value in node.inputs]
-    return any(named <= {each.name} and each.supports(node, types) for each in backends)
 
 
 # What the parallel executor is taken for: simulated, it must take less than this part of the time

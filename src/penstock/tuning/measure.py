@@ -23,7 +23,8 @@ from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST, is_transfer
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import seconds as estimated
-from penstock.passes.lowering.insert_transfers import Place, insert_transfers
+from penstock.passes.context import PassContext, Place
+from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.plan.plan import Step, compile_plan
 from penstock.tuning import cost_table
 
@@ -42,15 +43,14 @@ def on_backends(
     if all(backend.memory == HOST for backend in placed.values()):
         return graph, dict(placed)
     copy = clone(graph)
-    moved = {
-        new: placed[old]
+    placement = {
+        new: Place(placed[old].name, placed[old].memory)
         for old, new in zip(graph.walk(), copy.walk(), strict=True)
         if not is_control(old)
     }
-    made = insert_transfers(copy, lambda node: Place(moved[node].name, moved[node].memory))
+    InsertTransfers().run(copy, PassContext(placement=placement))
     by_name = {backend.name: backend for backend in backends}
-    moved.update((node, by_name[name]) for node, name in made.items())
-    return copy, moved
+    return copy, {node: by_name[place.backend] for node, place in placement.items()}
 
 
 def measure(
@@ -209,6 +209,13 @@ class GraphProfiler(CostModel):
         self.allowed = allowed
         self.values = values
         self.limits = limits
+
+    def copy_graph(self) -> None:
+        """Measure on a copy of the graph from now on."""
+        copy = clone(self.graph)
+        pairs = zip(self.graph.walk(), copy.walk(), strict=True)
+        self.allowed = {new: self.allowed[old] for old, new in pairs if old in self.allowed}
+        self.graph = copy
 
     def complete_already(self) -> bool:
         """Whether every node has been measured, with one thread and with all."""

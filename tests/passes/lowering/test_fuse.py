@@ -12,12 +12,11 @@ import penstock as ps
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.onednn.library import library
 from penstock.ir.graph import Graph, Node
-from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.passes.dead_code import prune
 from penstock.passes.lowering.fuse import fuse
-from penstock.passes.lowering.hoist_scales import pull_scales
+from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.pipeline import optimize
+from tests.support.passes import fusing_context
 
 there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 rng = np.random.default_rng(3)
@@ -33,7 +32,7 @@ def graph_of(text: str, opset: int = 20) -> Graph:
 
 def optimized(text: str, opset: int = 20) -> Graph:
     graph = graph_of(text, opset)
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     return graph
 
 
@@ -199,7 +198,7 @@ def test_what_scales_channels_goes_into_the_weights(op, group):
 
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
     graph = ps.load(model).graph
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {op: 1}
     (found,) = run(model, ["numpy"], x=x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
@@ -244,13 +243,12 @@ def test_numbers_go_behind_products_through_views():
         }"""
     )
     infer_types(graph)
-    assert pull_scales(graph)
-    prune(graph)
+    assert HoistScales().run(graph, fusing_context())
     assert [node.op.name for node in graph.nodes] == ["Transpose", "MatMul", "Mul"]
     (scale,) = [v.const for v in graph.nodes[-1].inputs if v.const is not None]
     assert scale == 0.125
     assert graph.outputs[0].name == "y"
-    assert not pull_scales(graph)
+    assert not HoistScales().run(graph, fusing_context())
 
 
 def test_numbers_that_others_read_stay():
@@ -258,7 +256,7 @@ def test_numbers_that_others_read_stay():
         """g (float[3, 4] q, float[4, 5] k) => (float[3, 5] y, float[3, 4] qs)
         <float a = {0.5}> { qs = Mul(q, a) y = MatMul(qs, k) }"""
     )
-    assert not pull_scales(graph)
+    assert not HoistScales().run(graph, fusing_context())
 
 
 # Chains.

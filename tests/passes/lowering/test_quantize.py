@@ -11,9 +11,11 @@ from onnx import parser
 import penstock as ps
 from penstock.analysis.interpreter import interpret
 from penstock.ir.graph import Graph, Node
-from penstock.limits import DEFAULT_LIMITS
-from penstock.passes.lowering.quantize import left_as_codes, quantize
+from penstock.passes.context import PassContext
+from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.pipeline import optimize
+from penstock.passes.quantized_weights import has_quantized_weights
+from tests.support.passes import fusing_context
 
 CONSTANTS = """
     float s = {0.5}, float t = {0.25}, uint8 z = {3}, uint8 other = {4}, int8 n = {0},
@@ -21,6 +23,8 @@ CONSTANTS = """
     int8[2, 2, 1, 1] w = {1, -2, 3, 4}, int8[2, 2] m = {1, -2, 3, 4}, int32[2] b = {5, 6},
     float zero = {0}, float six = {6}, int64[3] shape = {1, 2, 4}, int64 one = {1}
 """
+
+KEEP_WEIGHTS = PassContext(fold_quantized_weights=False)
 
 
 def proto(body: str, inputs: str = "uint8[1, 2, 2, 2] x", outputs: str = "uint8[?] y"):
@@ -35,8 +39,8 @@ def quantized(model, accepts=lambda node: True) -> Graph:
     graph = ps.load(model).graph
     before = ps.load(model).graph
     for each in (graph, before):
-        optimize(each, DEFAULT_LIMITS, codes=True)
-    quantize(graph, accepts)
+        optimize(each, KEEP_WEIGHTS)
+    Quantize().run(graph, fusing_context(accepts))
     rng = np.random.default_rng(0)
     feeds = [rng.integers(0, 50, v.type.dims).astype(v.type.dtype) for v in graph.inputs]
     for got, want in zip(interpret(graph, feeds), interpret(before, feeds), strict=True):
@@ -92,9 +96,9 @@ def test_what_becomes_one_node(name):
 def test_what_no_backend_takes_stays(name):
     body, _ = ONE_NODE[name]
     graph = ps.load(proto(body)).graph
-    optimize(graph, DEFAULT_LIMITS, codes=True)
+    optimize(graph, KEEP_WEIGHTS)
     before = ops(graph)
-    assert not quantize(graph, lambda node: False)
+    assert not Quantize().run(graph, fusing_context(lambda node: False))
     assert ops(graph) == before
 
 
@@ -243,17 +247,17 @@ def test_only_what_may_be_wanted_as_codes_is_left_so():
         y = QuantizeLinear(e, s, z)"""
     )
     graph = ps.load(proto(body)).graph
-    optimize(graph, DEFAULT_LIMITS, codes=True)
+    optimize(graph, KEEP_WEIGHTS)
     assert ops(graph)["DequantizeLinear"] == 2  # of x and w
-    assert left_as_codes(graph)
-    optimize(graph, DEFAULT_LIMITS)
+    assert has_quantized_weights(graph)
+    optimize(graph)
     assert ops(graph)["DequantizeLinear"] == 1
-    assert not left_as_codes(graph)
+    assert not has_quantized_weights(graph)
 
 
 def test_weights_of_what_is_not_quantised_are_dequantised_at_once():
     graph = ps.load(proto(W + "y = Conv(x, dw)", "float[1, 2, 2, 2] x", "float[?] y")).graph
-    optimize(graph, DEFAULT_LIMITS, codes=True)
+    optimize(graph, KEEP_WEIGHTS)
     assert ops(graph) == {"Conv": 1}
 
 

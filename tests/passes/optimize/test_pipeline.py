@@ -18,10 +18,11 @@ from penstock.ir.op import Kernel, Op
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops import find
 from penstock.ops.common.shape_rules import same_type
+from penstock.passes.context import PassContext
 from penstock.passes.dead_code import cut, prune, unfed
-from penstock.passes.optimize.common_subexpressions import eliminate_common
-from penstock.passes.optimize.fold_constants import fold, owned_bytes
-from penstock.passes.optimize.simplify import simplify
+from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
+from penstock.passes.optimize.fold_constants import FoldConstants, owned_bytes
+from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.pipeline import optimize
 from penstock.types import ShapeError, TensorType
 from tests.support.random_graphs import seeded
@@ -34,7 +35,7 @@ def graph_of(text: str, opset: int = 19) -> Graph:
 
 def optimized(text: str, limits: Limits = DEFAULT_LIMITS) -> Graph:
     graph = graph_of(text)
-    optimize(graph, limits)
+    optimize(graph, PassContext(limits=limits))
     return graph
 
 
@@ -84,7 +85,7 @@ def test_shapes_of_concrete_inputs_leave_one_reshape():
         }"""
     graph = graph_of(text)
     graph.inputs[0].type = TensorType(np.dtype(np.float32), (5, 3, 4))
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {"Reshape": 1}
     assert graph.outputs[0].type == TensorType(np.dtype(np.float32), (5, 12))
 
@@ -125,7 +126,7 @@ def test_a_node_that_can_never_run_is_an_error_with_its_origin():
         "g (float[2] x) => (float[2] y) <float[3] a = {1, 2, 3}> { [adder] y = Add(x, a) }"
     )
     with pytest.raises(ps.InvalidModel, match=r"Add \(adder in the model\).*float32\[2\]"):
-        optimize(graph, DEFAULT_LIMITS)
+        optimize(graph)
 
 
 def test_in_a_branch_it_is_an_error_only_if_it_runs():
@@ -327,17 +328,17 @@ def test_what_a_branch_or_body_makes_for_nobody_is_not_made():
 def test_passes_are_idempotent():
     graph = optimized(IF.replace("CONDITION", "1"))
     before = [repr(node) for node in graph.nodes]
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert [repr(node) for node in graph.nodes] == before
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_after_all_passes_none_finds_more_to_do(seed):
     graph = clone(seeded(seed, 30))
-    optimize(graph, DEFAULT_LIMITS)
-    assert not fold(graph, DEFAULT_LIMITS)
-    assert not simplify(graph)
-    assert not eliminate_common(graph)
+    optimize(graph)
+    assert not FoldConstants().run(graph, PassContext())
+    assert not Simplify().run(graph, PassContext())
+    assert not CommonSubexpressions().run(graph, PassContext())
     assert not prune(graph)
 
 
@@ -350,7 +351,7 @@ def test_vgg19_of_the_onnx_suite_folds_within_its_weights():
     for value in graph.inputs:
         dims = tuple(d if isinstance(d, int) else 1 for d in value.type.shape)
         value.type = TensorType(value.type.dtype, dims)
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     consts = {id(v.const): v.const for n in graph.walk() for v in n.inputs if v is not None}
     held = sum(owned_bytes(c) for c in consts.values() if c is not None)
     assert held < 1.1 * 548 * 2**20
@@ -380,7 +381,7 @@ def test_who_waits_for_a_node_that_is_folded_waits_for_nothing():
     x, y, k = value("x"), Value("y"), Value("k", const=np.ones(2, np.float32))
     folded = node("Neg", [k], [Value("n")])
     graph = Graph([x], [y], [folded, node("Exp", [x], [y], [folded])])
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {"Exp": 1}
     assert waits(graph, "y") == set()
 
@@ -391,7 +392,7 @@ def test_who_waits_for_a_node_that_is_simplified_waits_for_what_that_reads():
     first = node("RandomNormalLike", [x], [a], pure=False)
     identity = node("Identity", [a], [i])
     graph = Graph([x], [a, b], [first, identity, node("Exp", [x], [b], [identity])])
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {"RandomNormalLike": 1, "Exp": 1}
     assert waits(graph, "b") == {"a"}
 
@@ -402,7 +403,7 @@ def test_who_waits_for_one_of_two_equal_nodes_waits_for_the_one_that_is_left():
     second.op = find("Neg")
     first = Node(find("Neg"), [x], [a])
     graph = Graph([x], [a, b, c], [first, second, node("Exp", [x], [c], [second])])
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {"Neg": 1, "Exp": 1}
     assert waits(graph, "c") == {"a"}
 
@@ -414,7 +415,7 @@ def test_who_waits_for_an_if_waits_for_the_branch_that_was_taken():
     yes = Value("c", const=np.array(True))
     branch = Node(find("If"), [yes], [y], {"then_branch": taken, "else_branch": other})
     graph = Graph([x], [y, b], [branch, node("Sin", [x], [b], [branch])])
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {"Exp": 1, "Sin": 1}
     assert waits(graph, "b") == {"t"}
 
@@ -432,7 +433,7 @@ def test_a_node_that_waits_stays_whatever_it_computes(op):
     else:
         last = node(op, [k], [y], [first])
     graph = Graph([x], [y], [first, last])
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     assert ops(graph) == {"Exp": 1, op: 1}
     assert waits(graph, "y") == {"a"}
     (result,) = interpret(graph, [np.zeros(2, np.float32)])
@@ -575,10 +576,10 @@ def test_a_large_constant_with_many_readers_is_not_folded_for_each():
     small = Limits(max_folded_bytes=100)
     for names, left in (["Neg"], {"Add": 1}), (["Neg", "Exp"], {"Add": 2, "Neg": 1, "Exp": 1}):
         made = graph(names)
-        optimize(made, small)
+        optimize(made, PassContext(limits=small))
         assert ops(made) == left
     made = graph(["Neg", "Exp"])
-    optimize(made, DEFAULT_LIMITS)
+    optimize(made)
     assert ops(made) == {"Add": 2}
 
 
@@ -588,8 +589,8 @@ def test_a_partly_known_split_settles():
         """g (float[N, 3] x) => (int64[1] y, int64[1] z) <int64 zero = {0}> {
             s = Shape(x) y, z = Split <axis = 0, num_outputs = 2> (s) }"""
     )
-    optimize(graph, DEFAULT_LIMITS)
-    assert not fold(graph, DEFAULT_LIMITS)
+    optimize(graph)
+    assert not FoldConstants().run(graph, PassContext())
     assert graph.outputs[1].const.tolist() == [3]
 
 

@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
 from penstock.ir.graph import Graph, Model
-from penstock.limits import DEFAULT_LIMITS
-from penstock.passes.optimize.sink_transposes import delay_transposes
+from penstock.passes.context import PassContext
+from penstock.passes.optimize.sink_transposes import SinkTransposes
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
 
@@ -66,7 +66,7 @@ def check(model: onnx.ModelProto, x: np.ndarray) -> Graph:
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     graph = ps.load(model).graph
-    optimize(graph, DEFAULT_LIMITS)
+    optimize(graph)
     return graph
 
 
@@ -265,7 +265,7 @@ def test_nodes_that_make_nothing_are_passed_by():
             y = Transpose{perm=[0, 3, 1, 2]}(x)
         }"""
     )
-    assert not delay_transposes(graph)
+    assert not SinkTransposes().run(graph, PassContext())
     assert len(graph.nodes) == 2
 
 

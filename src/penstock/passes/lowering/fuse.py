@@ -12,6 +12,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.fused import fused, is_fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution, readers_of
 
 FOLLOWERS = frozenset(
@@ -31,6 +32,17 @@ BEGINNINGS = (HEAVY, OTHERS | FOLLOWERS)
 
 _MOST_NODES = 16
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
+
+
+class Fuse(Pass):
+    """Replace chains of nodes by fused nodes that a backend has a kernel for (see ``fuse``)."""
+
+    name = "fuse"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        kernel = context.kernel
+        return kernel is not None and fuse(graph, lambda node: kernel(node) is not None)
 
 
 def fuse(graph: Graph, accepts: Callable[[Node], bool]) -> bool:

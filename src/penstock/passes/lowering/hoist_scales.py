@@ -8,42 +8,51 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import find
-from penstock.passes.rewrite import readers_of
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.dead_code import prune
+from penstock.passes.rewrite import Readers, readers_of
 from penstock.types import FLOAT32, TensorType
 
 _MOST_VIEWS = 8
 
 
-def pull_scales(graph: Graph) -> bool:
-    """Move numbers behind MatMul nodes, in ``graph`` and every nested one; returns whether any."""
-    readers = {value: len(each) for value, each in readers_of(graph).items()}
-    for each in graph.graphs():
-        for value in each.outputs:
-            readers[value] = readers.get(value, 0) + 1
-    changed = False
-    for each in graph.graphs():
-        inside = set(each.nodes)
-        nodes = []
-        for node in each.nodes:
-            nodes.append(node)
-            if node.op.name != "MatMul" or node.op.domain or node.control_inputs:
-                continue
-            factor = 1.0
-            for i in range(2):
-                factor *= _pulled(node, i, readers, inside)
-            if factor != 1.0:
-                nodes.append(_times(node, factor))
-                changed = True
-        each.nodes = nodes
-    return changed
+class HoistScales(Pass):
+    """Multiply the result of a MatMul instead of its operands, for backends that do it in the same
+    kernel."""
+
+    name = "hoist_scales"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.kernel is None:
+            return False
+        readers = readers_of(graph)
+        changed = False
+        for inner in graph.graphs():
+            inside = set(inner.nodes)
+            nodes = []
+            for node in inner.nodes:
+                nodes.append(node)
+                if node.op.name != "MatMul" or node.op.domain or node.control_inputs:
+                    continue
+                factor = _unscale(node, 0, readers, inside) * _unscale(node, 1, readers, inside)
+                if factor != 1.0:
+                    nodes.append(_times(node, factor))
+                    changed = True
+            inner.nodes = nodes
+        if changed:
+            prune(graph)
+        return changed
 
 
-def _pulled(node: Node, i: int, readers: dict[Value, int], inside: set[Node]) -> float:
-    """The number that input ``i`` was multiplied by until now; 1 if there is none."""
+def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
+    """Let ``node`` read what its input ``i`` is a multiple of; return the factor, 1 if none."""
     for _ in range(_MOST_VIEWS):
         value = node.inputs[i]
         before = None if value is None else value.producer
-        if value is None or before is None or readers.get(value) != 1 or before not in inside:
+        if value is None or before is None or readers.get(value) != [node]:
+            return 1.0
+        if before not in inside:
             return 1.0
         if before.op.domain or before.control_inputs:
             return 1.0
@@ -57,7 +66,7 @@ def _pulled(node: Node, i: int, readers: dict[Value, int], inside: set[Node]) ->
             number = float(known.const.reshape(()))
             if known.const.dtype != FLOAT32 or not 1e-6 < abs(number) < 1e6 or not _same(x, value):
                 continue
-            readers[x] = readers.get(x, 0)  # one reader in the place of another
+            readers[x] = [node if reader is before else reader for reader in readers[x]]
             node.inputs[i] = x
             return number if before.op.name == "Mul" else 1 / number
         return 1.0

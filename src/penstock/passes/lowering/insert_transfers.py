@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ops.internal.transfer import HOST, TRANSFER
 from penstock.ops.onnx.control_flow import is_control
+from penstock.passes.context import Pass, PassContext, Place, Property
 
 
-class Place(NamedTuple):
-    """A backend, and the memory (with its layout) that its values are in."""
+class InsertTransfers(Pass):
+    """Insert a transfer node after each value for each other memory that it is read in.
 
-    backend: str
-    memory: str
-
-
-def insert_transfers(graph: Graph, place_of: Callable[[Node], Place]) -> dict[Node, str]:
-    """Put a transfer node behind each value for each other memory that it is read in.
-
-    One for each value and memory, however many read it there; none where the memory is the same.
-    From one memory to another that is not the host's it goes through that.
-    What enters or leaves a graph, nested ones included, is in the host's memory; constants are the
-    backends' own business. Returns the new nodes, with the backend that each brings its value to,
-    or fetches it from if it brings it to the host.
+    Each value is transferred to a memory once, however many nodes read it there. From one device to
+    another it goes through the host's memory. The inputs and outputs of graphs, nested ones
+    included, are in the host's memory; backends copy constants themselves. A transfer is placed on
+    the device that it copies to, or from if it copies to the host.
     """
-    made: dict[Node, str] = {}
-    for each in list(graph.graphs()):
-        _insert(each, place_of, made)
-    return made
+
+    name = "insert_transfers"
+    requires = frozenset({Property.PLACED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        placement = context.placement
+        if all(place.memory == HOST for place in placement.values()):
+            return False
+        before = len(placement)
+        for inner in list(graph.graphs()):
+            _insert(inner, placement)
+        return len(placement) > before
 
 
-def _insert(graph: Graph, place_of: Callable[[Node], Place], made: dict[Node, str]) -> None:
+def _insert(graph: Graph, placement: dict[Node, Place]) -> None:
     places: dict[Value, Place] = {}
     moved: dict[tuple[Value, str], Value] = {}
     nodes: list[Node] = []
-    host = next(
-        (p for n in graph.nodes if not is_control(n) and (p := place_of(n)).memory == HOST), None
+    on_host = (
+        place for n in graph.nodes if not is_control(n) and (place := placement[n]).memory == HOST
     )
-    home = host or Place(HOST, HOST)
+    home = next(on_host, Place(HOST, HOST))
 
     def read(value: Value, there: Place) -> Value:
         """``value`` in the memory of ``there``."""
@@ -57,12 +57,12 @@ def _insert(graph: Graph, place_of: Callable[[Node], Place], made: dict[Node, st
                 TRANSFER, [value], [copy], attrs, name=f"{value.name}/{there.memory}", origin=origin
             )
             nodes.append(node)
-            made[node] = there.backend if there.memory != HOST else source.backend
+            placement[node] = there if there.memory != HOST else source
             moved[key] = copy
         return moved[key]
 
     for node in graph.nodes:
-        place = home if is_control(node) else place_of(node)
+        place = home if is_control(node) else placement[node]
         for i, value in enumerate(node.inputs):
             if value is not None:
                 node.inputs[i] = read(value, place)

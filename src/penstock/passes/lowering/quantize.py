@@ -15,13 +15,12 @@ import numpy as np
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused
-from penstock.ops.registry import MICROSOFT
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
+from penstock.passes.quantized_weights import COMPUTING, is_conversion, producer
 from penstock.passes.rewrite import Substitution, forward, readers_of
 from penstock.types import FLOAT32, TensorType
 
-COMPUTING = frozenset({"Add", "Conv", "Gemm", "MatMul"})
-"""what has kernels of integers"""
 BOUNDING = frozenset({"Clip", "Relu"})
 """what may stand between these and the conversion of their results"""
 MOVING = {
@@ -40,53 +39,24 @@ _MOST_BOUNDS = 2
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
-def quantize(graph: Graph, accepts: Callable[[Node], bool]) -> bool:
-    """Write what is done with codes, in ``graph`` and every nested one, as operations of codes, or
-    as fused nodes where ``accepts`` says that a backend takes one; returns whether there were any.
-    """
-    if not any(_is(node, "DequantizeLinear") for node in graph.walk()):
-        return False
-    found = forward(graph, _Moving(graph))
-    # Whose result is not quantised again may still have a kernel of integers.
-    for last in ({"QuantizeLinear"}, COMPUTING):
-        found |= _Computing(graph, accepts, last).run(graph)
-        if found:
-            prune(graph)
-    return found
+class Quantize(Pass):
+    """Rewrite operations on dequantised values as operations on their 8-bit codes: as the same
+    operation if it only moves elements, and as a fused node where a backend has a kernel for it."""
 
+    name = "quantize"
+    requires = frozenset({Property.TYPED})
 
-def weights(graph: Graph) -> Collection[Node]:
-    """The DequantizeLinear nodes of constants that ``quantize`` may want as codes: of what is
-    multiplied with, or added to, what has been dequantised in the run."""
-    found = set()
-    for node in graph.walk():
-        if node.op.name not in COMPUTING or node.op.domain:
-            continue
-        before = [_producer(value, "DequantizeLinear") for value in node.inputs]
-        known = [each for each in before if each is not None and _is_known(each)]
-        if len(known) < len([each for each in before if each is not None]):
-            found.update(known)
-    return found
-
-
-def left_as_codes(graph: Graph) -> bool:
-    """Whether there are constants that are yet to be dequantised."""
-    return any(_is(node, "DequantizeLinear") and _is_known(node) for node in graph.walk())
-
-
-def _is(node: Node | None, name: str) -> bool:
-    if node is None or node.op.name != name or node.op.domain not in ("", MICROSOFT):
-        return False
-    return not node.control_inputs
-
-
-def _producer(value: Value | None, name: str) -> Node | None:
-    node = None if value is None else value.producer
-    return node if _is(node, name) else None
-
-
-def _is_known(node: Node) -> bool:
-    return all(value is None or value.const is not None for value in node.inputs)
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        kernel = context.kernel
+        if kernel is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
+            return False
+        changed = forward(graph, _Moving(graph))
+        # An operation whose result is not quantised again may still have an integer kernel.
+        for last in ({"QuantizeLinear"}, COMPUTING):
+            changed |= _Computing(graph, lambda node: kernel(node) is not None, last).run(graph)
+            if changed:
+                prune(graph)
+        return changed
 
 
 def _is_alone(node: Node, apart: Collection[Node]) -> bool:
@@ -107,7 +77,7 @@ class _Moving:
         self.apart = _apart(graph)
 
     def __call__(self, node: Node) -> Sequence[Value | None] | None:
-        if not _is(node, "QuantizeLinear") or node in self.apart:
+        if not is_conversion(node, "QuantizeLinear") or node in self.apart:
             return None
         value, output = node.inputs[0], node.outputs[0]
         moving = None if value is None else value.producer
@@ -118,7 +88,7 @@ class _Moving:
         if moving.op.name not in MOVING:
             return None
         count = MOVING[moving.op.name] or len(moving.inputs)
-        before = [_producer(each, "DequantizeLinear") for each in moving.inputs[:count]]
+        before = [producer(each, "DequantizeLinear") for each in moving.inputs[:count]]
         if not all(each is not None and _are_inverse(each, node) for each in before):
             return None
         moving.inputs[:count] = [each.inputs[0] for each in before if each is not None]
@@ -186,7 +156,7 @@ class _Computing:
         chain = self.chain(last, inside)
         if chain is None:
             return None
-        found = [_producer(value, "DequantizeLinear") for value in chain[0].inputs]
+        found = [producer(value, "DequantizeLinear") for value in chain[0].inputs]
         before = dict.fromkeys([each for each in found if each is not None])
         if not before or not all(_is_alone(each, self.apart) for each in before):
             return None

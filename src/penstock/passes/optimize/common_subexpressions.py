@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
+from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
 
 _SMALL = 4096  # bytes up to which constants are compared by content rather than identity
 
 
-def eliminate_common(graph: Graph) -> bool:
-    """Merge nodes with equal operation, inputs and attributes; ``graph`` must be sorted.
+class CommonSubexpressions(Pass):
+    """Merge nodes with equal operation, inputs and attributes.
 
     A nested graph may use what the graphs around it have computed, never the other way round.
     """
-    eliminator = _Eliminator()
-    eliminator.run(graph)
-    return eliminator.changed
+
+    name = "common_subexpressions"
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        eliminator = _Eliminator()
+        eliminator.run(graph)
+        return eliminator.changed
 
 
 class _Eliminator:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward, readers_of
 from penstock.types import FLOAT32, TensorType
 
@@ -23,40 +24,38 @@ class _Affine(NamedTuple):
     shift: np.ndarray
 
 
-def absorb(graph: Graph) -> bool:
-    """Let Conv and ConvTranspose take in what alone reads their results; returns whether
-    any did."""
-    readers = {value: len(each) for value, each in readers_of(graph).items()}
-    for each in graph.graphs():
-        for value in each.outputs:
-            readers[value] = readers.get(value, 0) + 2  # who is outside reads it as it is
+class FoldAffine(Pass):
+    """Fold scales and shifts of channels into the convolutions whose results they alone use."""
 
-    def visit(node: Node) -> Sequence[Value | None] | None:
-        rule = _RULES.get(node.op.name)
-        if rule is None or node.op.domain or node.control_inputs or len(node.outputs) != 1:
+    name = "fold_affine"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        readers = readers_of(graph)
+
+        def visit(node: Node) -> Sequence[Value | None] | None:
+            rule = _RULES.get(node.op.name)
+            if rule is None or node.op.domain or node.control_inputs or len(node.outputs) != 1:
+                return None
+            for i, value in enumerate(node.inputs[:2]):
+                if value is None or readers.get(value) != [node] or value.const is not None:
+                    continue
+                convolution = value.producer
+                if convolution is None or convolution.op.name not in _CHANNELS:
+                    continue
+                if convolution.op.domain or len(convolution.outputs) != 1:
+                    continue
+                affine = rule(node, i)
+                inputs = None if affine is None else _folded(convolution, affine)
+                if inputs is not None:
+                    convolution.inputs = inputs
+                    # The readers of the node now read the convolution's output.
+                    output = node.outputs[0]
+                    readers[value] = [] if output is None else readers.get(output, [])
+                    return (value,)
             return None
-        for i, value in enumerate(node.inputs[:2]):
-            before = None if value is None else value.producer
-            if (
-                value is None
-                or before is None
-                or readers.get(value) != 1
-                or value.const is not None
-            ):
-                continue
-            if before.op.name not in _CHANNELS or before.op.domain or len(before.outputs) != 1:
-                continue
-            affine = rule(node, i)
-            made = None if affine is None else _taken(before, affine)
-            if made is not None:
-                before.inputs = list(made)
-                # Who read the node reads the convolution now.
-                output = node.outputs[0]
-                readers[value] = 0 if output is None else readers.get(output, 0)
-                return (value,)
-        return None
 
-    return forward(graph, visit)
+        return forward(graph, visit)
 
 
 _CHANNELS = {"Conv": 0, "ConvTranspose": 1}
@@ -122,7 +121,7 @@ def _sub(node: Node, i: int) -> _Affine | None:
     return _Affine(-np.ones(1), shift) if i else _Affine(np.ones(1), -shift)
 
 
-def _taken(node: Node, affine: _Affine) -> list[Value | None] | None:
+def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
     """The inputs of ``node`` that make it do what follows it, too."""
     weights = _constant(node.inputs[1])
     bias = node.inputs[2] if len(node.inputs) > 2 else None

@@ -20,17 +20,24 @@ from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.quantized_weights import quantized_weights
 from penstock.passes.rewrite import Substitution
 from penstock.types import ANY, ShapeError, TensorType, Type
 
 
-def fold(graph: Graph, limits: Limits, kept: Collection[Node] = ()) -> bool:
-    """Infer types and fold constants, but for what the nodes ``kept`` make; ``graph`` must be
-    sorted, and its inputs' types be set."""
-    folder = _Folder(graph, limits, kept)
-    with np.errstate(all="ignore"):
-        folder.run(graph, certain=True)
-    return folder.changed or folder.substitution.used
+class FoldConstants(Pass):
+    """Infer types and fold constants. The types of the graph's inputs must be set."""
+
+    name = "fold_constants"
+    establishes = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        kept = () if context.fold_quantized_weights else quantized_weights(graph)
+        folder = _Folder(graph, context.limits, kept)
+        with np.errstate(all="ignore"):
+            folder.run(graph, certain=True)
+        return folder.changed or folder.substitution.used
 
 
 class _Folder:

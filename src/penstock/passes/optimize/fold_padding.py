@@ -10,32 +10,38 @@ from math import inf
 from operator import lt
 
 from penstock.ir.graph import Graph, Node, Value
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.types import TensorType
 
 
-def take_padding(graph: Graph) -> bool:
-    """Let nodes read what is padded for them as it was before; returns whether any does. A Pad that
-    nobody else reads is dead then."""
-    changed = False
-    for node in graph.walk():
-        if node.op.name not in _TAKERS or node.op.domain or node.inputs[0] is None:
-            continue
-        pad = node.inputs[0].producer
-        borders = None if pad is None else _borders(pad)
-        if pad is not None and borders and _takes(node, pad, borders):
-            own = _own(node, len(borders) // 2)
-            node.attrs |= {
-                "auto_pad": "NOTSET",
-                "pads": [a + b for a, b in zip(own, borders, strict=True)],
-            }
-            if node.op.name == "AveragePool":
-                node.attrs["count_include_pad"] = 1
-            node.inputs[0] = pad.inputs[0]
-            changed = True
-    return changed
+class FoldPadding(Pass):
+    """Fold Pad nodes into the convolutions and poolings that read them. A Pad without other readers
+    is dead afterwards."""
+
+    name = "fold_padding"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        changed = False
+        for node in graph.walk():
+            if node.op.name not in _WINDOWED or node.op.domain or node.inputs[0] is None:
+                continue
+            pad = node.inputs[0].producer
+            borders = None if pad is None else _borders(pad)
+            if pad is not None and borders and _can_pad(node, pad, borders):
+                own = _own_pads(node, len(borders) // 2)
+                node.attrs |= {
+                    "auto_pad": "NOTSET",
+                    "pads": [a + b for a, b in zip(own, borders, strict=True)],
+                }
+                if node.op.name == "AveragePool":
+                    node.attrs["count_include_pad"] = 1
+                node.inputs[0] = pad.inputs[0]
+                changed = True
+        return changed
 
 
-_TAKERS = {"Conv", "MaxPool", "AveragePool"}
+_WINDOWED = {"Conv", "MaxPool", "AveragePool"}
 
 # Operations whose results are never below 0, unless they are no numbers.
 _NEVER_NEGATIVE = {"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid"}
@@ -71,14 +77,14 @@ def _ints(value: Value) -> Sequence[int]:
     return [int(n) for n in value.const.reshape(-1)]
 
 
-def _takes(node: Node, pad: Node, borders: Sequence[int]) -> bool:
+def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
     """Whether ``node`` with wider pads of its own is what it is behind this Pad."""
     if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return False  # the size of what it reads says how it pads
     kind = pad.inputs[0].type if pad.inputs[0] is not None else None
     if not isinstance(kind, TensorType) or kind.dtype is None or kind.dtype.kind != "f":
         return False
-    value, own = _value(pad), _own(node, len(borders) // 2)
+    value, own = _value(pad), _own_pads(node, len(borders) // 2)
     if len(own) != len(borders):
         return False
     if node.op.name == "Conv":
@@ -87,10 +93,14 @@ def _takes(node: Node, pad: Node, borders: Sequence[int]) -> bool:
         # What it pads itself either counts or not, and windows beyond that never do.
         counted = not any(own) or bool(node.attrs.get("count_include_pad", 0))
         return value == 0 and counted and not node.attrs.get("ceil_mode", 0)
-    return _is_least(value, pad) and len(node.outputs) == 1 and _sees(node, own, borders)
+    return (
+        _is_least(value, pad)
+        and len(node.outputs) == 1
+        and _has_no_empty_window(node, own, borders)
+    )
 
 
-def _own(node: Node, axes: int) -> list[int]:
+def _own_pads(node: Node, axes: int) -> list[int]:
     if node.attrs.get("auto_pad", "NOTSET") == "VALID" or not node.attrs.get("pads"):
         return [0] * (2 * axes)
     return list(node.attrs["pads"])
@@ -111,7 +121,7 @@ def _is_least(value: float | None, pad: Node) -> bool:
     return value == -inf or (value == 0 and positive)
 
 
-def _sees(node: Node, own: Sequence[int], borders: Sequence[int]) -> bool:
+def _has_no_empty_window(node: Node, own: Sequence[int], borders: Sequence[int]) -> bool:
     """Whether every window has an element that is no padding. The greatest of none is -inf, however
     it was padded before."""
     kernel = [*node.attrs.get("kernel_shape", ())] * 2

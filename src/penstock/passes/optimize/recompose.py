@@ -18,6 +18,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.internal.zero_nan import ZERO_NAN
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32, TensorType
 
@@ -36,25 +37,25 @@ Rule = Callable[[Node], Match | None]
 _CLOSE = 2e-4
 
 
-def compose(graph: Graph) -> bool:
-    """Apply every rule once to every node, in order; returns whether any did anything."""
+class Recompose(Pass):
+    """Apply the rule of its operation once to every node, in order."""
 
-    def visit(node: Node) -> Sequence[Value | None] | None:
-        rule = RULES.get(node.op.name)
-        if rule is None or node.op.domain or node.control_inputs:
-            return None
-        (output,) = node.outputs
-        if output is None or not _is_float32(output):
-            return None
-        found = rule(node)
-        if found is not None:
-            node.op, node.inputs, node.attrs = found.op, list(found.inputs), dict(found.attrs)
-            changed.append(node)
-        return None
+    name = "recompose"
+    requires = frozenset({Property.TYPED})
 
-    changed: list[Node] = []
-    forward(graph, visit)
-    return bool(changed)
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        def visit(node: Node) -> bool:
+            rule = RULES.get(node.op.name)
+            if rule is None or node.op.domain or node.control_inputs:
+                return False
+            (output,) = node.outputs
+            match = rule(node) if output is not None and _is_float32(output) else None
+            if match is None:
+                return False
+            node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
+            return True
+
+        return forward(graph, visit)
 
 
 def _operation(name: str) -> Op:

@@ -7,7 +7,7 @@ outputs, or ``None``; it may also change the node in place (and then say so thro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,29 +15,25 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops import find
 from penstock.ops.registry import TENSORFLOW
-from penstock.passes.rewrite import forward
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.rewrite import Replacement, forward
 from penstock.types import TensorType
 
-Replacement = Sequence[Value | None] | None
 Rule = Callable[[Node], "Replacement | bool"]
 
 
-def simplify(graph: Graph) -> bool:
-    """Apply every rule once to every node, in order."""
-    changed = False
+class Simplify(Pass):
+    """Apply the rule of its operation once to every node, in order."""
 
-    def visit(node: Node) -> Replacement:
-        nonlocal changed
-        rule = RULES.get(node.op.full_name)
-        if rule is None or node.control_inputs:
-            return None
-        result = rule(node)
-        if isinstance(result, bool):
-            changed |= result
-            return None
-        return result
+    name = "simplify"
+    requires = frozenset({Property.TYPED})
 
-    return forward(graph, visit) or changed
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        def visit(node: Node) -> Replacement | bool:
+            rule = RULES.get(node.op.full_name)
+            return None if rule is None or node.control_inputs else rule(node)
+
+        return forward(graph, visit)
 
 
 def _input(node: Node, index: int = 0) -> Value:

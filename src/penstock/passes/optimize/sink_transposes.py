@@ -16,6 +16,7 @@ import numpy as np
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import find
 from penstock.ops.registry import MICROSOFT
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import readers_of
 from penstock.types import TensorType
 
@@ -33,22 +34,27 @@ class _Moved(NamedTuple):
     before: Sequence[Node] = ()
 
 
-def delay_transposes(graph: Graph) -> bool:
-    """Move Transposes behind their readers, in ``graph`` and every nested one, and those in front
-    of convolutions before a Pad; returns whether any was moved. ``graph`` must be sorted."""
-    readers: dict[Value, list[Node | None]] = {}
-    changed = False
-    for each in list(graph.graphs()):
-        if not any(node.op.name == "Transpose" for node in each.nodes):
-            continue
-        readers = readers or readers_of(graph)
-        nodes: list[Node] = []
-        for node in each.nodes:
-            made = _through(node) or _before_pad(node, readers)
-            changed |= made is not None
-            nodes += made or (node,)
-        each.nodes = nodes
-    return changed
+class SinkTransposes(Pass):
+    """Move Transposes behind their readers, and those between a Pad and a convolution before the
+    Pad."""
+
+    name = "sink_transposes"
+    requires = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        readers: dict[Value, list[Node | None]] = {}
+        changed = False
+        for inner in list(graph.graphs()):
+            if not any(node.op.name == "Transpose" for node in inner.nodes):
+                continue
+            readers = readers or readers_of(graph)
+            nodes: list[Node] = []
+            for node in inner.nodes:
+                replacement = _through(node) or _before_pad(node, readers)
+                changed |= replacement is not None
+                nodes += replacement or (node,)
+            inner.nodes = nodes
+        return changed
 
 
 def _through(node: Node) -> Sequence[Node] | None:

@@ -19,7 +19,8 @@ from penstock.analysis.frames import Frame, frame_of
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, captures, clone, topological
 from penstock.ir.op import Role
-from penstock.ops.tensorflow.control_flow import is_primitive
+from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
+from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, hand_on
@@ -31,6 +32,22 @@ class Unraised:
 
     node: Node
     reason: str
+
+
+class RaiseControlFlow(Pass):
+    """Replace TensorFlow's frames by If and Loop where that is exact (see ``raise_control_flow``).
+    Some may stay: only a graph without any (``is_framed``) is fit for the passes behind."""
+
+    name = "raise_control_flow"
+    establishes = frozenset({Property.STRUCTURED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if not is_framed(graph):
+            return False
+        raised, _ = raise_control_flow(graph)
+        graph.inputs, graph.outputs = raised.inputs, raised.outputs
+        graph.nodes, graph.targets = raised.nodes, raised.targets
+        return True
 
 
 def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:

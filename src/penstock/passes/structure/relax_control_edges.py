@@ -9,8 +9,20 @@ from __future__ import annotations
 
 from penstock.ir.graph import Graph, Node
 from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.passes.context import Pass, PassContext, Property
 
 _NOTHING = frozenset({"NoOp", "ControlTrigger"})  # which do nothing at all
+
+
+class RelaxControlEdges(Pass):
+    """Drop control edges to nodes without side effects (see ``release``)."""
+
+    name = "relax_control_edges"
+    requires = frozenset({Property.STRUCTURED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return not is_framed(graph) and release(graph)
 
 
 def release(graph: Graph) -> bool:

@@ -1,0 +1,52 @@
+"""A check of a graph after each pass, for tests and for debugging."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.analysis.type_inference import infer_types
+from penstock.analysis.verify import verify
+from penstock.errors import InternalError, InvalidModel
+from penstock.ir.graph import Graph, Model, clone
+from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.types import accepts
+
+if TYPE_CHECKING:
+    from penstock.passes.context import Pass
+
+
+def check_graph(after: Pass, graph: Graph) -> None:
+    """Raise ``InternalError`` that names the pass ``after`` unless ``graph`` is valid and sorted,
+    and the types of its values agree with those that its operations infer."""
+    try:
+        verify(Model({graph.name: graph}, graph.name))
+    except InvalidModel as error:
+        raise InternalError(f"pass {after.name} left an invalid graph: {error}") from error
+    _check_order(after, graph)
+    if not is_framed(graph):
+        _check_types(after, graph)
+
+
+def _check_order(after: Pass, graph: Graph) -> None:
+    for inner in graph.graphs():
+        position = {node: i for i, node in enumerate(inner.nodes)}
+        for i, node in enumerate(inner.nodes):
+            sources = [v.producer for v in node.inputs if v is not None]
+            for source in (*sources, *node.control_inputs):
+                if source is not None and position.get(source, -1) >= i and not is_framed(inner):
+                    raise InternalError(
+                        f"pass {after.name} left {node.label} before {source.label}, "
+                        "which it depends on"
+                    )
+
+
+def _check_types(after: Pass, graph: Graph) -> None:
+    copy = clone(graph)
+    infer_types(copy)
+    for node, inferred in zip(graph.walk(), copy.walk(), strict=True):
+        for value, other in zip(node.outputs, inferred.outputs, strict=True):
+            if value is not None and other is not None and not accepts(value.type, other.type):
+                raise InternalError(
+                    f"pass {after.name} left {value!r} as an output of {node.label}, whose "
+                    f"operation infers {other.type}"
+                )

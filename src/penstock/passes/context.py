@@ -1,0 +1,77 @@
+"""What passes have in common: the protocol of a pass, and the context in which it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, NamedTuple, Protocol
+
+from penstock.ir.graph import Graph, Node
+from penstock.ir.op import Kernel
+from penstock.limits import DEFAULT_LIMITS, Limits
+from penstock.passes.check import check_graph
+
+
+class Property(Enum):
+    """What holds for a graph, and stays true once a pass has established it."""
+
+    SORTED = "each node stands after the nodes that it depends on"
+    STRUCTURED = "control flow is If, Loop and Scan; no TensorFlow frames are left"
+    TYPED = "every value has the most precise type that its inputs imply"
+    PLACED = "the context says which backend runs each node"
+
+
+class Place(NamedTuple):
+    """The backend of a node, and the memory (with its layout) of the node's values."""
+
+    backend: str
+    memory: str
+
+
+class Pass(Protocol):
+    """One transformation of a graph, in place.
+
+    ``name`` is the name of its module, by which users refer to it. ``requires`` are the properties
+    that must hold before it runs, ``establishes`` those that hold afterwards. Every pass needs a
+    sorted graph, and leaves one.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[Property]] = frozenset()
+    establishes: ClassVar[frozenset[Property]] = frozenset()
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        """Transform ``graph``, nested graphs included; return whether anything changed."""
+        ...
+
+
+AfterPass = Callable[[Pass, Graph], None]
+
+
+CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
+"""the environment variable that turns on ``check_graph`` after every pass"""
+
+
+def _debug_hook() -> AfterPass | None:
+    return check_graph if os.environ.get(CHECK_PASSES) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassContext:
+    """What passes need to know beside the graph."""
+
+    limits: Limits = DEFAULT_LIMITS
+    kernel: Callable[[Node], Kernel | None] | None = None
+    """The kernel of a fused node on the backends that fuse, None if none of them has one for it;
+    None where no backend fuses, and passes that make such nodes have nothing to do."""
+    fold_quantized_weights: bool = True
+    """Whether constant folding dequantises weights that could be operands of integer kernels. The
+    compiler says no as long as ``quantize`` is still to come and may want them as they are."""
+    choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None
+    placement: dict[Node, Place] = field(default_factory=dict)
+    """The place of each node but those of control flow, once it is decided. Passes that replace or
+    add nodes afterwards keep it complete."""
+    after_pass: AfterPass | None = field(default_factory=_debug_hook)
+    """Called with each pass that ran, and the graph as that left it."""

@@ -1,0 +1,55 @@
+"""Weights that a model holds as 8-bit codes, each behind a DequantizeLinear of its own.
+
+Constant folding would turn them into float32, four times as large, and leave no codes for kernels
+of integers; so it keeps these nodes until ``quantize`` has had its choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.registry import MICROSOFT
+
+COMPUTING = frozenset({"Add", "Conv", "Gemm", "MatMul"})
+"""operations that backends may have integer kernels for"""
+
+
+def quantized_weights(graph: Graph) -> Collection[Node]:
+    """The DequantizeLinear nodes of constants that are multiplied with, or added to, values that
+    are dequantised during the run."""
+    weights = set()
+    for node in graph.walk():
+        if node.op.name not in COMPUTING or node.op.domain:
+            continue
+        sources = [producer(value, "DequantizeLinear") for value in node.inputs]
+        operands = [source for source in sources if source is not None]
+        constant = [source for source in operands if _has_constant_inputs(source)]
+        if len(constant) < len(operands):
+            weights.update(constant)
+    return weights
+
+
+def has_quantized_weights(graph: Graph) -> bool:
+    """Whether there are constants behind a DequantizeLinear."""
+    return any(
+        is_conversion(node, "DequantizeLinear") and _has_constant_inputs(node)
+        for node in graph.walk()
+    )
+
+
+def is_conversion(node: Node | None, name: str) -> bool:
+    """Whether ``node`` is the conversion of this name, and waits for nothing but its inputs."""
+    if node is None or node.op.name != name or node.op.domain not in ("", MICROSOFT):
+        return False
+    return not node.control_inputs
+
+
+def producer(value: Value | None, name: str) -> Node | None:
+    """The conversion of this name that produces ``value``, if one does."""
+    node = None if value is None else value.producer
+    return node if is_conversion(node, name) else None
+
+
+def _has_constant_inputs(node: Node) -> bool:
+    return all(value is None or value.const is not None for value in node.inputs)
