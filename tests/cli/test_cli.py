@@ -14,6 +14,7 @@ from onnx import parser
 from penstock.backends.onednn.library import library
 from penstock.cli import main
 from penstock.session import session
+from tests.support.costs import measured_variants
 
 MODEL = """<ir_version: 9, opset_import: ["" : 19]>
 affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3}> {
@@ -212,8 +213,7 @@ def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backend
     assert result["runs"] == 3 * len(backends)
     assert 0 <= result["outside_ms"] <= result["ms"]
     assert "traceEvents" in json.loads((tmp_path / "affine.trace.json").read_text())
-    kept = json.loads((tmp_path / "cache" / "costs.json").read_text())
-    (machine,) = kept["machines"].values()
+    machine = measured_variants(tmp_path / "cache" / "costs.sqlite")
     assert {name: costs.keys() for name, costs in machine.items()} == {
         name: {"Mul", "Add"} for name in backends
     }

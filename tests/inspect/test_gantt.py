@@ -10,7 +10,8 @@ from onnx import parser
 
 import penstock as ps
 from penstock.inspect.gantt import draw_charts, format_charts
-from penstock.tuning import cost_table
+from penstock.tuning import measure
+from penstock.tuning.cost_table import CostTable
 from tests.support.device_backend import DelayedBackend
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
@@ -28,8 +29,8 @@ LOOP = """g (int64 n, float[8] x) => (float[8] y) {
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch, tmp_path):
-    empty = cost_table.CostTable(tmp_path / "none.json", "nobody's")
-    monkeypatch.setattr(cost_table, "table", lambda: empty)
+    empty = CostTable(tmp_path / "none.sqlite", "machine")
+    monkeypatch.setattr(measure, "cost_table", lambda: empty)
 
 
 def compiled(text: str, **options) -> ps.Session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from time import sleep
 
@@ -16,8 +15,12 @@ from penstock.inspect.forecast import forecast
 from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
-from penstock.tuning import cost_table
+from penstock.tuning import cost_table as cost_table_module
+from penstock.tuning import measure
+from penstock.tuning.cost_table import cost_table
 from penstock.tuning.measure import CostModel, threads_of
+from penstock.tuning.node_signature import node_signature
+from tests.support.costs import measured_variants
 from tests.support.far_backend import FarBackend
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
@@ -80,8 +83,7 @@ def test_profiling_a_session_fills_the_table_for_every_backend():
     session = compiled(backends=["numpy", far], executor="dataflow")
     profile = session.profile({"x": X}, runs=3)
     assert {row.name for row in profile.by_backend()} == {"numpy", "far"}
-    kept = json.loads(cost_table.table().path.read_text())
-    (machine,) = kept["machines"].values()
+    machine = measured_variants(cost_table().path)
     assert machine["numpy"].keys() >= {"Exp", "Neg", "Sin", "Add", "to far"}
     assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
 
@@ -104,9 +106,9 @@ def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
     assert {row.name: row.count for row in profile.by_backend()} == {"numpy": 8, "slow": 8}
     for entry in profile:
         assert (entry.best >= 1e-3) == (entry.step.backend == "slow")
-        signature = cost_table.signature(entry.step.node)
+        signature = node_signature(entry.step.node)
         threads = NumpyBackend().threads
-        assert cost_table.table().lookup(entry.step.backend, signature, threads) == entry.best
+        assert cost_table().lookup(entry.step.backend, signature, threads) == entry.best
 
 
 def test_what_is_known_is_not_measured_again():
@@ -115,7 +117,7 @@ def test_what_is_known_is_not_measured_again():
     ran = far.ran.total()
     assert ran
     # In this process or another one, which reads the file.
-    cost_table._TABLES.clear()
+    cost_table_module._TABLES.clear()
     second = FarBackend("far", ["Exp", "Sin"])
     session = compiled(backends=["numpy", second])
     session.run({"x": X})
@@ -135,7 +137,7 @@ def test_what_cannot_run_on_the_values_at_hand_is_estimated():
 
 
 def test_transfers_cost_by_bytes():
-    table = cost_table.table()
+    table = cost_table()
     table.record_transfer("numpy", "far", 1000, 1e-3)
     table.record_transfer("numpy", "far", 3000, 2e-3)
     known = CostModel([])
@@ -193,8 +195,7 @@ def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatc
     session = compiled(text, backends=["numpy"])
     session.profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
     assert seen == [1] * 3 + [4] * 3  # each with one to warm up
-    kept = json.loads(cost_table.table().path.read_text())
-    (machine,) = kept["machines"].values()
+    machine = measured_variants(cost_table().path)
     assert sorted(key.split(",")[0] for key in machine["numpy"]["MatMul"]) == [
         "1 threads",
         "4 threads",
@@ -220,8 +221,7 @@ def test_beside_a_library_with_threads_of_the_caller_numpy_is_measured_with_one(
     assert threads_of(numpy, [numpy], False) == 4
     assert threads_of(own, [own, numpy], True) == 1
     compiled(backends=[own, numpy]).profile({"x": X}, runs=1)
-    kept = json.loads(cost_table.table().path.read_text())
-    (machine,) = kept["machines"].values()
+    machine = measured_variants(cost_table().path)
     assert {key.split(",")[0] for key in machine["numpy"]["Neg"]} == {"1 threads"}
     assert {key.split(",")[0] for key in machine["own"]["Neg"]} == {"1 threads", "4 threads"}
 
@@ -249,7 +249,7 @@ def test_costs_are_measured_in_memory_that_is_planned():
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "auto"])
 def test_costs_are_not_read_where_they_decide_nothing(executor, monkeypatch):
     def refuse():
-        raise AssertionError("nobody needs the table")
+        raise AssertionError("no decision needs the table")
 
-    monkeypatch.setattr(cost_table, "table", refuse)
+    monkeypatch.setattr(measure, "cost_table", refuse)
     compiled(executor=executor, backends=["numpy"]).run({"x": X})

@@ -1,16 +1,17 @@
-"""Measured costs: looked up, estimated, and kept in a file that anybody may have written."""
+"""Measured costs: lookup, estimates, and the SQLite file that keeps them."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,21 +22,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.ir.graph import Graph, Node, Value
-from penstock.tuning import cost_table
-from penstock.tuning.cost_table import CostTable, Signature, nbytes, signature
+from penstock.tuning import cost_table as module
+from penstock.tuning.cost_table import CostTable, cache_folder, cost_table, machine_name
+from penstock.tuning.node_signature import NodeSignature, node_signature, tensor_bytes
 from penstock.types import BOOL, FLOAT32, INT64, STRING, SequenceType, TensorType
+from tests.support.costs import cost_rows
 from tests.support.graphs import any_op
 
 untimed = settings(deadline=None)
 
 
-def sized(nbytes: int, exact: str | None = None, operation: str = "Add") -> Signature:
-    return Signature(operation, "float32 -> float32", exact or str(nbytes), nbytes)
+def sized(nbytes: int, exact: str | None = None, operation: str = "Add") -> NodeSignature:
+    return NodeSignature(operation, "float32 -> float32", exact or str(nbytes), nbytes)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "folder" / "costs.json"
+    return tmp_path / "folder" / "costs.sqlite"
 
 
 @pytest.fixture
@@ -72,17 +75,17 @@ def add(*dims: int, **attrs: Any) -> Node:
     )
 
 
-def test_a_signature_has_operation_types_shapes_and_bytes():
-    assert signature(add(2, 3)) == Signature(
+def test_node_signature_has_operation_dtypes_shapes_and_bytes():
+    assert node_signature(add(2, 3)) == NodeSignature(
         "Add", "float32, float32 -> float32", "2x3, 2x3 -> 2x3", 3 * 24
     )
 
 
-def test_a_signature_tells_left_out_inputs_constants_and_attributes():
+def test_node_signature_marks_omitted_inputs_constants_and_attributes():
     inputs = [tensor("x", 8), None, tensor("w", 2, dtype=INT64, const=np.zeros(2, np.int64))]
     attrs = {"mode": "edge", "pads": [1, 2], "eps": 0.5, "value": np.ones(9), "exact": True}
     node = Node(any_op("Op", "com.example"), inputs, [tensor("y", 0), None], attrs)
-    assert signature(node) == Signature(
+    assert node_signature(node) == NodeSignature(
         "com.example.Op",
         "float32, _, int64 -> float32, _",
         "8, _, 2= -> 0, _; eps=0.5 exact=True mode='edge' pads=[1, 2]",
@@ -90,17 +93,17 @@ def test_a_signature_tells_left_out_inputs_constants_and_attributes():
     )
 
 
-def test_versions_of_an_operation_have_the_same_signature():
+def test_node_signature_ignores_operation_version():
     nodes = [
         Node(any_op("Relu", "", version), [tensor("x", 4)], [tensor("y", 4)]) for version in (6, 14)
     ]
-    assert signature(nodes[0]) == signature(nodes[1])
+    assert node_signature(nodes[0]) == node_signature(nodes[1])
 
 
-def test_inputs_and_outputs_that_are_left_out_stand_where_they_are():
+def test_node_signature_keeps_positions_of_omitted_values():
     x, y = tensor("x", 4), tensor("y", 4)
     forms = [([x, None, x], [y]), ([x, x, None], [y]), ([x, x], [y]), ([x], [x, y])]
-    found = {signature(Node(any_op("Clip"), *form)) for form in forms}
+    found = {node_signature(Node(any_op("Clip"), *form)) for form in forms}
     assert len(found) == len(forms)
 
 
@@ -116,41 +119,41 @@ def test_inputs_and_outputs_that_are_left_out_stand_where_they_are():
     ],
     ids=str,
 )
-def test_without_known_shapes_of_numbers_there_is_no_signature(kind):
+def test_node_signature_without_static_numeric_type_is_none(kind):
     x, y = tensor("x", 4), Value("y", kind)
-    assert nbytes(y) is None
-    assert signature(Node(any_op("Op"), [x, y], [x])) is None
-    assert signature(Node(any_op("Op"), [x], [y])) is None
-    assert (nbytes(x), nbytes(None)) == (16, 0)
+    assert tensor_bytes(y) is None
+    assert node_signature(Node(any_op("Op"), [x, y], [x])) is None
+    assert node_signature(Node(any_op("Op"), [x], [y])) is None
+    assert (tensor_bytes(x), tensor_bytes(None)) == (16, 0)
 
 
-def test_a_node_that_carries_graphs_has_no_signature():
+def test_node_signature_of_node_with_graphs_is_none():
     attrs = {"then_branch": Graph([], [], [])}
     node = Node(any_op("If"), [tensor("c", dtype=BOOL)], [tensor("y", 2)], attrs)
-    assert signature(node) is None
+    assert node_signature(node) is None
 
 
-def test_long_signatures_are_cut_short_and_still_differ():
+def test_long_node_signatures_are_shortened_and_stay_distinct():
     many = [add(2, 3, pads=[*range(1000), last]) for last in (1, 2)]
     wide = [Node(any_op("Sum"), [tensor("x", 4)] * n, [tensor("y", 4)]) for n in (1000, 1001)]
-    found = [signature(node) for node in (*many, *wide)]
+    found = [node_signature(node) for node in (*many, *wide)]
     assert len({each.exact for each in found}) == 4
     assert len({each.dtypes for each in found}) == 3
     assert all(len(each.exact) < 500 and len(each.dtypes) < 500 for each in found)
-    assert found == [signature(node) for node in (*many, *wide)]
+    assert found == [node_signature(node) for node in (*many, *wide)]
 
 
 # Looking up.
 
 
-def test_what_was_measured_is_found_again(table):
+def test_lookup_returns_recorded_seconds(table):
     table.record("numpy", sized(8), 2, 0.5)
     assert table.lookup("numpy", sized(8), 2) == table.estimate("numpy", sized(8), 2) == 0.5
 
 
-def test_what_differs_in_anything_is_not_found(table):
+def test_lookup_of_other_key_returns_none(table):
     table.record("numpy", sized(8), 2, 0.5)
-    other = Signature("Add", "float64 -> float64", "8", 8)
+    other = NodeSignature("Add", "float64 -> float64", "8", 8)
     assert table.lookup("numpy", sized(8), 1) is None
     assert table.lookup("other", sized(8), 2) is None
     assert table.lookup("numpy", sized(8, "new"), 2) is None
@@ -163,13 +166,13 @@ def test_what_differs_in_anything_is_not_found(table):
         assert table.estimate(backend, where, threads) is None
 
 
-def test_repeats_have_their_mean(table):
+def test_repeated_records_are_averaged(table):
     for seconds in (1.0, 2.0, 6.0):
         table.record("numpy", sized(8), 1, seconds)
     assert table.lookup("numpy", sized(8), 1) == pytest.approx(3)
 
 
-def test_in_the_end_new_conditions_win(table):
+def test_mean_follows_recent_records(table):
     for seconds in [5.0] * 1000 + [1.0] * 100:
         table.record("numpy", sized(8), 1, seconds)
     assert table.lookup("numpy", sized(8), 1) == pytest.approx(1, rel=0.05)
@@ -178,14 +181,14 @@ def test_in_the_end_new_conditions_win(table):
 
 
 @pytest.mark.parametrize("seconds", [-1.0, -1e-9, math.nan, math.inf, -math.inf])
-def test_senseless_seconds_are_refused(table, seconds):
-    with pytest.raises(ValueError, match="nothing takes"):
+def test_record_of_negative_or_infinite_seconds_raises(table, seconds):
+    with pytest.raises(ValueError, match="a cost of"):
         table.record("numpy", sized(8), 1, seconds)
-    with pytest.raises(ValueError, match="nothing takes"):
+    with pytest.raises(ValueError, match="a cost of"):
         table.record_transfer("a", "b", 8, seconds)
 
 
-def test_numbers_of_numpy_are_numbers(table, path):
+def test_record_accepts_numpy_scalars(table, path):
     table.record("numpy", sized(np.int64(8)), 1, np.float32(0.5))
     table.record_transfer("a", "b", np.int64(8), np.float64(0.25))
     table.save()
@@ -197,12 +200,12 @@ def test_numbers_of_numpy_are_numbers(table, path):
 # Estimates.
 
 
-def test_between_two_sizes_it_is_a_line():
+def test_estimate_between_two_sizes_is_linear():
     assert estimate(no_table(b100=1, b200=3), 150) == pytest.approx(2)
     assert estimate(no_table(b100=1, b200=3, b300=10), 225) == pytest.approx(4.75)
 
 
-def test_nodes_of_the_same_size_count_with_their_mean(table):
+def test_estimate_averages_records_of_equal_size(table):
     for exact, seconds in (("a", 1.0), ("b", 5.0)):
         table.record("numpy", sized(100, exact), 1, seconds)
     table.record("numpy", sized(200), 1, 5.0)
@@ -210,20 +213,20 @@ def test_nodes_of_the_same_size_count_with_their_mean(table):
     assert estimate(table, 150) == 4
 
 
-def test_one_size_says_seconds_per_byte():
+def test_estimate_from_one_size_is_proportional():
     assert estimate(no_table(b100=2), 300) == pytest.approx(6)
     assert estimate(no_table(b100=2), 50) == pytest.approx(1)
     assert estimate(no_table(b100=2), 100) == 2
 
 
-def test_beyond_all_sizes_the_line_goes_on():
+def test_estimate_beyond_all_sizes_extrapolates():
     table = no_table(b100=2, b200=3)
     assert estimate(table, 300) == pytest.approx(4)
     assert estimate(table, 50) == pytest.approx(1.5)
     assert estimate(table, 0) == pytest.approx(1)
 
 
-def test_sizes_that_are_close_to_each_other_do_not_say_where_it_goes():
+def test_extrapolation_from_close_sizes_is_bounded():
     rising, falling = no_table(b100=1, b101=2), no_table(b100=2, b101=1)
     assert estimate(rising, 202) == pytest.approx(6)  # by 2 in 101, and at most twice as steep
     assert estimate(rising, 50) == pytest.approx(0.5)
@@ -231,7 +234,7 @@ def test_sizes_that_are_close_to_each_other_do_not_say_where_it_goes():
     assert estimate(falling, 50) == 2
 
 
-def test_nothing_takes_no_time():
+def test_estimate_is_at_least_100_ns():
     assert estimate(no_table(b100=0), 100) == 1e-7
     assert estimate(no_table(b1000=1e-6), 0) == 1e-7
     assert estimate(no_table(b0=1e-3), 10**9) == 1e-3
@@ -240,7 +243,7 @@ def test_nothing_takes_no_time():
     assert table.estimate("numpy", sized(100), 1) == 1e-7
 
 
-def test_an_estimate_knows_what_was_measured_since():
+def test_estimate_includes_later_records():
     table = no_table(b100=1)
     assert estimate(table, 200) == 2
     table.record("numpy", sized(300), 1, 1.0)
@@ -256,7 +259,7 @@ def filled(points: dict[int, float]) -> CostTable:
 
 @given(POINTS, st.data())
 @untimed
-def test_an_estimate_lies_between_its_neighbours(points, data):
+def test_estimate_lies_between_its_neighbours(points, data):
     size = data.draw(st.integers(min(points), max(points)))
     below = points[max(s for s in points if s <= size)]
     above = points[min(s for s in points if s >= size)]
@@ -264,14 +267,14 @@ def test_an_estimate_lies_between_its_neighbours(points, data):
     assert min(below, above) * (1 - 1e-9) <= found <= max(below, above, 1e-7) * (1 + 1e-9)
 
 
-def test_an_estimate_between_very_different_neighbours_is_exact_at_their_sizes():
+def test_estimate_at_measured_size_is_exact():
     points = {0: 17.0, 1: 4.345760885426803e-07}
     assert estimate(filled(points), 1) == points[1]
 
 
 @given(POINTS, st.lists(st.integers(0, 10**12), min_size=2, max_size=2))
 @untimed
-def test_beyond_all_sizes_more_takes_no_less(points, sizes):
+def test_extrapolation_is_monotonic(points, sizes):
     table, (few, many) = filled(points), sorted(sizes)
     if few >= max(points) or many <= min(points):
         found = [estimate(table, few), estimate(table, many)]
@@ -280,7 +283,7 @@ def test_beyond_all_sizes_more_takes_no_less(points, sizes):
 
 @given(POINTS, st.randoms())
 @untimed
-def test_the_order_of_different_sizes_does_not_matter(points, random):
+def test_estimate_does_not_depend_on_order_of_records(points, random):
     shuffled = list(points.items())
     random.shuffle(shuffled)
     a, b = filled(points), filled(dict(shuffled))
@@ -292,7 +295,7 @@ def test_the_order_of_different_sizes_does_not_matter(points, random):
 # Transfers.
 
 
-def test_transfers_go_by_bytes_and_direction(table):
+def test_transfer_is_interpolated_per_direction(table):
     table.record_transfer("host", "device", 100, 1.0)
     table.record_transfer("host", "device", 200, 2.0)
     table.record_transfer("host", "device", 200, 4.0)
@@ -302,7 +305,7 @@ def test_transfers_go_by_bytes_and_direction(table):
     assert table.transfer("host", "other", 150) is None
 
 
-def test_a_transfer_is_not_mistaken_for_an_operation(table):
+def test_transfer_record_is_not_found_as_operation(table):
     table.record_transfer("host", "device", 100, 1.0)
     for name in ("device", "to device"):
         assert table.estimate("host", sized(100, operation=name), 1) is None
@@ -311,26 +314,15 @@ def test_a_transfer_is_not_mistaken_for_an_operation(table):
 # The file.
 
 
-def content(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text())
-
-
-def test_a_file_has_the_form_that_the_module_describes(table, path):
+def test_saved_file_has_one_row_per_record(table, path):
     table.record("numpy", sized(8, "2 -> 2"), 2, 0.5)
     table.record_transfer("numpy", "device", 64, 0.25)
     table.save()
-    assert content(path) == {
-        "version": 1,
-        "machines": {
-            "here": {
-                "numpy": {
-                    "Add": {"2 threads, float32 -> float32": {"2 -> 2": [8, 0.5, 1]}},
-                    "to device": {"": {"64": [64, 0.25, 1]}},
-                }
-            }
-        },
+    assert cost_rows(path) == {
+        ("here", "numpy", "Add", "2 threads, float32 -> float32", "2 -> 2"): (8, 0.5, 1),
+        ("here", "numpy", "to device", "", "64"): (64, 0.25, 1),
     }
-    assert os.listdir(path.parent) == ["costs.json"]
+    assert os.listdir(path.parent) == ["costs.sqlite"]
 
 
 NAMES = st.text(max_size=8)
@@ -345,18 +337,18 @@ NAMES = st.text(max_size=8)
     st.dictionaries(st.tuples(NAMES, NAMES, st.integers(0, 2**40)), st.floats(0, 1e6), max_size=4),
 )
 @untimed
-def test_what_is_saved_is_read_again(tmp_path_factory, nodes, transfers):
-    path = tmp_path_factory.mktemp("costs") / "costs.json"
+def test_saved_records_are_read_again(tmp_path_factory, nodes, transfers):
+    path = tmp_path_factory.mktemp("costs") / "costs.sqlite"
     table = CostTable(path, "here")
     for (backend, operation, exact, threads), (size, measured) in nodes.items():
         for seconds in measured:
-            table.record(backend, Signature(operation, "d", exact, size), threads, seconds)
+            table.record(backend, NodeSignature(operation, "d", exact, size), threads, seconds)
     for (source, target, size), seconds in transfers.items():
         table.record_transfer(source, target, size, seconds)
     table.save()
     again = CostTable(path, "here")
     for (backend, operation, exact, threads), (size, _) in nodes.items():
-        where = Signature(operation, "d", exact, size)
+        where = NodeSignature(operation, "d", exact, size)
         known = table.lookup(backend, where, threads)
         assert known is not None
         assert again.lookup(backend, where, threads) == known
@@ -366,7 +358,7 @@ def test_what_is_saved_is_read_again(tmp_path_factory, nodes, transfers):
         assert again.transfer(source, target, size) == known
 
 
-def test_nothing_is_written_where_nothing_is_new(table, path):
+def test_save_without_new_records_writes_nothing(table, path):
     table.save()
     assert not path.exists()
     table.record("numpy", sized(8), 1, 1.0)
@@ -377,7 +369,7 @@ def test_nothing_is_written_where_nothing_is_new(table, path):
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
 
 
-def test_tables_of_two_processes_are_joined(path):
+def test_save_merges_records_of_two_processes(path):
     ours, theirs = CostTable(path, "here"), CostTable(path, "here")
     ours.record("numpy", sized(8), 1, 1.0)
     ours.record("numpy", sized(16), 1, 2.0)
@@ -394,39 +386,39 @@ def test_tables_of_two_processes_are_joined(path):
     assert ours.lookup("numpy", sized(32), 1) == 8.0
 
 
-def test_what_is_saved_once_is_not_counted_twice(table, path):
+def test_save_counts_each_record_once(table, path):
     table.record("numpy", sized(8), 1, 1.0)
     for seconds in (2.0, 6.0):
         table.save()
         table.record("numpy", sized(8), 1, seconds)
     table.save()
     assert CostTable(path, "here").lookup("numpy", sized(8), 1) == pytest.approx(3.0)
-    assert content(path)["machines"]["here"]["numpy"]["Add"].popitem()[1] == {
-        "8": [8, pytest.approx(3.0), 3]
-    }
+    assert [*cost_rows(path).values()] == [(8, pytest.approx(3.0), 3)]
 
 
-def test_processes_that_save_at_once_leave_a_whole_file(path):
+def test_concurrent_processes_lose_no_records(path):
     program = """
 import sys
 from pathlib import Path
-from penstock.costs import CostTable, Signature
+from penstock.tuning.cost_table import CostTable
+from penstock.tuning.node_signature import NodeSignature
 path, name = Path(sys.argv[1]), sys.argv[2]
 for i in range(30):
     table = CostTable(path, "here")
-    table.record(name, Signature("Add", "d", str(i), i), 1, 1.0)
+    table.record(name, NodeSignature("Add", "d", str(i), i), 1, 1.0)
     table.save()
 """
     command = [sys.executable, "-W", "error", "-c", program, str(path)]
     running = [subprocess.Popen([*command, name]) for name in "ab"]
     assert [each.wait(120) for each in running] == [0, 0]
-    assert set(content(path)["machines"]["here"]) <= {"a", "b"}
     table = CostTable(path, "here")
-    assert any(table.lookup(name, Signature("Add", "d", "29", 29), 1) for name in "ab")
-    assert os.listdir(path.parent) == ["costs.json"]
+    for name in "ab":
+        for i in range(30):
+            assert table.lookup(name, NodeSignature("Add", "d", str(i), i), 1) == 1.0
+    assert os.listdir(path.parent) == ["costs.sqlite"]
 
 
-def test_other_machines_are_kept_but_not_used(path):
+def test_records_of_other_machines_are_kept_but_not_used(path):
     for machine, seconds in (("here", 1.0), ("there", 2.0)):
         table = CostTable(path, machine)
         assert table.estimate("numpy", sized(8), 1) is None
@@ -436,65 +428,37 @@ def test_other_machines_are_kept_but_not_used(path):
     assert CostTable(path, "there").lookup("numpy", sized(8), 1) == 2.0
 
 
-def test_of_too_many_machines_those_not_written_for_longest_go(path):
-    def write(machine: str) -> None:
-        table = CostTable(path, machine)
-        table.record("numpy", sized(8), 1, 1.0)
-        table.save()
-
-    for i in range(cost_table._MOST_MACHINES):
-        write(str(i))
-    write("0")
-    write("new")
-    kept = [*map(str, range(2, cost_table._MOST_MACHINES)), "0", "new"]
-    assert list(content(path)["machines"]) == kept
-
-
-def test_of_too_many_sizes_those_not_measured_for_longest_go(path, monkeypatch):
-    monkeypatch.setattr(cost_table, "_MOST_RECORDS", 3)
+def test_save_deletes_least_recently_measured_rows(path, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_ROWS", 3)
+    other = CostTable(path, "there")
+    other.record("numpy", sized(1), 1, 1.0)
+    other.save()
     table = CostTable(path, "here")
     for size in (1, 2, 3, 1, 4):
         table.record("numpy", sized(size), 1, 1.0)
-    for _ in range(2):
-        found = [table.lookup("numpy", sized(size), 1) for size in (1, 2, 3, 4)]
-        assert found == [1.0, None, 1.0, 1.0]
-        table.save()
-        table = CostTable(path, "here")
-
-
-def test_a_file_never_grows_beyond_what_is_read(path, monkeypatch):
-    monkeypatch.setattr(cost_table, "_MOST_BYTES", 2000)
-    for machine in ("there", "here"):
-        table = CostTable(path, machine)
-        for size in range(200):
-            table.record("numpy", sized(size), 1, 1.0)
-        table.save()
-        assert path.stat().st_size <= 2000
-    again = CostTable(path, "here")
-    assert again.lookup("numpy", sized(199), 1) == 1.0
-    assert again.lookup("numpy", sized(0), 1) is None
-    assert list(content(path)["machines"]) == ["here"]
-
-
-def test_many_operations_of_one_size_fit_too(path, monkeypatch):
-    monkeypatch.setattr(cost_table, "_MOST_BYTES", 500)
-    table = CostTable(path, "here")
-    for i in range(100):
-        table.record("numpy", sized(8, operation=f"Op{i}"), 1, 1.0)
     table.save()
-    assert path.stat().st_size <= 500
-    table.record("numpy", sized(8), 1, 1.0)
+    for again in (table, CostTable(path, "here")):
+        seconds = [again.lookup("numpy", sized(size), 1) for size in (1, 2, 3, 4)]
+        assert seconds == [1.0, None, 1.0, 1.0]
+    assert CostTable(path, "there").lookup("numpy", sized(1), 1) is None
+    table.record("numpy", sized(9), 1, 2.0)
     table.save()
-    assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
+    assert len(cost_rows(path)) == 3
+    assert table.lookup("numpy", sized(3), 1) is None
+
+
+def test_file_at_its_bound_is_small_enough_to_be_read():
+    longest = 4 * 400 + 300  # characters of a row
+    assert module._MOST_ROWS * 500 < module._MOST_BYTES < module._MOST_ROWS * longest
 
 
 # Where it cannot be read or written.
 
 
-def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path, caplog):
+def test_save_into_unwritable_folder_keeps_records_in_memory(tmp_path, caplog):
     blocked = tmp_path / "blocked"
     blocked.write_text("")  # a file, where a folder should be
-    table = CostTable(blocked / "costs.json", "here")
+    table = CostTable(blocked / "costs.sqlite", "here")
     table.record("numpy", sized(8), 1, 1.0)
     with caplog.at_level("DEBUG", "penstock.tuning.cost_table"):
         table.save()
@@ -506,177 +470,159 @@ def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path, caplog):
     assert CostTable(table.path, "here").lookup("numpy", sized(8), 1) == 2.0
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was(table, path, monkeypatch):
+def test_save_while_file_is_locked_keeps_records_in_memory(table, path, monkeypatch):
     table.record("numpy", sized(8), 1, 1.0)
     table.save()
-    before = path.read_text()
-
-    def fail(*arguments: Any) -> None:
-        raise OSError("no space left")
-
+    before = path.read_bytes()
     table.record("numpy", sized(16), 1, 1.0)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
         table.save()
-    assert path.read_text() == before
-    assert os.listdir(path.parent) == ["costs.json"]
+    assert path.read_bytes() == before
+    assert table.lookup("numpy", sized(16), 1) == 1.0
     table.save()
     assert CostTable(path, "here").lookup("numpy", sized(16), 1) == 1.0
 
 
-def test_a_folder_in_its_place_is_no_fault(path):
-    path.mkdir(parents=True)
-    with pytest.warns(RuntimeWarning, match="no regular file"):
-        table = CostTable(path, "here")
-    table.record("numpy", sized(8), 1, 1.0)
+def test_names_that_are_not_unicode_do_not_fail(table, path):
+    table.record("numpy", sized(8, "\ud800"), 1, 1.0)
+    table.record("numpy", sized(10**30), 1, 1.0)
+    table.record("numpy", sized(16), 1, 1.0)
     table.save()
+    assert CostTable(path, "here").lookup("numpy", sized(16), 1) == 1.0
 
 
-RECORD = [8, 0.5, 1]
+def test_folder_in_place_of_file_is_ignored_with_warning(path):
+    path.mkdir(parents=True)
+    table = CostTable(path, "here")
+    with pytest.warns(RuntimeWarning, match="not a regular file"):
+        table.record("numpy", sized(8), 1, 1.0)
+    table.save()
+    assert table.lookup("numpy", sized(8), 1) == 1.0
 
 
-def section(*records: Any, machine: str = "here") -> dict[str, Any]:
-    numbered = {str(i): record for i, record in enumerate(records)}
-    return {machine: {"numpy": {"Add": {"1 threads, float32 -> float32": numbered}}}}
+def database(*statements: str) -> bytes:
+    """The content of an SQLite file."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        return connection.serialize()
 
 
 @pytest.mark.parametrize(
-    "text",
+    "content",
     [
-        b"",
-        b"{",
-        b"\x00\xff\xfe",
-        b"[1, 2]",
-        b"null",
-        b"{}",
-        b'{"version": 2, "machines": {}}',
-        b'{"version": 1}',
-        b'{"version": 1, "machines": [1]}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b'{"version": 1, "machines": ' + b"9" * 10_000 + b"}",
-        b" " * 3000,
+        b"{" * 1000,
+        b"\x00\xff\xfe" * 1000,
+        b"SQLite format 3\x00",
+        b"SQLite format 3\x00" + b"\xff" * 5000,
+        database("CREATE TABLE other (x)"),
+        database("CREATE TABLE costs (x)"),
+        database("CREATE VIEW costs AS SELECT 1 AS machine"),
+        database(module._SCHEMA.replace("version 1", "version 2")),
+        database(module._SCHEMA, "CREATE TABLE other (x)"),
+        database(module._SCHEMA)[:4096],
     ],
-    ids=lambda text: repr(text[:30]),
+    ids=lambda content: repr(content[:30]),
 )
-def test_a_broken_file_is_replaced_with_a_warning(path, text, monkeypatch):
-    monkeypatch.setattr(cost_table, "_MOST_BYTES", 10**6 if text.strip() else 2000)
+def test_damaged_file_is_replaced_with_warning(path, content):
     path.parent.mkdir()
-    path.write_bytes(text)
-    with pytest.warns(RuntimeWarning, match=r"costs\.json cannot be read and will be replaced"):
-        table = CostTable(path, "here")
-    assert table.estimate("numpy", sized(8), 1) is None
+    path.write_bytes(content)
+    table = CostTable(path, "here")
+    with pytest.warns(RuntimeWarning, match=r"costs\.sqlite cannot be read and will be replaced"):
+        assert table.estimate("numpy", sized(8), 1) is None
     table.record("numpy", sized(8), 1, 1.0)
-    table.save()  # and no second warning, which would be an error
+    table.save()  # a second warning would be an error
     assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
 
 
-def test_a_file_of_100_megabytes_is_not_read(path):
+@pytest.mark.parametrize(
+    "content", [b"", database("PRAGMA user_version = 1")], ids=["no bytes", "no tables"]
+)
+def test_file_that_another_process_has_just_created_is_used(path, content):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    table = CostTable(path, "here")
+    table.record("numpy", sized(8), 1, 1.0)
+    table.save()
+    assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
+
+
+def test_oversized_file_is_not_read(path):
     path.parent.mkdir()
     with path.open("wb") as file:
         file.truncate(100_000_000)
-    with pytest.warns(RuntimeWarning, match="more than 16777216 bytes"):
-        CostTable(path, "here")
+    with pytest.warns(RuntimeWarning, match=f"more than {module._MOST_BYTES} bytes"):
+        CostTable(path, "here").knows("Add")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-def test_a_pipe_is_not_waited_for(path):
+def test_pipe_in_place_of_file_does_not_block(path):
     path.parent.mkdir()
     os.mkfifo(path)
-    with pytest.warns(RuntimeWarning, match="no regular file"):
-        CostTable(path, "here")
+    table = CostTable(path, "here")
+    with pytest.warns(RuntimeWarning, match="not a regular file"):
+        table.record("numpy", sized(8), 1, 1.0)
+    table.save()
+    assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
 
 
-HOSTILE = [
-    [-1, 0.5, 1],
-    [8, -0.5, 1],
-    [8, math.nan, 1],
-    [8, math.inf, 1],
-    [8, 1e300, 1],
-    [10**4000, 0.5, 1],
-    [8, 10**4000, 1],
-    [8, 0.5, 0],
-    [8, 0.5, 10**9],
-    [8.0, 0.5, 1],
-    [8, 0.5, 1.0],
-    [True, 0.5, 1],
-    [8, True, 1],
-    ["8", 0.5, 1],
-    [8, "0.5", 1],
-    [8, 0.5],
-    [8, 0.5, 1, 1],
-    [],
-    [[8], 0.5, 1],
-    {},
-    None,
-    "8",
-    8,
+OUT_OF_RANGE = [
+    (-1, 0.5, 1, 1),
+    (8, -0.5, 1, 1),
+    (8, math.inf, 1, 1),
+    (8, 1e300, 1, 1),
+    (1e300, 0.5, 1, 1),
+    (8, 0.5, 0, 1),
+    (8, 0.5, 10**9, 1),
+    ("x", 0.5, 1, 1),
+    (8, "x", 1, 1),
+    (8, b"x", 1, 1),
+    (8, None, 1, 1),
+    (8, 0.5, 1, -1),
+    (8, 0.5, 1, "x"),
 ]
 
 
-def write(path: Path, machines: dict[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"version": 1, "machines": machines}))
-
-
-@pytest.mark.parametrize("record", HOSTILE, ids=lambda record: repr(record)[:30])
-def test_a_senseless_record_is_left_out(path, record):
-    good = [16, 0.25, 1]
-    write(path, section(record, good) | section(record, machine="there"))
-    table = CostTable(path, "here")
-    assert table.lookup("numpy", sized(8, "0"), 1) is None
-    assert table.lookup("numpy", sized(16, "1"), 1) == 0.25
-    assert estimate(table, 32) == 0.5
-    table.record("numpy", sized(8), 1, 1.0)
+@pytest.mark.parametrize("numbers", OUT_OF_RANGE, ids=repr)
+def test_record_out_of_range_is_skipped(table, path, numbers):
+    table.record("numpy", sized(16), 1, 0.25)
     table.save()
-    found = content(path)["machines"]
-    assert found == {"there": {}} | section(good) | {"here": found["here"]}
+    key = ("here", "numpy", "Add", "1 threads, float32 -> float32", "8")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("INSERT INTO costs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *numbers))
+    again = CostTable(path, "here")
+    assert again.lookup("numpy", sized(8), 1) is None
+    assert estimate(again, 32) == 0.5
+    again.record("numpy", sized(8), 1, 1.0)
+    again.save()
+    assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
 
 
-@pytest.mark.parametrize("depth", range(5))
-@pytest.mark.parametrize("junk", [1, "x", None, [1], {"x": [1]}, {"": {"": {"": {"": {"": 1}}}}}])
-def test_junk_at_any_depth_is_left_out(path, depth, junk):
-    machines: dict[str, Any] = section(RECORD)
-    inner = machines
-    for _ in range(depth):
-        inner = next(iter(inner.values()))
-    inner["junk"] = junk
-    write(path, machines)
-    table = CostTable(path, "here")
-    assert table.lookup("numpy", sized(8, "0"), 1) == 0.5
-    table.record("numpy", sized(8), 1, 1.0)
-    table.save()
-    assert CostTable(path, "here").lookup("numpy", sized(8, "0"), 1) == 0.5
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | NAMES,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(
-    JSON | st.fixed_dictionaries({"version": st.just(1), "machines": JSON}), st.binary(max_size=9)
-)
+@given(st.lists(st.tuples(st.integers(0, 8191), st.binary(min_size=1, max_size=64)), max_size=4))
 @untimed
-def test_whatever_is_in_the_file_it_can_be_used(tmp_path_factory, value, end):
-    path = tmp_path_factory.mktemp("costs") / "costs.json"
-    path.write_bytes(json.dumps(value).encode() + end)
+def test_table_works_after_any_damage_to_file(tmp_path_factory, damages):
+    path = tmp_path_factory.mktemp("costs") / "costs.sqlite"
+    table = CostTable(path, "here")
+    table.record("numpy", sized(8), 1, 1.0)
+    table.save()
+    content = bytearray(path.read_bytes())
+    for start, damage in damages:
+        content[start : start + len(damage)] = damage
+    path.write_bytes(content)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         table = CostTable(path, "here")
-    table.record("numpy", sized(8), 1, 1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+        table.record("numpy", sized(16), 1, 1.0)
         table.save()
-    assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
+        assert table.lookup("numpy", sized(16), 1) == 1.0
 
 
 # Threads.
 
 
-def test_threads_may_do_everything_at_once(path):
+def test_cost_table_is_thread_safe(path):
     table = CostTable(path, "here")
 
     def work(k: int) -> Sequence[float | None]:
@@ -695,16 +641,16 @@ def test_threads_may_do_everything_at_once(path):
     assert all(again.lookup(f"own{k}", sized(i), 1) == k + 1 for k in range(4) for i in range(100))
 
 
-def test_looking_up_does_not_wait_for_the_file(table, monkeypatch):
+def test_lookup_does_not_wait_for_save(table, monkeypatch):
     writing, go_on = threading.Event(), threading.Event()
-    write_file = cost_table._write
+    update = module._update
 
-    def write_slowly(path: Path, text: str) -> None:
+    def update_slowly(*arguments: Any) -> Any:
         writing.set()
         assert go_on.wait(60)
-        write_file(path, text)
+        return update(*arguments)
 
-    monkeypatch.setattr(cost_table, "_write", write_slowly)
+    monkeypatch.setattr(module, "_update", update_slowly)
     table.record("numpy", sized(8), 1, 1.0)
     saver = threading.Thread(target=table.save)
     saver.start()
@@ -723,57 +669,58 @@ def test_looking_up_does_not_wait_for_the_file(table, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_does_not_wait_for_what_its_parent_writes(monkeypatch, tmp_path):
+def test_forked_child_does_not_wait_for_locks_of_parent(monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
-    table = cost_table.table()
-    with table._saving, table._lock, cost_table._LOCK, warnings.catch_warnings():
+    table = cost_table()
+    with table._file_lock, table._lock, module._LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
         child = os.fork()
         if not child:
             done = 1
             try:
-                cost_table.table().record("numpy", sized(8), 1, 1.0)
+                cost_table().record("numpy", sized(8), 1, 1.0)
                 table.save()
                 done = 0
             finally:
                 os._exit(done)
     assert os.waitpid(child, 0)[1] == 0
-    assert CostTable(table.path, cost_table.machine()).lookup("numpy", sized(8), 1) == 1.0
+    assert CostTable(table.path, machine_name()).lookup("numpy", sized(8), 1) == 1.0
 
 
 # The table of the process.
 
 
-def test_the_environment_names_the_folder(monkeypatch, tmp_path):
+def test_environment_variable_names_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
-    assert cost_table.folder() == tmp_path
-    table = cost_table.table()
-    assert table is cost_table.table()
-    assert (table.path, table.machine) == (tmp_path / "costs.json", cost_table.machine())
+    assert cache_folder() == tmp_path
+    table = cost_table()
+    assert table is cost_table()
+    assert (table.path, table.machine) == (tmp_path / "costs.sqlite", machine_name())
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "other"))
-    assert cost_table.table() is not table
+    assert cost_table() is not table
 
 
-def test_without_it_the_folder_is_the_users_cache(monkeypatch, tmp_path):
+def test_cache_folder_defaults_to_user_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("PENSTOCK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = cost_table.folder()
+    folder = cache_folder()
     assert "penstock" in folder.parts
     if sys.platform == "linux":
         assert folder == tmp_path / "penstock"
 
 
-def test_the_machine_names_what_costs_depend_on():
-    machine = cost_table.machine()
+def test_machine_name_has_library_versions():
+    machine = machine_name()
     for part in (np.__version__, f"Python {sys.version_info.major}.", "Penstock ", " cores"):
         assert part in machine
     assert len(machine) < 300
 
 
-def test_importing_it_imports_nothing_that_is_not_needed():
+def test_importing_cost_table_imports_no_sqlite():
     program = (
-        "import penstock, sys; assert 'penstock.tuning.cost_table' not in sys.modules; import penstock.tuning.cost_table; "
-        "sys.exit(bool({'platformdirs', 'json', 'hashlib', 'importlib.metadata'} & {*sys.modules}))"
+        "import penstock, sys; assert 'penstock.tuning.cost_table' not in sys.modules; "
+        "import penstock.tuning.cost_table; "
+        "sys.exit(bool({'platformdirs', 'sqlite3', 'hashlib', 'importlib.metadata'} & {*sys.modules}))"
     )
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, timeout=60, check=False).returncode == 0

@@ -17,7 +17,7 @@ from penstock.frontends.load import load
 from penstock.observers.profile import Row
 from penstock.observers.trace import Trace
 from penstock.session.session import compile
-from penstock.tuning import cost_table
+from penstock.tuning.cost_table import cost_table
 
 # Rows shown of each table.
 _MAX_ROWS = 20
@@ -119,5 +119,5 @@ def profile(
         "executor": session.latest.name,
         "run_ms": statistics.median(times) * 1e3,
         "trace": None if no_trace else str(trace),
-        "costs": str(cost_table.table().path),
+        "costs": str(cost_table().path),
     }

@@ -1,16 +1,14 @@
 """Measured costs of operations and transfers, kept between processes.
 
-One JSON file in the user's cache folder (``PENSTOCK_CACHE`` names another), with a section for each
-machine and set of library versions: what was measured elsewhere says nothing here. As in onert (the
-runtime of Samsung's ONE), sizes that nobody has measured are inter- and extrapolated by bytes::
+A SQLite file in the user's cache folder (``PENSTOCK_CACHE`` names another folder), with a row for
+each operation, size and machine. A machine is its processor with the versions of all libraries
+involved: measurements of another one are kept, but not used. As in onert (the runtime of Samsung's
+ONE), sizes that were never measured are inter- and extrapolated by bytes. Two rows, the first of
+a node, the second of a transfer to another backend::
 
-    {"version": 1, "machines": {"AMD EPYC ..., 2 cores, Python 3.11.7, ...": {
-        "numpy": {
-            "Add": {"2 threads, float32, float32 -> float32": {
-                "8x8, 8x8 -> 8x8": [768, 1.1e-06, 5]}},        bytes, mean seconds, measurements
-            "to device": {"": {"4096": [4096, 2.5e-05, 3]}}}}}}                       a transfer
-
-Old sections and records come first, and are the first to go where there are too many.
+    backend  operation  variant                                  exact             bytes  seconds
+    numpy    Add        2 threads, float32, float32 -> float32   8x8, 8x8 -> 8x8     768  1.1e-06
+    numpy    to device                                           4096               4096  2.5e-05
 """
 
 from __future__ import annotations
@@ -20,134 +18,57 @@ import math
 import os
 import stat
 import threading
+import time
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from penstock.host.fork import in_child
 from penstock.host.threads import core_budget
-from penstock.ir.graph import Node, Value
-from penstock.types import STRING, TensorType, dtype_name
+from penstock.tuning.node_signature import NodeSignature
 
-# Of the file, which is read whole whenever a process needs costs.
-_MOST_BYTES = 16 * 2**20
-_MOST_MACHINES = 16
-_MOST_RECORDS = 1000
-"""sizes of one operation with the same dtypes and threads"""
+if TYPE_CHECKING:
+    from sqlite3 import Connection
 
-# A mean counts as one of at most so many measurements: single ones have little weight, and yet what
-# was measured under other conditions, an older kernel or a hotter processor, is forgotten in the
-# end. onert takes the mean of old and new, and so forgets at once.
+# Bounds on the file. Rows that were measured least recently are deleted first.
+_MOST_BYTES = 64 * 2**20
+_MOST_ROWS = 50_000
+
+_MOST_INTEGER = 2**63 - 1
+# Seconds to wait for another process that writes.
+_PATIENCE_S = 5.0
+
+# A mean weighs as much as this many measurements at most: a single outlier counts little, yet costs
+# measured under other conditions (an older kernel, a hotter processor) fade. onert takes the mean
+# of old and new, and so forgets at once.
 _MOST_COUNTED = 16
 
-# No call takes less, whatever a line through two sizes says.
+# The least that an estimate says, whatever a line through two sizes gives.
 _LEAST_S = 1e-7
 
-# Above all known sizes, what a byte more takes at most, in means of the largest known. A product of
-# matrices takes 1.5; more is an accident of two sizes that are close to each other.
+# Beyond the largest measured size, seconds per byte grow by at most this factor. A product of
+# matrices needs 1.5; more is an artefact of two sizes that are close to each other.
 _STEEPEST = 2.0
-
-# Characters of a part of a signature; longer ones end in a digest.
-_LONGEST = 400
 
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What the cost of a node depends on.
-
-    Among nodes of the same ``operation`` and ``dtypes`` costs are interpolated by ``bytes``, those
-    of all inputs and outputs together; ``exact`` has the shapes and attributes too.
-    """
-
-    operation: str
-    dtypes: str
-    exact: str
-    bytes: int
-
-
-def nbytes(value: Value | None) -> int | None:
-    """Bytes of a tensor of numbers whose shape is known, 0 for one left out; None of all others."""
-    if value is None:
-        return 0
-    kind = _known(value)
-    return None if kind is None else kind.nbytes
-
-
-def signature(node: Node) -> Signature | None:
-    """The signature of a node; None if it carries graphs, or a type is not that of a tensor of
-    numbers whose shape is known.
-
-    Attributes are those that are numbers, texts or lists of these. Versions of an operation's
-    schema are not told apart.
-    """
-    if node.graphs:
-        return None
-    total = 0
-    dtypes, shapes = [], []
-    for values in (node.inputs, node.outputs):
-        for value in values:
-            if value is None:
-                dtypes.append("_")
-                shapes.append("_")
-                continue
-            kind = _known(value)
-            if kind is None:
-                return None
-            assert kind.dtype is not None
-            total += kind.nbytes
-            dtypes.append(dtype_name(kind.dtype))
-            # Of a constant, a kernel may have made what suits it beforehand.
-            shapes.append("x".join(map(str, kind.dims)) + "=" * (value.const is not None))
-    inputs = len(node.inputs)
-    exact = f"{', '.join(shapes[:inputs])} -> {', '.join(shapes[inputs:])}"
-    attrs = [f"{key}={x!r}" for key, x in sorted(node.attrs.items()) if _plain(x)]
-    if attrs:
-        exact = f"{exact}; {' '.join(attrs)}"
-    form = f"{', '.join(dtypes[:inputs])} -> {', '.join(dtypes[inputs:])}"
-    return Signature(node.op.full_name, _short(form), _short(exact), total)
-
-
-def _known(value: Value) -> TensorType | None:
-    kind = value.type
-    if isinstance(kind, TensorType) and kind.static and kind.dtype != STRING:
-        return kind
-    return None
-
-
-def _short(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    from hashlib import blake2b
-
-    digest = blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
-    return f"{text[: _LONGEST // 2]}... {digest}"
-
-
-def _plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(isinstance(x, bool | int | float | str) for x in value)
-    return isinstance(value, bool | int | float | str)
-
-
 class _Record(NamedTuple):
-    """What one size took, in the mean of ``times`` measurements."""
+    """The mean of ``times`` measurements of one size, the last of them at ``measured_at`` (ns)."""
 
     bytes: int
     seconds: float
-    times: int = 1
+    times: int
+    measured_at: int
 
 
-# Backend, operation and variant: dtypes and threads. A transfer is an operation of its source.
+# Backend, operation and variant (dtypes and threads). A transfer is an operation of its source.
 _Group = tuple[str, str, str]
 _Records = dict[_Group, dict[str, _Record]]
 
@@ -155,87 +76,87 @@ _Records = dict[_Group, dict[str, _Record]]
 class CostTable:
     """Seconds of operations on backends, and of transfers between these; for any thread to use.
 
-    Read from the file ``path``, of which the section of ``machine`` counts; a file that does not
-    have the form is ignored, with a warning, and replaced by ``save``.
+    The rows of ``machine`` in the file ``path`` are read when they are first needed. A file that is
+    not a table of costs is ignored, with a warning, and replaced by ``save``.
     """
 
     def __init__(self, path: Path, machine: str) -> None:
         self.path = path
         self.machine = machine
-        self._warned = False
-        self._unlock()
-        # What is known, and what of this the file does not have yet. Kept apart, so that what
-        # another process measures meanwhile is joined with ours, and not replaced.
-        self._known = self._read().get(machine, {})
+        self.renew_locks()
+        # All records, and those not yet in the file. The latter are apart, so that ``save`` can
+        # merge them with what other processes have written meanwhile.
+        self._records: _Records | None = None
         self._fresh: _Records = {}
         self._points: dict[_Group, list[tuple[int, float]]] = {}
         self._operations: set[str] | None = None
 
-    def _unlock(self) -> None:
+    def renew_locks(self) -> None:
+        """Give a forked child locks of its own: threads of its parent may hold these."""
         self._lock = threading.Lock()
-        self._saving = threading.Lock()  # taken first; files are slow, and looking up must not be
+        self._file_lock = threading.Lock()  # taken first; looking up never waits for a write
 
     # Operations.
 
-    def record(self, backend: str, where: Signature, threads: int, seconds: float) -> None:
-        """Keep what a node took on ``backend``, with so many threads for one kernel.
+    def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
+        """Record what a node took on ``backend``, with ``threads`` threads for a kernel.
 
-        What is measured again counts with the mean so far. Raises ``ValueError`` for seconds that
-        are negative or not finite.
+        Repeated measurements are averaged. Raises ``ValueError`` for seconds that are negative or
+        not finite.
         """
-        self._record(_group(backend, where, threads), where.exact, where.bytes, seconds)
+        self._record(_node_group(backend, where, threads), where.exact, where.bytes, seconds)
 
     def knows(self, operation: str) -> bool:
         """Whether any node of an operation was measured on any backend."""
+        records = self._loaded()
         with self._lock:
             if self._operations is None:
-                self._operations = {group[1] for group in self._known}
+                self._operations = {group[1] for group in records}
             return operation in self._operations
 
-    def lookup(self, backend: str, where: Signature, threads: int) -> float | None:
-        """What just such a node took, in the mean; None if there was none."""
+    def lookup(self, backend: str, where: NodeSignature, threads: int) -> float | None:
+        """The mean seconds of nodes of just this signature; None if none was measured."""
+        records = self._records
+        if records is None:
+            records = self._loaded()
         with self._lock:
-            found = self._known.get(_group(backend, where, threads), {}).get(where.exact)
-        return None if found is None else found.seconds
+            record = records.get(_node_group(backend, where, threads), {}).get(where.exact)
+        return None if record is None else record.seconds
 
-    def estimate(self, backend: str, where: Signature, threads: int) -> float | None:
-        """As ``lookup``, else by bytes between or beyond what nodes of the same operation and
-        dtypes took, and never below 1e-7; None if there were none."""
-        known = self.lookup(backend, where, threads)
-        if known is not None:
-            return max(known, _LEAST_S)
-        return self._estimate(_group(backend, where, threads), where.bytes)
+    def estimate(self, backend: str, where: NodeSignature, threads: int) -> float | None:
+        """As ``lookup``, else interpolated by bytes among nodes of the same operation and dtypes;
+        at least 1e-7 s. None if none of these was measured."""
+        seconds = self.lookup(backend, where, threads)
+        if seconds is not None:
+            return max(seconds, _LEAST_S)
+        return self._estimate(_node_group(backend, where, threads), where.bytes)
 
     # Transfers.
 
     def record_transfer(self, source: str, target: str, nbytes: int, seconds: float) -> None:
-        """Keep what it took to bring so many bytes from one backend to another; as ``record``."""
-        self._record(_transfer(source, target), str(nbytes), nbytes, seconds)
+        """Record what bringing ``nbytes`` from one backend to another took; as ``record``."""
+        self._record(_transfer_group(source, target), str(nbytes), nbytes, seconds)
 
     def transfer(self, source: str, target: str, nbytes: int) -> float | None:
-        """What that takes, by bytes between or beyond what was measured; None if nothing was."""
-        return self._estimate(_transfer(source, target), nbytes)
+        """Seconds of a transfer, interpolated by bytes; None if none between these backends was
+        measured."""
+        return self._estimate(_transfer_group(source, target), nbytes)
 
     # The file.
 
     def save(self) -> None:
-        """Write what was recorded since the last time, beside what other processes have written.
+        """Merge what was recorded since the last call into the file.
 
-        The file is replaced as a whole. Where that cannot be done, in a folder that is read-only
-        say, it stays as it is. Of two processes that save in the same moment one may be lost: its
-        costs are measured again one day, which is cheaper than locks that work on all systems.
+        Where that fails, in a read-only folder for instance, the records stay in memory.
         """
-        with self._saving:
+        self._loaded()
+        with self._file_lock:
             with self._lock:
                 fresh, self._fresh = self._fresh, {}
             if not fresh:
                 return
-            machines = self._read()
-            mine = machines.pop(self.machine, {})
-            _merge(mine, fresh)
-            machines[self.machine] = mine
             try:
-                _write(self.path, _fitting(machines))
+                records = self._write(fresh)
             except OSError as error:
                 _LOG.debug("costs are not kept in %s: %s", self.path, error)
                 with self._lock:
@@ -243,114 +164,214 @@ class CostTable:
                     self._fresh = fresh
                 return
             with self._lock:
-                _merge(mine, self._fresh)
-                self._known = mine
+                _merge(records, self._fresh)
+                self._records = records
                 self._points.clear()
                 self._operations = None
 
+    def _loaded(self) -> _Records:
+        if self._records is None:
+            with self._file_lock:
+                if self._records is None:
+                    self._records = self._read()
+        return self._records
+
     def _record(self, group: _Group, exact: str, nbytes: int, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
-            raise ValueError(f"nothing takes {seconds} seconds")
-        new = {group: {exact: _Record(int(nbytes), float(seconds))}}
+            raise ValueError(f"a cost of {seconds} seconds is not one that can be measured")
+        new = {
+            group: {
+                exact: _Record(min(int(nbytes), _MOST_INTEGER), float(seconds), 1, time.time_ns())
+            }
+        }
+        self._loaded()
         with self._lock:
-            _merge(self._known, new)
+            assert self._records is not None
+            _merge(self._records, new)
             _merge(self._fresh, new)
             self._points.pop(group, None)
             self._operations = None
 
     def _estimate(self, group: _Group, nbytes: int) -> float | None:
+        records = self._loaded()
         with self._lock:
             points = self._points.get(group)
             if points is None:
-                # Of several nodes of one size, the mean.
                 sizes: dict[int, list[float]] = {}
-                for record in self._known.get(group, {}).values():
+                for record in records.get(group, {}).values():
                     sizes.setdefault(record.bytes, []).append(record.seconds)
                 points = [(size, math.fsum(s) / len(s)) for size, s in sorted(sizes.items())]
                 self._points[group] = points
-        return max(_LEAST_S, _on_line(points, nbytes)) if points else None
+        return max(_LEAST_S, _interpolated(points, nbytes)) if points else None
 
-    def _read(self) -> dict[str, _Records]:
+    def _read(self) -> _Records:
         try:
-            return _read(self.path)
+            with _transaction(self.path) as connection:
+                return _select(connection, self.machine)
         except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                _LOG.debug("costs are not read from %s: %s", self.path, error)
-        except (ValueError, RecursionError) as error:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the measured costs in {self.path} cannot be read and will be replaced: "
-                    f"{error}",
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
+            _LOG.debug("costs are not read from %s: %s", self.path, error)
+        except ValueError as error:
+            warnings.warn(
+                f"the measured costs in {self.path} cannot be read and will be replaced: {error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return {}
 
+    def _write(self, fresh: _Records) -> _Records:
+        """Merge ``fresh`` into the file, in one transaction; return all records of the machine."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _transaction(self.path, create=True) as connection:
+                return _update(connection, self.machine, fresh)
+        except ValueError:
+            self.path.unlink()
+        with _transaction(self.path, create=True) as connection:
+            return _update(connection, self.machine, fresh)
 
-def _group(backend: str, where: Signature, threads: int) -> _Group:
+
+def _node_group(backend: str, where: NodeSignature, threads: int) -> _Group:
     return backend, where.operation, f"{threads} threads, {where.dtypes}"
 
 
-def _transfer(source: str, target: str) -> _Group:
+def _transfer_group(source: str, target: str) -> _Group:
     return source, f"to {target}", ""
 
 
 def _merge(into: _Records, new: Mapping[_Group, Mapping[str, _Record]]) -> None:
-    """Add newer records; they come last, and the first are dropped where there are too many."""
+    """Add newer records to older ones of the same size; they come last in their group."""
     for group, records in new.items():
-        own = into[group] = into.pop(group, {})
+        own = into.setdefault(group, {})
         for exact, record in records.items():
             old = own.pop(exact, None)
             if old is not None:
                 times = old.times + record.times
                 mean = old.seconds + (record.seconds - old.seconds) * (record.times / times)
-                record = _Record(record.bytes, mean, min(times, _MOST_COUNTED))
+                record = record._replace(seconds=mean, times=min(times, _MOST_COUNTED))
             own[exact] = record
-        while len(own) > _MOST_RECORDS:
-            del own[next(iter(own))]
 
 
-def _on_line(points: list[tuple[int, float]], nbytes: int) -> float:
-    """Seconds for a size by those of others, which are sorted."""
+def _interpolated(points: list[tuple[int, float]], nbytes: int) -> float:
+    """Seconds for ``nbytes``, on the line through the measured (bytes, seconds) next to it."""
     at = bisect_left(points, (nbytes, -math.inf))
     if 0 < at < len(points):
         (x0, y0), (x1, y1) = points[at - 1 : at + 1]
         part = (nbytes - x0) / (x1 - x0)
-        return y0 * (1 - part) + y1 * part  # of both ends exactly what they are
+        return y0 * (1 - part) + y1 * part  # exact at both ends
     (x, y), near = (points[0], points[1:2]) if at == 0 else (points[-1], points[-2:-1])
-    # A larger size never takes less, and a smaller one no less than in proportion: part of the time
-    # goes into the call itself. Known sizes that are close to each other may say anything.
+    # More bytes never take less time, and fewer bytes take at least their proportional part, since
+    # some of the time is that of the call. Two sizes close to each other may give any slope.
     per_byte = y / x if x else 0.0
     slope = (near[0][1] - y) / (near[0][0] - x) if near else per_byte
     steepest = per_byte if at == 0 else _STEEPEST * per_byte
     return y + min(max(slope, 0.0), steepest) * (nbytes - x)
 
 
+# SQL.
+
+# SQLite keeps this text, so that a file with another schema or version is told apart.
+_SCHEMA = """\
+CREATE TABLE costs (  -- version 1
+    machine TEXT, backend TEXT, operation TEXT, variant TEXT, exact TEXT,
+    bytes INTEGER, seconds REAL, times INTEGER, measured_at INTEGER,
+    PRIMARY KEY (machine, backend, operation, variant, exact)
+) WITHOUT ROWID"""
+# Rows with numbers that ``save`` cannot have written are skipped: anything may stand in the file.
+_SELECT = f"""
+SELECT backend, operation, variant, exact, bytes, seconds, times, measured_at FROM costs
+WHERE machine = ? AND bytes BETWEEN 0 AND {_MOST_INTEGER} AND seconds BETWEEN 0 AND 1e9
+AND times BETWEEN 1 AND {_MOST_COUNTED} AND measured_at BETWEEN 0 AND {_MOST_INTEGER}
+ORDER BY measured_at
+"""
+_REPLACE = "INSERT OR REPLACE INTO costs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_DELETE_OLDEST = """
+DELETE FROM costs WHERE measured_at <=
+(SELECT measured_at FROM costs ORDER BY measured_at LIMIT 1 OFFSET ?)
+"""
+
+
+@contextmanager
+def _transaction(path: Path, *, create: bool = False) -> Iterator[Connection]:
+    """A transaction on the file: reading, or with ``create``, writing.
+
+    Raises ``OSError`` if the file cannot be read or written, ``ValueError`` if it is not a table
+    of costs.
+    """
+    import sqlite3
+
+    if not create or path.exists():
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading from a pipe would block
+            raise ValueError("it is not a regular file")
+        if status.st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    try:
+        with closing(sqlite3.connect(uri, _PATIENCE_S, isolation_level=None, uri=True)) as file:
+            file.text_factory = lambda text: text.decode(errors="replace")
+            # A file damaged by a power failure is replaced: cheaper than waiting for the disk.
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute("BEGIN IMMEDIATE" if create else "BEGIN")
+            schema = [sql for (sql,) in file.execute("SELECT sql FROM sqlite_master")]
+            if not schema and create:
+                file.execute(_SCHEMA)
+            elif not schema:
+                raise FileNotFoundError("another process has just created it")
+            elif schema != [_SCHEMA]:
+                raise ValueError("it is not a table of costs of this version")
+            yield file
+            file.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        raise OSError(str(error)) from error  # locked, read-only, no space left
+    except sqlite3.DatabaseError as error:
+        raise ValueError(str(error)) from error
+
+
+def _select(connection: Connection, machine: str) -> _Records:
+    records: _Records = {}
+    for backend, operation, variant, exact, *record in connection.execute(_SELECT, (machine,)):
+        records.setdefault((backend, operation, variant), {})[exact] = _Record(*record)
+    return records
+
+
+def _update(connection: Connection, machine: str, fresh: _Records) -> _Records:
+    records = _select(connection, machine)
+    _merge(records, fresh)
+    for group, new in fresh.items():
+        for exact in new:
+            key = [text.encode(errors="replace").decode() for text in (machine, *group, exact)]
+            connection.execute(_REPLACE, (*key, *records[group][exact]))
+    (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()
+    if count > _MOST_ROWS:
+        connection.execute(_DELETE_OLDEST, (count - _MOST_ROWS - 1,))
+        return _select(connection, machine)
+    return records
+
+
 _LOCK = threading.Lock()
 _TABLES: dict[Path, CostTable] = {}
 
 
-def table() -> CostTable:
-    """The table of this process and machine; one for each folder that ``folder`` names."""
-    path = folder() / "costs.json"
+def cost_table() -> CostTable:
+    """The table of this process and machine; one for each folder that ``cache_folder`` names."""
+    path = cache_folder() / "costs.sqlite"
     with _LOCK:
-        found = _TABLES.get(path)
-        if found is None:
-            found = _TABLES[path] = CostTable(path, machine())
-    return found
+        table = _TABLES.get(path)
+        if table is None:
+            table = _TABLES[path] = CostTable(path, machine_name())
+    return table
 
 
 @in_child
-def _unlock() -> None:
-    """After a fork, whatever the parent's threads held."""
+def _renew_locks() -> None:
+    """Give a forked child locks of its own: threads of its parent may hold these."""
     global _LOCK
     _LOCK = threading.Lock()
-    for each in _TABLES.values():
-        each._unlock()
+    for table in _TABLES.values():
+        table.renew_locks()
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """The folder that Penstock keeps measurements in."""
     named = os.environ.get("PENSTOCK_CACHE")
     if named:
@@ -361,8 +382,8 @@ def folder() -> Path:
 
 
 @cache
-def machine() -> str:
-    """What costs depend on beside the model: processor, cores, and the versions of libraries."""
+def machine_name() -> str:
+    """What costs depend on beside the model: processor, cores, and versions of libraries."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -389,88 +410,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return ""
-
-
-def _read(path: Path) -> dict[str, _Records]:
-    """The sections of a file by machine; whatever in them has not the form is left out.
-
-    Raises ``OSError`` if there is no such file, ``ValueError`` or ``RecursionError`` for one that
-    is not ours.
-    """
-    import json
-
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep us waiting
-        raise ValueError("it is no regular file")
-    with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-    found = json.loads(content.decode())
-    if not isinstance(found, dict) or found.get("version") != 1:
-        raise ValueError("it is not of version 1")
-    if not isinstance(found.get("machines"), dict):
-        raise ValueError("it has no machines")
-    return {machine: _records(section) for machine, section in found["machines"].items()}
-
-
-def _records(section: Any) -> _Records:
-    found: _Records = {}
-    for backend, operations in _entries(section):
-        for operation, variants in _entries(operations):
-            for variant, records in _entries(variants):
-                own = {exact: _Record(*r) for exact, r in _entries(records) if _valid(r)}
-                if own:
-                    _merge(found, {(backend, operation, variant): own})
-    return found
-
-
-def _entries(value: Any) -> Iterable[tuple[str, Any]]:
-    return value.items() if isinstance(value, dict) else ()
-
-
-def _valid(record: Any) -> bool:
-    """Whether this is a list of bytes, seconds and count; not even an int may be huge."""
-    return (
-        isinstance(record, list)
-        and [type(x) for x in record] in ([int, float, int], [int, int, int])
-        and 0 <= record[0] < 2**63
-        and 0 <= record[1] < 2**31
-        and 1 <= record[2] <= _MOST_COUNTED
-    )
-
-
-def _fitting(machines: dict[str, _Records]) -> str:
-    """The text of the file, small enough to be read again; what is older is left out."""
-    import json
-
-    while len(machines) > _MOST_MACHINES:
-        del machines[next(iter(machines))]
-    while True:
-        sections: dict[str, Any] = {}
-        for name, groups in machines.items():
-            section = sections[name] = {}
-            for (backend, operation, variant), records in groups.items():
-                section.setdefault(backend, {}).setdefault(operation, {})[variant] = records
-        text = json.dumps({"version": 1, "machines": sections}, allow_nan=False)
-        if len(text) <= _MOST_BYTES:
-            return text
-        name, groups = next(iter(machines.items()))
-        if len(machines) > 1:
-            del machines[name]
-        elif any(len(records) > 1 for records in groups.values()):
-            for group, records in groups.items():
-                groups[group] = dict(islice(records.items(), len(records) // 2, None))
-        else:
-            for group in list(groups)[: (len(groups) + 1) // 2]:
-                del groups[group]
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the whole file or nothing of it, whoever reads or writes it at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    try:
-        part.write_text(text, encoding="ascii")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

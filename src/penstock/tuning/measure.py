@@ -26,7 +26,8 @@ from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.context import PassContext, Place
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.plan.plan import Step, compile_plan
-from penstock.tuning import cost_table
+from penstock.tuning.cost_table import CostTable, cost_table
+from penstock.tuning.node_signature import node_signature, tensor_bytes
 
 # Runs of a graph that seem enough: one, and up to so many while they take no longer than this.
 _MOST_RUNS = 5
@@ -89,17 +90,17 @@ def measure(
                 profile.run_end(control.run, None)
             if runs is None and i and perf_counter() - begin > _MOST_SECONDS:
                 break
-    table = cost_table.table()
+    table = cost_table()
     for entry in profile:
         node, step = entry.step.node, entry.step
         if is_transfer(node):
             source, target = node.attrs["source"], node.attrs["target"]
             for value in node.outputs:
-                size = cost_table.nbytes(value)
+                size = tensor_bytes(value)
                 if size is not None:
                     table.record_transfer(source, target, size, entry.best)
             continue
-        signature = cost_table.signature(node)
+        signature = node_signature(node)
         if signature is not None:
             table.record(step.backend, signature, threads[step.backend], entry.best)
     return profile
@@ -130,13 +131,13 @@ class CostModel:
         self._own: dict[tuple[str, str, bool], float] = {}
 
     @cached_property
-    def _table(self) -> cost_table.CostTable:
+    def _table(self) -> CostTable:
         # Read from its file only where something is decided by costs.
-        return cost_table.table()
+        return cost_table()
 
     def known(self, node: Node, backend: Backend, single_threaded: bool) -> float | None:
         """What ``node`` took on ``backend`` when it was measured; None if it never was."""
-        signature = cost_table.signature(node)
+        signature = node_signature(node)
         if signature is not None:
             threads = threads_of(backend, self.backends, single_threaded)
             return self._table.lookup(backend.name, signature, threads)
@@ -147,7 +148,7 @@ class CostModel:
         known = self.known(node, backend, single_threaded)
         if known is not None:
             return known
-        signature = cost_table.signature(node)
+        signature = node_signature(node)
         if signature is not None:
             threads = threads_of(backend, self.backends, single_threaded)
             near = self._table.estimate(backend.name, signature, threads)
@@ -176,7 +177,7 @@ class CostModel:
         if not is_transfer(node):
             return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
         source, target = (node.attrs[key] for key in ("source", "target"))
-        sizes = [cost_table.nbytes(value) for value in node.outputs]
+        sizes = [tensor_bytes(value) for value in node.outputs]
         return self.transfer(source, target, sum(size or 0 for size in sizes))
 
     # A model that is given as it is has no gaps to fill, and believes itself.

@@ -1,0 +1,90 @@
+"""Signatures of nodes: what the cost of running one depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.ir.graph import Node, Value
+from penstock.types import STRING, TensorType, dtype_name
+
+# Characters of a part of a signature; longer ones end in a digest.
+_LONGEST = 400
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSignature:
+    """What the cost of a node depends on.
+
+    Among nodes of the same ``operation`` and ``dtypes`` costs are interpolated by ``bytes``, the
+    sum over all inputs and outputs; ``exact`` has the shapes and attributes too.
+    """
+
+    operation: str
+    dtypes: str
+    exact: str
+    bytes: int
+
+
+def tensor_bytes(value: Value | None) -> int | None:
+    """Bytes of a numeric tensor of static shape; 0 for an omitted value, None for all others."""
+    if value is None:
+        return 0
+    type_ = _static_type(value)
+    return None if type_ is None else type_.nbytes
+
+
+def node_signature(node: Node) -> NodeSignature | None:
+    """The signature of a node; None if it has sub-graphs, or a value that is not a numeric tensor
+    of static shape.
+
+    Of its attributes, numbers, strings and lists of these count. Versions of an operation's schema
+    are not told apart.
+    """
+    if node.graphs:
+        return None
+    total = 0
+    dtypes, shapes = [], []
+    for values in (node.inputs, node.outputs):
+        for value in values:
+            if value is None:
+                dtypes.append("_")
+                shapes.append("_")
+                continue
+            type_ = _static_type(value)
+            if type_ is None:
+                return None
+            assert type_.dtype is not None
+            total += type_.nbytes
+            dtypes.append(dtype_name(type_.dtype))
+            # Constants are marked: kernels may prepare them in advance.
+            shapes.append("x".join(map(str, type_.dims)) + "=" * (value.const is not None))
+    inputs = len(node.inputs)
+    exact = f"{', '.join(shapes[:inputs])} -> {', '.join(shapes[inputs:])}"
+    attrs = [f"{key}={x!r}" for key, x in sorted(node.attrs.items()) if _is_plain(x)]
+    if attrs:
+        exact = f"{exact}; {' '.join(attrs)}"
+    form = f"{', '.join(dtypes[:inputs])} -> {', '.join(dtypes[inputs:])}"
+    return NodeSignature(node.op.full_name, _shortened(form), _shortened(exact), total)
+
+
+def _static_type(value: Value) -> TensorType | None:
+    type_ = value.type
+    if isinstance(type_, TensorType) and type_.static and type_.dtype != STRING:
+        return type_
+    return None
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    from hashlib import blake2b
+
+    digest = blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+    return f"{text[: _LONGEST // 2]}... {digest}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(isinstance(x, bool | int | float | str) for x in value)
+    return isinstance(value, bool | int | float | str)
