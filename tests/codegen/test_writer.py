@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, parser
 
 import penstock as ps
-from penstock.codegen import writer
+from penstock.codegen.text import printable
 
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 
@@ -354,7 +354,7 @@ def test_tracebacks_show_lines_for_as_long_as_there_is_the_program():
     except ps.RunError as error:
         text = "".join(traceback.format_exception(error))
     assert "gather_0(v0, v1)" in text
-    filename = session.latest._code.program.filename
+    filename = session.latest._program.filename
     assert filename in linecache.cache
     del session
     gc.collect()
@@ -437,4 +437,4 @@ def test_no_name_of_a_ufunc_hides_another():
         ps.ir.graph.Model({"g": ps.ir.graph.Graph(values[:1], values[-1:], nodes)}, "g")
     )
     assert session(np.array([1, 2], object)).tolist() == [2, 3]
-    assert writer._one_line("a\nb") == "a\\nb"
+    assert printable("a\nb") == "a\\nb"

@@ -21,7 +21,7 @@ from penstock.algorithms.ordering import ranks
 from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
-from penstock.executors.arenas import Code
+from penstock.codegen.writer import write_program
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.parallel import ParallelExecutor
@@ -211,11 +211,11 @@ class Walk:
         self.tasks = tasks
         self.choose = random.Random(seed)
         self.arena_plan = plan_arena_for_tasks(plan, tasks)
-        code = Code(plan, self.arena_plan, DEFAULT_LIMITS, tasks)
+        program = write_program(plan, self.arena_plan, tasks=tasks)
         self.memory = NumpyBackend().allocate(self.arena_plan.size)
         self.memory[:] = 0xAB
-        *self.functions, self.results = code.bind(self.memory)
-        self.source = code.program.source
+        *self.functions, self.results = program.bind(self.memory)
+        self.source = program.source
         # By slot, the tasks of the block where it is made that read it.
         self.made_by: dict[int, int] = {}
         for t, task in enumerate(tasks.tasks):

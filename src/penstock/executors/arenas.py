@@ -8,76 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.codegen.namespace import Binder
-from penstock.codegen.writer import Program, generate
 from penstock.errors import LimitExceeded, RunError
 from penstock.host.fork import renewed
 from penstock.limits import Limits
-from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan
-from penstock.plan.tasks import Tasks
 
 T = TypeVar("T")
 
 # How often a run that waits for an arena looks at its control.
 _PATIENCE_S = 0.02
-
-
-class Code:
-    """The program of a plan, generated for the first arena that it is bound to."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        arena_plan: ArenaPlan,
-        limits: Limits,
-        tasks: Tasks | None = None,
-        observed: bool = False,
-    ) -> None:
-        self.plan = plan
-        self.arena_plan = arena_plan
-        self.tasks = tasks
-        self.observed = observed
-        self._limits = limits
-        self._program: Program | None = None
-
-    @property
-    def program(self) -> Program:
-        """The program, which some arena must have asked for."""
-        assert self._program is not None
-        return self._program
-
-    def bind(
-        self, memory: np.ndarray, known: Mapping[str, Any] | None = None
-    ) -> list[Callable[..., Any]]:
-        """The functions of the program in an arena: ``run``, or each task and ``results``.
-        ``known``: what names of the program stand for that the plan does not know."""
-        shared = frozenset() if self.tasks is None else self.tasks.shared
-        binder = Binder(self.plan, self.arena_plan, memory, shared)
-        if self._program is None:
-            self._program = generate(
-                self.plan,
-                self.arena_plan,
-                binder,
-                self._limits.max_iterations,
-                tasks=self.tasks,
-                observed=self.observed,
-            )
-        count = 0 if self.tasks is None else len(self.tasks.tasks)
-        names = ["run"] if self.tasks is None else [*(f"t{i}" for i in range(count)), "results"]
-        binder.namespace.update(self.program.constants)
-        binder.namespace.update(known or {})
-        exec(self.program.code, binder.namespace)
-        # The functions know the namespace, which forgets them: as a circle, both would stay until
-        # Python next looks for circles, and the arena with them.
-        return [binder.namespace.pop(name) for name in names]
 
 
 class Stoppable(Protocol):

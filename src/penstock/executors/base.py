@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from penstock.backends.base import Backend, ThreadShare
-from penstock.executors.arenas import Arenas, Code
+from penstock.codegen.writer import Program
+from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.ops.work_estimate import flops
 from penstock.plan.arena_layout import ArenaPlan
@@ -87,16 +88,16 @@ class CompiledExecutor:
     ``_arenas``, None where nothing is planned."""
 
     watched: bool
-    _code: Code
+    _program: Program
     _arenas: Arenas[Any] | None = None
 
     @property
     def source(self) -> str:
-        return self._code.program.source
+        return self._program.source
 
     @property
     def plan_bytes(self) -> int:
-        return self._code.program.nbytes
+        return self._program.nbytes
 
     @property
     def arena_bytes(self) -> int:
@@ -132,15 +133,16 @@ def share_of(
 
 
 class PerThreadCount(dict[int, T]):
-    """What ``bind`` makes of an arena, once for each number of threads that kernels may have."""
+    """A program bound to one arena: ``bind(memory)``, once for each number of kernel threads."""
 
-    def __init__(self, bind: Callable[[], T]) -> None:
+    def __init__(self, bind: Callable[[np.ndarray], T], memory: np.ndarray) -> None:
         super().__init__()
         self._bind = bind
+        self._memory = memory
 
     def __missing__(self, threads: int) -> T:
-        made = self[threads] = self._bind()
-        return made
+        bound = self[threads] = self._bind(self._memory)
+        return bound
 
 
 # NumPy's floating-point warnings.

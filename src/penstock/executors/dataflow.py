@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.executors.arenas import Code
+from penstock.codegen.writer import write_program
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, run_inline, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import raise_explained
@@ -47,9 +47,11 @@ class DataflowExecutor(CompiledExecutor):
         self.tasks = tasks = arrange(plan, OneByOne())
         worthwhile = [False] * len(tasks.tasks)
         self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
-        self._code = code = Code(plan, self.arena_plan, limits, tasks, observed)
-        # Nobody writes to what is bound here, so that all runs share it.
-        self._bound = PerThreadCount(lambda: code.bind(np.empty(0, np.uint8)))
+        self._program = write_program(
+            plan, self.arena_plan, limits.max_iterations, tasks=tasks, observed=observed
+        )
+        # Without an arena, all runs can share the functions.
+        self._bound = PerThreadCount(self._program.bind, np.empty(0, np.uint8))
         with self._share as now:
             self._bound[now]
 
@@ -67,7 +69,7 @@ class DataflowExecutor(CompiledExecutor):
                 TaskRun(self._flow, functions, V, control, observe=self.watched).run()
             return results(V)
         except Exception as error:
-            raise_explained(error, self._code.program, self.plan)
+            raise_explained(error, self._program, self.plan)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         run_inline(self, inputs, control, done)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.executors.arenas import Arenas, Code
+from penstock.codegen.writer import Program, write_program
+from penstock.executors.arenas import Arenas
 from penstock.executors.base import (
     CompiledExecutor,
     Done,
@@ -26,6 +27,12 @@ from penstock.plan.arena_layout import ArenaPlan, plan_arena
 from penstock.plan.plan import Plan
 
 Run = Callable[..., tuple[Any, ...]]
+
+
+def _bind_run(program: Program, memory: np.ndarray) -> Run:
+    """The program in an arena, with NumPy's floating-point warnings off."""
+    (function,) = program.bind(memory)
+    return partial(silent().run, function)
 
 
 class LinearExecutor(CompiledExecutor):
@@ -52,20 +59,16 @@ class LinearExecutor(CompiledExecutor):
         self.arena_plan = arena_plan or plan_arena(plan)
         self._make = partial(LinearExecutor, plan, hosts, limits, threads=threads, name=name)
         self._share = share_of(plan, hosts, threads=threads)
-        self._code = code = Code(plan, self.arena_plan, limits, observed=observed)
-
-        def bind(memory: np.ndarray) -> Run:
-            """The program in an arena, with NumPy's floating-point warnings off."""
-            (function,) = code.bind(memory)
-            return partial(silent().run, function)
-
-        def bound(memory: np.ndarray) -> PerThreadCount[Run]:
-            return PerThreadCount(partial(bind, memory))
-
-        self._arenas: Arenas[PerThreadCount[Run]] = Arenas(
-            self.arena_plan.size, hosts[0], limits, bound
+        self._program = write_program(
+            plan, self.arena_plan, limits.max_iterations, observed=observed
         )
-        # Made at once, so that what is wrong shows when the plan is compiled.
+        self._arenas: Arenas[PerThreadCount[Run]] = Arenas(
+            self.arena_plan.size,
+            hosts[0],
+            limits,
+            partial(PerThreadCount, partial(_bind_run, self._program)),
+        )
+        # The first arena is made now, so that errors show when the plan is compiled.
         arena = self._arenas.make()
         with self._share as now:
             arena[now]
@@ -94,7 +97,7 @@ class LinearExecutor(CompiledExecutor):
                 pace.took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
-            raise_explained(error, self._code.program, self.plan)
+            raise_explained(error, self._program, self.plan)
         finally:
             arenas.give(arena)
             if self.watched:

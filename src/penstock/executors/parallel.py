@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.backends.base import Backend, Device
-from penstock.executors.arenas import Arenas, Code
+from penstock.codegen.writer import Program, write_program
+from penstock.executors.arenas import Arenas
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, raise_explained
@@ -30,6 +31,12 @@ class _Bound(NamedTuple):
 
     functions: list[Callable[..., Any]]
     results: Callable[[list[Any]], tuple[Any, ...]]
+
+
+def _bind_tasks(program: Program, task_devices: Mapping[int, Device], memory: np.ndarray) -> _Bound:
+    streams = {f"d{task}": device.stream() for task, device in task_devices.items()}
+    *functions, results = program.bind(memory, streams)
+    return _Bound(functions, results)
 
 
 class ParallelExecutor(CompiledExecutor):
@@ -78,23 +85,15 @@ class ParallelExecutor(CompiledExecutor):
         self._share = share_of(plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(plan.slots))
-        self._code = code = Code(plan, self.arena_plan, limits, tasks, observed)
-
-        known = devices or {}
-
-        def bind(memory: np.ndarray) -> _Bound:
-            streams = {
-                f"d{task}": known[backend].stream()
-                for task, backend in tasks.signals.devices.items()
-            }
-            *functions, results = code.bind(memory, streams)
-            return _Bound(functions, results)
-
-        def bound(memory: np.ndarray) -> PerThreadCount[_Bound]:
-            return PerThreadCount(partial(bind, memory))
-
+        self._program = write_program(
+            plan, self.arena_plan, limits.max_iterations, tasks=tasks, observed=observed
+        )
+        task_devices = {t: (devices or {})[name] for t, name in tasks.signals.devices.items()}
         self._arenas: Arenas[PerThreadCount[_Bound]] = Arenas(
-            self.arena_plan.size, hosts[0], limits, bound
+            self.arena_plan.size,
+            hosts[0],
+            limits,
+            partial(PerThreadCount, partial(_bind_tasks, self._program, task_devices)),
         )
         arena = self._arenas.make()
         with self._share as now:
@@ -120,7 +119,7 @@ class ParallelExecutor(CompiledExecutor):
                     self._flow_run(bound, V, control, threads).run()
                 outputs = bound.results(V)
             except Exception as error:
-                raise_explained(error, self._code.program, self.plan)
+                raise_explained(error, self._program, self.plan)
             finally:
                 self._allocated(control, -arenas.size)
         except Exception:
@@ -159,7 +158,7 @@ class ParallelExecutor(CompiledExecutor):
             except BaseException as raised:
                 outputs, error = None, raised
             if isinstance(error, Exception):
-                error = explained(error, self._code.program, self.plan)
+                error = explained(error, self._program, self.plan)
             arenas.give(arena)
             try:
                 done(outputs, error)

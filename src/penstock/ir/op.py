@@ -79,6 +79,11 @@ class Kernel:
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether ``bind`` prepares arguments of its own; else a program calls ``into`` itself."""
+        return type(self).bind is not Kernel.bind
+
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:

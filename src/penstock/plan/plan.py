@@ -1,8 +1,36 @@
 """A graph compiled for given input types: steps and slots, integer-indexed.
 
 A *slot* is a value of the graph, a *step* one of its nodes with its kernel. Each slot says where
-its value lives (``SlotKind``); the plan does not say at which address: liveness and offsets are an
-annotation for executors that run in a fixed order (``liveness.py``).
+its value lives (``SlotKind``). The plan does not say at which offset of the arena: that is for the
+order in which its steps run, or its tasks, to decide (``arena_layout``).
+
+    >>> from penstock.analysis.type_inference import infer_types
+    >>> from penstock.backends.numpy import NumpyBackend
+    >>> from penstock.textual.parser import parse_graph
+    >>> graph = parse_graph('''graph g(x: float32[4]) -> (y) {
+    ...   k: float32[] = const 2.0
+    ...   a = Exp(x)
+    ...   b = Neg(a)
+    ...   y = Add(b, k)
+    ... }''')
+    >>> infer_types(graph)
+    >>> plan = compile_plan(graph, [NumpyBackend()])
+    >>> for i, slot in enumerate(plan.slots):
+    ...     print(i, slot.name, slot.kind.value, slot.type)
+    0 x dynamic float32[4]
+    1 a arena float32[4]
+    2 b arena float32[4]
+    3 k constant float32[]
+    4 y dynamic float32[4]
+    >>> for step in plan.steps:
+    ...     print(step.node.op.name, step.inputs, "->", step.outputs, step.into)
+    Exp (0,) -> (1,) True
+    Neg (1,) -> (2,) True
+    Add (2, 3) -> (4,) False
+    >>> plan.inputs, plan.outputs
+    ((0,), (4,))
+
+``y`` leaves the run, so that its step allocates it; the other steps write into the arena.
 """
 
 from __future__ import annotations

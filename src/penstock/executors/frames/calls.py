@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from penstock.analysis.frames import frame_of
-from penstock.codegen.namespace import too_many
+from penstock.codegen.helpers import too_many
 from penstock.executors.frames.tokens import Caller, Slots, Tokens, read
 from penstock.ir.graph import Graph, Node, captures, clone
 from penstock.ir.op import Kernel

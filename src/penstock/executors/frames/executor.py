@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.codegen.namespace import unshared
+from penstock.codegen.helpers import unshared
 from penstock.executors.frames.barrier import Barrier, MultiPartExecutor
 from penstock.executors.frames.run import FramesRun
 from penstock.executors.frames.scheduler import missing

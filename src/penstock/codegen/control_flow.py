@@ -1,0 +1,326 @@
+"""Writes If, Loop, Scan and SequenceMap as control flow of Python, their blocks in place.
+
+A Loop of ``n`` iterations that carries ``v`` and collects ``rows``, with its carried value in two
+alternating buffers (``b3``, ``b4``), becomes:
+
+    r12 = []                                rows, one for each iteration
+    v5, v8, s5 = v0, b3, b4                 carried value, buffer to write, spare buffer
+    for i1 in range(scalar(v1)):
+        if control.stopped: control.stop()
+        multiply(v5, v5, v8)                the body's steps
+        r12.append(own(v5))
+        v5, v8, s5 = v8, s5, v8             the next iteration reads v8 and writes s5
+    if v5 is v0: v5 = copied(b3, v5)        no iteration: the result is in a buffer all the same
+    v11 = v5
+    v12 = stack(r12, 0, 0, k12)
+    r12 = None
+
+Variables beside those of ``names``, each with the number of its slot or of the depth of its loop:
+``i`` the iteration, ``go`` whether another follows, ``t`` and ``s`` the buffer that a carried value
+may use in this iteration and in the next, ``x`` the view of a scanned input, ``r`` collected rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.codegen.steps import StepWriter, comment
+from penstock.errors import LimitExceeded
+from penstock.ops.onnx.control_flow import ScanLayout, row_type
+from penstock.plan.plan import Carry, Step
+from penstock.plan.tasks import reads
+from penstock.types import MapType, SequenceType, TensorType, Type
+
+# CPython compiles at most 20 nested loops, and 100 levels of indentation.
+_MOST_NESTED_LOOPS = 18
+_MOST_LEVELS = 90
+
+
+def write_control_flow(writer: StepWriter, step: Step) -> None:
+    """An If or a loop; raises ``LimitExceeded`` if it is nested deeper than CPython compiles."""
+    label = step.node.label
+    if writer.text.depth > _MOST_LEVELS:
+        raise LimitExceeded(f"{label}: more than {_MOST_LEVELS} branches nest")
+    if step.node.op.name == "If":
+        _write_if(writer, step)
+        return
+    if writer.loops == _MOST_NESTED_LOOPS:
+        raise LimitExceeded(f"{label}: more than {_MOST_NESTED_LOOPS} loops nest")
+    writer.loops += 1
+    writer.line(f"# {comment(step)}")
+    _LOOPS[step.node.op.name](writer, step)
+    writer.loops -= 1
+
+
+def _write_if(writer: StepWriter, step: Step) -> None:
+    writer.line(f"if {_condition(writer, step.inputs[0])}:", step, comment(step))
+    work_before, work_after = writer.work, 0
+    for number, block in enumerate(step.blocks):
+        if number:
+            writer.line("else:")
+        with writer.indented():
+            lines_before = len(writer.text.lines)
+            writer.work = work_before
+            _write_body(writer, step, number)
+            work_after = max(work_after, writer.work)
+            writer.assign(
+                [
+                    (writer.name[result], _branch_value(writer, value, result))
+                    for result, value in zip(step.outputs, block.outputs, strict=False)
+                    if result >= 0
+                ],
+                step,
+            )
+            writer.release(writer.lifetimes.handed_out[block])
+            if len(writer.text.lines) == lines_before:
+                writer.line("pass")
+    writer.work = work_after
+
+
+def _branch_value(writer: StepWriter, value: int, result: int) -> str:
+    return _owned(writer, value) if writer.slots[result].owned else writer.name[value]
+
+
+def _write_loop(writer: StepWriter, step: Step) -> None:
+    limit, condition = step.inputs[:2]
+    (block,) = step.blocks
+    number, true = block.inputs[:2]
+    proceed, rows = block.outputs[0], block.outputs[1 + len(step.carries) :]
+    outputs = _ScanOutputs(
+        writer, step, [_ScanOutput(slot, 0, 0) for slot in step.outputs[len(step.carries) :]]
+    )
+    outputs.begin()
+    _begin_carries(writer, step)
+    guarded = condition >= 0 and not _is_true(writer, condition)
+    if guarded:
+        writer.line(f"if {_condition(writer, condition)}:", step)
+        writer.text.depth += 1
+    trips = "count()" if limit < 0 else f"range(scalar({writer.name[limit]}))"
+    iteration = _begin_iteration(writer, step, trips)
+    with writer.indented():
+        slots_read = {slot for inner in block.steps for slot in reads(inner)}
+        slots_read.update(block.outputs if proceed != true else block.outputs[1:])
+        if number in slots_read:
+            writer.line(f"{writer.name[number]} = array({iteration}, int64)", step)
+        if true in slots_read:
+            writer.line(f"{writer.name[true]} = true", step)
+        _write_body(writer, step)
+        outputs.collect(rows, iteration)
+        test = "" if proceed == true or _is_true(writer, proceed) else _condition(writer, proceed)
+        if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
+            # The carried value's name is about to mean the next iteration's.
+            writer.line(f"go{writer.loops} = {test}", step)
+            test = f"go{writer.loops}"
+        _end_iteration(writer, step)
+        if test:
+            writer.line(f"if not {test}: break", step)
+    if guarded:
+        writer.text.depth -= 1
+    _end_carries(writer, step)
+    _drop(writer, step, outputs.end(), entered=block.inputs[2:])
+
+
+def _write_scan(writer: StepWriter, step: Step) -> None:
+    (block,) = step.blocks
+    scan = ScanLayout(step.node)
+    n = len(step.carries)
+    views = []
+    sources = zip(step.inputs[n:], scan.input_axes, scan.input_backward, strict=True)
+    for inner, (source, axis, backward) in zip(block.inputs[n:], sources, strict=True):
+        views.append(f"x{inner}")
+        writer.line(f"x{inner} = rows_of({writer.name[source]}, {axis}, {backward})", step)
+    columns = (step.outputs[n:], scan.output_axes, scan.output_backward)
+    outputs = _ScanOutputs(writer, step, list(map(_ScanOutput, *columns)))
+    outputs.begin()
+    _begin_carries(writer, step)
+    iteration = _begin_iteration(writer, step, f"range(same_length({', '.join(views)}))")
+    with writer.indented():
+        for inner, view in zip(block.inputs[n:], views, strict=True):
+            writer.line(f"{writer.name[inner]} = {view}[{iteration}, ...]", step)
+        _write_body(writer, step)
+        outputs.collect(block.outputs[n:], iteration)
+        _end_iteration(writer, step)
+    _end_carries(writer, step)
+    _drop(writer, step, [*views, *outputs.end()], entered=block.inputs)
+
+
+def _write_sequence_map(writer: StepWriter, step: Step) -> None:
+    (block,) = step.blocks
+    for slot in step.outputs:
+        if slot >= 0:
+            writer.line(f"{writer.name[slot]} = []")
+    iteration = _begin_iteration(writer, step, f"range(len({writer.name[step.inputs[0]]}))")
+    with writer.indented():
+        for source, inner in zip(step.inputs, block.inputs, strict=True):
+            element = f"element_of({writer.name[source]}, {iteration})"
+            writer.line(f"{writer.name[inner]} = {element}", step)
+        _write_body(writer, step)
+        for slot, value in zip(step.outputs, block.outputs, strict=True):
+            if slot >= 0:
+                writer.line(f"{writer.name[slot]}.append({_owned(writer, value)})", step)
+        _end_iteration(writer, step)
+    _drop(writer, step, (), entered=block.inputs)
+
+
+_LOOPS: dict[str, Callable[[StepWriter, Step], None]] = {
+    "Loop": _write_loop,
+    "Scan": _write_scan,
+    "SequenceMap": _write_sequence_map,
+}
+
+
+# Parts that constructs share.
+
+
+def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
+    """The steps of a block; of an expanded step, a line that yields the block's number."""
+    expanded = writer.expanded.get(step)
+    if expanded:
+        writer.line(f"yield {expanded[number]}")
+    else:
+        writer.block(step.blocks[number].steps)
+
+
+def _condition(writer: StepWriter, slot: int) -> str:
+    type_, name = writer.slots[slot].type, writer.name[slot]
+    single = isinstance(type_, TensorType) and type_.static and set(type_.dims) <= {1}
+    return name if single else f"truth({name})"
+
+
+def _is_true(writer: StepWriter, slot: int) -> bool:
+    """Whether a condition is a constant that holds."""
+    const = writer.slots[slot].const
+    return const is not None and const.size == 1 and bool(const.all())
+
+
+def _owned(writer: StepWriter, slot: int) -> str:
+    """A value that outlives the iteration or the branch, as text."""
+    shared = isinstance(writer.slots[slot].type, SequenceType | MapType)
+    if writer.slots[slot].owned or shared:
+        return writer.name[slot]
+    return f"own({writer.name[slot]})"
+
+
+def _begin_iteration(writer: StepWriter, step: Step, trips: str) -> str:
+    """The head of a loop; returns the name of the iteration's number."""
+    iteration = f"i{writer.loops}"
+    writer.line(f"for {iteration} in {trips}:", step)
+    with writer.indented():
+        writer.check_for_stop(step)
+        most = writer.max_iterations
+        if most is not None:
+            label = repr(step.node.label)
+            writer.line(f"if {iteration} >= {most}: too_many({most}, {label})", step)
+    return iteration
+
+
+def _end_iteration(writer: StepWriter, step: Step) -> None:
+    """Hand the carried values to the next iteration."""
+    (block,) = step.blocks
+    writer.observe_release(writer.lifetimes.handed_out[block])
+    pairs = []
+    for carry in step.carries:
+        inside = writer.name[carry.inside]
+        if carry.buffers is not None:
+            target, spare = _target(writer, carry), f"s{carry.inside}"
+            if not carry.direct:
+                writer.line(f"copyto({target}, {writer.name[carry.updated]})", step)
+            pairs += [(inside, target), (target, spare), (spare, target)]
+        elif carry.updated != carry.inside:
+            pairs.append((inside, _owned(writer, carry.updated)))
+    writer.assign(pairs, step)
+
+
+def _target(writer: StepWriter, carry: Carry) -> str:
+    """The variable that holds the buffer which the current iteration may write."""
+    return writer.name[carry.updated] if carry.direct else f"t{carry.inside}"
+
+
+def _begin_carries(writer: StepWriter, step: Step) -> None:
+    pairs = []
+    for carry in step.carries:
+        pairs.append((writer.name[carry.inside], writer.name[carry.initial]))
+        if carry.buffers is not None:
+            pairs.append((_target(writer, carry), writer.name[carry.buffers[0]]))
+            pairs.append((f"s{carry.inside}", writer.name[carry.buffers[1]]))
+    writer.assign(pairs, step)
+
+
+def _end_carries(writer: StepWriter, step: Step) -> None:
+    """Hand out the carried values as results."""
+    results = [carry for carry in step.carries if carry.result >= 0]
+    for carry in results:
+        if carry.buffers is not None:
+            inside, buffer = writer.name[carry.inside], writer.name[carry.buffers[0]]
+            text = f"if {inside} is {writer.name[carry.initial]}:"
+            writer.line(f"{text} {inside} = copied({buffer}, {inside})", step)
+    writer.assign([(writer.name[c.result], writer.name[c.inside]) for c in results], step)
+
+
+def _drop(writer: StepWriter, step: Step, held: Sequence[str], entered: Sequence[int]) -> None:
+    """Release the variables of the iterations; without iterations, some were never assigned."""
+    (block,) = step.blocks
+    buffered = {carry.inside for carry in step.carries if carry.buffers}
+    slots = dict.fromkeys((*entered, *writer.lifetimes.handed_out[block]))
+    variables = [*held, *(writer.name[i] for i in slots if i not in buffered)]
+    if variables:
+        writer.line(f"{' = '.join(variables)} = None")
+
+
+class _ScanOutput(NamedTuple):
+    """An output that collects a row from each iteration; ``slot`` is -1 if it is left out."""
+
+    slot: int
+    axis: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class _ScanOutputs:
+    """Rows go straight into the result if its shape is known, else into a list."""
+
+    writer: StepWriter
+    step: Step
+    outputs: Sequence[_ScanOutput]
+
+    def begin(self) -> None:
+        writer, step = self.writer, self.step
+        for slot, axis, backward in self.outputs:
+            if slot < 0:
+                continue
+            type_, result = writer.slots[slot].type, writer.name[slot]
+            if _is_static(type_):
+                writer.text.constants[f"k{slot}"] = (type_.dims, type_.dtype)  # type: ignore[union-attr]
+                writer.line(f"{result} = empty(*k{slot})", step)
+                writer.line(f"r{slot} = rows_of({result}, {axis}, {backward})", step)
+            else:
+                writer.text.constants[f"k{slot}"] = row_type(type_, axis)
+                writer.line(f"r{slot} = []", step)
+
+    def collect(self, rows: Sequence[int], iteration: str) -> None:
+        writer = self.writer
+        for (slot, _, _), row in zip(self.outputs, rows, strict=True):
+            if slot < 0:
+                continue
+            if _is_static(writer.slots[slot].type):
+                writer.line(f"r{slot}[{iteration}] = {writer.name[row]}", self.step)
+            else:
+                writer.line(f"r{slot}.append({_owned(writer, row)})", self.step)
+
+    def end(self) -> list[str]:
+        """Stack rows that are in lists; returns the variables that held rows."""
+        held = []
+        for slot, axis, backward in self.outputs:
+            if slot < 0:
+                continue
+            if not _is_static(self.writer.slots[slot].type):
+                rows = f"stack(r{slot}, {axis}, {backward}, k{slot})"
+                self.writer.line(f"{self.writer.name[slot]} = {rows}", self.step)
+            held.append(f"r{slot}")
+        return held
+
+
+def _is_static(type_: Type) -> bool:
+    return isinstance(type_, TensorType) and type_.static

@@ -1,0 +1,146 @@
+"""Functions that generated programs call beside kernels, by the names that programs give them.
+
+The NumPy functions among them, and the few builtins, are all that a program can reach: names from a
+model file are never evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import LimitExceeded
+from penstock.ir.op import Outcome, array_of
+from penstock.ops.internal.transfer import is_transfer
+from penstock.ops.onnx.control_flow import element_of, scalar, stack, truth
+from penstock.plan.plan import Slot, Step
+from penstock.types import ShapeError
+
+
+def began(control: Any, step: Step, *inputs: Any) -> None:
+    """Tell the observer of a run that ``step`` begins."""
+    control.observer.step_begin(control.run, step, inputs)
+
+
+def ended(control: Any, step: Step, *outputs: Any) -> None:
+    """Tell the observer of a run that ``step`` has ended, and how much memory its outputs take."""
+    observer, run = control.observer, control.run
+    if is_transfer(step.node):
+        observer.transfer(run, step, _nbytes(outputs[0]))
+    observer.step_end(run, step, outputs)
+    if not step.into:
+        slots = run.plan.slots
+        values = zip(step.outputs, outputs, strict=True)
+        nbytes = sum([_nbytes(x) for i, x in values if i >= 0 and _allocated(slots[i])])
+        if nbytes:
+            observer.allocation(run, nbytes)
+
+
+def awaited(control: Any, begin: Callable[..., Any], *inputs: Any) -> Any:
+    """The outputs of an asynchronous kernel, unless the run is stopped before they come."""
+    outcome = Outcome(begin, inputs)
+    control.add_listener(outcome.stop)
+    try:
+        return outcome.wait()
+    finally:
+        control.remove_listener(outcome.stop)
+
+
+def freed(control: Any, *values: Any) -> None:
+    """Tell the observer of a run that ``values``, which the run allocated, are released."""
+    nbytes = sum(map(_nbytes, values))
+    if nbytes:
+        control.observer.allocation(control.run, -nbytes)
+
+
+def _allocated(slot: Slot) -> bool:
+    """Whether a dynamic value has memory of its own, rather than being a view."""
+    return slot.owned and slot.base < 0
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_nbytes, value))
+    return getattr(value, "nbytes", 0)
+
+
+def own(value: Any) -> Any:
+    """A copy of a tensor. Lists are shared: their elements never lie in an arena."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def unshared(value: Any) -> Any:
+    """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, list):
+        return [unshared(element) for element in value]
+    if isinstance(value, dict):
+        return {key: unshared(element) for key, element in value.items()}
+    return value
+
+
+def contiguous(value: Any) -> Any:
+    """A tensor in C order, as callers expect it; other values as they are."""
+    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def copied(target: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """``target``, after the elements of ``value`` are copied into it."""
+    np.copyto(target, value)
+    return target
+
+
+def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
+    """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
+    if not -array.ndim <= axis < array.ndim:
+        raise ShapeError(f"scan axis {axis} is out of range for shape {list(array.shape)}")
+    view = np.moveaxis(array, axis, 0) if axis else array
+    return view[::-1] if backward else view
+
+
+def same_length(*arrays: np.ndarray) -> int:
+    """The number of rows of each of a Scan's inputs; raise ``ShapeError`` if they differ."""
+    lengths = {len(array) for array in arrays}
+    if len(lengths) != 1:
+        raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
+    return lengths.pop()
+
+
+def too_many(limit: int, label: str) -> None:
+    """Raise ``LimitExceeded`` for a loop that reaches the limit of iterations."""
+    raise LimitExceeded(
+        f"{label} passed the limit of {limit} iterations; raise Limits.max_iterations if the "
+        "model needs more"
+    )
+
+
+HELPERS: dict[str, Callable[..., Any] | Any] = {
+    "__builtins__": {"len": len, "map": map, "range": range},
+    "array": np.array,
+    "array_of": array_of,
+    "asarray": np.asarray,
+    "awaited": awaited,
+    "began": began,
+    "copied": copied,
+    "copyto": np.copyto,
+    "count": count,
+    "element_of": element_of,
+    "empty": np.empty,
+    "ended": ended,
+    "freed": freed,
+    "int64": np.int64,
+    "own": own,
+    "rows_of": rows_of,
+    "same_length": same_length,
+    "scalar": scalar,
+    "contiguous": contiguous,
+    "stack": stack,
+    "too_many": too_many,
+    "true": np.array(True),
+    "truth": truth,
+    "unshared": unshared,
+}

@@ -1,0 +1,142 @@
+"""Names for the slots of a plan, and the text of each step's call, before any memory exists.
+
+Names follow from the plan and its arena plan alone, never from an address or an ``id``, so that the
+same plan gives the same text in every process:
+
+=========  =====================================================================================
+``c3``     the constant of slot 3
+``b3``     slot 3 in the arena; slots with equal offset, shape, dtype and strides share a name
+``v3``     slot 3, known only during the run: a local variable
+``V[3]``   the same, if several tasks touch it: an entry of the list that the run's tasks share
+``add``    a ufunc, by its own name
+``gelu_7`` another kernel: its operation and the number of its step
+``a7``     the arguments of step 7, if its kernel prepares them itself (``Kernel.prepares``)
+=========  =====================================================================================
+
+The example of ``penstock.plan.plan``:
+
+    >>> from penstock.plan.arena_layout import plan_arena
+    >>> names = program_names(plan, plan_arena(plan))
+    >>> names.slots
+    ('v0', 'b1', 'b1', 'c3', 'v4', 'None')
+    >>> [names.calls[step].text() for step in plan.steps]
+    ['exp(v0, b1)', 'negative(b1, b1)', 'add(b1, c3)']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.op import Kernel
+from penstock.plan.arena_layout import ArenaPlan
+from penstock.plan.plan import Plan, Slot, SlotKind, Step
+from penstock.types import TensorType
+
+
+class Call(NamedTuple):
+    """The name of a kernel's function, and the text of its arguments. ``awaited``: the function
+    only begins an asynchronous kernel."""
+
+    function: str
+    arguments: str
+    awaited: bool = False
+
+    def text(self, stream: str = "") -> str:
+        """The call; through a device's ``stream``, if the name of one is given."""
+        function, arguments = self.function, self.arguments
+        if self.awaited:
+            function, arguments = "awaited", _joined("control", function, arguments)
+        if stream:
+            function, arguments = f"{stream}.call", _joined(function, arguments)
+        return f"{function}({arguments})"
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramNames:
+    """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
+    ``calls`` has the call of each step with a kernel."""
+
+    slots: tuple[str, ...]
+    calls: Mapping[Step, Call]
+
+
+def program_names(
+    plan: Plan, arena_plan: ArenaPlan, shared: frozenset[int] = frozenset()
+) -> ProgramNames:
+    """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch."""
+    slots: list[str] = []
+    first_name: dict[tuple[Any, ...], str] = {}
+    for index, slot in enumerate(plan.slots):
+        if slot.kind is SlotKind.CONSTANT:
+            name = f"c{index}"
+        elif slot.kind is SlotKind.DYNAMIC:
+            name = f"V[{index}]" if index in shared else f"v{index}"
+        else:
+            name = first_name.setdefault(view_key(arena_plan, slot, index), f"b{index}")
+        slots.append(name)
+    slots.append("None")
+    calls: dict[Step, Call] = {}
+    for number, step in enumerate(plan.walk()):
+        if step.kernel is not None:
+            function = _function_name(number, step, step.kernel)
+            arguments = _arguments(plan, number, step, slots)
+            calls[step] = Call(function, arguments, step.kernel.begin is not None)
+    return ProgramNames(tuple(slots), calls)
+
+
+def view_key(arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
+    """Offset, dims, dtype and strides (None: C order) of a slot in the arena: slots with equal keys
+    are the same array."""
+    assert isinstance(slot.type, TensorType)
+    alias = slot.kind is SlotKind.ALIAS
+    offset = arena_plan.offsets[slot.base if alias else index] + slot.offset
+    strides = slot.strides if alias or slot.strides else None
+    return offset, slot.type.dims, slot.type.dtype, strides
+
+
+def bound_slots(step: Step) -> tuple[int, ...]:
+    """The slots that a step's kernel is called with, in the order of its parameters: inputs, and if
+    it writes into memory it is given, outputs and workspace."""
+    if not step.into:
+        return step.inputs
+    workspace = (step.workspace,) if step.workspace >= 0 else ()
+    return (*step.inputs, *step.outputs, *workspace)
+
+
+def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
+    """Those of ``bound_slots`` whose arrays are known only during the run."""
+    slots = plan.slots
+    return tuple([i for i in bound_slots(step) if i >= 0 and slots[i].kind is SlotKind.DYNAMIC])
+
+
+def prepares(step: Step) -> bool:
+    """Whether the kernel of ``step`` prepares arguments of its own when it is bound."""
+    return step.into and step.kernel is not None and step.kernel.prepares
+
+
+def _function_name(number: int, step: Step, kernel: Kernel) -> str:
+    function = kernel.into if step.into else kernel.function
+    if isinstance(function, np.ufunc) and not prepares(step):
+        # Only NumPy's own: others may have any name, the same one several times.
+        name = function.__name__
+        if getattr(np, name, None) is function:
+            return name
+    return f"{step.node.op.name.lower()}_{number}"
+
+
+def _arguments(plan: Plan, number: int, step: Step, names: list[str]) -> str:
+    if prepares(step):
+        runtime = runtime_slots(plan, step)
+        return ", ".join([names[i] for i in runtime]) if runtime else f"*a{number}"
+    texts = [names[i] for i in bound_slots(step)]
+    for i in step.copied:
+        texts[i] = f"own({texts[i]})"
+    return ", ".join(texts)
+
+
+def _joined(*texts: str) -> str:
+    return ", ".join(filter(None, texts))

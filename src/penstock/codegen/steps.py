@@ -1,0 +1,158 @@
+"""Writes the steps of a block: kernel calls, signals, releases, and calls of the observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from penstock.codegen.lifetimes import Lifetimes
+from penstock.codegen.names import ProgramNames
+from penstock.codegen.text import ProgramText, printable
+from penstock.ops.work_estimate import flops
+from penstock.plan.plan import Plan, Step
+from penstock.plan.tasks import NO_SIGNALS, Tasks
+from penstock.types import TensorType, Type
+
+# Estimated operations between two checks for a stop: a few milliseconds of NumPy on one core.
+_CHECK_EVERY = 50_000_000
+# The estimate for a step of unknown shapes.
+_UNKNOWN_WORK = 1_000_000
+
+ControlFlowWriter: TypeAlias = "Callable[[StepWriter, Step], None]"
+
+
+class StepWriter:
+    """Writes steps into ``text``. ``control_flow`` writes an If or a loop, and calls ``block`` for
+    the blocks in it. If ``observed``, each step stands between calls of the run's observer.
+
+    ``stream`` is the name of the device stream that steps are put on, "" on the host; ``loops`` the
+    number of loops around the line at hand; ``work`` the estimated operations since the last check
+    for a stop.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: ProgramNames,
+        lifetimes: Lifetimes,
+        control_flow: ControlFlowWriter,
+        *,
+        max_iterations: int | None = None,
+        tasks: Tasks | None = None,
+        observed: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.slots = plan.slots
+        self.text = ProgramText()
+        self.line = self.text.line
+        self.indented = self.text.indented
+        self.name: Sequence[str] = names.slots
+        self.lifetimes = lifetimes
+        self.max_iterations = max_iterations
+        self.observed = observed
+        self.expanded: Mapping[Step, Sequence[int]] = {} if tasks is None else tasks.expanded
+        self.stream = ""
+        self.loops = 0
+        self.work = 0
+        self._calls = names.calls
+        self._control_flow = control_flow
+        self._shared = frozenset() if tasks is None else tasks.shared
+        self._signals = NO_SIGNALS if tasks is None else tasks.signals
+        self._checks: dict[object, str] = {}
+
+    def names(self, slots: Iterable[int]) -> str:
+        return ", ".join([self.name[i] for i in slots])
+
+    def block(self, steps: Sequence[Step]) -> None:
+        """The steps of one block, or of one task; values are released after their last use."""
+        for step in steps:
+            for signal in self._signals.waits.get(step, ()):
+                self._wait(signal)
+            self._observe("began", step, step.inputs)
+            if step.control:
+                self._control_flow(self, step)
+            else:
+                self._kernel(step)
+            self._observe("ended", step, step.outputs)
+            self.release(self.lifetimes.after.get(step, ()))
+            for signal in self._signals.emits.get(step, ()):
+                event = f", {self.stream}.record()" if self.stream else ""
+                self.line(f"emit({signal}{event})")
+
+    def check_for_stop(self, step: Step) -> None:
+        self.line("if control.stopped: control.stop()", step)
+
+    def assign(self, pairs: Iterable[tuple[str, str]], step: Step) -> None:
+        """Assign all at once, so that no right-hand side sees a new value."""
+        pairs = [(target, value) for target, value in pairs if target != value]
+        if pairs:
+            targets, values = (", ".join(side) for side in zip(*pairs, strict=True))
+            self.line(f"{targets} = {values}", step)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Release values that were allocated during the run."""
+        if not slots:
+            return
+        self.observe_release(slots)
+        local = [i for i in slots if i not in self._shared]
+        if local:
+            self.line(f"del {self.names(local)}")
+        shared = [self.name[i] for i in slots if i in self._shared]
+        if shared:
+            self.line(f"{' = '.join(shared)} = None")
+
+    def observe_release(self, slots: Iterable[int]) -> None:
+        """Tell the observer that values are no longer the run's, as far as it allocated them."""
+        if self.observed:
+            counted = [i for i in slots if self.slots[i].owned and self.slots[i].base < 0]
+            if counted:
+                self.line(f"freed(control, {self.names(counted)})")
+
+    def _observe(self, function: str, step: Step, slots: Sequence[int]) -> None:
+        if self.observed:
+            name = f"n{len(self.text.lines)}"
+            self.text.constants[name] = step
+            arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
+            self.line(f"{function}({arguments})", step)
+
+    def _kernel(self, step: Step) -> None:
+        kernel = step.kernel
+        assert kernel is not None
+        self.work += flops(step.node) or _UNKNOWN_WORK
+        if self.work > _CHECK_EVERY:
+            self.work = 0
+            self.check_for_stop(step)
+        call = self._calls[step].text(self.stream)
+        if step.into:
+            if kernel.check is not None:
+                name = self._checks.setdefault(kernel.check, f"check{len(self._checks)}")
+                self.text.constants[name] = kernel.check
+                call = f"if status := {call}: {name}(status)"
+            self.line(call, step, comment(step))
+            return
+        if any(_may_be_scalar(self.slots[i].type) for i in step.outputs if i >= 0):
+            call = f"array_of({call})" if len(step.outputs) == 1 else f"map(array_of, {call})"
+        targets = [self.name[i] if i >= 0 else "_" for i in step.outputs]
+        self.line(f"{', '.join(targets) or '_'} = {call}", step, comment(step))
+        if "_" in targets:
+            self.line("del _")
+
+    def _wait(self, signal: int) -> None:
+        """Wait for a signal, and for the work that an event stands for."""
+        self.line(f"if not S[{signal}]: yield ~{signal}")
+        if signal in self._signals.events:
+            if self.stream:
+                self.line(f"{self.stream}.wait(S[{signal}])")
+            else:
+                self.line(f"if not S[{signal}].query(): yield S[{signal}]")
+
+
+def comment(step: Step) -> str:
+    """Where a step comes from in the model."""
+    node = step.node
+    return printable(node.origin or node.name or node.op.name)
+
+
+def _may_be_scalar(type_: Type) -> bool:
+    """Whether NumPy may return a scalar for a value of this type."""
+    return not isinstance(type_, TensorType) or not type_.shape
