@@ -7,7 +7,7 @@ bugs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_PROBLEMS = 50
@@ -40,9 +40,13 @@ class UnsupportedOperation:
     nodes: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = ", ".join(self.nodes[:5])
-        more = f" and {len(self.nodes) - 5} more" if len(self.nodes) > 5 else ""
-        return f"{self.operation}: {self.reason} (used by {shown}{more})"
+        return f"{self.operation}: {self.reason} (used by {used_by(self.nodes)})"
+
+
+def used_by(nodes: Sequence[str]) -> str:
+    """The first of ``nodes`` by name, and how many more there are."""
+    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+    return f"{', '.join(nodes[:5])}{more}"
 
 
 class Unsupported(PenstockError):  # noqa: N818
@@ -55,24 +59,6 @@ class Unsupported(PenstockError):  # noqa: N818
 
     def __reduce__(self) -> tuple[type, tuple[tuple[UnsupportedOperation, ...]]]:
         return type(self), (self.operations,)
-
-
-def report(problems: Sequence[str], unsupported: Mapping[tuple[str, str], Sequence[str]]) -> None:
-    """Raise what reading a model has found, if anything: ``InvalidModel`` before ``Unsupported``.
-
-    ``unsupported``: the nodes by full name of their operation and the reason.
-    """
-    if len(problems) > MAX_PROBLEMS:
-        problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
-    if problems:
-        raise InvalidModel(problems)
-    if unsupported:
-        raise Unsupported(
-            [
-                UnsupportedOperation(operation, reason, tuple(nodes))
-                for (operation, reason), nodes in unsupported.items()
-            ]
-        )
 
 
 class InvalidInput(PenstockError):  # noqa: N818

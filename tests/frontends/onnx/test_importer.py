@@ -304,7 +304,11 @@ def test_everything_unsupported_is_reported_at_once() -> None:
         load(proto)
     assert [(o.operation, o.reason, o.nodes) for o in caught.value.operations] == [
         ("Gelu", "opset 17 of ai.onnx has no such operation", ("too_early in the model",)),
-        ("own.Magic", "there is no kernel of it", ("first in the model", "second in the model")),
+        (
+            "own.Magic",
+            "no kernel is available for it",
+            ("first in the model", "second in the model"),
+        ),
     ]
 
 

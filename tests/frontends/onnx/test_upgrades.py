@@ -20,7 +20,7 @@ from penstock.analysis.interpreter import interpret
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load
-from penstock.frontends.onnx.upgrades import REWRITES, UNCHANGED, meaning
+from penstock.frontends.onnx.upgrades import UNCHANGED, UPGRADES, meaning
 from penstock.ir.graph import Model
 from penstock.ops import find
 from tests.ops.harness import run_ort, value_info
@@ -578,18 +578,18 @@ def versions() -> dict[tuple[str, str], list[int]]:
 
 def test_the_tables_cover_every_operation_that_ever_changed() -> None:
     for (domain, name), numbers in versions().items():
-        listed = (domain, name) in REWRITES or name in UNCHANGED
+        listed = (domain, name) in UPGRADES or name in UNCHANGED
         old = find(name, domain, numbers[0])  # registered as a version that is no more
         registered = old is not None and old.version < numbers[-1]
         assert listed or registered or len(numbers) == 1, name
-        if (domain, name) in REWRITES:
+        if (domain, name) in UPGRADES:
             assert name not in UNCHANGED
-            rewrites = REWRITES[domain, name]
+            rewrites = UPGRADES[domain, name]
             assert rewrites[0].first == numbers[0]
             assert all(a.last + 1 == b.first for a, b in pairwise(rewrites))
     known = {name for _, name in versions()}
     assert set(UNCHANGED) <= known
-    assert {name for _, name in REWRITES} <= known
+    assert {name for _, name in UPGRADES} <= known
 
 
 # What cannot run, whatever the version.

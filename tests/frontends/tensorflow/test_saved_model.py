@@ -130,7 +130,7 @@ def test_compressed_blocks_are_told_of() -> None:
     block = b"\0\0\0\0\1"
     masked = _masked(google_crc32c.value(block))
     table.data = block + masked.to_bytes(4, "little")
-    with pytest.raises(InvalidModel, match=r"compressed blocks \(kind 1\)"):
+    with pytest.raises(InvalidModel, match=r"compressed blocks \(type 1\)"):
         table.block(0, 4)
 
 

@@ -1,4 +1,7 @@
-"""Attributes of nodes: plain values, tensors, graphs, and references to those of a function."""
+"""Attributes of nodes: plain values, tensors, graphs, and references to attributes of a function.
+
+A graph among the attributes is made empty, and noted for the importer, which fills it later.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto
 
 from penstock.errors import InvalidModel
+from penstock.frontends.common.diagnostics import Diagnostics, TensorError
+from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.onnx.file import Apart
-from penstock.frontends.onnx.schemas import LEGACY
-from penstock.frontends.onnx.scopes import Frame
-from penstock.frontends.onnx.tensors import TensorError, TensorReader, text
+from penstock.frontends.onnx.schemas import LEGACY, TYPE_NAMES
+from penstock.frontends.onnx.scopes import ImportContext, PendingGraph
+from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.types import value_type
 from penstock.ir.graph import Graph
 from penstock.types import STRING
@@ -20,14 +25,14 @@ from penstock.types import STRING
 PLAIN: Mapping[int, Callable[[AttributeProto], Any]] = {
     AttributeProto.FLOAT: lambda a: a.f,
     AttributeProto.INT: lambda a: a.i,
-    AttributeProto.STRING: lambda a: text(a.s),
+    AttributeProto.STRING: lambda a: decode_text(a.s),
     AttributeProto.FLOATS: lambda a: list(a.floats),
     AttributeProto.INTS: lambda a: list(a.ints),
-    AttributeProto.STRINGS: lambda a: [text(item) for item in a.strings],
+    AttributeProto.STRINGS: lambda a: [decode_text(item) for item in a.strings],
     AttributeProto.TYPE_PROTO: lambda a: value_type(a.tp),
     AttributeProto.TYPE_PROTOS: lambda a: [value_type(item) for item in a.type_protos],
 }
-"""Readers of attributes by kind, but for those with tensors or graphs in them."""
+"""Readers of attributes by ``AttributeProto`` type, except for tensors and graphs."""
 
 _FIELDS: Mapping[str, int] = {
     "f": AttributeProto.FLOAT,
@@ -49,14 +54,14 @@ _LISTS: Mapping[str, int] = {
 }
 
 
-def kind_of(proto: AttributeProto) -> int:
-    """The kind of an attribute; files of the first IR version do not say, but it can be seen."""
+def attribute_type(proto: AttributeProto) -> int:
+    """The ``AttributeProto`` type; IR version 1 lacks it, so that the field in use tells."""
     if proto.type:
         return proto.type
-    for name, kind in _FIELDS.items():
+    for name, code in _FIELDS.items():
         if proto.HasField(name):
-            return kind
-    return next((kind for name, kind in _LISTS.items() if getattr(proto, name)), 0)
+            return code
+    return next((code for name, code in _LISTS.items() if getattr(proto, name)), 0)
 
 
 def _strings(value: Any) -> np.ndarray:
@@ -73,117 +78,124 @@ CONSTANTS: Mapping[str, tuple[int, Callable[[Any], np.ndarray]]] = {
     "value_string": (AttributeProto.STRING, _strings),
     "value_strings": (AttributeProto.STRINGS, _strings),
 }
-"""The kind of each attribute that gives a Constant its value, and what makes an array of it."""
+"""Attributes that can be the value of a Constant: their type, and how to make an array of one."""
 
 
-class Attributes:
-    """Reads the attributes of one model's nodes, and adds what is wrong with them to ``problems``.
-
-    ``nested(proto, key, name, frame)`` makes the graph that is attribute ``key`` of node ``name``.
-    """
+class AttributeReader:
+    """Reads the attributes of one model's nodes. ``pending`` takes the graphs among them, which
+    are empty until the importer fills them."""
 
     def __init__(
-        self,
-        tensors: TensorReader,
-        problems: list[str],
-        nested: Callable[[GraphProto, str, str, Frame], Graph],
+        self, tensors: TensorReader, diagnostics: Diagnostics, pending: list[PendingGraph]
     ) -> None:
         self.tensors = tensors
-        self.problems = problems
-        self.nested = nested
+        self.diagnostics = diagnostics
+        self.pending = pending
 
-    def add(
+    def read(
         self,
         proto: AttributeProto,
         attrs: dict[str, Any],
-        kinds: dict[str, int],
+        types: dict[str, int],
         name: str,
-        frame: Frame,
+        context: ImportContext,
     ) -> None:
-        """Add one attribute of node ``name`` to its attributes and their kinds."""
-        key = text(proto.name)
-        if key in kinds:
-            self.problems.append(f"{name} in {frame.where} has attribute {key!r} twice; remove one")
+        """Add one attribute of node ``name`` to its ``attrs`` and their ``AttributeProto`` types.
+
+        Raises ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to
+        the diagnostics.
+        """
+        key = decode_text(proto.name)
+        if key in types:
+            self.diagnostics.problem(
+                f"{name} in {context.where} has attribute {key!r} twice; remove one"
+            )
         if proto.ref_attr_name:
-            found = self.referred(proto, name, frame)
-            if found is None:
+            referred = self.referred(proto, name, context)
+            if referred is None:
                 return
-            proto, frame = found
-        kind = kind_of(proto)
+            proto, context = referred
         if key in LEGACY:
             return
-        kinds[key] = kind
-        read = PLAIN.get(kind)
-        if read is not None:
+        code = types[key] = attribute_type(proto)
+        read_plain = PLAIN.get(code)
+        if read_plain is not None:
             try:
-                attrs[key] = read(proto)
+                attrs[key] = read_plain(proto)
             except InvalidModel as error:
-                self.problems.append(f"attribute {key!r} of {name} in {frame.where}: {error}")
-        elif kind == AttributeProto.GRAPH:
-            attrs[key] = self.nested(proto.g, key, name, frame)
-        elif kind in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
-            tensor = proto.t if kind == AttributeProto.TENSOR else proto.sparse_tensor
-            attrs[key] = self.tensor(tensor, "attribute", key, f"of {name} in {frame.where}")
-        elif kind in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
-            tensors = proto.tensors if kind == AttributeProto.TENSORS else proto.sparse_tensors
-            where = f"of {name} in {frame.where}"
+                self.diagnostics.problem(f"attribute {key!r} of {name} in {context.where}: {error}")
+        elif code == AttributeProto.GRAPH:
+            where = f"{key} of {name} in {context.where}"
+            self.diagnostics.check_depth(context.depth + 1, where)
+            graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
+            self.pending.append((graph, proto.g, context.nested(where)))
+        elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
+            tensor = proto.t if code == AttributeProto.TENSOR else proto.sparse_tensor
+            attrs[key] = self.tensor(tensor, "attribute", key, f"of {name} in {context.where}")
+        elif code in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
+            tensors = proto.tensors if code == AttributeProto.TENSORS else proto.sparse_tensors
+            where = f"of {name} in {context.where}"
             attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
         else:
-            what = "is a list of graphs" if kind == AttributeProto.GRAPHS else "has no value"
-            self.problems.append(
-                f"attribute {key!r} of {name} in {frame.where} {what}; no operation takes that"
+            fault = "is a list of graphs" if code == AttributeProto.GRAPHS else "has no value"
+            self.diagnostics.problem(
+                f"attribute {key!r} of {name} in {context.where} {fault}, which no operation "
+                "takes; remove it"
             )
 
     def referred(
-        self, proto: AttributeProto, name: str, frame: Frame
-    ) -> tuple[AttributeProto, Frame] | None:
-        """What an attribute within a function stands for, and where that was written; ``None`` if
-        the call leaves it out.
-        """
+        self, proto: AttributeProto, name: str, context: ImportContext
+    ) -> tuple[AttributeProto, ImportContext] | None:
+        """The attribute that one within a function refers to, and the context that it was written
+        in; ``None`` if the call leaves it out."""
         while proto.ref_attr_name:
             wanted = proto.ref_attr_name
-            if frame.call is None:
-                self.problems.append(
-                    f"attribute {text(proto.name)!r} of {name} in {frame.where} refers to "
-                    f"attribute {text(wanted)!r} of a function, but is in none"
+            if context.call is None:
+                self.diagnostics.problem(
+                    f"attribute {decode_text(proto.name)!r} of {name} in {context.where} refers to "
+                    f"attribute {decode_text(wanted)!r} of a function, but is in none; give it a "
+                    "value"
                 )
                 return None
-            found = frame.call.attributes.get(wanted)
-            if found is None or found[0] is proto:
+            given = context.call.attributes.get(wanted)
+            if given is None or given[0] is proto:
                 return None
-            proto, frame = found
-        return proto, frame
+            proto, context = given
+        return proto, context
 
-    def constant(self, proto: NodeProto, index: int, frame: Frame) -> np.ndarray | None:
+    def constant(self, proto: NodeProto, index: int, context: ImportContext) -> np.ndarray | None:
         """The value of a Constant node, or ``None`` if something is wrong with it."""
-        name = f"{frame.prefix}{text(proto.name) or f'Constant_{index}'}"
+        name = f"{context.prefix}{decode_text(proto.name) or f'Constant_{index}'}"
         attrs: dict[str, Any] = {}
-        kinds: dict[str, int] = {}
+        types: dict[str, int] = {}
         for attribute in proto.attribute:
-            self.add(attribute, attrs, kinds, name, frame)
+            self.read(attribute, attrs, types, name, context)
         given = [key for key in attrs if key in CONSTANTS]
-        if len(given) != 1 or len(kinds) != 1:
-            self.problems.append(
-                f"{name} in {frame.where} is a Constant with attributes {sorted(kinds)}; it must "
+        if len(given) != 1 or len(types) != 1:
+            self.diagnostics.problem(
+                f"{name} in {context.where} is a Constant with attributes {sorted(types)}; it must "
                 f"have one of {', '.join(CONSTANTS)}"
             )
             return None
-        kind, make = CONSTANTS[given[0]]
-        if kinds[given[0]] != kind:
-            self.problems.append(f"{given[0]} of {name} in {frame.where} is of another kind")
+        code, to_array = CONSTANTS[given[0]]
+        if types[given[0]] != code:
+            self.diagnostics.problem(
+                f"{given[0]} of {name} in {context.where} is of kind "
+                f"{TYPE_NAMES.get(types[given[0]])}, not {TYPE_NAMES[code]}"
+            )
             return None
-        array = make(attrs[given[0]])
+        array = to_array(attrs[given[0]])
         array.flags.writeable = False
         return array
 
     def tensor(
-        self, proto: TensorProto | Apart | SparseTensorProto, what: str, name: str, where: str
+        self, proto: TensorProto | Apart | SparseTensorProto, role: str, name: str, where: str
     ) -> np.ndarray:
-        """The contents of a tensor, or of none if something is wrong with it."""
+        """The contents of a tensor; an empty array if something is wrong with it."""
         try:
             if isinstance(proto, SparseTensorProto):
                 return self.tensors.read_sparse(proto)
             return self.tensors.read(proto)
         except TensorError as error:
-            self.problems.append(f"{what} {name!r} {where}: {error}")
+            self.diagnostics.problem(f"{role} {name!r} {where}: {error}")
             return np.empty(0, np.float32)

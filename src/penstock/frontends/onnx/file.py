@@ -1,8 +1,8 @@
 """From a file, or its bytes, to protobuf messages.
 
-Protobuf copies what it parses, and copies weights once more when they are asked for. So the large
-initializers of a large file are left out of the message that is parsed, and are read on their own
-when their turn comes, their contents straight into the memory that they stay in.
+Protobuf copies what it parses, and copies weights once more on access. So the large initializers of
+a large file are left out of the message that is parsed, and are read one by one, their contents
+straight into the arrays that the model keeps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
 from penstock.errors import InvalidModel
+from penstock.frontends.common.encoding import read_varint
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto
 Message = TypeVar("Message", ModelProto, TensorProto)
@@ -25,7 +26,7 @@ Message = TypeVar("Message", ModelProto, TensorProto)
 LARGE_FILE = 2**20
 LARGE_TENSOR = 2**16
 MAX_MESSAGE = 2**31 - 1
-"""The most bytes that protobuf reads as one message."""
+"""Bytes of the largest message that protobuf reads."""
 
 _GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
@@ -34,7 +35,7 @@ _BYTES = 2  # the wire type of strings, bytes and messages: a length, then that 
 
 
 class Apart(NamedTuple):
-    """An initializer whose raw data, ``data``, are not in its message."""
+    """An initializer whose raw data are in ``data`` instead of its message."""
 
     proto: TensorProto
     data: np.ndarray
@@ -49,10 +50,10 @@ Weights = Iterable[TensorProto | Apart]
 
 @contextmanager
 def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
-    """The model of ``source``, and those of its initializers that are not in the model.
+    """The model of ``source``, and its initializers that are not in the message.
 
-    Large files are read piece by piece, the initializers one at a time, as long as the context
-    lasts.
+    The initializers of a large file are read one at a time while the context is open. Raises
+    ``InvalidModel``.
     """
     if isinstance(source, ModelProto):
         yield source, ()
@@ -73,25 +74,25 @@ def _read(file: BinaryIO, path: Path) -> tuple[ModelProto, Weights]:
     size = os.fstat(file.fileno()).st_size
     if size >= LARGE_FILE:
         try:
-            kept, spans = _split(file, size)
+            rest, spans = _split(file, size)
         except ValueError:
-            pass  # not what protobuf writes; protobuf will say so
+            pass  # no sequence of fields: protobuf reports that
         else:
-            proto = _parsed(ModelProto, b"".join(kept), name)
+            proto = _parsed(ModelProto, b"".join(rest), name)
             return proto, (_initializer(file, *span, name) for span in spans)
     file.seek(0)
     if size > MAX_MESSAGE:
-        raise InvalidModel(f"{name} has {size} bytes, and is no ONNX model; export it again")
+        raise InvalidModel(f"{name} has {size} bytes, and is not an ONNX model; export it again")
     return _parsed(ModelProto, file.read(), name), ()
 
 
-def _parsed(kind: type[Message], data: bytes, name: str) -> Message:
+def _parsed(message_type: type[Message], data: bytes, name: str) -> Message:
     if len(data) > MAX_MESSAGE:
         raise InvalidModel(
             f"{name} has a part of more than 2 GB, which protobuf cannot read: save the model with "
             "its weights as external data"
         )
-    message = kind()
+    message = message_type()
     try:
         message.ParseFromString(data)
     except DecodeError as error:
@@ -108,7 +109,7 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
     try:
         raw = [field for field in _fields(file, start, end) if field[0] == _RAW_DATA]
     except ValueError:
-        raw = []  # protobuf will say so
+        raw = []  # protobuf reports that
     if len(raw) != 1 or raw[0][2] is None:
         return _parsed(TensorProto, _piece(file, start, end), name)
     _, first, contents, last = raw[0]
@@ -123,11 +124,11 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
 
 
 def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]]]:
-    """The bytes of a model without its large initializers, and where those begin and end.
+    """The bytes of a model without its large initializers, and the ranges of these in the file.
 
-    Raises ``ValueError`` where the file is no sequence of protobuf fields.
+    Raises ``ValueError`` if the file is not a sequence of protobuf fields.
     """
-    kept: list[bytes] = []
+    rest: list[bytes] = []
     spans: list[tuple[int, int]] = []
     done = 0
     for number, start, payload, end in _fields(file, 0, size):
@@ -142,51 +143,39 @@ def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]
                 inside = last
         parts.append(_piece(file, inside, end))
         length = _encoded(sum(len(part) for part in parts))
-        kept += [_piece(file, done, start), _encoded(_GRAPH << 3 | _BYTES), length, *parts]
+        rest += [_piece(file, done, start), _encoded(_GRAPH << 3 | _BYTES), length, *parts]
         done = end
-    return [*kept, _piece(file, done, size)], spans
+    return [*rest, _piece(file, done, size)], spans
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
-    """The fields of a message: number, where it begins, where its contents do, and where it ends;
-    ``None`` instead of contents for numbers.
+    """The fields of a message: number, and the positions where the field, its contents and the next
+    field begin; for numbers ``None`` instead of contents.
     """
     while start < end:
         file.seek(start)
         head = file.read(24)
-        tag, used = _varint(head, 0)
-        kind = tag & 7
+        tag, used = read_varint(head, 0)
+        wire_type = tag & 7
         payload = None
-        if kind == _BYTES:
-            length, used = _varint(head, used)
+        if wire_type == _BYTES:
+            length, used = read_varint(head, used)
             payload = start + used
             used += length
-        elif kind == 0:
-            _, used = _varint(head, used)
-        elif kind in (1, 5):
-            used += 8 if kind == 1 else 4
+        elif wire_type == 0:
+            _, used = read_varint(head, used)
+        elif wire_type in (1, 5):
+            used += 8 if wire_type == 1 else 4
         else:
-            raise ValueError(f"wire type {kind}")
+            raise ValueError(f"wire type {wire_type}")
         if start + used > end:
             raise ValueError("a field ends after its message")
         yield tag >> 3, start, payload, start + used
         start += used
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, lowest first, and where it ends."""
-    value = shift = 0
-    for byte in data[position : position + 10]:
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise ValueError("a number that does not end")
-
-
 def _encoded(value: int) -> bytes:
-    """The inverse of ``_varint``."""
+    """The inverse of ``read_varint``."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

@@ -1,7 +1,8 @@
-"""Functions of ONNX models: which there are, and what a model amounts to once they are expanded.
+"""Functions of ONNX models: the table of them, and the size of a model with all calls expanded.
 
-Bodies are not converted on their own: ``onnx.py`` imports a body anew for each call, with the
-values and attributes of the call. That can multiply, so it is counted before anything is expanded.
+Bodies are not converted on their own: the importer imports a body for each call, with the values
+and attributes of the call. The number of nodes can grow exponentially, so it is computed before
+anything is expanded.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorS
 
 from penstock.analysis.verify import function_cycle
 from penstock.errors import InvalidModel
-from penstock.frontends.onnx.schemas import Schema
-from penstock.frontends.onnx.tensors import text
+from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.onnx.schemas import OnnxSchema
 from penstock.limits import Limits
 
 Key = tuple[str, str, str]
@@ -24,9 +25,9 @@ Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Function:
-    """A body of nodes with formal inputs and outputs. ``title`` is what messages call it;
-    ``defaults`` are the attributes that have a value where a call gives none.
+class OnnxFunction:
+    """A body of nodes with formal inputs and outputs. ``title`` stands for it in messages;
+    ``defaults`` are the values of attributes that a call leaves out.
     """
 
     title: str
@@ -38,43 +39,51 @@ class Function:
     attributes: frozenset[str]
 
     @staticmethod
-    def of(proto: FunctionProto, title: str, defaults: Mapping[str, AttributeProto]) -> Function:
-        return Function(
+    def of(
+        proto: FunctionProto, title: str, defaults: Mapping[str, AttributeProto]
+    ) -> OnnxFunction:
+        return OnnxFunction(
             title,
             tuple(proto.input),
             tuple(proto.output),
             proto.node,
-            imported(proto.opset_import),
+            opsets_of(proto.opset_import),
             defaults,
             frozenset(proto.attribute) | frozenset(defaults),
         )
 
     @staticmethod
-    def of_schema(schema: Schema) -> Function:
-        """What ONNX defines an operation by."""
+    def of_schema(schema: OnnxSchema) -> OnnxFunction:
+        """The function by which ONNX defines an operation."""
         assert schema.function is not None
-        return Function.of(schema.function, f"the definition of {schema}", schema.default_protos)
+        return OnnxFunction.of(
+            schema.function, f"the definition of {schema}", schema.default_protos
+        )
 
 
-class Functions:
+class FunctionTable:
     """The functions of a model, by domain, name and overload."""
 
     def __init__(self, protos: Iterable[FunctionProto]) -> None:
-        self.table: dict[Key, Function] = {}
+        self.table: dict[Key, OnnxFunction] = {}
         self.problems: list[str] = []
         for proto in protos:
-            domain, name, overload = plain_domain(proto.domain), text(proto.name), proto.overload
+            domain, name, overload = (
+                plain_domain(proto.domain),
+                decode_text(proto.name),
+                proto.overload,
+            )
             title = f"{domain}.{name}" if domain else name
-            title = f"function {title}:{text(overload)}" if overload else f"function {title}"
+            title = f"function {title}:{decode_text(overload)}" if overload else f"function {title}"
             key = (domain, name, overload)
             if not name:
                 self.problems.append("the model has a function without a name; name it")
             if key in self.table:
                 self.problems.append(f"the model has {title} twice; remove one")
             defaults = {a.name: a for a in proto.attribute_proto}
-            self.table[key] = Function.of(proto, title, defaults)
+            self.table[key] = OnnxFunction.of(proto, title, defaults)
 
-    def find(self, node: NodeProto) -> Function | None:
+    def find(self, node: NodeProto) -> OnnxFunction | None:
         """The function that a node calls, if it calls one."""
         return self.table.get((plain_domain(node.domain), node.op_type, node.overload))
 
@@ -89,8 +98,8 @@ class Functions:
         if cycle is not None:
             chain = " -> ".join([*cycle, cycle[0]])
             raise InvalidModel(
-                f"functions of the model call each other without end: {chain}; ONNX allows no "
-                "recursion: use a Loop"
+                f"functions of the model call themselves: {chain}; ONNX allows no recursion: use a "
+                "Loop"
             )
         sizes: dict[Key, int] = {}
 
@@ -108,7 +117,7 @@ class Functions:
             )
 
     def census(self, nodes: Iterable[NodeProto]) -> tuple[int, Counter[Key]]:
-        """How many nodes there are, nested graphs included, and those of them that are calls."""
+        """The number of nodes, with nested graphs, and how often they call each function."""
         own = 0
         calls: Counter[Key] = Counter()
         stack = [iter(nodes)]
@@ -121,25 +130,25 @@ class Functions:
             own += 1
             if key in self.table:
                 calls[key] += 1
-            stack += [iter(graph.node) for graph in nested(node)]
+            stack += [iter(graph.node) for graph in nested_graphs(node)]
         return own, calls
 
 
-def nested(node: NodeProto) -> list[GraphProto]:
+def nested_graphs(node: NodeProto) -> list[GraphProto]:
     """The graphs among a node's attributes."""
-    found = []
+    graphs = []
     for attribute in node.attribute:
         if attribute.HasField("g"):
-            found.append(attribute.g)
-        found.extend(attribute.graphs)
-    return found
+            graphs.append(attribute.g)
+        graphs.extend(attribute.graphs)
+    return graphs
 
 
 def plain_domain(name: str) -> str:
-    """A domain by its one name: that of ONNX itself has two."""
+    """The canonical name of a domain: ONNX's own has two."""
     return "" if name == "ai.onnx" else name
 
 
-def imported(entries: Iterable[OperatorSetIdProto]) -> dict[str, int]:
+def opsets_of(entries: Iterable[OperatorSetIdProto]) -> dict[str, int]:
     """The opset of each domain that a model or function imports."""
     return {plain_domain(entry.domain): entry.version for entry in entries}

@@ -1,4 +1,4 @@
-"""What ONNX says of its operations: the facts of their schemas, looked up once and kept."""
+"""ONNX's schemas of operations: looked up once and kept, checked against nodes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import Any
 import onnx
 from onnx import AttributeProto
 
-from penstock.frontends.onnx.tensors import text
+from penstock.frontends.common.encoding import decode_text
 
-# Attributes that every operation of the first versions may have and that never meant anything.
+# Attributes that operations of the first versions may have, and that have no meaning.
 LEGACY = frozenset({"consumed_inputs"})
 
-KINDS: Mapping[int, str] = {
+TYPE_NAMES: Mapping[int, str] = {
     code: name for name, code in AttributeProto.AttributeType.items() if code
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Schema:
-    """One version of one operation: its attributes by name, and how many values it takes and gives.
+class OnnxSchema:
+    """One version of one operation.
 
+    ``attributes`` are the ``AttributeProto`` types by name, ``mandatory`` the names without which a
+    node is invalid, ``defaults`` the values of those that have one (``default_protos`` as they
+    stand in the schema). ``inputs`` and ``outputs`` are the least and the greatest number of them.
     ``required`` inputs are the positions that may not be left out, nor may any from position
-    ``many`` on; ``attributes`` have an ``AttributeProto`` type each, ``defaults`` are the values of
-    those that have one.
+    ``variadic`` on.
     """
 
     name: str
@@ -40,26 +42,27 @@ class Schema:
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     required: tuple[int, ...]
-    many: int
+    variadic: int
     names: tuple[str, ...]
     function: onnx.FunctionProto | None
 
     def faults(
         self, given: Mapping[str, int], inputs: Sequence[Any], outputs: int
     ) -> Iterator[str]:
-        """What is wrong with a node that has these attributes (their types by name) and values."""
-        for name, kind in given.items():
+        """What is wrong with a node that has these attributes (their types by name) and values, as
+        ends of sentences that begin with the node."""
+        for name, code in given.items():
             wanted = self.attributes.get(name)
             if wanted is None:
                 if name not in LEGACY and not name.startswith("_"):
                     yield f"has an attribute {name!r}, which {self} does not have"
-            elif wanted != kind:
-                kinds = f"is of kind {KINDS.get(kind, kind)}, not {KINDS[wanted]}"
+            elif wanted != code:
+                kinds = f"is of kind {TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted]}"
                 yield f"has an attribute {name!r} that {kinds}"
         for name in self.mandatory:
             if name not in given:
                 yield f"lacks attribute {name!r}, which {self} requires"
-        for what, count, (least, most) in (
+        for role, count, (least, most) in (
             ("inputs", len(inputs), self.inputs),
             ("outputs", outputs, self.outputs),
         ):
@@ -67,9 +70,9 @@ class Schema:
                 allowed = f"{least}" if least == most else f"{least} to {most}"
                 if most > 2**30:
                     allowed = f"at least {least}"
-                yield f"has {count} {what}, but {self} has {allowed}"
+                yield f"has {count} {role}, but {self} has {allowed}"
         count = min(len(inputs), self.inputs[1])
-        for i in (*self.required, *range(self.many, count)):
+        for i in (*self.required, *range(self.variadic, count)):
             if i < count and inputs[i] is None:
                 name = self.names[min(i, len(self.names) - 1)]
                 yield f"leaves out input {i} ({name}), which {self} requires"
@@ -79,65 +82,65 @@ class Schema:
 
 
 @lru_cache(maxsize=4096)
-def find_schema(name: str, domain: str, opset: int) -> Schema | None:
+def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
     """The schema that ``name`` has in an opset of its domain."""
     try:
-        found = onnx.defs.get_schema(name, opset, domain)
+        schema = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError:
         return None
-    version = found.since_version
-    return _schema(name, domain, version) if version != opset else _read(found)
+    version = schema.since_version
+    return _schema(name, domain, version) if version != opset else _read(schema)
 
 
 @lru_cache(maxsize=4096)
-def _schema(name: str, domain: str, version: int) -> Schema:
+def _schema(name: str, domain: str, version: int) -> OnnxSchema:
     return _read(onnx.defs.get_schema(name, version, domain))
 
 
-def _read(found: onnx.defs.OpSchema) -> Schema:
-    attributes = {name: int(a.type.value) for name, a in found.attributes.items()}
+def _read(schema: onnx.defs.OpSchema) -> OnnxSchema:
+    attributes = {name: int(a.type.value) for name, a in schema.attributes.items()}
     protos = {
         name: a.default_value
-        for name, a in found.attributes.items()
+        for name, a in schema.attributes.items()
         if a.default_value.type != AttributeProto.UNDEFINED
     }
     options = onnx.defs.OpSchema.FormalParameterOption
-    last = found.inputs[-1] if found.inputs else None
-    # Several inputs of one type, of which there may be any number: each is a value.
-    many = last is not None and last.option == options.Variadic and last.is_homogeneous
-    return Schema(
-        name=found.name,
-        domain=found.domain,
-        version=found.since_version,
+    last = schema.inputs[-1] if schema.inputs else None
+    # A list of inputs of one type: none of them may be left out.
+    variadic = last is not None and last.option == options.Variadic and last.is_homogeneous
+    return OnnxSchema(
+        name=schema.name,
+        domain=schema.domain,
+        version=schema.since_version,
         attributes=attributes,
         mandatory=tuple(
-            name for name, a in found.attributes.items() if a.required and name not in LEGACY
+            name for name, a in schema.attributes.items() if a.required and name not in LEGACY
         ),
         defaults={name: _value(proto) for name, proto in protos.items()},
         default_protos=protos,
-        inputs=(found.min_input, found.max_input),
-        outputs=(found.min_output, found.max_output),
+        inputs=(schema.min_input, schema.max_input),
+        outputs=(schema.min_output, schema.max_output),
         required=tuple(
-            i for i, formal in enumerate(found.inputs) if formal.option == options.Single
+            i for i, formal in enumerate(schema.inputs) if formal.option == options.Single
         ),
-        many=len(found.inputs) - 1 if many else found.max_input,
-        names=tuple(formal.name for formal in found.inputs),
-        function=found.function_body if found.has_function else None,
+        variadic=len(schema.inputs) - 1 if variadic else schema.max_input,
+        names=tuple(formal.name for formal in schema.inputs),
+        function=schema.function_body if schema.has_function else None,
     )
 
 
 def _value(proto: AttributeProto) -> Any:
-    """A default: numbers, strings, and lists of them."""
+    """A default: a number, a string, or a list of these."""
     value = onnx.helper.get_attribute_value(proto)
     if isinstance(value, bytes):
-        return text(value)
+        return decode_text(value)
     if isinstance(value, int | float):
         return value
-    return [text(item) if isinstance(item, bytes) else item for item in value]
+    return [decode_text(item) if isinstance(item, bytes) else item for item in value]
 
 
 def newest_opset(domain: str) -> int:
-    """The last opset of a domain that the onnx package knows; 0 for a domain it does not know."""
+    """The last opset of a domain in the onnx package; 0 for other domains."""
     if not domain:
         return int(onnx.defs.onnx_opset_version())
     return _newest().get(domain, 0)
@@ -145,7 +148,7 @@ def newest_opset(domain: str) -> int:
 
 @cache
 def _newest() -> Mapping[str, int]:
-    """By domain; to look at all schemas takes 10 ms, which ONNX's own domain is spared."""
+    """By domain. Looking at all schemas takes 10 ms, which ONNX's own domain does not need."""
     newest: dict[str, int] = defaultdict(int)
     for domain, version in onnx.helper.OP_SET_ID_VERSION_MAP:
         newest[domain] = max(newest[domain], version)

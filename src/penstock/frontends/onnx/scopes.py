@@ -1,4 +1,4 @@
-"""Where nodes stand while a model is imported: which names, operations and attributes they mean."""
+"""Where nodes stand while a model is imported: what names, operations and attributes mean there."""
 
 from __future__ import annotations
 
@@ -7,61 +7,85 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from penstock.frontends.onnx.upgrades import Meaning
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Graph, Node, Value
 
 
-class Scope:
+class NameScope:
     """The names of a graph or function body, and of the graphs around it."""
 
     __slots__ = ("names", "parent")
 
-    def __init__(self, parent: Scope | None = None) -> None:
+    def __init__(self, parent: NameScope | None = None) -> None:
         self.names: dict[str, Value | None] = {}
         self.parent = parent
 
     def find(self, name: str) -> Value | None:
-        """What a name stands for; ``None`` is an input of a function that a call left out."""
-        scope: Scope | None = self
+        """The value of a name; ``None`` for an input of a function that a call leaves out."""
+        scope: NameScope | None = self
         while scope is not None:
             if name in scope.names:
                 return scope.names[name]
             scope = scope.parent
-        # Nobody defines it: verify reports that, with all who use it.
+        # An undefined name: verification reports it with all nodes that read it.
         value = self.names[name] = Value(name)
         return value
 
 
-Meanings: TypeAlias = dict[tuple[str, str], "Meaning | str"]
-"""What operations mean by domain and name; text is why one means nothing."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why nodes of an operation cannot be imported. With ``undeclared``, the model does not import
+    an opset of the operation's domain: a fault of the file, not a missing kernel."""
+
+    reason: str
+    undeclared: bool = False
+
+
+Meanings: TypeAlias = dict[tuple[str, str], Meaning | Refusal]
+"""Meanings of operations by domain and name."""
 
 
 @dataclass(slots=True)
-class Call:
-    """A call of a function: its attributes, each with the frame that it was written in."""
+class FunctionCall:
+    """A call of a function: its attributes, each with the context that it was written in."""
 
-    attributes: Mapping[str, tuple[AttributeProto, Frame]]
+    attributes: Mapping[str, tuple[AttributeProto, ImportContext]]
     constants: dict[int, np.ndarray | None]  # of the function, by node, for all of its calls
 
 
 @dataclass(slots=True)
-class Frame:
-    """Where nodes stand: what their names, operations and attribute references mean there."""
+class ImportContext:
+    """What names, operations and attribute references mean to the nodes of a graph or body."""
 
-    scope: Scope
+    scope: NameScope
     opsets: Mapping[str, int]
     where: str
     depth: int = 1
     prefix: str = ""  # of names, within functions
-    call: Call | None = None
-    body: bool = False  # whether these are the very nodes of a function, not of a graph in it
+    call: FunctionCall | None = None
+    is_body: bool = False  # whether these are the nodes of a function, not of a graph within it
     meanings: Meanings = field(default_factory=dict)
 
+    def nested(self, where: str) -> ImportContext:
+        """The context of a graph among the attributes of a node."""
+        return ImportContext(
+            NameScope(self.scope),
+            self.opsets,
+            where,
+            self.depth + 1,
+            self.prefix,
+            self.call,
+            meanings=self.meanings,
+        )
 
-NodeMeaning: TypeAlias = tuple[int, NodeProto, list[Value | None] | None]
-"""A node at its position, and the values that it is to produce; ``None`` if it is done with."""
 
-Entry: TypeAlias = tuple[Iterator[NodeMeaning], Frame, list[Node]]
-"""Nodes to import in a frame, and those to add after them."""
+DeclaredNode: TypeAlias = tuple[int, NodeProto, list[Value | None] | None]
+"""A node with its position and its output values; ``None`` for a Constant, which is done."""
+
+Expansion: TypeAlias = tuple[Iterator[DeclaredNode], ImportContext, list[Node]]
+"""Nodes left to import in a context, and nodes to add after them."""
+
+PendingGraph: TypeAlias = tuple[Graph, GraphProto, ImportContext]
+"""An empty graph, and the contents to import into it."""

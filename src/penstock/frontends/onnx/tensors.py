@@ -1,8 +1,8 @@
-"""Tensors of ONNX models: initializers, sparse ones, and data in files beside the model.
+"""Tensors of ONNX models: dense and sparse ones, and external data in files beside the model.
 
-Nothing here trusts the file. What a tensor says of itself is compared with the bytes that are there
-before anything is allocated. Contents are views wherever they can be: of the bytes that protobuf
-hands out, or of a file that is mapped and read when it is used. All arrays are read-only.
+The file is not trusted: a tensor's shape is compared with the number of bytes before anything is
+allocated. Contents are views wherever possible: of the bytes that protobuf returns, or of a mapped
+file, which is read when used. All arrays are read-only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
@@ -22,12 +21,14 @@ import onnx
 from onnx import TensorProto
 
 from penstock.errors import InvalidModel
+from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.onnx.file import Apart
 from penstock.limits import Limits
 from penstock.types import STRING, TensorType
 
 MAX_DENSE_BYTES = 2**30
-"""The most that a sparse tensor may take once written out, where no limit says otherwise."""
+"""Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""
 
 _DTYPES: Mapping[int, np.dtype] = {
     code: STRING if code == TensorProto.STRING else onnx.helper.tensor_dtype_to_np_dtype(code)
@@ -38,7 +39,7 @@ _DTYPES: Mapping[int, np.dtype] = {
 ELEMENT_TYPES: Mapping[str, int] = dict(TensorProto.DataType.items())
 """Codes of element types by their names in upper case."""
 
-# Bits of the types that are packed in files; NumPy gives each element a byte.
+# Bits of the types that are packed in files; in NumPy an element takes a byte.
 _PACKED: Mapping[int, int] = {
     TensorProto.UINT4: 4,
     TensorProto.INT4: 4,
@@ -49,7 +50,7 @@ _PACKED: Mapping[int, int] = {
     TensorProto.FLOAT6E3M2: 6,
 }
 
-# The typed field that holds the elements where there is no raw data: int32_data for all others.
+# Fields that hold the elements if there is no raw data: int32_data for all other types.
 _FIELDS: Mapping[int, str] = {
     TensorProto.FLOAT: "float_data",
     TensorProto.COMPLEX64: "float_data",
@@ -62,25 +63,16 @@ _FIELDS: Mapping[int, str] = {
 _DAMAGED = "the file is damaged, or its weights were left out: export it again"
 
 
-class TensorError(ValueError):
-    """What is wrong with a tensor; whoever asked for it says which tensor that is, and where."""
-
-
-def element_dtype(code: int) -> np.dtype:
-    """The NumPy dtype of a ``TensorProto.DataType``; int4 and its like are those of ml_dtypes."""
+def dtype_of_code(code: int) -> np.dtype:
+    """The NumPy dtype of a ``TensorProto.DataType``; small types are those of ml_dtypes."""
     dtype = _DTYPES.get(code)
     if dtype is None:
-        raise InvalidModel(f"element type {code} is none that ONNX {onnx.__version__} knows")
+        raise InvalidModel(f"element type {code} is not one of ONNX {onnx.__version__}")
     return dtype
 
 
-def text(data: bytes | str) -> str:
-    """Text of a model; what is no UTF-8 survives as surrogates, and is written back unchanged."""
-    return data if isinstance(data, str) else data.decode("utf-8", "surrogateescape")
-
-
 class TensorReader:
-    """Reads the tensors of one model, whose external data lie in ``folder`` and nowhere else."""
+    """Reads the tensors of one model. External data are read from ``folder`` and nowhere else."""
 
     def __init__(self, folder: Path | None, limits: Limits) -> None:
         self.limits = limits
@@ -88,12 +80,12 @@ class TensorReader:
         self.total = 0
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
-        """The contents of ``tensor``. Raises ``TensorError``; of several faults, the first."""
+        """The contents of ``tensor``. Raises ``TensorError`` for the first fault."""
         proto, data = tensor if isinstance(tensor, Apart) else (tensor, None)
         code = proto.data_type
         dtype = _DTYPES.get(code)
         if dtype is None:
-            raise TensorError(f"element type {code} is none that ONNX {onnx.__version__} knows")
+            raise TensorError(f"element type {code} is not one of ONNX {onnx.__version__}")
         dims = tuple(proto.dims)
         count = self.count(dims, dtype)
         if proto.HasField("segment"):
@@ -131,7 +123,7 @@ class TensorReader:
         most = self.limits.max_constant_bytes or MAX_DENSE_BYTES
         if count * dtype.itemsize > most:
             raise TensorError(
-                f"it takes {count * dtype.itemsize} bytes once written out, more than {most}; "
+                f"it takes {count * dtype.itemsize} bytes in dense form, more than {most}; "
                 "raise Limits.max_constant_bytes if you trust the model"
             )
         bounds = np.array([count] if indices.ndim == 1 else dims, np.int64)
@@ -149,20 +141,20 @@ class TensorReader:
         return dense
 
     def count(self, dims: tuple[int, ...], dtype: np.dtype) -> int:
-        """The number of elements, where dims are such as NumPy can count."""
+        """The number of elements. Raises ``TensorError`` for dims that NumPy cannot have."""
         limits = self.limits
         if len(dims) > limits.max_dims:
             raise TensorError(f"it has {len(dims)} dims, more than {limits.max_dims}")
         if dims and min(dims) < 0:
             raise TensorError(f"it has a negative dim in {list(dims)}")
-        # A dim of 0 does not help: strides are products of the others.
+        # Dims of 0 count as 1: strides are products of the other dims.
         extent = math.prod([dim or 1 for dim in dims])
         if extent > limits.max_elements or extent * dtype.itemsize >= 2**63:
             raise TensorError(f"its dims {list(dims)} multiply to more than memory can hold")
         return math.prod(dims)
 
     def spend(self, nbytes: int) -> None:
-        """Count bytes of constants against the limit."""
+        """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""
         self.total += nbytes
         most = self.limits.max_constant_bytes
         if most is not None and self.total > most:
@@ -172,10 +164,12 @@ class TensorReader:
             )
 
     def external(self, proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-        """Contents of a file beside the model, mapped into memory."""
+        """The contents of external data, mapped into memory."""
         if dtype == STRING:
             raise TensorError("cannot be external data; store strings in the model")
-        entries = {text(entry.key): text(entry.value) for entry in proto.external_data}
+        entries = {
+            decode_text(entry.key): decode_text(entry.value) for entry in proto.external_data
+        }
         location = entries.get("location", "")
         offset = _natural(entries, "offset", 0)
         needed = _stored_bytes(code, dtype, count)
@@ -213,7 +207,7 @@ def _strings(proto: TensorProto, count: int) -> np.ndarray:
     if len(proto.string_data) != count:
         raise TensorError(f"has {len(proto.string_data)} strings for {count} elements; {_DAMAGED}")
     array = np.empty(count, object)
-    array[:] = [text(item) for item in proto.string_data]
+    array[:] = [decode_text(item) for item in proto.string_data]
     return array
 
 
@@ -230,7 +224,7 @@ def _raw(
 
 
 def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-    """Elements in the typed field of their kind: pairs for complex, bit patterns for the small."""
+    """Elements of a typed field: pairs for complex numbers, bit patterns for small types."""
     field = _FIELDS.get(code, "int32_data")
     elements = getattr(proto, field)
     bits = _PACKED.get(code)
@@ -256,18 +250,11 @@ def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.nda
 
 
 def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-    """Bytes in the order of files (little-endian) as elements; a view wherever possible."""
+    """Elements of little-endian bytes: a view wherever possible."""
     bits = _PACKED.get(code)
     if bits is not None:
         return _unpacked(np.frombuffer(data, np.uint8), bits, count).view(dtype)
-    if dtype == np.bool_:
-        flags = np.frombuffer(data, np.uint8)
-        # Any other byte than 0 or 1 would not be a bool to NumPy.
-        return flags != 0 if np.any(flags > 1) else flags.view(np.bool_)
-    array = np.frombuffer(data, dtype)
-    if not array.flags.aligned:
-        array = array.copy()
-    return array.byteswap() if sys.byteorder == "big" else array
+    return array_from_bytes(data, dtype)
 
 
 def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -286,8 +273,8 @@ def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
 class ExternalFiles:
     """Data files of a model, each mapped once, read-only.
 
-    A file is opened component by component, none of which may be a link: a model must not make its
-    reader look at anything outside of the folder it came in.
+    A file is opened component by component, none of which may be a link: a model must not make
+    Penstock read anything outside of the model's folder.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -344,7 +331,7 @@ def _opened(folder: Path, parts: list[str]) -> Iterator[int]:
     """A file descriptor of ``folder/parts``, opened without following links."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     careful = flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    if os.open not in os.supports_dir_fd:  # then links are looked for, which leaves a race
+    if os.open not in os.supports_dir_fd:  # checking for links then leaves a race
         path = folder
         for part in parts:
             path = path / part
@@ -356,8 +343,8 @@ def _opened(folder: Path, parts: list[str]) -> Iterator[int]:
             last = i == len(parts) - 1
             try:
                 _refuse_link(os.stat(part, dir_fd=current, follow_symlinks=False))
-                kind = 0 if last else os.O_DIRECTORY
-                following = os.open(part, careful | kind, dir_fd=current)
+                mode = 0 if last else os.O_DIRECTORY
+                following = os.open(part, careful | mode, dir_fd=current)
             finally:
                 os.close(current)
             current = following

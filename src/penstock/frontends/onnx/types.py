@@ -7,54 +7,57 @@ from collections.abc import Callable
 import onnx
 
 from penstock.errors import InvalidModel
-from penstock.frontends.onnx.tensors import element_dtype, text
+from penstock.frontends.common.encoding import decode_text
+from penstock.frontends.onnx.tensors import dtype_of_code
 from penstock.types import ANY, Dim, MapType, OptionalType, SequenceType, TensorType, Type
 
 MAX_NESTING = 32
-"""How deep sequences, optionals and maps may nest in one type."""
+"""The depth to which sequences, optionals and maps may nest in one type."""
 
 
 def value_type(proto: onnx.TypeProto, *, entry: bool = False) -> Type:
     """The type that a ``TypeProto`` declares.
 
-    For an ``entry``, which callers feed, dims of 0 are unknown: exporters write them for dims that
-    they leave open. Nobody declares an input that must be empty.
+    For an ``entry``, which callers feed, dims of 0 are unknown: exporters write 0 for dims that
+    they leave open, and an input that must be empty has no use. Raises ``InvalidModel``.
     """
     wrappers: list[Callable[[Type], Type]] = []
-    kind = proto.WhichOneof("value")
-    while kind in ("sequence_type", "optional_type", "map_type"):
+    form = proto.WhichOneof("value")
+    while form in ("sequence_type", "optional_type", "map_type"):
         if len(wrappers) == MAX_NESTING:
-            raise InvalidModel(f"its type nests more than {MAX_NESTING} types; declare a simpler")
-        if kind == "map_type":
-            key = element_dtype(proto.map_type.key_type)
+            raise InvalidModel(
+                f"its type nests more than {MAX_NESTING} types; declare a simpler one"
+            )
+        if form == "map_type":
+            key = dtype_of_code(proto.map_type.key_type)
             wrappers.append(lambda inner, key=key: MapType(key, inner))  # type: ignore[misc]
             proto = proto.map_type.value_type
         else:
-            wrappers.append(SequenceType if kind == "sequence_type" else OptionalType)
-            proto = getattr(proto, kind).elem_type
-        kind = proto.WhichOneof("value")
-    found: Type = ANY
-    if kind in ("tensor_type", "sparse_tensor_type"):  # what is sparse in the file is dense here
-        found = _tensor_type(getattr(proto, kind), entry)
+            wrappers.append(SequenceType if form == "sequence_type" else OptionalType)
+            proto = getattr(proto, form).elem_type
+        form = proto.WhichOneof("value")
+    type_: Type = ANY
+    if form in ("tensor_type", "sparse_tensor_type"):  # sparse tensors are made dense
+        type_ = _tensor_type(getattr(proto, form), entry)
     for wrapper in reversed(wrappers):
-        found = wrapper(found)
-    return found
+        type_ = wrapper(type_)
+    return type_
 
 
 def _tensor_type(proto: onnx.TypeProto.Tensor, entry: bool) -> TensorType:
-    dtype = element_dtype(proto.elem_type) if proto.elem_type else None
+    dtype = dtype_of_code(proto.elem_type) if proto.elem_type else None
     if not proto.HasField("shape"):
         return TensorType(dtype, None)
     return TensorType(dtype, tuple([_dim(dim, entry) for dim in proto.shape.dim]))
 
 
 def _dim(proto: onnx.TensorShapeProto.Dimension, entry: bool) -> Dim:
-    """Negative dims, and names that are only a question mark, stand for unknown dims."""
-    kind = proto.WhichOneof("value")
-    if kind == "dim_value":
+    """A size, a name, or ``None`` for an unknown dim: negative, unnamed, or named "?"."""
+    form = proto.WhichOneof("value")
+    if form == "dim_value":
         size = proto.dim_value
         return None if size < 0 or (entry and size == 0) else size
-    if kind == "dim_param":
-        name = text(proto.dim_param)
+    if form == "dim_param":
+        name = decode_text(proto.dim_param)
         return None if name in ("", "?") else name
     return None

@@ -1,12 +1,12 @@
-"""Older operator versions: what each means in terms of the current ones.
+"""Older operator versions, written as the current ones.
 
 ``UNCHANGED`` lists the operations whose versions all mean the same once the defaults of their own
 version are filled in (newer ones have more types, or more attributes whose defaults are the old
-meaning). ``REWRITES`` says how the others are rewritten: a function writes nodes of current
-versions that compute exactly what the old node did. Versions after the last one listed mean the
-same. Some old versions are operations of their own, registered with the last version that means
-them: Softmax up to version 12, say. ``meaning`` puts all this together. One operation is listed for
-what it takes, not for its age: FlexAttention calls graphs, so it is written out.
+meaning). ``UPGRADES`` has rules for the others: a rule emits nodes of current versions that compute
+exactly what the old node did. Versions after the last one listed mean the same as the newest. Some
+old versions are operations of their own, registered with the last version that means them, such as
+Softmax up to version 12. ``meaning`` puts all this together. FlexAttention is listed although it is
+not old: it calls graphs, so it is written out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto
 
-from penstock.frontends.onnx.rewriter import InexpressibleError, NodeError, Rewriting
-from penstock.frontends.onnx.schemas import Schema, find_schema, newest_opset
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.onnx.node_upgrade import NodeUpgrade
+from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
 from penstock.frontends.onnx.upgrade_attention import flex_attention
 from penstock.frontends.onnx.upgrade_scan import scan_8
@@ -30,12 +31,12 @@ from penstock.ops import find
 from penstock.ops.common.reference import reference_op
 from penstock.types import BOOL, FLOAT32
 
-Rule = Callable[[Rewriting], None]
+Rule = Callable[[NodeUpgrade], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
-    """How versions ``first`` to ``last`` of an operation are written today."""
+class Upgrade:
+    """The rule for versions ``first`` to ``last`` of an operation."""
 
     first: int
     last: int
@@ -46,18 +47,18 @@ class Rewrite:
 
 
 def to(name: str, **attrs: Any) -> Rule:
-    """The same inputs to operation ``name``, some attributes set, those it lacks left out."""
+    """Operation ``name`` of the same inputs; attributes that it lacks are left out."""
 
-    def rule(old: Rewriting) -> None:
+    def rule(old: NodeUpgrade) -> None:
         old.become(name, old.inputs, {**old.attrs, **attrs})
 
     return rule
 
 
 def axes_to_input(name: str) -> Rule:
-    """``axes`` became an input; absent or empty, all axes are meant."""
+    """The attribute ``axes`` became an input; absent or empty, it stands for all axes."""
 
-    def rule(old: Rewriting) -> None:
+    def rule(old: NodeUpgrade) -> None:
         axes = old.attrs.get("axes")
         inputs = [old.input(0), old.constant(np.array(axes, np.int64))] if axes else old.inputs
         old.become(name, inputs, old.attrs)
@@ -68,19 +69,20 @@ def axes_to_input(name: str) -> Rule:
 def legacy_broadcast(name: str) -> Rule:
     """Binary operations before NumPy's broadcasting: ``axis`` says where B's dims stand in A's."""
 
-    def rule(old: Rewriting) -> None:
+    def rule(old: NodeUpgrade) -> None:
         a, b = old.input(0), old.input(1)
         axis = old.attrs.get("axis")
         if old.attrs.get("broadcast") and axis is not None:
-            b = aligned(old, a, b, axis)
+            b = aligned(old, axis)
         old.become(name, [a, b])
 
     return rule
 
 
-def aligned(old: Rewriting, a: Value, b: Value, axis: int) -> Value:
-    """``b`` with dims of 1 appended, so that its first dim stands at ``axis`` of ``a``."""
-    rank_a, rank_b = old.rank(a), old.rank(b)
+def aligned(old: NodeUpgrade, axis: int) -> Value:
+    """Input 1 with dims of 1 appended, so that its first dim stands at ``axis`` of input 0."""
+    a, b = old.input(0), old.input(1)
+    rank_a, rank_b = old.rank(0), old.rank(1)
     if rank_b is not None and (rank_a is not None or axis < 0):
         end = -axis if axis < 0 else rank_a - axis  # type: ignore[operator]
         if end <= rank_b:
@@ -93,7 +95,7 @@ def aligned(old: Rewriting, a: Value, b: Value, axis: int) -> Value:
     return old.emit("Unsqueeze", [b, old.emit("Range", [start, stop, old.constant(1)])])
 
 
-def rank_of(old: Rewriting, value: Value) -> Value:
+def rank_of(old: NodeUpgrade, value: Value) -> Value:
     """The rank of a value, as a scalar known during the run."""
     return old.emit("Size", [old.emit("Shape", [value])])
 
@@ -101,12 +103,14 @@ def rank_of(old: Rewriting, value: Value) -> Value:
 def integral_p(name: str) -> Rule:
     """Lp pooling whose ``p`` was a float."""
 
-    def rule(old: Rewriting) -> None:
+    def rule(old: NodeUpgrade) -> None:
         p = old.attrs["p"]
         if not float(p).is_integer():
-            raise InexpressibleError(f"p = {p} is not a whole number")
+            raise InexpressibleError(
+                f"p = {p} is not a whole number, and no other norm is supported"
+            )
         if name == "LpPool" and "kernel_shape" not in old.attrs:
-            raise NodeError("lacks attribute 'kernel_shape'")
+            raise NodeError("lacks attribute 'kernel_shape'; add it")
         old.become(name, old.inputs, {**old.attrs, "p": int(p)})
 
     return rule
@@ -115,16 +119,18 @@ def integral_p(name: str) -> Rule:
 # Rules of one operation each.
 
 
-def batch_normalization(old: Rewriting) -> None:
-    """Before version 14 the mode was ``is_test``, then whether outputs beyond the first were there;
-    with ``spatial`` 0, statistics were kept for each element instead of each channel.
+def batch_normalization(old: NodeUpgrade) -> None:
+    """The mode was given by ``is_test``, and from version 7 to 13 by the number of outputs; with
+    ``spatial`` 0, statistics were kept for each element instead of each channel.
     """
     if old.version < 7:
         training = not old.attrs.get("is_test", 0)
     else:
         training = any(output is not None for output in old.outputs[1:])
     if training and any(output is not None for output in old.outputs[3:]):
-        raise InexpressibleError("its outputs saved_mean and saved_var are for training only")
+        raise InexpressibleError(
+            "its outputs saved_mean and saved_var serve training only; export it for inference"
+        )
     if old.attrs.get("spatial", 1):
         outputs = old.outputs[: 3 if training else 1]
         old.become(
@@ -132,7 +138,9 @@ def batch_normalization(old: Rewriting) -> None:
         )
         return
     if training:
-        raise InexpressibleError("training with spatial = 0 is not supported")
+        raise InexpressibleError(
+            "training with spatial = 0 is not supported; export it for inference"
+        )
     x, scale, bias, mean, variance = [old.input(i) for i in range(5)]
     shifted = old.emit("Sub", [x, mean])
     widened = old.emit("Add", [variance, old.like(old.attrs["epsilon"], variance)])
@@ -140,15 +148,15 @@ def batch_normalization(old: Rewriting) -> None:
     old.become("Add", [old.emit("Mul", [shifted, factor]), bias], outputs=old.outputs[:1])
 
 
-def cast(old: Rewriting) -> None:
+def cast(old: NodeUpgrade) -> None:
     """The target was named by a string."""
     code = ELEMENT_TYPES.get(old.attrs["to"].upper())
     if code is None:
-        raise NodeError(f"casts to {old.attrs['to']!r}, which is no element type")
+        raise NodeError(f"casts to {old.attrs['to']!r}, which is no element type of TensorProto")
     old.become("Cast", old.inputs, {**old.attrs, "to": code})
 
 
-def clip(old: Rewriting) -> None:
+def clip(old: NodeUpgrade) -> None:
     """The bounds were attributes."""
     x = old.input(0)
     bounds = [old.attrs.get("min"), old.attrs.get("max")]
@@ -158,14 +166,14 @@ def clip(old: Rewriting) -> None:
     old.become("Clip", inputs)
 
 
-def concat(old: Rewriting) -> None:
+def concat(old: NodeUpgrade) -> None:
     """The axis was 1 unless given."""
     old.become("Concat", old.inputs, {"axis": 1, **old.attrs})
 
 
-def dropout(old: Rewriting) -> None:
-    """The ratio was an attribute, the mode an attribute and then always that of inference; the mask
-    had the dtype of the input at first.
+def dropout(old: NodeUpgrade) -> None:
+    """The ratio was an attribute; so was the mode, which versions 7 to 11 fix to inference. Before
+    version 10 the mask had the dtype of the input.
     """
     x = old.input(0)
     inputs = [x]
@@ -176,13 +184,13 @@ def dropout(old: Rewriting) -> None:
     if mask is None or old.version >= 10:
         old.become("Dropout", inputs)
         return
-    truth = Value(old.fresh("mask"))
-    old.become("Dropout", inputs, outputs=[old.outputs[0], truth])
-    old.become("CastLike", [truth, x], outputs=[mask])
+    bool_mask = Value(old.fresh("mask"))
+    old.become("Dropout", inputs, outputs=[old.outputs[0], bool_mask])
+    old.become("CastLike", [bool_mask, x], outputs=[mask])
 
 
-def group_normalization(old: Rewriting) -> None:
-    """Scale and bias were per group: groups then are the channels of an InstanceNormalization."""
+def group_normalization(old: NodeUpgrade) -> None:
+    """Scale and bias were per group: groups are the channels of an InstanceNormalization."""
     x = old.input(0)
     groups = old.attrs["num_groups"]
     split = old.emit("Reshape", [x, old.constant([0, groups, -1])])
@@ -191,14 +199,14 @@ def group_normalization(old: Rewriting) -> None:
     old.become("Reshape", [result, old.emit("Shape", [x])], {"allowzero": 1})
 
 
-def grid_sample(old: Rewriting) -> None:
-    """The modes were named for images."""
+def grid_sample(old: NodeUpgrade) -> None:
+    """The modes had the names of image processing."""
     modes = {"bilinear": "linear", "bicubic": "cubic"}
     mode = old.attrs["mode"]
     old.become("GridSample", old.inputs, {**old.attrs, "mode": modes.get(mode, mode)})
 
 
-def pad(old: Rewriting) -> None:
+def pad(old: NodeUpgrade) -> None:
     """Pads and value were attributes."""
     x = old.input(0)
     pads = old.attrs["paddings" if old.version < 2 else "pads"]
@@ -209,9 +217,9 @@ def pad(old: Rewriting) -> None:
 
 
 def recurrent(name: str) -> Rule:
-    """The first versions had a flag about their outputs, and one a default spelt wrong."""
+    """The first versions have a flag about outputs, and one a misspelt default."""
 
-    def rule(old: Rewriting) -> None:
+    def rule(old: NodeUpgrade) -> None:
         direction = old.attrs["direction"]
         direction = "forward" if direction == "foward" else direction
         old.become(name, old.inputs, {**old.attrs, "direction": direction})
@@ -219,18 +227,18 @@ def recurrent(name: str) -> Rule:
     return rule
 
 
-def reshape(old: Rewriting) -> None:
+def reshape(old: NodeUpgrade) -> None:
     """The shape was an attribute."""
     if "shape" not in old.attrs:
-        raise NodeError("lacks attribute 'shape'")
+        raise NodeError("lacks attribute 'shape'; add it")
     old.become("Reshape", [old.input(0), old.constant(np.array(old.attrs["shape"], np.int64))])
 
 
-def resample(old: Rewriting) -> None:
+def resample(old: NodeUpgrade) -> None:
     """Upsample, and Resize as it began: output i is taken from i / scale of the input.
 
-    To the nearest element before it when growing, behind it when shrinking (as ONNX Runtime and the
-    test cases of that version have it), so that axes that do either need a step each.
+    The nearest element is the one before when growing, and the one after when shrinking, as in ONNX
+    Runtime and the test cases of that version; axes of both kinds take two steps.
     """
     x = old.input(0)
     factors = old.attrs.get("scales")
@@ -239,11 +247,11 @@ def resample(old: Rewriting) -> None:
     scales = old.input(1) if factors is None else old.constant(factors, FLOAT32)
     mode = "nearest" if old.attrs["mode"] == "nearest" else "linear"
     common = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
-    known = scales.const
-    if mode == "linear" or (known is not None and np.all(known >= 1)):
+    fixed = scales.const
+    if mode == "linear" or (fixed is not None and np.all(fixed >= 1)):
         old.become("Resize", [x, None, scales], {**common, "nearest_mode": "floor"})
         return
-    if known is None or not np.all(known <= 1):
+    if fixed is None or not np.all(fixed <= 1):
         one = old.constant(1, FLOAT32)
         growing = old.emit("Max", [scales, one])
         scales = old.emit("Min", [scales, one])
@@ -251,12 +259,12 @@ def resample(old: Rewriting) -> None:
     old.become("Resize", [x, None, scales], {**common, "nearest_mode": "ceil"})
 
 
-# With these roundings, (i + 0.5) / scale comes to the same element as (i + 0.5) / scale - 0.5.
+# With these roundings, (i + 0.5) / scale gives the same element as (i + 0.5) / scale - 0.5.
 _HALF_PIXEL_ROUNDING = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
 
 
-def resize_11(old: Rewriting) -> None:
-    """One coordinate mode was dropped later, and what was not used was given as an empty tensor."""
+def resize_11(old: NodeUpgrade) -> None:
+    """One coordinate mode was dropped later, and unused inputs were empty tensors."""
     x, roi, scales = old.input(0), old.optional(1), old.optional(2)
     sizes = old.optional(3)
     if roi is not None and roi.const is not None and not roi.const.size:
@@ -274,7 +282,7 @@ def resize_11(old: Rewriting) -> None:
     old.become("Resize", inputs, attrs)
 
 
-def slice_1(old: Rewriting) -> None:
+def slice_1(old: NodeUpgrade) -> None:
     """Starts, ends and axes were attributes."""
     starts = old.attrs["starts"]
     ends = old.attrs["ends"]
@@ -283,9 +291,9 @@ def slice_1(old: Rewriting) -> None:
     old.become("Slice", [old.input(0), *constants])
 
 
-def split(old: Rewriting) -> None:
-    """The lengths were an attribute (at first, also an input of the data's type); without them, the
-    number of outputs says how many parts there are.
+def split(old: NodeUpgrade) -> None:
+    """The lengths were an attribute (in version 1 also an input of the data's type); without them,
+    the data are cut into as many parts as there are outputs.
     """
     attrs = {"axis": old.attrs.get("axis", 0)}
     lengths, given = old.attrs.get("split"), old.optional(1)
@@ -299,12 +307,12 @@ def split(old: Rewriting) -> None:
         old.become("Split", [old.input(0), given], attrs)
 
 
-def top_k(old: Rewriting) -> None:
+def top_k(old: NodeUpgrade) -> None:
     """The number was an attribute."""
     old.become("TopK", [old.input(0), old.constant([old.attrs["k"]])], old.attrs)
 
 
-def unsqueeze(old: Rewriting) -> None:
+def unsqueeze(old: NodeUpgrade) -> None:
     """The axes were an attribute."""
     axes = np.array(old.attrs["axes"], np.int64)
     old.become("Unsqueeze", [old.input(0), old.constant(axes)])
@@ -313,44 +321,44 @@ def unsqueeze(old: Rewriting) -> None:
 _BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
 _REDUCE = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 
-REWRITES: Mapping[tuple[str, str], tuple[Rewrite, ...]] = {
-    **{("", name): (Rewrite(1, 6, legacy_broadcast(name)),) for name in _BINARY},
+UPGRADES: Mapping[tuple[str, str], tuple[Upgrade, ...]] = {
+    **{("", name): (Upgrade(1, 6, legacy_broadcast(name)),) for name in _BINARY},
     **{
-        ("", f"Reduce{name}"): (Rewrite(1, 17, axes_to_input(f"Reduce{name}")),) for name in _REDUCE
+        ("", f"Reduce{name}"): (Upgrade(1, 17, axes_to_input(f"Reduce{name}")),) for name in _REDUCE
     },
-    ("", "BatchNormalization"): (Rewrite(1, 13, batch_normalization),),
-    ("", "Cast"): (Rewrite(1, 5, cast),),
-    ("", "Clip"): (Rewrite(1, 10, clip),),
-    ("", "Concat"): (Rewrite(1, 3, concat),),
-    ("", "Dropout"): (Rewrite(1, 11, dropout),),
-    ("", "Gemm"): (Rewrite(1, 6, to("Gemm")),),
-    ("", "GlobalLpPool"): (Rewrite(1, 1, integral_p("GlobalLpPool")),),
-    ("", "GridSample"): (Rewrite(16, 19, grid_sample),),
-    ("", "GroupNormalization"): (Rewrite(18, 20, group_normalization),),
-    ("", "GRU"): (Rewrite(1, 6, recurrent("GRU")),),
-    ("", "LpPool"): (Rewrite(1, 1, integral_p("LpPool")),),
-    ("", "LSTM"): (Rewrite(1, 6, recurrent("LSTM")),),
-    ("", "Pad"): (Rewrite(1, 10, pad),),
-    ("", "ReduceSum"): (Rewrite(1, 12, axes_to_input("ReduceSum")),),
-    ("", "Reshape"): (Rewrite(1, 4, reshape),),
-    ("", "Resize"): (Rewrite(10, 10, resample), Rewrite(11, 12, resize_11)),
-    ("", "RNN"): (Rewrite(1, 6, recurrent("RNN")),),
+    ("", "BatchNormalization"): (Upgrade(1, 13, batch_normalization),),
+    ("", "Cast"): (Upgrade(1, 5, cast),),
+    ("", "Clip"): (Upgrade(1, 10, clip),),
+    ("", "Concat"): (Upgrade(1, 3, concat),),
+    ("", "Dropout"): (Upgrade(1, 11, dropout),),
+    ("", "Gemm"): (Upgrade(1, 6, to("Gemm")),),
+    ("", "GlobalLpPool"): (Upgrade(1, 1, integral_p("GlobalLpPool")),),
+    ("", "GridSample"): (Upgrade(16, 19, grid_sample),),
+    ("", "GroupNormalization"): (Upgrade(18, 20, group_normalization),),
+    ("", "GRU"): (Upgrade(1, 6, recurrent("GRU")),),
+    ("", "LpPool"): (Upgrade(1, 1, integral_p("LpPool")),),
+    ("", "LSTM"): (Upgrade(1, 6, recurrent("LSTM")),),
+    ("", "Pad"): (Upgrade(1, 10, pad),),
+    ("", "ReduceSum"): (Upgrade(1, 12, axes_to_input("ReduceSum")),),
+    ("", "Reshape"): (Upgrade(1, 4, reshape),),
+    ("", "Resize"): (Upgrade(10, 10, resample), Upgrade(11, 12, resize_11)),
+    ("", "RNN"): (Upgrade(1, 6, recurrent("RNN")),),
     ("", "RoiAlign"): (
-        Rewrite(10, 15, to("RoiAlign", coordinate_transformation_mode="output_half_pixel")),
+        Upgrade(10, 15, to("RoiAlign", coordinate_transformation_mode="output_half_pixel")),
     ),
-    ("", "Scan"): (Rewrite(8, 8, scan_8),),
-    ("", "Scatter"): (Rewrite(9, 11, to("ScatterElements")),),
-    ("", "Slice"): (Rewrite(1, 9, slice_1),),
-    ("", "Split"): (Rewrite(1, 17, split),),
-    ("", "Squeeze"): (Rewrite(1, 12, axes_to_input("Squeeze")),),
-    ("", "TopK"): (Rewrite(1, 9, top_k),),
-    ("", "Unsqueeze"): (Rewrite(1, 12, unsqueeze),),
-    ("", "Upsample"): (Rewrite(1, 10, resample),),
-    ("ai.onnx.preview", "FlexAttention"): (Rewrite(1, 1, flex_attention),),
+    ("", "Scan"): (Upgrade(8, 8, scan_8),),
+    ("", "Scatter"): (Upgrade(9, 11, to("ScatterElements")),),
+    ("", "Slice"): (Upgrade(1, 9, slice_1),),
+    ("", "Split"): (Upgrade(1, 17, split),),
+    ("", "Squeeze"): (Upgrade(1, 12, axes_to_input("Squeeze")),),
+    ("", "TopK"): (Upgrade(1, 9, top_k),),
+    ("", "Unsqueeze"): (Upgrade(1, 12, unsqueeze),),
+    ("", "Upsample"): (Upgrade(1, 10, resample),),
+    ("ai.onnx.preview", "FlexAttention"): (Upgrade(1, 1, flex_attention),),
 }
 
-# Of ConvTranspose, the text of version 1 has the sides of an uneven padding the other way round:
-# nobody ever computed it so, and version 11 put it right.
+# The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime
+# implements that, and version 11 corrects the text.
 UNCHANGED = frozenset(
     """
     Abs Acos Acosh ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool Bernoulli BitShift
@@ -371,13 +379,14 @@ UNCHANGED = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meaning:
-    """How nodes of one operation and opset are imported: the first of these that there is.
+    """How nodes of one operation and opset are imported: by the first of these that is set.
 
-    ``rule`` rewrites them; ``op`` is what they are, with ``defaults`` for attributes not given;
-    ``function`` is what ONNX itself defines them by. ``schema`` is ``None`` where ONNX has none.
+    ``rule`` writes them as other nodes; ``op`` is the operation that they are; ``function`` is the
+    body by which ONNX defines them. ``defaults`` are those of attributes not given. ``schema`` is
+    ``None`` if ONNX has none.
     """
 
-    schema: Schema | None
+    schema: OnnxSchema | None
     rule: Rule | None = None
     op: Op | None = None
     function: FunctionProto | None = None
@@ -386,7 +395,7 @@ class Meaning:
 
 @lru_cache(maxsize=4096)
 def meaning(name: str, domain: str, opset: int) -> Meaning:
-    """What ``name`` means in an opset of its domain."""
+    """The meaning of operation ``name`` in an opset of its domain."""
     schema = find_schema(name, domain, opset)
     if schema is None:
         return Meaning(None, op=find(name, domain, opset))
@@ -410,15 +419,15 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
 
 
 def _rule(name: str, domain: str, version: int) -> Rule | None:
-    for rewrite in REWRITES.get((domain, name), ()):
-        if rewrite.first <= version <= rewrite.last:
-            return rewrite.rule
+    for upgrade in UPGRADES.get((domain, name), ()):
+        if upgrade.first <= version <= upgrade.last:
+            return upgrade.rule
     return None
 
 
 def _unchanged(name: str, domain: str, version: int) -> bool:
-    """Whether a version means what the newest one does."""
-    rewrites = REWRITES.get((domain, name))
-    if rewrites is not None:
-        return version > max(rewrite.last for rewrite in rewrites)
+    """Whether a version means the same as the newest one."""
+    upgrades = UPGRADES.get((domain, name))
+    if upgrades is not None:
+        return version > max(upgrade.last for upgrade in upgrades)
     return domain in ("", "ai.onnx.ml") and name in UNCHANGED

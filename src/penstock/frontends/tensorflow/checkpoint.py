@@ -1,8 +1,8 @@
-"""Checkpoints of TensorFlow (TensorBundle): an index, and tensors one behind the other in shards.
+"""TensorFlow's checkpoints (TensorBundle): an index, and shards with one tensor after the other.
 
-The index is a table of LevelDB's format: blocks of entries in the order of their keys, each key
-given by what it shares with the one before; a block of blocks; a footer. Every block and every
-tensor has a checksum, and is checked when it is read.
+The index is a table in LevelDB's format: blocks of entries sorted by key, each key stored without
+the prefix that it shares with the one before; an index of the blocks; a footer. Every block and
+every tensor has a CRC-32C, which is checked when it is read.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ import google_crc32c
 import numpy as np
 
 from penstock.errors import InvalidModel
+from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.encoding import array_from_bytes, read_varint
 from penstock.frontends.tensorflow.file import parsed
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
-from penstock.frontends.tensorflow.tensors import TensorError, numpy_dtype, shape_of
+from penstock.frontends.tensorflow.tensors import decode_shape, numpy_dtype
 from penstock.limits import Limits
 from penstock.types import STRING
 
 _FOOTER = 48
 _MAGIC = 0xDB4775248B80FB57
-_TRAILER = 5  # the kind of compression, and a checksum
-_MOST_SHARDS = 10_000
+_TRAILER = 5  # the type of compression, and a checksum
+_MAX_SHARDS = 10_000
 _MASK_DELTA = 0xA282EAD8
 
 
 class Bundle:
-    """The tensors of a checkpoint by their keys. ``prefix`` is what the names of its files begin
-    with. Raises ``InvalidModel`` for what is no checkpoint, or damaged."""
+    """The tensors of a checkpoint by their keys. ``prefix`` is that of the names of its files.
+
+    Raises ``InvalidModel`` for files that are no checkpoint, or damaged.
+    """
 
     def __init__(self, prefix: Path, limits: Limits) -> None:
         self.prefix = prefix
@@ -46,42 +50,40 @@ class Bundle:
             else:
                 entry = parsed(value, BundleEntryProto(), index.name)
                 self.entries[key.decode("utf-8", "surrogateescape")] = entry
-        if not 1 <= header.num_shards <= _MOST_SHARDS:
+        if not 1 <= header.num_shards <= _MAX_SHARDS:
             raise InvalidModel(
-                f"{index.name} is damaged: it says that {header.num_shards} files are"
+                f"{index.name} is damaged: it has {header.num_shards} as the number of data files; "
+                "copy it again"
             )
         if header.endianness != BundleHeaderProto.LITTLE:
-            raise InvalidModel(f"{index.name} is of a big-endian machine; save it on another one")
+            raise InvalidModel(f"{index.name} is big-endian; save it on a little-endian machine")
         self.count = header.num_shards
 
     def read(self, key: str) -> np.ndarray:
-        """The tensor with that key."""
+        """The tensor with that key. Raises ``InvalidModel``."""
         entry = self.entries.get(key)
         where = f"tensor {key!r} of {self.prefix.name}"
         if entry is None:
-            raise InvalidModel(f"there is no {where}; the checkpoint is that of another model")
+            raise InvalidModel(f"there is no {where}; the checkpoint belongs to another model")
         if entry.slices:
             raise InvalidModel(f"{where} is stored in slices; save it in one piece")
         try:
-            dtype, shape = numpy_dtype(entry.dtype), shape_of(entry.shape, self.limits)
+            dtype, shape = numpy_dtype(entry.dtype), decode_shape(entry.shape, self.limits)
         except TensorError as error:
             raise InvalidModel(f"{where}: {error}") from error
         if dtype == STRING:
-            raise InvalidModel(f"{where} is of strings, which no variable can be")
+            raise InvalidModel(f"{where} has strings, which variables cannot hold")
         if shape is None or any(dim is None for dim in shape):
             raise InvalidModel(f"{where} has no definite shape")
         dims: tuple[int, ...] = shape  # type: ignore[assignment]
         data = self._bytes(entry, where)
         if data.size != math.prod(dims) * dtype.itemsize:
-            raise InvalidModel(
-                f"{where} has {data.size} bytes, which its shape {dims} does not take"
-            )
+            raise InvalidModel(f"{where} has {data.size} bytes, which do not fit its shape {dims}")
         if google_crc32c.value(data) != _unmasked(entry.crc32c):
-            raise InvalidModel(f"{where} is damaged: its checksum is not that of its bytes")
-        if dtype == np.bool_:
-            return (data != 0).reshape(dims)
-        aligned = data if data.ctypes.data % dtype.itemsize == 0 else data.copy()
-        return aligned.view(dtype).reshape(dims)
+            raise InvalidModel(
+                f"{where} is damaged: its checksum does not match its bytes; copy it again"
+            )
+        return array_from_bytes(data, dtype).reshape(dims)
 
     def _bytes(self, entry: BundleEntryProto, where: str) -> np.ndarray:
         if not 0 <= entry.shard_id < self.count:
@@ -92,12 +94,12 @@ class Bundle:
             shard = self._shards[entry.shard_id] = _mapped(Path(name))
         first, size = entry.offset, entry.size
         if first < 0 or size < 0 or first + size > shard.size:
-            raise InvalidModel(f"{where} is not in its file, which ends before it does")
+            raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
         return shard[first : first + size]
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """A file's bytes, read when they are used."""
+    """The bytes of a file, mapped into memory."""
     try:
         with path.open("rb") as file:
             if not path.stat().st_size:
@@ -115,7 +117,7 @@ def _unmasked(stored: int) -> int:
 
 
 class _Table:
-    """A table of LevelDB's format."""
+    """A table in LevelDB's format."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
@@ -130,7 +132,7 @@ class _Table:
         if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
             raise self.damaged("it does not end as an index of a checkpoint does")
         at = 0
-        for _ in range(2):  # of a block that nobody needs
+        for _ in range(2):  # offset and size of a block of metadata
             _, at = self.varint(footer, at)
         offset, at = self.varint(footer, at)
         size, at = self.varint(footer, at)
@@ -143,19 +145,19 @@ class _Table:
         end = offset + size
         if end + _TRAILER > len(self.data):
             raise self.damaged("a block reaches beyond its end")
-        kind = self.data[end]
+        compression = self.data[end]
         stored = int.from_bytes(self.data[end + 1 : end + _TRAILER], "little")
         if google_crc32c.value(self.data[offset : end + 1]) != _unmasked(stored):
-            raise self.damaged("the checksum of a block is not that of its bytes")
-        if kind:
+            raise self.damaged("the checksum of a block does not match its bytes")
+        if compression:
             raise InvalidModel(
-                f"{self.name} has compressed blocks (kind {kind}), which are not supported; save "
-                "the checkpoint again, as TensorFlow does by itself without compression"
+                f"{self.name} has compressed blocks (type {compression}), which are not supported; "
+                "save the checkpoint with TensorFlow, which does not compress"
             )
         return self.data[offset:end]
 
     def entries(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of a block. Restart points, for searches, stand behind them."""
+        """Keys and values of a block. Restart points, which serve searches, follow them."""
         end = len(block) - 4
         restarts = int.from_bytes(block[end:], "little") if end >= 0 else 0
         end -= 4 * restarts
@@ -164,26 +166,21 @@ class _Table:
         key, at = b"", 0
         while at < end:
             shared, at = self.varint(block, at)
-            more, at = self.varint(block, at)
+            added, at = self.varint(block, at)
             size, at = self.varint(block, at)
-            if shared > len(key) or at + more + size > end:
+            if shared > len(key) or at + added + size > end:
                 raise self.damaged("an entry reaches beyond its block")
-            key = key[:shared] + block[at : at + more]
-            at += more + size
+            key = key[:shared] + block[at : at + added]
+            at += added + size
             yield key, block[at - size : at]
 
-    def varint(self, data: bytes, at: int) -> tuple[int, int]:
-        """A number in groups of seven bits, the lowest first, and where it ends."""
-        value = 0
-        for shift in range(0, 64, 7):
-            if at >= len(data):
-                break
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-        raise self.damaged("a number has no end")
+    def varint(self, data: bytes, position: int) -> tuple[int, int]:
+        try:
+            return read_varint(data, position)
+        except ValueError as error:
+            raise self.damaged(str(error)) from error
 
     def damaged(self, why: str) -> InvalidModel:
-        return InvalidModel(f"{self.name} is no index of a checkpoint, or damaged: {why}")
+        return InvalidModel(
+            f"{self.name} is no index of a checkpoint, or damaged: {why}; copy it again"
+        )

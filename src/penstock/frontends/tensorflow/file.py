@@ -1,4 +1,4 @@
-"""Files of TensorFlow as messages: binary and text."""
+"""Files of TensorFlow to protobuf messages, from the binary or the text form."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Proto = TypeVar("Proto", bound=Message)
 
 
 def read_graph(source: bytes | Path) -> GraphDef:
-    """A graph out of bytes, or a ``.pb`` or ``.pbtxt`` file."""
+    """The graph in bytes, or in a ``.pb`` or ``.pbtxt`` file. Raises ``InvalidModel``."""
     return _read(source, GraphDef())
 
 
 def read_saved_model(folder: Path) -> SavedModel:
-    """The ``saved_model.pb`` or ``saved_model.pbtxt`` of a SavedModel."""
+    """The ``saved_model.pb`` or ``saved_model.pbtxt`` of a folder. Raises ``InvalidModel``."""
     for name in ("saved_model.pb", "saved_model.pbtxt"):
         if (folder / name).is_file():
             return _read(folder / name, SavedModel())
@@ -28,7 +28,7 @@ def read_saved_model(folder: Path) -> SavedModel:
 
 
 def parsed(data: bytes, message: Proto, where: str) -> Proto:
-    """``data`` as the message given; ``InvalidModel`` that names ``where`` if it is none."""
+    """Parse ``data`` into ``message``. Raises ``InvalidModel``, which names ``where``."""
     try:
         message.ParseFromString(data)
     except (DecodeError, RecursionError) as error:
@@ -48,7 +48,7 @@ def _read(source: bytes | Path, message: Proto) -> Proto:
     if source.suffix not in (".pbtxt", ".prototxt"):
         return parsed(data, message, source.name)
     try:
-        # Fields that are not declared in our messages are those that nothing here depends on.
+        # Nothing here depends on fields that graphdef.proto does not declare.
         text_format.Parse(data.decode(), message, allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidModel(f"{source.name} is no {message.DESCRIPTOR.name}: {error}") from error

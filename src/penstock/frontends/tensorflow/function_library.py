@@ -1,4 +1,4 @@
-"""The library of functions of a graph: what they take and give, and which call themselves."""
+"""The functions of a GraphDef: their schemas, and which of them call themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.algorithms.dag import strongly_connected_components
-from penstock.frontends.tensorflow.attrs import Function, attribute
+from penstock.frontends.common.diagnostics import Diagnostics, TensorError
+from penstock.frontends.tensorflow.attrs import FunctionReference, decode_attribute
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     AttrValue,
     FunctionDef,
@@ -14,31 +15,33 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     NodeDef,
     OpDef,
 )
-from penstock.frontends.tensorflow.schemas import Argument, Schema, schemas
-from penstock.frontends.tensorflow.tensors import TensorError, type_name
-from penstock.limits import Limits
+from penstock.frontends.tensorflow.schemas import Argument, TfSchema, schemas
+from penstock.frontends.tensorflow.tensors import type_name
 
 
-class Library:
-    """Functions by name. ``called`` are those that remain functions, by the name that they have in
-    the model, until somebody has imported them."""
+class FunctionLibrary:
+    """Functions by name. ``recursive`` are those that call themselves, and stay functions;
+    ``called`` has those of them that are called and not imported yet, by their name in the model.
+    """
 
-    def __init__(
-        self, proto: FunctionDefLibrary, where: str, limits: Limits, problems: list[str]
-    ) -> None:
+    def __init__(self, proto: FunctionDefLibrary, diagnostics: Diagnostics) -> None:
         self.functions: dict[str, FunctionDef] = {}
-        self.limits = limits
+        self.limits = diagnostics.limits
         self.called: dict[str, tuple[FunctionDef, Mapping[str, Any]]] = {}
         self.names: dict[str, str] = {}
-        self._schemas: dict[str, Schema] = {}
+        self._schemas: dict[str, TfSchema] = {}
+        where = diagnostics.where
         for function in proto.function:
             name = function.signature.name
             if not name or name in self.functions or name in schemas():
-                problems.append(f"{where} has a function {name!r} whose name is not its own")
+                diagnostics.problem(
+                    f"{where} has a function {name!r} whose name is empty, or that of another "
+                    "function or operation; rename it"
+                )
             self.functions[name] = function
         self.recursive = _recursive(
             {
-                name: {called for node in function.node_def for called in calls(node)}
+                name: {callee for node in function.node_def for callee in called_functions(node)}
                 for name, function in self.functions.items()
             }
         )
@@ -46,43 +49,43 @@ class Library:
             try:
                 self._schemas[name] = self._schema(function.signature)
             except (TensorError, RecursionError) as error:
-                problems.append(f"function {name!r} of {where}: {error}")
+                diagnostics.problem(f"function {name!r} of {where}: {error}")
 
-    def schema(self, name: str) -> Schema | None:
-        """What a node takes and gives whose operation is the function ``name``."""
+    def schema(self, name: str) -> TfSchema | None:
+        """The schema of nodes whose operation is the function ``name``."""
         return self._schemas.get(name)
 
-    def _schema(self, signature: OpDef) -> Schema:
+    def _schema(self, signature: OpDef) -> TfSchema:
         defaults = {
-            each.name: attribute(each.default_value, {}, self.limits)
-            for each in signature.attr
-            if each.HasField("default_value")
+            attr.name: decode_attribute(attr.default_value, {}, self.limits)
+            for attr in signature.attr
+            if attr.HasField("default_value")
         }
-        inputs = tuple([_argument(each) for each in signature.input_arg])
-        outputs = tuple([_argument(each) for each in signature.output_arg])
-        return Schema(signature.name, inputs, outputs, defaults)
+        inputs = tuple([_argument(argument) for argument in signature.input_arg])
+        outputs = tuple([_argument(argument) for argument in signature.output_arg])
+        return TfSchema(signature.name, inputs, outputs, defaults)
 
-    def named(self, function: Function) -> str:
-        """The name in the model of a function that remains one; noted as called."""
+    def remaining_name(self, function: FunctionReference) -> str:
+        """The name in the model of a function that stays one, which is noted as called."""
         attrs = dict(function.attrs)
         key = f"{function.name} {sorted(attrs.items())!r}" if attrs else function.name
-        found = self.names.get(key)
-        if found is None:
-            used = sum(1 for each in self.names if each.split(" ")[0] == function.name)
-            found = function.name if not used else f"{function.name}_{used}"
-            self.names[key] = found
-            self.called[found] = (self.functions[function.name], attrs)
-        return found
+        name = self.names.get(key)
+        if name is None:
+            used = sum(1 for other in self.names if other.split(" ")[0] == function.name)
+            name = function.name if not used else f"{function.name}_{used}"
+            self.names[key] = name
+            self.called[name] = (self.functions[function.name], attrs)
+        return name
 
 
 def _argument(proto: OpDef.ArgDef) -> Argument:
     count = proto.type_list_attr or proto.number_attr
-    kind = proto.type_attr or (type_name(proto.type) if proto.type else "")
-    return Argument(proto.name, count, kind, proto.is_ref)
+    dtype = proto.type_attr or (type_name(proto.type) if proto.type else "")
+    return Argument(proto.name, count, dtype, proto.is_ref)
 
 
-def calls(node: NodeDef) -> Iterator[str]:
-    """What a node names that may be a function: its operation, and those among its attributes."""
+def called_functions(node: NodeDef) -> Iterator[str]:
+    """Names in a node that may be those of functions: its operation, and some attributes."""
     yield node.op
     for value in node.attr.values():
         yield from _functions_of(value)
@@ -92,8 +95,8 @@ def _functions_of(value: AttrValue) -> Iterator[str]:
     if value.HasField("func"):
         yield value.func.name
     elif value.HasField("list"):
-        for each in value.list.func:
-            yield each.name
+        for function in value.list.func:
+            yield function.name
 
 
 def _recursive(calls: Mapping[str, set[str]]) -> set[str]:

@@ -1,8 +1,8 @@
-"""What each operation of TensorFlow becomes: rules, in families, by the operation's name.
+"""Rules for TensorFlow's operations, by the operation's name.
 
-A rule takes a ``Conversion`` and emits nodes; ``NodeError`` says that the node breaks TensorFlow's
-rules, ``InexpressibleError`` that there is no kernel for it. Operations without a rule are those of
-the domain "tensorflow" of the same name, inputs and attributes.
+A rule takes a ``Conversion`` and emits nodes. It raises ``NodeError`` if the node breaks
+TensorFlow's rules, ``InexpressibleError`` if no kernel is available for it. Operations without a
+rule become the operation of the domain "tensorflow" with the same name, inputs and attributes.
 """
 
 from __future__ import annotations
@@ -10,24 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tensorflow import rules_arrays, rules_functions, rules_images, rules_windows
-from penstock.frontends.tensorflow.attrs import Tensor
-from penstock.frontends.tensorflow.conversion import (
-    Conversion,
-    InexpressibleError,
-    NodeError,
-    Rule,
-    registering,
-)
-from penstock.frontends.tensorflow.tensors import array_of
-from penstock.frontends.tensorflow.types import declared_type
+from penstock.frontends.tensorflow.attrs import EncodedTensor
+from penstock.frontends.tensorflow.conversion import Conversion, Rule, registering
+from penstock.frontends.tensorflow.tensors import declared_type, decode_tensor
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
-from penstock.types import ANY, TensorType
-
-__all__ = ["RULES", "InexpressibleError", "NodeError"]
+from penstock.types import ANY
 
 # Operations with the meaning of one of ONNX's, input for input.
 _SAME = {
@@ -73,7 +63,7 @@ _SAME = {
 
 def _same(name: str, attrs: Mapping[str, Any] | None = None) -> Rule:
     def rule(c: Conversion) -> None:
-        c.end(name, attrs=attrs)
+        c.emit_final(name, attrs=attrs)
 
     return rule
 
@@ -87,35 +77,35 @@ RULES.update(rules_functions.RULES)
 rule = registering(RULES)
 
 
-# Values from nowhere.
+# Values without inputs.
 
 
 @rule("Const")
 def const(c: Conversion) -> None:
     value = c.attrs.get("value")
-    if not isinstance(value, Tensor):
+    if not isinstance(value, EncodedTensor):
         raise NodeError("has no tensor as its value")
-    array = array_of(value.proto, c.importer.limits)
-    array.flags.writeable = False  # it leaves runs as it is
-    c.end("Const", [], {"value": array}, domain=TENSORFLOW)
+    array = decode_tensor(value.proto, c.context.diagnostics.limits)
+    array.flags.writeable = False  # a run may return it
+    c.emit_final("Const", [], {"value": array}, domain=TENSORFLOW)
 
 
 @rule("Placeholder", "PlaceholderV2")
 def placeholder(c: Conversion) -> None:
-    """An input of the graph; what somebody feeds need not run for others that wait for it."""
+    """An input of the graph. No node is emitted: nodes that wait for it need not run a node."""
     (value,) = c.outputs
     if c.scope.function:
-        raise NodeError("is a placeholder in a function, which nobody can feed")
+        raise NodeError("is a placeholder in a function, which cannot be fed; make it an argument")
     shape = c.attrs.get("shape")
-    kind = declared_type(c.attrs.get("dtype"), False, shape)
-    # Old files have a scalar's shape where they mean that nothing is known.
-    old = shape == () and c.importer.proto.versions.producer < _SHAPES_ARE_MEANT
-    value.type = TensorType(kind.dtype) if old and isinstance(kind, TensorType) else kind
+    value.type = declared_type(c.attrs.get("dtype"), shape)
+    # Old files write a scalar's shape for an unknown one.
+    if shape == () and c.context.producer < _SCALAR_SHAPES_SINCE:
+        value.type = declared_type(c.attrs.get("dtype"))
     c.scope.inputs.append(value)
     c.scope.placeholders[c.own_name] = value
 
 
-_SHAPES_ARE_MEANT = 24  # the version of GraphDefs from which on a Placeholder's shape () is one
+_SCALAR_SHAPES_SINCE = 24  # the GraphDef version from which a Placeholder's shape () is a scalar's
 
 
 # Element by element.
@@ -125,75 +115,69 @@ _SHAPES_ARE_MEANT = 24  # the version of GraphDefs from which on a Placeholder's
 def cast(c: Conversion) -> None:
     number = element_number(str(c.attrs.get("DstT")))
     if not number:
-        raise InexpressibleError(f"there is no cast to {c.attrs.get('DstT')}")
-    c.end("Cast", attrs={"to": number})
+        raise InexpressibleError(f"no cast to {c.attrs.get('DstT')} is available")
+    c.emit_final("Cast", attrs={"to": number})
 
 
 @rule("Square")
 def square(c: Conversion) -> None:
     (x,) = c.inputs
-    c.end("Mul", [x, x])
+    c.emit_final("Mul", [x, x])
 
 
 @rule("Relu6")
 def relu6(c: Conversion) -> None:
-    _clip(c, 0, 6)
+    (x,) = c.inputs
+    c.emit_final("Clip", [x, c.like(0, x), c.like(6, x)])
 
 
 @rule("ClipByValue")
 def clip_by_value(c: Conversion) -> None:
-    low = c.node("Max", c.inputs[:2])
-    c.end("Min", [low, c.inputs[2]])
-
-
-def _clip(c: Conversion, low: float, high: float) -> None:
-    dtype = c.dtype(0)
-    if dtype is None:
-        raise InexpressibleError("its element type is not known")
-    c.end("Clip", [c.inputs[0], c.known(low, dtype), c.known(high, dtype)])
+    low = c.emit("Max", c.inputs[:2])
+    c.emit_final("Min", [low, c.inputs[2]])
 
 
 @rule("LeakyRelu")
 def leaky_relu(c: Conversion) -> None:
-    c.end("LeakyRelu", attrs={"alpha": c.attrs["alpha"]})
+    c.emit_final("LeakyRelu", attrs={"alpha": c.attrs["alpha"]})
 
 
 @rule("Erfc")
 def erfc(c: Conversion) -> None:
-    one = c.known(1, c.dtype(0))
-    c.end("Sub", [one, c.node("Erf", c.inputs)])
+    (x,) = c.inputs
+    c.emit_final("Sub", [c.like(1, x), c.emit("Erf", [x])])
 
 
 @rule("Softmax", "LogSoftmax")
 def softmax(c: Conversion) -> None:
-    c.end(c.op, attrs={"axis": -1})
+    c.emit_final(c.op, attrs={"axis": -1})
 
 
 @rule("Mod")
 def mod(c: Conversion) -> None:
-    """Of C: the sign is that of what is divided."""
-    c.end("TruncateMod", domain=TENSORFLOW)
+    """As in C: the result has the sign of the dividend."""
+    c.emit_final("TruncateMod", domain=TENSORFLOW)
 
 
 @rule("Div")
 def div(c: Conversion) -> None:
     dtype = c.dtype(0)
     if dtype is not None and dtype.kind not in "iu":
-        c.end("Div")
+        c.emit_final("Div")
     else:
-        c.end("Div", domain=TENSORFLOW)
+        c.emit_final("Div", domain=TENSORFLOW)
 
 
 @rule("BiasAdd", "BiasAddV1")
 def bias_add(c: Conversion) -> None:
     x, bias = c.inputs
     if c.attrs.get("data_format") != "NCHW":
-        c.end("Add")
+        c.emit_final("Add")
         return
-    # [C] becomes [C, 1, ...]: as many ones as the image has dims.
+    # [C] becomes [C, 1, ...], with a 1 for each spatial dim.
     rank = c.rank(0) or 4
-    axes = c.known(range(1, rank - 1), np.int64)
-    c.end("Add", [x, c.node("Unsqueeze", [bias, axes]) if rank > 2 else bias])
+    axes = c.constant(range(1, rank - 1))
+    c.emit_final("Add", [x, c.emit("Unsqueeze", [bias, axes]) if rank > 2 else bias])
 
 
 # Products.
@@ -203,10 +187,10 @@ def bias_add(c: Conversion) -> None:
 def matmul(c: Conversion) -> None:
     a, b = c.inputs
     if c.attrs["transpose_a"]:
-        a = c.node("Transpose", [a], {"perm": [1, 0]})
+        a = c.emit("Transpose", [a], {"perm": [1, 0]})
     if c.attrs["transpose_b"]:
-        b = c.node("Transpose", [b], {"perm": [1, 0]})
-    c.end("MatMul", [a, b])
+        b = c.emit("Transpose", [b], {"perm": [1, 0]})
+    c.emit_final("MatMul", [a, b])
 
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -217,14 +201,14 @@ def batch_matmul(c: Conversion) -> None:
         value, dtype = c.inputs[i], c.dtype(i)
         if c.attrs[name]:
             attrs = {"conjugate": int(dtype is not None and dtype.kind == "c")}
-            value = c.node("MatrixTranspose", [value], attrs, domain=TENSORFLOW)
+            value = c.emit("MatrixTranspose", [value], attrs, domain=TENSORFLOW)
         operands.append(value)
-    c.end("MatMul", operands)
+    c.emit_final("MatMul", operands)
 
 
 @rule("Einsum")
 def einsum(c: Conversion) -> None:
-    c.end("Einsum", attrs={"equation": c.attrs.get("equation", "")})
+    c.emit_final("Einsum", attrs={"equation": c.attrs.get("equation", "")})
 
 
 # Variables.
@@ -237,39 +221,43 @@ def variable(c: Conversion) -> None:
         "container": c.attrs["container"],
         "shared_name": c.attrs["shared_name"] or c.own_name,
         "dtype": c.attrs.get("dtype"),
-        "store": c.importer.store,
+        "store": c.context.variables.store,
     }
     if shape is not None:
         attrs["shape"] = [-1 if d is None else d for d in shape]
     (value,) = c.outputs
     value.type = ANY
-    c.end("VarHandleOp" if c.op == "VarHandleOp" else "VariableV2", [], attrs, domain=TENSORFLOW)
+    c.emit_final(
+        "VarHandleOp" if c.op == "VarHandleOp" else "VariableV2", [], attrs, domain=TENSORFLOW
+    )
 
 
 @rule("ReadVariableOp")
 def read_variable(c: Conversion) -> None:
-    """The value itself where nothing can change it."""
-    frozen = c.importer.handles.get(c.inputs[0])
+    """A constant if nothing assigns to the variable."""
+    frozen = c.context.variables.constant(c.inputs[0])
     if frozen is None:
-        attrs, kind = c.reading(c.inputs[0], c.attrs.get("dtype"))
-        c.outputs[0].type = kind
-        c.own((), **attrs)
+        attrs, type_ = c.context.variables.read_attrs(c.inputs[0], c.attrs.get("dtype"))
+        c.outputs[0].type = type_
+        c.emit_same_op((), **attrs)
     else:
-        c.end("Const", [], {"value": frozen}, domain=TENSORFLOW)
+        c.emit_final("Const", [], {"value": frozen}, domain=TENSORFLOW)
 
 
 @rule("ResourceGather")
 def resource_gather(c: Conversion) -> None:
     handle, indices = c.inputs
     value = c.variable(handle, c.attrs.get("dtype"))
-    c.end("GatherV2", [value, indices], {"batch_dims": c.attrs["batch_dims"]}, domain=TENSORFLOW)
+    c.emit_final(
+        "GatherV2", [value, indices], {"batch_dims": c.attrs["batch_dims"]}, domain=TENSORFLOW
+    )
 
 
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 def assign(c: Conversion) -> None:
-    if c.inputs[0] in c.importer.handles:
-        raise InexpressibleError("it assigns to a variable that was taken for a constant")
-    c.own(())
+    if c.context.variables.constant(c.inputs[0]) is not None:
+        raise InexpressibleError("it assigns to a variable that was found to be constant")
+    c.emit_same_op(())
 
 
 # Control flow.
@@ -277,7 +265,7 @@ def assign(c: Conversion) -> None:
 
 @rule("Switch", "RefSwitch", "Merge", "RefMerge", "Exit", "RefExit", "NextIteration")
 def primitive(c: Conversion) -> None:
-    c.own({"T", "N"})
+    c.emit_same_op({"T", "N"})
 
 
 RULES["RefNextIteration"] = primitive
@@ -285,34 +273,36 @@ RULES["RefNextIteration"] = primitive
 
 @rule("LoopCond")
 def loop_cond(c: Conversion) -> None:
-    c.own((), T="bool")
+    c.emit_same_op((), T="bool")
 
 
 @rule("_SwitchN")
 def switch_n(c: Conversion) -> None:
-    c.own({"T", "num_outs"})
+    c.emit_same_op({"T", "num_outs"})
 
 
 @rule("Enter", "RefEnter")
 def enter(c: Conversion) -> None:
-    """The frames of a function's body are its own in each place that it is called from."""
+    """Each use of a function's body has frames of its own."""
     name = c.attrs.get("frame_name")
     if not isinstance(name, str) or not name:
-        raise NodeError("has no frame_name")
+        raise NodeError("has no frame_name; name its frame")
     if c.attrs["parallel_iterations"] < 1:
         raise NodeError(
             f"allows {c.attrs['parallel_iterations']} parallel_iterations; at least one must be "
             "allowed"
         )
     constant = bool(c.attrs["is_constant"])
-    c.own({"T", "parallel_iterations"}, frame_name=c.scope.prefix + name, is_constant=constant)
+    c.emit_same_op(
+        {"T", "parallel_iterations"}, frame_name=c.scope.prefix + name, is_constant=constant
+    )
 
 
 @rule("NoOp", "ControlTrigger")
 def no_op(c: Conversion) -> None:
-    c.own(())
+    c.emit_same_op(())
 
 
 @rule("Assert")
 def assert_true(c: Conversion) -> None:
-    c.own({"summarize"})
+    c.emit_same_op({"summarize"})

@@ -1,70 +1,70 @@
-"""Functions of the library: calls become bodies, and what takes functions takes graphs.
+"""Rules of operations that take functions: calls become bodies, functions become graphs.
 
-What runs is what a call needs: the nodes that its results and its control outputs depend on, or
-where a node's operation is the function itself, all. A body runs when all of its arguments are
-there and live, and none of its results is live before all that has to run has run: the call is one
-node as far as anybody around it can see. So each argument goes through an Identity, for which wait
-all nodes of the body that would otherwise wait for nothing, and so does each result.
+A call runs what it needs: the nodes that its results and its control outputs depend on; where the
+operation of a node is the function itself, all nodes. The body runs when all arguments are there
+and live, and none of its results is live before everything that has to run has run: to other nodes
+a call is one node. So each argument passes through an Identity, for which the nodes of the body
+wait that would otherwise wait for nothing, and so does each result.
 
-A function that calls itself, perhaps through others, stays one: its calls are ``Call`` nodes.
+A function that calls itself, perhaps through others, stays a function: calls of it are ``Call``
+nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidModel
-from penstock.frontends.tensorflow.attrs import Function
-from penstock.frontends.tensorflow.conversion import Conversion, NodeError, Rule, Scope
+from penstock.frontends.common.diagnostics import ConversionError, NodeError
+from penstock.frontends.tensorflow.attrs import FunctionReference
+from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, Rule
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import FunctionDef
-from penstock.frontends.tensorflow.types import declared_type
+from penstock.frontends.tensorflow.scope import GraphScope
+from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.types import BOOL, INT64, TensorType
 
-if TYPE_CHECKING:
-    from penstock.frontends.tensorflow.importer import Importer
-
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """A function's body in one place: its nodes, its results, and the nodes that must run even if
-    nobody reads what they make."""
+class FunctionBody:
+    """One use of a function's body: its nodes, its results, and nodes that run even if their
+    outputs are not read."""
 
     nodes: list[Node]
     results: list[Value]
     controls: list[Node]
 
-    def graph(self, name: str) -> Graph:
-        return Graph([], self.results, self.nodes, name, self.controls)
+    def graph(self, name: str, inputs: Sequence[Value] = ()) -> Graph:
+        return Graph(inputs, self.results, self.nodes, name, self.controls)
 
 
-def define(importer: Importer, name: str, called: tuple[FunctionDef, Mapping[str, Any]]) -> None:
-    """Add a function that remains one to the model."""
-    proto, attrs = called
-    schema = importer.library.schema(proto.signature.name)
+def remaining_function(
+    context: ConversionContext, name: str, proto: FunctionDef, attrs: Mapping[str, Any]
+) -> Graph | None:
+    """The graph of a function that stays a function; ``None`` if something is wrong with it."""
+    schema = context.library.schema(proto.signature.name)
     if schema is None:
-        return
+        return None
     inputs = []
-    for i, argument in enumerate(schema.inputs):
-        kinds = argument.types({**schema.defaults, **attrs})
-        named = enumerate(declared_type(kind) for kind in kinds)
-        inputs += [Value(f"{name}/{argument.name}#{i}_{j}", kind) for j, kind in named]
     try:
-        body = _imported(importer, proto, attrs, inputs, f"{name}/", 1, [])
-    except (NodeError, ValueError) as error:
-        importer.problems.append(f"function {name!r} of {importer.where} {error}")
-        return
-    importer.functions[name] = Graph(inputs, body.results, body.nodes, name, body.controls)
+        for i, argument in enumerate(schema.inputs):
+            dtypes = argument.types({**schema.defaults, **attrs})
+            types = enumerate(declared_type(dtype) for dtype in dtypes)
+            inputs += [Value(f"{name}/{argument.name}#{i}_{j}", type_) for j, type_ in types]
+        return _import_body(context, proto, attrs, inputs, f"{name}/", 1, []).graph(name, inputs)
+    except (ConversionError, ValueError) as error:
+        where = context.diagnostics.where
+        context.diagnostics.problem(f"function {name!r} of {where} {error}")
+        return None
 
 
-def _imported(
-    importer: Importer,
+def _import_body(
+    context: ConversionContext,
     proto: FunctionDef,
     attrs: Mapping[str, Any],
     arguments: Sequence[Value],
@@ -72,270 +72,267 @@ def _imported(
     depth: int,
     anchors: Sequence[Node],
     *,
-    everything: bool = False,
-) -> Body:
-    """The body of a function for these arguments."""
+    run_all: bool = False,
+) -> FunctionBody:
+    """Import the body of a function for these arguments; with ``run_all`` all of its nodes run."""
     name = proto.signature.name
-    schema = importer.library.schema(name)
-    where = f"function {name!r} of {importer.where}"
-    if depth > importer.limits.max_depth:
-        raise InvalidModel(
-            f"{where} nests deeper than Limits.max_depth = {importer.limits.max_depth}; raise the "
-            "limit if you trust the model"
-        )
+    schema = context.library.schema(name)
+    where = f"function {name!r} of {context.diagnostics.where}"
+    context.diagnostics.check_depth(depth, where)
     if schema is None:
-        return Body([], [], [])
+        return FunctionBody([], [], [])
     bound = {**schema.defaults, **attrs}
-    scope = Scope(where, importer.limits, prefix, depth, bound, function=True)
-    scope.anchors = list(anchors)
-    left = list(arguments)
+    limits = context.diagnostics.limits
+    scope = GraphScope(where, limits, prefix, depth, bound, function=True, anchors=anchors)
+    rest = list(arguments)
     for argument in schema.inputs:
         count = argument.times(bound)
-        scope.arguments[argument.name], left = left[:count], left[count:]
-    if left or sum(map(len, scope.arguments.values())) < len(arguments):
+        scope.arguments[argument.name], rest = rest[:count], rest[count:]
+    if rest or sum(map(len, scope.arguments.values())) < len(arguments):
         raise NodeError(f"gives {len(arguments)} arguments, which are not those of {where}")
-    importer.fill(scope, proto.node_def)
+    context.import_nodes(scope, proto.node_def)
     outputs = [output.name for output in proto.signature.output_arg]
     results = [_result(scope, output, proto.ret.get(output)) for output in outputs]
-    named = [scope.made[each] for each in proto.control_ret.values() if each in scope.made]
-    controls = list(scope.nodes) if everything else named
-    return Body(scope.nodes, results, list(dict.fromkeys(controls)))
+    final_nodes = scope.final_nodes
+    named = [
+        final_nodes[node] for _, node in sorted(proto.control_ret.items()) if node in final_nodes
+    ]
+    controls = list(scope.nodes) if run_all else named
+    return FunctionBody(scope.nodes, results, list(dict.fromkeys(controls)))
 
 
-def _result(scope: Scope, name: str, source: str | None) -> Value:
+def _result(scope: GraphScope, name: str, source: str | None) -> Value:
     if source is None:
-        raise NodeError(f"calls {scope.where}, which does not say what its result {name!r} is")
+        raise NodeError(f"calls {scope.where}, which has no value for its result {name!r}")
     try:
-        found = scope.find(source)
+        reference = scope.find(source)
     except KeyError as error:
         raise NodeError(
             f"calls {scope.where}, whose result {name!r} is {source!r}, {error.args[0]}"
         ) from error
-    return Value(source) if found is None else found.value  # which is reported already
+    return Value(source) if reference is None else reference.value  # None is reported already
 
 
-class Expansion:
-    """Where one node's functions are put in the place of their names."""
+class FunctionExpansion:
+    """Puts the bodies of functions in the place of one node. ``starts`` are nodes that run when all
+    arguments are there."""
 
     def __init__(self, c: Conversion) -> None:
         self.c = c
         self.starts: list[Node] = []
 
     def arguments(self, values: Sequence[Value]) -> list[Value]:
-        """What the functions get: there when all of it is."""
+        """Copies of the arguments, which exist when all arguments do."""
         c = self.c
-        made = [c.node("Identity", [value], type=value.type) for value in values]
-        self.starts = list(c.emitted)
-        if not made and c.controls:
-            self.starts.append(c.effect("NoOp", "start"))
-        return made
+        copies = [c.emit("Identity", [value], type_=value.type) for value in values]
+        self.starts = list(c.nodes)
+        if not copies and c.controls:
+            self.starts.append(c.append("NoOp", TENSORFLOW, [], [], None, f"{c.name}#start"))
+        return copies
 
-    def function(self, key: str) -> Function:
+    def function(self, key: str) -> FunctionReference:
         """The function that an attribute names."""
-        return self.known(self.c.attrs.get(key), key)
+        return self.checked(self.c.attrs.get(key), key)
 
-    def known(self, found: Any, key: str) -> Function:
-        if not isinstance(found, Function):
+    def checked(self, function: Any, key: str) -> FunctionReference:
+        """``function`` if it is one of the library. Raises ``NodeError``."""
+        if not isinstance(function, FunctionReference):
             raise NodeError(f"has no function as its attribute {key!r}")
-        if self.c.importer.library.schema(found.name) is None:
-            raise NodeError(f"names a function {found.name!r}, which is not in the library")
-        return found
+        if self.c.context.library.schema(function.name) is None:
+            raise NodeError(f"names a function {function.name!r}, which is not in the library")
+        return function
 
     def body(
         self,
-        function: Function,
+        function: FunctionReference,
         arguments: Sequence[Value],
-        word: str,
+        hint: str,
         anchors: Sequence[Node] = (),
         results: Sequence[Value] = (),
         *,
-        everything: bool = False,
-    ) -> Body:
-        """What stands for a call: the body, or a node that calls. ``results``: of what types."""
+        run_all: bool = False,
+    ) -> FunctionBody:
+        """The body of a function, or a node that calls it, with results of the types of
+        ``results``."""
         c = self.c
-        library = c.importer.library
-        prefix = c.importer.prefix(f"{c.name}/{word}" if word else c.name)
+        library = c.context.library
+        prefix = c.context.prefixes.unique(f"{c.name}/{hint}" if hint else c.name)
         if function.name not in library.recursive:
             proto = library.functions[function.name]
-            depth = c.scope.depth + 1
-            return _imported(
-                c.importer,
+            return _import_body(
+                c.context,
                 proto,
                 function.attrs,
                 arguments,
                 prefix,
-                depth,
+                c.scope.depth + 1,
                 anchors,
-                everything=everything,
+                run_all=run_all,
             )
-        op = find("Call", TENSORFLOW)
-        assert op is not None
-        made = [Value(f"{prefix}call:{i}", value.type) for i, value in enumerate(results)]
-        node = Node(
-            op,
-            arguments,
-            made,
-            {"function": library.named(function)},
-            name=f"{prefix}call",
-            control_inputs=anchors,
-            device=c.device,
-            origin=c.origin,
-        )
-        return Body([node], made, [node])
+        outputs = [Value(f"{prefix}call:{i}", value.type) for i, value in enumerate(results)]
+        attrs = {"function": library.remaining_name(function)}
+        node = _node(c, "Call", arguments, outputs, attrs, f"{prefix}call", TENSORFLOW)
+        node.control_inputs += anchors
+        return FunctionBody([node], outputs, [node])
 
-    def graph(self, function: Function, arguments: Sequence[Value], word: str) -> Graph:
+    def graph(self, function: FunctionReference, arguments: Sequence[Value], hint: str) -> Graph:
         """The body as a graph without inputs of its own."""
-        body = self.body(function, arguments, word, results=self.c.outputs)
+        body = self.body(function, arguments, hint, results=self.c.outputs)
         if len(body.results) != len(self.c.outputs):
             raise NodeError(
                 f"has {len(self.c.outputs)} outputs, but {function.name!r} gives "
                 f"{len(body.results)}"
             )
-        return body.graph(f"{self.c.name}/{word}")
+        return body.graph(f"{self.c.name}/{hint}")
 
     def finish(self, results: Sequence[Value], controls: Sequence[Node]) -> None:
-        """The call's own node, which gives the results when all has run."""
+        """Emit the call's own node, which gives the results when everything has run."""
         c = self.c
         if len(results) != len(c.outputs):
             raise NodeError(f"has {len(c.outputs)} outputs, but its function gives {len(results)}")
         waits = list(dict.fromkeys([*self.starts, *controls]))
         if not results:
-            c.end("NoOp", [], domain=TENSORFLOW).control_inputs += waits
+            c.emit_final("NoOp", [], domain=TENSORFLOW).control_inputs += waits
             return
-        first = c.end("Identity", results[:1], outputs=c.outputs[:1])
+        first = c.emit_final("Identity", results[:1], outputs=c.outputs[:1])
         first.control_inputs += waits
         for output, value in zip(c.outputs[1:], results[1:], strict=True):
-            c.further(output, "Identity", [value]).control_inputs += waits
+            c.emit_extra_output(output, "Identity", [value]).control_inputs += waits
+
+
+def _node(
+    c: Conversion,
+    op: str,
+    inputs: Sequence[Value | None],
+    outputs: Sequence[Value],
+    attrs: Mapping[str, Any] | None,
+    name: str,
+    domain: str = "",
+) -> Node:
+    """A node inside a graph of the converted node; it is not emitted."""
+    operation = find(op, domain)
+    assert operation is not None
+    return Node(operation, inputs, outputs, attrs, name=name, device=c.device, origin=c.origin)
 
 
 def call(c: Conversion) -> None:
     """PartitionedCall, and the stateful one."""
-    expansion = Expansion(c)
-    _call(c, expansion, expansion.function("f"), everything=False)
+    expansion = FunctionExpansion(c)
+    _call(c, expansion, expansion.function("f"), run_all=False)
 
 
 def direct_call(c: Conversion) -> None:
     """A node whose operation is a function of the library."""
     attrs = {key: value for key, value in c.attrs.items() if not key.startswith("_")}
-    _call(c, Expansion(c), Function(c.op, attrs), everything=True)
+    _call(c, FunctionExpansion(c), FunctionReference(c.op, attrs), run_all=True)
 
 
-def _call(c: Conversion, expansion: Expansion, function: Function, *, everything: bool) -> None:
+def _call(
+    c: Conversion, expansion: FunctionExpansion, function: FunctionReference, *, run_all: bool
+) -> None:
     arguments = expansion.arguments(c.inputs)
-    body = expansion.body(
-        function, arguments, "", expansion.starts, c.outputs, everything=everything
-    )
+    body = expansion.body(function, arguments, "", expansion.starts, c.outputs, run_all=run_all)
     c.scope.nodes += body.nodes
     expansion.finish(body.results, body.controls)
 
 
 def if_(c: Conversion) -> None:
-    expansion = Expansion(c)
+    expansion = FunctionExpansion(c)
     condition, *arguments = c.inputs
     branches = {
         key: expansion.graph(expansion.function(key), arguments, key)
         for key in ("then_branch", "else_branch")
     }
-    truth = c.node("ToBool", [condition], domain=TENSORFLOW, type=TensorType(BOOL, ()))
-    c.end("If", [truth], branches)
+    truth = c.emit("ToBool", [condition], domain=TENSORFLOW, type_=_TRUTH)
+    c.emit_final("If", [truth], branches)
 
 
 def case(c: Conversion) -> None:
-    """If inside of If, halving what is left; out of range, the last branch."""
-    expansion = Expansion(c)
+    """A binary tree of If nodes; an index out of range takes the last branch."""
+    expansion = FunctionExpansion(c)
     index, *arguments = c.inputs
     named = c.attrs.get("branches")
     if not isinstance(named, list) or not named:
         raise NodeError("has no branches")
-    functions = [expansion.known(each, "branches") for each in named]
-    graphs = [expansion.graph(each, arguments, f"branch_{i}") for i, each in enumerate(functions)]
-    kind = TensorType(INT32, ())
-    chosen = c.node("BranchIndex", [index], {"branches": len(graphs)}, domain=TENSORFLOW, type=kind)
+    functions = [expansion.checked(function, "branches") for function in named]
+    graphs = [
+        expansion.graph(function, arguments, f"branch_{i}") for i, function in enumerate(functions)
+    ]
+    attrs = {"branches": len(graphs)}
+    branch = c.emit("BranchIndex", [index], attrs, domain=TENSORFLOW, type_=TensorType(INT32, ()))
     if len(graphs) == 1:
         c.scope.nodes += graphs[0].nodes
-        expansion.starts = [c.emitted[-1]]
+        expansion.starts = [c.nodes[-1]]
         expansion.finish(graphs[0].outputs, graphs[0].targets)
         return
-    halves, less = _halves(c, chosen, graphs, 0, len(graphs))
-    c.emitted.append(less)
-    c.end("If", less.outputs, halves)
+    halves, less = _halves(c, branch, graphs, 0, len(graphs))
+    c.nodes.append(less)
+    c.emit_final("If", less.outputs, halves)
 
 
 def _halves(
     c: Conversion, index: Value, graphs: Sequence[Graph], first: int, end: int
 ) -> tuple[dict[str, Graph], Node]:
-    """The two sides of an If that chooses among graphs from ``first`` to ``end``, and the node that
-    makes its condition."""
+    """The branches of an If that chooses among the graphs from ``first`` to ``end``, and the node
+    of its condition."""
     middle = (first + end) // 2
     bound = Value(f"{c.name}#{middle}", const=np.array(middle, np.int32))
     name = f"{c.name}#less_{middle}"
-    made = Value(name, TensorType(BOOL, ()))
-    op = find("Less")
-    assert op is not None
-    less = Node(op, [index, bound], [made], name=name, device=c.device, origin=c.origin)
-    sides = [_side(c, index, graphs, a, b) for a, b in ((first, middle), (middle, end))]
-    return {"then_branch": sides[0], "else_branch": sides[1]}, less
+    less = _node(c, "Less", [index, bound], [Value(name, _TRUTH)], None, name)
+    branches = [_half(c, index, graphs, a, b) for a, b in ((first, middle), (middle, end))]
+    return {"then_branch": branches[0], "else_branch": branches[1]}, less
 
 
-def _side(c: Conversion, index: Value, graphs: Sequence[Graph], first: int, end: int) -> Graph:
+def _half(c: Conversion, index: Value, graphs: Sequence[Graph], first: int, end: int) -> Graph:
     if end - first == 1:
         return graphs[first]
     halves, less = _halves(c, index, graphs, first, end)
     name = f"{c.name}#{first}_{end}"
-    made = [Value(f"{name}:{i}", value.type) for i, value in enumerate(c.outputs)]
-    op = find("If")
-    assert op is not None
-    node = Node(op, less.outputs, made, halves, name=name, device=c.device, origin=c.origin)
-    return Graph([], made, [less, node], name, [node])
+    outputs = [Value(f"{name}:{i}", value.type) for i, value in enumerate(c.outputs)]
+    node = _node(c, "If", less.outputs, outputs, halves, name)
+    return Graph([], outputs, [less, node], name, [node])
 
 
 def while_(c: Conversion) -> None:
     """A Loop whose condition is computed before it, and again at the end of each iteration."""
-    expansion = Expansion(c)
+    expansion = FunctionExpansion(c)
     condition, body = expansion.function("cond"), expansion.function("body")
     carried = expansion.arguments(c.inputs)
-    before = expansion.body(condition, carried, "cond", expansion.starts, [_a_truth(c)])
+    types = [Value(f"{c.name}#truth", TensorType(BOOL))]
+    before = expansion.body(condition, carried, "cond", expansion.starts, types)
     c.scope.nodes += before.nodes
-    start = c.node("ToBool", _one(before.results), domain=TENSORFLOW, type=TensorType(BOOL, ()))
-    c.emitted[-1].control_inputs += before.controls
-    prefix = c.importer.prefix(f"{c.name}/body")
+    start = c.emit("ToBool", [_condition(before)], domain=TENSORFLOW, type_=_TRUTH)
+    c.nodes[-1].control_inputs += before.controls
+    prefix = c.context.prefixes.unique(f"{c.name}/body")
     inside = [Value(f"{prefix}#{i}", value.type) for i, value in enumerate(c.outputs)]
     iteration = Value(f"{prefix}#iteration", TensorType(INT64, ()))
-    going = Value(f"{prefix}#going", TensorType(BOOL, ()))
-    made = expansion.body(body, inside, "body", results=c.outputs)
-    if len(made.results) != len(c.outputs):
-        raise NodeError(f"carries {len(c.outputs)} values, but its body gives {len(made.results)}")
-    after = expansion.body(condition, made.results, "cond", results=[_a_truth(c)])
-    truth = _to_bool(c, _one(after.results), f"{prefix}#condition", after.controls)
-    (proceed,) = truth.outputs
-    assert proceed is not None
+    going = Value(f"{prefix}#going", _TRUTH)
+    once = expansion.body(body, inside, "body", results=c.outputs)
+    if len(once.results) != len(c.outputs):
+        raise NodeError(f"carries {len(c.outputs)} values, but its body gives {len(once.results)}")
+    after = expansion.body(condition, once.results, "cond", results=types)
+    name = f"{prefix}#condition"
+    proceed = Value(name, _TRUTH)
+    truth = _node(c, "ToBool", [_condition(after)], [proceed], None, name, TENSORFLOW)
+    truth.control_inputs += after.controls
     graph = Graph(
         [iteration, going, *inside],
-        [proceed, *made.results],
-        [*made.nodes, *after.nodes, truth],
+        [proceed, *once.results],
+        [*once.nodes, *after.nodes, truth],
         f"{c.name}/body",
-        made.controls,
+        once.controls,
     )
-    c.end("Loop", [None, start, *carried], {"body": graph})
+    c.emit_final("Loop", [None, start, *carried], {"body": graph})
 
 
-def _a_truth(c: Conversion) -> Value:
-    return Value(f"{c.name}#truth", TensorType(BOOL))
+_TRUTH = TensorType(BOOL, ())
 
 
-def _one(results: Sequence[Value]) -> Sequence[Value]:
-    if len(results) != 1:
-        raise NodeError(f"has a condition that gives {len(results)} values instead of one")
-    return results
-
-
-def _to_bool(c: Conversion, value: Sequence[Value], name: str, after: Sequence[Node]) -> Node:
-    op = find("ToBool", TENSORFLOW)
-    assert op is not None
-    made = Value(name, TensorType(BOOL, ()))
-    return Node(
-        op, value, [made], name=name, control_inputs=after, device=c.device, origin=c.origin
-    )
+def _condition(body: FunctionBody) -> Value:
+    """The result of a condition. Raises ``NodeError``."""
+    if len(body.results) != 1:
+        raise NodeError(f"has a condition that gives {len(body.results)} values instead of one")
+    return body.results[0]
 
 
 RULES: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""Rules: images in another size, boxes in them."""
+"""Rules of operations that resize images or select boxes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def _coordinates(c: Conversion) -> str:
 
 
 def bilinear(c: Conversion) -> None:
-    """The result is float32, whatever the image was."""
+    """The result is float32 for images of any element type."""
     image = c.inputs[0]
     if c.dtype(0) != np.float32:
-        image = c.node("Cast", [image], {"to": element_number("float32")})
+        image = c.emit("Cast", [image], {"to": element_number("float32")})
     attrs = {
         "axes": _HEIGHT_AND_WIDTH,
         "mode": "linear",
         "coordinate_transformation_mode": _coordinates(c),
     }
-    c.end("Resize", [image, None, None, vector(c, 1)], attrs)
+    c.emit_final("Resize", [image, None, None, vector(c, 1)], attrs)
 
 
 def nearest(c: Conversion) -> None:
-    """Places are rounded down, but to the nearest where they are those of centres or corners."""
+    """Coordinates are rounded down, or to the nearest with centres or corners aligned."""
     coordinates = _coordinates(c)
     attrs = {
         "axes": _HEIGHT_AND_WIDTH,
@@ -42,15 +42,15 @@ def nearest(c: Conversion) -> None:
         "coordinate_transformation_mode": coordinates,
         "nearest_mode": "floor" if coordinates == "asymmetric" else "round_prefer_ceil",
     }
-    c.end("Resize", [c.inputs[0], None, None, vector(c, 1)], attrs)
+    c.emit_final("Resize", [c.inputs[0], None, None, vector(c, 1)], attrs)
 
 
 def suppression(c: Conversion) -> None:
-    """All versions but the combined one."""
-    kept = ("iou_threshold", "pad_to_max_output_size")
-    attrs = {key: c.attrs[key] for key in kept if key in c.attrs}
+    """All versions except the combined one."""
+    names = ("iou_threshold", "pad_to_max_output_size")
+    attrs = {key: c.attrs[key] for key in names if key in c.attrs}
     attrs["outputs"] = len(c.outputs)
-    c.end("NonMaxSuppression", attrs=attrs, domain=TENSORFLOW)
+    c.emit_final("NonMaxSuppression", attrs=attrs, domain=TENSORFLOW)
 
 
 _VERSIONS = ("", "V2", "V3", "V4", "V5")

@@ -1,23 +1,24 @@
 """SavedModels: folders with graphs, their signatures, and the values of their variables.
 
-Each signature becomes a graph of the model, with the signature's own names for what goes in and
-comes out; the entry is "serving_default", or else the first. A signature that needs what there is
-no kernel for is left out, unless it is the entry, and told of in the metadata. Variables that no
-signature assigns to are constants. Which tensor of the checkpoint is whose value, the graph itself
-says where it restores them.
+Each signature becomes a graph of the model, with the signature's own names for inputs and outputs;
+the entry is "serving_default", or else the first. A signature that needs an operation without a
+kernel is left out, unless it is the entry, and noted in the metadata. Variables that no signature
+assigns to are constants. The graph itself names the tensor of the checkpoint for each variable,
+where it restores them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from penstock.errors import InvalidModel, Unsupported
-from penstock.frontends.tensorflow.conversion import Scope
+from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.encoding import decode_text
 from penstock.frontends.tensorflow.file import read_saved_model
-from penstock.frontends.tensorflow.function_library import calls
+from penstock.frontends.tensorflow.function_library import called_functions
 from penstock.frontends.tensorflow.importer import PLACEHOLDERS, Importer
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     FunctionDef,
@@ -28,7 +29,8 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     SignatureDef,
     TensorInfo,
 )
-from penstock.frontends.tensorflow.tensors import array_of, text
+from penstock.frontends.tensorflow.scope import GraphScope
+from penstock.frontends.tensorflow.tensors import decode_tensor
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -47,8 +49,8 @@ _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 def load(folder: Path, limits: Limits | None = None) -> Model:
     """Read a SavedModel, with a graph for each signature.
 
-    Raises ``InvalidModel`` for what breaks the rules of the format or ``limits``, ``Unsupported``
-    for operations without a kernel.
+    Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
+    operations without a kernel.
     """
     proto = _serving(read_saved_model(folder), folder)
     with gc_pause.paused():
@@ -56,12 +58,14 @@ def load(folder: Path, limits: Limits | None = None) -> Model:
 
 
 def _serving(proto: SavedModel, folder: Path) -> MetaGraphDef:
-    """The graphs that are to be served, if there are others too."""
-    found: Sequence[MetaGraphDef] = proto.meta_graphs
-    serving = [each for each in found if "serve" in each.meta_info_def.tags]
-    if not found:
-        raise InvalidModel(f"{folder.name} has no graphs: it is no SavedModel, or an empty one")
-    return (serving or found)[0]
+    """The graph with the tag "serve", or else the first."""
+    graphs: Sequence[MetaGraphDef] = proto.meta_graphs
+    serving = [graph for graph in graphs if "serve" in graph.meta_info_def.tags]
+    if not graphs:
+        raise InvalidModel(
+            f"{folder.name} has no graphs: it is no SavedModel, or an empty one; export it again"
+        )
+    return (serving or graphs)[0]
 
 
 class _Reader:
@@ -74,23 +78,24 @@ class _Reader:
 
     def model(self) -> Model:
         signatures = {
-            name: each for name, each in self.proto.signature_def.items() if name not in _INTERNAL
+            name: signature
+            for name, signature in self.proto.signature_def.items()
+            if name not in _INTERNAL
         }
         if not signatures:
             raise InvalidModel(f"{self.folder.name} has no signatures: save it with some")
         entry = DEFAULT if DEFAULT in signatures else min(signatures)
-        parts = {name: self.part(name, each) for name, each in sorted(signatures.items())}
+        parts = {name: self.part(name, signatures[name]) for name in sorted(signatures)}
         values = self.values()
-        changes = any(_changes(part, self.library) for part in parts.values())
-        store = Store({self.shared_name(name): x for name, x in values.items()})
+        changes = any(_assigns(part, self.library) for part in parts.values())
+        store = Store({self.shared_name(name): value for name, value in values.items()})
         frozen = {} if changes else values
         graphs: dict[str, Graph] = {}
         functions: dict[str, Graph] = {}
         aliases: dict[str, str] = {}
         metadata = {"tensorflow_version": self.proto.meta_info_def.tensorflow_version}
-        for name in sorted(signatures, key=lambda each: each != entry):
-            importer = Importer(parts[name], self.folder, self.limits, frozen)
-            importer.store = store
+        for name in sorted(signatures, key=lambda name: name != entry):
+            importer = Importer(parts[name], self.folder, self.limits, frozen, store)
             try:
                 graphs[name] = self.graph(importer, name, signatures[name], aliases)
             except Unsupported as error:
@@ -103,76 +108,80 @@ class _Reader:
     # Signatures.
 
     def part(self, name: str, signature: SignatureDef) -> GraphDef:
-        """The nodes that a signature needs. What it feeds is a placeholder, whatever it was."""
+        """The nodes that a signature needs. The nodes that it feeds become placeholders."""
         part = GraphDef(versions=self.proto.graph_def.versions)
         part.library.CopyFrom(self.proto.graph_def.library)
-        fed = {_node(info.name): info for info in signature.inputs.values()}
-        left = [_node(info.name) for info in signature.outputs.values()]
-        seen: set[str] = set(fed)
-        for each, info in fed.items():
-            part.node.append(self.placeholder(each, info, name))
-        while left:
-            each = left.pop()
-            if each in seen:
-                continue
-            seen.add(each)
-            if each in self.nodes:  # else the importer says who reads what is not there
-                left += [_node(source.removeprefix("^")) for source in self.nodes[each].input]
-        needed = (node for name, node in self.nodes.items() if name in seen and name not in fed)
-        part.node.extend(needed)
+        fed = {_node_of(info.name): info for info in signature.inputs.values()}
+        needed: set[str] = set(fed)
+        for node, info in fed.items():
+            part.node.append(self.placeholder(node, info, name))
+        stack = [_node_of(info.name) for info in signature.outputs.values()]
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                if node in self.nodes:  # else the importer reports the nodes that read it
+                    stack += [_node_of(text.removeprefix("^")) for text in self.nodes[node].input]
+        part.node.extend(
+            node for name, node in self.nodes.items() if name in needed and name not in fed
+        )
         return part
 
     def placeholder(self, name: str, info: TensorInfo, signature: str) -> NodeDef:
-        known = self.nodes.get(name)
-        if known is None:
+        node = self.nodes.get(name)
+        if node is None:
             raise InvalidModel(
                 f"signature {signature!r} of {self.folder.name} feeds {info.name!r}, which is no "
-                "tensor of the graph"
+                "tensor of the graph; export the model again"
             )
-        if known.op in PLACEHOLDERS:
-            return known
-        made = NodeDef(name=name, op="Placeholder")
-        made.attr["dtype"].type = info.dtype
-        made.attr["shape"].shape.CopyFrom(info.tensor_shape)
-        return made
+        if node.op in PLACEHOLDERS:
+            return node
+        placeholder = NodeDef(name=name, op="Placeholder")
+        placeholder.attr["dtype"].type = info.dtype
+        placeholder.attr["shape"].shape.CopyFrom(info.tensor_shape)
+        return placeholder
 
     def graph(
         self, importer: Importer, name: str, signature: SignatureDef, aliases: dict[str, str]
     ) -> Graph:
-        """The graph of a signature, and in ``aliases`` what TensorFlow calls its values."""
+        """The graph of a signature. Adds TensorFlow's own names of its values to ``aliases``."""
         scope = importer.main()
-        importer.report()
+        importer.diagnostics.raise_collected()
         inputs, outputs = [], []
         for key, info in sorted(signature.inputs.items()):
-            value = self.found(scope, info, f"signature {name!r}")
-            for alias in (value.name, _node(info.name)):
+            value = self.value(scope, info, f"signature {name!r}")
+            for alias in (value.name, _node_of(info.name)):
                 aliases.setdefault(alias, key)
             value.name = key
             inputs.append(value)
         aliases.update(
-            (node, values[0].name)
-            for node, values in scope.values.items()
-            if values and node not in aliases
+            (node, declared.values[0].name)
+            for node, declared in scope.declared.items()
+            if declared.values and node not in aliases
         )
         for key, info in sorted(signature.outputs.items()):
-            value = self.found(scope, info, f"signature {name!r}")
+            value = self.value(scope, info, f"signature {name!r}")
             outputs.append(value if key in signature.inputs else _named(value, key, scope))
         return Graph(inputs, outputs, scope.nodes, name)
 
-    def found(self, scope: Scope, info: TensorInfo, what: str) -> Value:
+    def value(self, scope: GraphScope, info: TensorInfo, where: str) -> Value:
+        """The value that a signature names. Raises ``InvalidModel``."""
         try:
             reference = scope.find(info.name) if info.WhichOneof("encoding") == "name" else None
         except KeyError as error:
-            raise InvalidModel(f"{what}: tensor {info.name!r}, {error.args[0]}") from error
+            raise InvalidModel(f"{where}: tensor {info.name!r}, {error.args[0]}") from error
         if reference is None:
-            raise InvalidModel(f"{what} has a tensor that is not a dense one of the graph")
+            raise InvalidModel(
+                f"{where} has a tensor that is not a dense one of the graph; only dense tensors "
+                "are supported"
+            )
         return reference.value
 
     # Variables.
 
     def values(self) -> dict[str, np.ndarray]:
-        """What the checkpoint has for the variables, by the names of the nodes that make their
-        handles."""
+        """The values of variables in the checkpoint, by the names of the nodes that make their
+        handles. Raises ``InvalidModel``."""
         prefix = self.folder / "variables" / "variables"
         if not Path(f"{prefix}.index").is_file():
             return {}
@@ -182,22 +191,22 @@ class _Reader:
         return {name: bundle.read(key) for name, key in self.restored()}
 
     def restored(self) -> Iterator[tuple[str, str]]:
-        """Which variable is restored from which key."""
+        """Variables, by node, and the keys that they are restored from."""
         yield from self.assigned(self.nodes, {})
-        restore = self.nodes.get(_node(self.proto.saver_def.restore_op_name))
+        restore = self.nodes.get(_node_of(self.proto.saver_def.restore_op_name))
         if restore is None or "f" not in restore.attr:
             return
         function = self.library.get(restore.attr["f"].func.name)
         if function is None:
             return
-        named = [argument.name for argument in function.signature.input_arg]
-        arguments = {n: _node(i) for n, i in zip(named, restore.input, strict=False)}
+        names = [argument.name for argument in function.signature.input_arg]
+        arguments = {n: _node_of(text) for n, text in zip(names, restore.input, strict=False)}
         yield from self.assigned({node.name: node for node in function.node_def}, arguments)
 
     def assigned(
         self, nodes: Mapping[str, NodeDef], arguments: Mapping[str, str]
     ) -> Iterator[tuple[str, str]]:
-        """Where ``nodes`` assign what they restore to a variable."""
+        """Variables and keys where ``nodes`` assign a restored tensor to a variable."""
         for node in nodes.values():
             if node.op not in _ASSIGN or len(node.input) < 2:
                 continue
@@ -210,25 +219,28 @@ class _Reader:
             keys = nodes.get(_source(restore.input[1], nodes)[0])
             if variable is None or variable.op not in _HANDLES or keys is None:
                 continue
-            names = array_of(keys.attr["value"].tensor, self.limits).reshape(-1)
+            try:
+                names = decode_tensor(keys.attr["value"].tensor, self.limits).reshape(-1)
+            except TensorError as error:
+                raise InvalidModel(f"{keys.name} in {self.folder.name} {error}") from error
             if index < names.size:
                 yield variable.name, str(names[index])
 
     def shared_name(self, name: str) -> str:
-        """The name by which the store knows the variable of a node."""
+        """The name of a node's variable in the store."""
         attrs = self.nodes[name].attr
-        shared = text(attrs["shared_name"].s) if "shared_name" in attrs else ""
-        container = text(attrs["container"].s) if "container" in attrs else ""
+        shared = decode_text(attrs["shared_name"].s) if "shared_name" in attrs else ""
+        container = decode_text(attrs["container"].s) if "container" in attrs else ""
         return "/".join(filter(None, (container, shared or name)))
 
 
-def _node(name: str) -> str:
-    """The node that makes a tensor of this name."""
+def _node_of(name: str) -> str:
+    """The node that makes the tensor of this name."""
     return name.split(":")[0]
 
 
 def _source(name: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:
-    """The node that a value comes from, past those that hand it on, and which of its outputs."""
+    """The node that makes a tensor, behind Identity nodes, and the index of its output."""
     for _ in range(16):
         name, *rest = name.split(":")
         node = nodes.get(name)
@@ -239,32 +251,26 @@ def _source(name: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:
     return name, 0
 
 
-def _named(value: Value, key: str, scope: Scope) -> Value:
-    """``value`` under the name that a signature gives it."""
+def _named(value: Value, key: str, scope: GraphScope) -> Value:
+    """A copy of ``value`` with the name that a signature gives it."""
     op = find("Identity")
     assert op is not None
-    made = Value(key, value.type)
+    output = Value(key, value.type)
     origin = f"output {key!r} of {scope.where}"
-    scope.nodes.append(Node(op, [value], [made], name=f"{key}#output", origin=origin))
-    return made
+    scope.nodes.append(Node(op, [value], [output], name=f"{key}#output", origin=origin))
+    return output
 
 
-def _changes(part: GraphDef, library: Mapping[str, FunctionDef]) -> bool:
+def _assigns(part: GraphDef, library: Mapping[str, FunctionDef]) -> bool:
     """Whether a graph, or a function that it may call, assigns to a variable."""
-    left: list[str] = []
-    for node in part.node:
-        if node.op in _CHANGES:
-            return True
-        left += calls(node)
+    bodies: list[Iterable[NodeDef]] = [part.node]
     seen: set[str] = set()
-    while left:
-        name = left.pop()
-        function = library.get(name)
-        if name in seen or function is None:
-            continue
-        seen.add(name)
-        for node in function.node_def:
+    while bodies:
+        for node in bodies.pop():
             if node.op in _CHANGES:
                 return True
-            left += calls(node)
+            for name in called_functions(node):
+                if name in library and name not in seen:
+                    seen.add(name)
+                    bodies.append(library[name].node_def)
     return False

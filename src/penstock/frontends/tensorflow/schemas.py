@@ -1,10 +1,10 @@
-"""What TensorFlow's operations take and give: arity, names of outputs, defaults of attributes.
+"""Schemas of TensorFlow's operations: arity, names of outputs, defaults of attributes.
 
-A line is one operation, ``Name: inputs -> outputs ; attribute=default``. ``x*N`` stands for as many
-as attribute N says, or as it has entries if it is a list. Behind the colon of an output is its
-element type: an attribute, ``T`` where nothing is said, or a type itself. Names of outputs matter
-inside of functions, where ``node:name:0`` refers to one. Inputs that end in ``&`` are references to
-variables, as are such outputs.
+A line is one operation, ``Name: inputs -> outputs ; attribute=default``. ``x*N`` is a list of as
+many values as attribute N says, or as it has entries if it is a list. After the colon of an output
+stands its element type: the name of an attribute, by default ``T``, or a type itself. The names of
+outputs matter inside functions, where ``node:name:0`` refers to one. Inputs and outputs that end in
+``&`` are references to variables.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PartitionedCall: args*Tin -> output*Tout
 StatefulPartitionedCall: args*Tin -> output*Tout
 Assert: condition data*T -> ; summarize=3
 
-# Values from nowhere, and as they are
+# Constants, inputs and copies
 Const: -> output:dtype
 Placeholder: -> output:dtype
 PlaceholderV2: -> output:dtype
@@ -322,8 +322,8 @@ TensorListSplit: tensor element_shape lengths -> output_handle:variant
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An input or output: how many of them attribute ``count`` says, "" for one; ``ref`` for a
-    reference to a variable."""
+    """An input or output. ``count`` is the attribute with the number of its values, "" for one
+    value; ``type`` an attribute or an element type; ``ref`` marks a reference to a variable."""
 
     name: str
     count: str = ""
@@ -331,31 +331,31 @@ class Argument:
     ref: bool = False
 
     def times(self, attrs: Mapping[str, Any]) -> int:
-        """How many there are. Raises ``ValueError`` where the attributes do not say."""
+        """The number of values. Raises ``ValueError`` if the attributes do not define it."""
         if not self.count:
             return 1
-        found = attrs.get(self.count)
-        if isinstance(found, list):
-            return len(found)
-        if isinstance(found, int) and 0 <= found <= _MOST:
-            return found
+        count = attrs.get(self.count)
+        if isinstance(count, list):
+            return len(count)
+        if isinstance(count, int) and 0 <= count <= _MAX_VALUES:
+            return count
         raise ValueError(
-            f"attribute {self.count!r} is {found!r}, which is no number of {self.name}"
+            f"attribute {self.count!r} is {count!r}, which is no number of values of {self.name}"
         )
 
     def types(self, attrs: Mapping[str, Any]) -> Sequence[str | None]:
-        """The name of the element type of each; ``None`` where nothing is known."""
+        """The name of the element type of each value; ``None`` if it is unknown."""
         count = self.times(attrs)
         given = attrs.get(self.count) if self.count else None
         if isinstance(given, list):
-            return [each if isinstance(each, str) else None for each in given]
-        known = attrs.get(self.type, self.type if self.type in _TYPES else None)
-        return [known if isinstance(known, str) else None] * count
+            return [dtype if isinstance(dtype, str) else None for dtype in given]
+        dtype = attrs.get(self.type, self.type if self.type in _TYPES else None)
+        return [dtype if isinstance(dtype, str) else None] * count
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
-    """What an operation, or a function of the library, takes and gives."""
+class TfSchema:
+    """The inputs and outputs of an operation, or of a function of the library."""
 
     name: str
     inputs: tuple[Argument, ...]
@@ -363,40 +363,37 @@ class Schema:
     defaults: Mapping[str, Any]
 
     def inputs_of(self, attrs: Mapping[str, Any]) -> list[Argument]:
-        """An argument for each input that a node with these attributes has."""
-        return [each for each in self.inputs for _ in range(each.times(attrs))]
+        """An argument for each input of a node with these attributes."""
+        return [argument for argument in self.inputs for _ in range(argument.times(attrs))]
 
     def outputs_of(self, attrs: Mapping[str, Any]) -> Iterator[tuple[str, int, str | None, bool]]:
-        """Name, number within it, element type, and whether it is a reference, of each output."""
-        for each in self.outputs:
-            for i, kind in enumerate(each.types(attrs)):
-                yield each.name, i, kind, each.ref
+        """Of each output: name, number within the name, element type, whether it is a
+        reference."""
+        for argument in self.outputs:
+            for i, dtype in enumerate(argument.types(attrs)):
+                yield argument.name, i, dtype, argument.ref
 
 
-_MOST = 65536
+_MAX_VALUES = 65536
 _TYPES = frozenset({"bool", "int32", "int64", "float32", "resource", "variant"})
 
 
 @cache
-def schemas() -> Mapping[str, Schema]:
+def schemas() -> Mapping[str, TfSchema]:
     """All operations by name."""
-    found = {}
-    for line in _TABLE.splitlines():
-        if line and not line.startswith("#"):
-            schema = _schema(line)
-            found[schema.name] = schema
-    return found
+    lines = (line for line in _TABLE.splitlines() if line and not line.startswith("#"))
+    return {schema.name: schema for schema in map(_schema, lines)}
 
 
-def _schema(line: str) -> Schema:
+def _schema(line: str) -> TfSchema:
     head, _, attributes = line.partition(" ;")
     name, _, arguments = head.partition(":")
     inputs, _, outputs = arguments.partition("->")
     defaults = {}
-    for each in attributes.split():
-        key, _, value = each.partition("=")
+    for attribute in attributes.split():
+        key, _, value = attribute.partition("=")
         defaults[key] = json.loads(value)
-    return Schema(name, _arguments(inputs), _arguments(outputs), defaults)
+    return TfSchema(name, _arguments(inputs), _arguments(outputs), defaults)
 
 
 def _arguments(words: str) -> tuple[Argument, ...]:
@@ -405,6 +402,6 @@ def _arguments(words: str) -> tuple[Argument, ...]:
 
 def _argument(word: str) -> Argument:
     ref = word.endswith("&")
-    word, _, kind = word.removesuffix("&").partition(":")
+    word, _, dtype = word.removesuffix("&").partition(":")
     name, _, count = word.partition("*")
-    return Argument(name, count, kind or "T", ref)
+    return Argument(name, count, dtype or "T", ref)

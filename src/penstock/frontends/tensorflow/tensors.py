@@ -1,23 +1,19 @@
-"""TensorFlow's element types, shapes and tensors as ours."""
+"""TensorFlow's element types, shapes and tensors."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from penstock.frontends.common.diagnostics import TensorError
+from penstock.frontends.common.encoding import array_from_bytes, decode_text
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto, TensorShapeProto
 from penstock.limits import Limits
-from penstock.types import ANY, STRING, Dim, Shape, TensorType, Type
-
-
-class TensorError(ValueError):
-    """What is wrong with a tensor, a shape or an element type of a file."""
-
+from penstock.types import ANY, STRING, Dim, Shape, TensorType, Type, dtypes
 
 _DTYPES: Mapping[int, np.dtype] = {
     1: np.dtype(np.float32),
@@ -30,7 +26,7 @@ _DTYPES: Mapping[int, np.dtype] = {
     8: np.dtype(np.complex64),
     9: np.dtype(np.int64),
     10: np.dtype(np.bool_),
-    # Quantised types are the integers that they are stored as.
+    # Quantised types are the integers in which they are stored.
     11: np.dtype(np.int8),
     12: np.dtype(np.uint8),
     13: np.dtype(np.int32),
@@ -48,54 +44,60 @@ _DTYPES: Mapping[int, np.dtype] = {
     30: np.dtype(ml_dtypes.uint4),
 }
 _OPAQUE = {20: "resource", 21: "variant"}
-_REF = 100  # what is added to the number of a type for a reference to a variable of it
+_REFERENCE = 100  # is added to the number of a type for a reference to a variable of it
 
 
 def type_name(number: int) -> str:
     """The name of the element type with this number, as attributes have it."""
-    number = number - _REF if number > _REF else number
+    number = number - _REFERENCE if number > _REFERENCE else number
     if number in _OPAQUE:
         return _OPAQUE[number]
     dtype = _DTYPES.get(number)
     if dtype is None:
-        raise TensorError(f"element type {number} is none of TensorFlow's")
+        raise TensorError(f"element type {number} is not one of TensorFlow's")
     return "string" if dtype == STRING else dtype.name
 
 
 def numpy_dtype(number: int) -> np.dtype:
     """The dtype of a tensor of the element type with this number."""
-    dtype = _DTYPES.get(number - _REF if number > _REF else number)
+    dtype = _DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     if dtype is None:
-        raise TensorError(f"tensors of element type {number} have no elements of ours")
+        raise TensorError(f"tensors of element type {number} are not supported")
     return dtype
 
 
-def type_of_number(number: int, shape: Shape | None = None) -> Type:
-    """A tensor of the element type with this number; resources and variants can be anything."""
-    known = _DTYPES.get(number - _REF if number > _REF else number)
-    return ANY if known is None else TensorType(known, shape)
+def declared_type(name: str | None, shape: Shape | None = None) -> Type:
+    """The type of a tensor with an element type of this name; anything else, such as a resource,
+    can be any type."""
+    if not isinstance(name, str) or name not in dtypes():
+        return ANY
+    return TensorType(dtypes()[name], shape)
 
 
-def shape_of(proto: TensorShapeProto, limits: Limits) -> Shape | None:
-    """Dims, ``None`` for each that is unknown; ``None`` altogether for an unknown rank."""
+def decode_shape(proto: TensorShapeProto, limits: Limits) -> Shape | None:
+    """Dims, with ``None`` for unknown ones, or ``None`` for an unknown rank. Raises
+    ``TensorError``."""
     if proto.unknown_rank:
         return None
     if len(proto.dim) > limits.max_dims:
-        raise TensorError(f"has {len(proto.dim)} dims, more than Limits.max_dims")
+        raise TensorError(
+            f"has {len(proto.dim)} dims, more than Limits.max_dims = {limits.max_dims}"
+        )
     dims: list[Dim] = []
     for dim in proto.dim:
         if dim.size < -1:
-            raise TensorError(f"has a dim {dim.size}")
+            raise TensorError(f"has a negative dim {dim.size}")
         dims.append(None if dim.size < 0 else dim.size)
     if math.prod(dim or 1 for dim in dims if isinstance(dim, int)) > limits.max_elements:
         raise TensorError(f"has dims {dims}, which multiply to more than Limits.max_elements")
     return tuple(dims)
 
 
-def array_of(proto: TensorProto, limits: Limits) -> np.ndarray:
-    """The tensor. One element may stand for all: then it is one in memory, too."""
+def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
+    """The elements of a tensor. If one element stands for all, they share memory. Raises
+    ``TensorError``."""
     dtype = numpy_dtype(proto.dtype)
-    dims = shape_of(proto.tensor_shape, limits)
+    dims = decode_shape(proto.tensor_shape, limits)
     if dims is None or any(dim is None for dim in dims):
         raise TensorError("has no definite shape")
     shape: tuple[int, ...] = dims  # type: ignore[assignment]
@@ -107,12 +109,12 @@ def array_of(proto: TensorProto, limits: Limits) -> np.ndarray:
         raise TensorError(f"has {elements.size} elements, but its shape {list(shape)} has {count}")
     if elements.size == count:
         return elements.reshape(shape)
-    # The last element is that of all which the file leaves out, and 0 if it has none.
+    # Elements that the file leaves out equal the last one; they are 0 if there is none.
     if elements.size <= 1:
         one = elements.reshape(()) if elements.size else _zero(dtype)
         return np.broadcast_to(one, shape)
     if count * dtype.itemsize > max(limits.max_folded_bytes, 2**20) * 64:
-        raise TensorError(f"repeats its last element to {count} elements, which are too many")
+        raise TensorError(f"repeats its last element to {count} elements; store them all")
     full = np.empty(count, dtype)
     full[: elements.size] = elements
     full[elements.size :] = elements[-1]
@@ -127,7 +129,7 @@ def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
     """The elements in the field of their type."""
     if dtype == STRING:
         array = np.empty(len(proto.string_val), STRING)
-        array[:] = [text(each) for each in proto.string_val]
+        array[:] = [decode_text(element) for element in proto.string_val]
         return array
     if dtype.kind == "c":
         parts: Any = proto.scomplex_val if dtype.itemsize == 8 else proto.dcomplex_val
@@ -156,19 +158,9 @@ def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
 
 
 def _decoded(data: bytes, dtype: np.dtype, count: int) -> np.ndarray:
-    """Bytes, little-endian, as elements; a view of them where they are aligned."""
+    """Elements of little-endian bytes: a view where they are aligned."""
     if dtype == STRING:
-        raise TensorError("is of strings, and in a form that is not defined")
+        raise TensorError("has strings as tensor_content, a form that is not defined")
     if len(data) != count * dtype.itemsize:
         raise TensorError(f"has {len(data)} bytes, but takes {count * dtype.itemsize}")
-    if dtype == np.bool_:
-        return np.frombuffer(data, np.uint8) != 0
-    array = np.frombuffer(data, np.uint8).view(dtype) if count else np.empty(0, dtype)
-    if not array.flags.aligned:
-        array = array.copy()
-    return array.byteswap() if sys.byteorder == "big" else array
-
-
-def text(data: bytes | str) -> str:
-    """Bytes as text; those that are no UTF-8 stay what they are, as lone surrogates."""
-    return data if isinstance(data, str) else data.decode("utf-8", "surrogateescape")
+    return array_from_bytes(data, dtype)

@@ -1,0 +1,220 @@
+"""One node of a file, and the nodes of a graph that it becomes.
+
+A conversion rule is a function that takes a ``NodeBuilder``: it reads attributes, asks for
+constants and types of inputs, and emits nodes. The last one has the node's name and outputs::
+
+    def relu6(b: NodeBuilder) -> None:
+        b.emit_final("Clip", [b.inputs[0], b.like(0, b.inputs[0]), b.like(6, b.inputs[0])])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError
+from penstock.frontends.common.inferred_types import InferredTypes, constant_of
+from penstock.ir.graph import Node, Value
+from penstock.ops.registry import find
+from penstock.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
+
+# Elements of a constant that rules look at one by one.
+_MAX_INTEGERS = 65536
+
+
+class UniqueNames:
+    """Names that nothing in a model has. ``taken`` gives those of the file, when the first new name
+    is asked for."""
+
+    def __init__(self, taken: Callable[[], Iterable[str]]) -> None:
+        self._given = taken
+        self._taken: set[str] | None = None
+        self._suffixes: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """``name``, or ``name_1``, ``name_2``, ... if it is taken; from now on it is."""
+        if self._taken is None:
+            self._taken = set(self._given())
+        candidate, n = name, self._suffixes.get(name, 0)
+        while candidate in self._taken:
+            n += 1
+            candidate = f"{name}_{n}"
+        self._suffixes[name] = n
+        self._taken.add(candidate)
+        return candidate
+
+
+class NodeBuilder:
+    """A node of the file as its conversion rule sees it.
+
+    ``inputs``, ``outputs`` and ``attrs`` are those of the file's node. ``nodes`` are the emitted
+    ones, which the importer adds to the graph when the rule returns. ``unique`` makes a name that
+    nothing in the model has.
+    """
+
+    inputs: Sequence[Value | None]
+    outputs: Sequence[Value | None]
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        attrs: Mapping[str, Any],
+        *,
+        types: InferredTypes,
+        unique: Callable[[str], str] = str,
+        origin: str = "",
+        device: str = "",
+    ) -> None:
+        self.name = name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.attrs = attrs
+        self.types = types
+        self.unique = unique
+        self.origin = origin
+        self.device = device
+        self.nodes: list[Node] = []
+
+    # What the file says of the inputs.
+
+    def input_constant(self, index: int) -> np.ndarray | None:
+        """Input ``index`` if it is a constant."""
+        value = self.inputs[index]
+        return None if value is None else constant_of(value)
+
+    def integers(self, index: int) -> list[int] | None:
+        """The elements of input ``index`` if it is a constant of integers, in row-major order."""
+        array = self.input_constant(index)
+        if array is None or array.dtype.kind not in "iu" or array.size > _MAX_INTEGERS:
+            return None
+        return [int(element) for element in array.reshape(-1)]
+
+    def integer(self, index: int) -> int | None:
+        """The element of input ``index`` if it is a constant of one integer."""
+        elements = self.integers(index)
+        return elements[0] if elements is not None and len(elements) == 1 else None
+
+    def elements(self, index: int) -> Sequence[Dim] | None:
+        """The elements of input ``index``, a vector of integers, as far as they can be inferred: an
+        unknown element is ``None`` or a name."""
+        elements = self.integers(index)
+        return self.tensor_type(index).data if elements is None else elements
+
+    def tensor_type(self, index: int) -> TensorType:
+        """The type of input ``index`` as far as it can be inferred."""
+        value = self.inputs[index]
+        return TensorType() if value is None else self.types.tensor(value)
+
+    def dtype(self, index: int) -> np.dtype | None:
+        """The element type of input ``index``: declared, or else inferred."""
+        value = self.inputs[index]
+        return None if value is None else self._dtype_of(value)
+
+    def _dtype_of(self, value: Value) -> np.dtype | None:
+        declared = value.type.dtype if isinstance(value.type, TensorType) else None
+        return self.types.tensor(value).dtype if declared is None else declared
+
+    def shape(self, index: int) -> Shape | None:
+        """The shape of input ``index`` as far as it can be inferred."""
+        array = self.input_constant(index)
+        return self.tensor_type(index).shape if array is None else array.shape
+
+    def rank(self, index: int) -> int | None:
+        """The number of dims of input ``index`` if it can be inferred."""
+        shape = self.shape(index)
+        return None if shape is None else len(shape)
+
+    def static_shape(self, index: int, what: str) -> tuple[int, ...]:
+        """The shape of input ``index``, called ``what``. Raises ``InexpressibleError`` if part of
+        it is unknown."""
+        shape = self.shape(index)
+        if shape is None or not all(isinstance(dim, int) for dim in shape):
+            raise InexpressibleError(
+                f"the shape of {what} is not known before a run; export the model with it"
+            )
+        return shape  # type: ignore[return-value]
+
+    # What the node becomes.
+
+    def fresh(self, hint: str) -> str:
+        """A name for a new value."""
+        output = next((v.name for v in self.outputs if v is not None), self.name)
+        return self.unique(f"{output}/{hint}")
+
+    def constant(self, data: Any, dtype: np.dtype = INT64) -> Value:
+        """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
+        with np.errstate(all="ignore"):
+            wide = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
+            return Value(self.fresh("constant"), const=wide.astype(dtype))
+
+    def like(self, number: float, value: Value) -> Value:
+        """A scalar of the dtype of ``value``: cast during the run if the dtype is unknown here."""
+        dtype = self._dtype_of(value)
+        if dtype is not None:
+            return self.constant(number, dtype)
+        return self.emit("CastLike", [self.constant(number, FLOAT32), value])
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        type_: Type = ANY,
+        **more: Any,
+    ) -> Value:
+        """Emit a node before the final one, and return its one output. ``more`` are attributes."""
+        hint = op.lower()
+        output = Value(self.fresh(hint), type_)
+        if more:
+            attrs = {**(attrs or {}), **more}
+        self.append(op, domain, inputs, [output], attrs, self.inner_name(op, output))
+        return output
+
+    def emit_final(
+        self,
+        op: str,
+        inputs: Sequence[Value | None] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        outputs: Sequence[Value | None] | None = None,
+    ) -> Node:
+        """Emit the node that has the name of the file's node, and by default its inputs and
+        outputs."""
+        return self.append(
+            op,
+            domain,
+            self.inputs if inputs is None else inputs,
+            self.outputs if outputs is None else outputs,
+            attrs,
+            self.name,
+        )
+
+    def inner_name(self, op: str, output: Value) -> str:
+        """The name of a node before the final one."""
+        return f"{self.name}/{op}"
+
+    def append(
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None,
+        name: str,
+    ) -> Node:
+        """Emit a node. Raises ``InexpressibleError`` if there is no such operation."""
+        operation = find(op, domain)
+        if operation is None:
+            raise InexpressibleError(NO_KERNEL)
+        node = Node(
+            operation, inputs, outputs, attrs, name=name, device=self.device, origin=self.origin
+        )
+        self.nodes.append(node)
+        return node

@@ -1,0 +1,103 @@
+"""Problems of a model, collected while it is read and raised together.
+
+Code that reads one node or one tensor raises a ``ConversionError``, whose message continues a
+sentence; the importer, which knows the node, hands it to ``Diagnostics.record`` and goes on with
+the next node. At the end ``raise_collected`` raises ``InvalidModel`` or ``Unsupported`` with
+everything, so that a user learns of all faults of a file in one attempt.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import (
+    MAX_PROBLEMS,
+    InvalidModel,
+    Unsupported,
+    UnsupportedOperation,
+    used_by,
+)
+from penstock.limits import Limits
+
+NO_KERNEL = "no kernel is available for it"
+
+
+class ConversionError(Exception):
+    """Part of a model cannot be converted. Base of the errors that conversion rules raise."""
+
+
+class NodeError(ConversionError):
+    """A node breaks a rule of its format; the message continues "<node> in <graph> ..."."""
+
+
+class InexpressibleError(ConversionError):
+    """A valid node that no operation of Penstock can express; the message is the reason."""
+
+
+class TensorError(ConversionError):
+    """A tensor, shape or element type is invalid; the message continues "<tensor> ..."."""
+
+
+class Diagnostics:
+    """What is wrong with one model. ``where`` is what messages call it, such as ``model.onnx``."""
+
+    def __init__(self, where: str, limits: Limits) -> None:
+        self.where = where
+        self.limits = limits
+        self.problems: list[str] = []
+        self._shared_problems: dict[str, list[str]] = {}
+        self._unsupported: dict[tuple[str, str], list[str]] = {}
+        self._nodes = 0
+
+    def problem(self, message: str) -> None:
+        """Add a fault of the file, as a whole sentence that names the place."""
+        self.problems.append(message)
+
+    def shared_problem(self, message: str, origin: str) -> None:
+        """Add a fault that many nodes may share: it is reported once, with the nodes."""
+        self._shared_problems.setdefault(message, []).append(origin)
+
+    def unsupported(self, operation: str, reason: str, origin: str) -> None:
+        """Add a node whose operation (its full name) Penstock cannot run."""
+        self._unsupported.setdefault((operation, reason), []).append(origin)
+
+    def record(self, error: ConversionError, operation: str, origin: str, subject: str) -> None:
+        """Add the error that converting one node raised. ``subject`` begins the sentence."""
+        if isinstance(error, InexpressibleError):
+            self.unsupported(operation, str(error), origin)
+        else:
+            self.problems.append(f"{subject} {error}")
+
+    def count_nodes(self, count: int) -> None:
+        """Count nodes before they are read. Raises ``InvalidModel`` beyond ``Limits.max_nodes``."""
+        self._nodes += count
+        if self.limits.max_nodes is not None and self._nodes > self.limits.max_nodes:
+            raise InvalidModel(
+                f"{self.where} has more nodes than Limits.max_nodes = {self.limits.max_nodes}, "
+                "function bodies expanded; raise the limit if you trust the model"
+            )
+
+    def check_depth(self, depth: int, what: str) -> None:
+        """Raise ``InvalidModel`` if ``what``, at this depth, is beyond ``Limits.max_depth``."""
+        if depth > self.limits.max_depth:
+            raise InvalidModel(
+                f"{what} nests deeper than Limits.max_depth = {self.limits.max_depth}; raise the "
+                "limit if you trust the model"
+            )
+
+    def raise_collected(self) -> None:
+        """Raise ``InvalidModel`` if there are problems, else ``Unsupported`` if there are
+        unsupported operations."""
+        for message, origins in self._shared_problems.items():
+            self.problems.append(f"{message} (used by {used_by(origins)})")
+        self._shared_problems.clear()
+        if len(self.problems) > MAX_PROBLEMS:
+            rest = len(self.problems) - MAX_PROBLEMS
+            raise InvalidModel([*self.problems[:MAX_PROBLEMS], f"and {rest} more"])
+        if self.problems:
+            raise InvalidModel(self.problems)
+        if self._unsupported:
+            raise Unsupported(
+                [
+                    UnsupportedOperation(operation, reason, tuple(origins))
+                    for (operation, reason), origins in self._unsupported.items()
+                ]
+            )

@@ -1,0 +1,94 @@
+"""Types of values, inferred on demand while a graph is being built.
+
+A file says little of types: those of inputs and constants. Conversion rules emit simpler nodes
+where more follows from these, and correct ones where nothing does. Only the producers of a value
+that a rule asks about are inferred, each once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.ir.graph import Node, Value
+from penstock.types import ANY, TensorType, Type
+
+# Identities between a constant and what reads it.
+_MAX_IDENTITIES = 8
+
+
+def constant_of(value: Value) -> np.ndarray | None:
+    """The array that a value holds in every run: of a constant, of a Const node, or of Identity
+    nodes behind these. ``None`` if it has no producer yet, or another one."""
+    for _ in range(_MAX_IDENTITIES):
+        node = value.producer
+        if node is None:
+            return value.const
+        if node.op.name == "Const":
+            array: np.ndarray | None = node.attrs.get("value")
+            return array
+        source = node.inputs[0] if node.op.name == "Identity" else None
+        if source is None:
+            return None
+        value = source
+    return None
+
+
+class InferredTypes:
+    """Types by value. A value whose producer has not been built yet has its declared type."""
+
+    def __init__(self) -> None:
+        self._types: dict[Value, Type] = {}
+        self._entered: set[Node] = set()
+        self._inferred: set[Node] = set()
+
+    def of(self, value: Value) -> Type:
+        """The type of ``value``: the declared one if that is static or nothing can be inferred."""
+        node = value.producer
+        if node is None or _is_static(value):
+            return value.type
+        if node not in self._inferred:
+            self._infer_with_producers(node)
+        return self._types.get(value, value.type)
+
+    def tensor(self, value: Value) -> TensorType:
+        """The type of a tensor; unknown dtype and shape if nothing is known, or it is no tensor."""
+        type_ = self.of(value)
+        return type_ if isinstance(type_, TensorType) else TensorType()
+
+    def _infer_with_producers(self, node: Node) -> None:
+        """Infer a node after the nodes that it reads; in a circle, some are still unknown."""
+        stack = [node]
+        while stack:
+            node = stack[-1]
+            if node in self._inferred:
+                stack.pop()
+            elif node in self._entered or node.graphs:
+                self._inferred.add(node)
+                self._infer(node)
+            else:
+                self._entered.add(node)
+                for value in node.inputs:
+                    producer = None if value is None else value.producer
+                    if producer is None or producer in self._entered or _is_static(value):
+                        continue
+                    stack.append(producer)
+
+    def _infer(self, node: Node) -> None:
+        if node.graphs:  # their contents may not have been read yet
+            return
+        types = [None if v is None else self._types.get(v, v.type) for v in node.inputs]
+        constants = [
+            None if v is None else v.const if v.producer is None else constant_of(v)
+            for v in node.inputs
+        ]
+        try:
+            output_types = node.op.infer(types, node.attrs, constants)
+        except Exception:  # verification of the finished graph reports what is wrong
+            return
+        for output, type_ in zip(node.outputs, output_types, strict=False):
+            if output is not None and type_ is not ANY:
+                self._types[output] = type_
+
+
+def _is_static(value: Value | None) -> bool:
+    return value is not None and isinstance(value.type, TensorType) and value.type.static

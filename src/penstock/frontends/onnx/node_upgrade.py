@@ -1,0 +1,71 @@
+"""A node of an older operator version, written as nodes of the current versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from penstock.errors import InternalError
+from penstock.frontends.common.builder import NodeBuilder
+from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
+from penstock.ir.graph import Node, Value
+from penstock.ops import Op, find
+from penstock.ops.common.reference import reference_op
+
+
+@cache
+def current(name: str) -> tuple[Op, OnnxSchema]:
+    """The newest version of an operation of ONNX's own domain."""
+    schema = find_schema(name, "", newest_opset(""))
+    if schema is None:
+        raise InternalError(f"ONNX has no operation {name}")
+    op = find(name) or reference_op(name, "", schema.version)
+    if op is None:
+        raise InternalError(f"no kernel is available for {schema}")
+    return op, schema
+
+
+class NodeUpgrade(NodeBuilder):
+    """A node of schema version ``version``. Emitted nodes are of the current versions, and get the
+    defaults of these for attributes that are not given."""
+
+    version: int
+
+    def input(self, index: int) -> Value:
+        """An input that the old version requires."""
+        value = self.inputs[index]
+        assert value is not None, "checked against the schema"
+        return value
+
+    def optional(self, index: int) -> Value | None:
+        """An input that may be left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def become(
+        self,
+        op: str,
+        inputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        outputs: Sequence[Value | None] | None = None,
+    ) -> None:
+        """Emit the final node, with those of ``attrs`` that the current version has."""
+        allowed = current(op)[1].attributes
+        given = {key: value for key, value in (attrs or {}).items() if key in allowed}
+        self.emit_final(op, inputs, given, outputs=outputs)
+
+    def append(
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None,
+        name: str,
+    ) -> Node:
+        """Emit a node of ONNX's own domain."""
+        operation, schema = current(op)
+        attrs = {**schema.defaults, **(attrs or {})}
+        node = Node(operation, inputs, outputs, attrs, name=name, origin=self.origin)
+        self.nodes.append(node)
+        return node

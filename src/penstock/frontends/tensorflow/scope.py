@@ -1,0 +1,201 @@
+"""A graph, or one use of a function's body, while it is imported: what its names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.frontends.tensorflow.attrs import EncodedTensor
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
+from penstock.frontends.tensorflow.schemas import Argument
+from penstock.frontends.tensorflow.tensors import decode_tensor
+from penstock.ir.graph import Node, Value
+from penstock.limits import Limits
+from penstock.ops.registry import find
+
+# Identities between a constant and a node that reads it.
+_MAX_IDENTITIES = 8
+_IDENTITIES = frozenset({"Identity", "StopGradient", "Snapshot"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A value that a node reads, and the NodeDef that makes it ("" for an argument)."""
+
+    value: Value
+    source: str
+
+
+@dataclass(slots=True)
+class DeclaredNode:
+    """A NodeDef whose output values exist. ``values`` is ``None`` if it cannot be imported.
+
+    ``arguments`` has one entry for each data input, ``positions`` the index of each output by its
+    name and number in the schema.
+    """
+
+    proto: NodeDef
+    values: list[Value] | None = None
+    attrs: dict[str, Any] = field(default_factory=dict)
+    arguments: Sequence[Argument] = ()
+    positions: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class GraphScope:
+    """The names of a graph or of one use of a function's body, and the nodes made for it.
+
+    ``bound`` are the attributes of a function, ``arguments`` the values of its arguments.
+    ``anchors`` are nodes for which nodes without inputs wait, so that they run if and only if the
+    body does. ``read`` are NodeDefs whose outputs are read; ``final_nodes`` has the node of the
+    same name for each NodeDef. ``references`` are values that refer to variables.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        limits: Limits,
+        prefix: str = "",
+        depth: int = 1,
+        bound: Mapping[str, Any] | None = None,
+        *,
+        function: bool = False,
+        anchors: Sequence[Node] = (),
+    ) -> None:
+        self.where = where
+        self.limits = limits
+        self.prefix = prefix
+        self.depth = depth
+        self.bound = bound or {}
+        self.function = function
+        self.anchors = list(anchors)
+        self.arguments: dict[str, list[Value]] = {}
+        self.inputs: list[Value] = []
+        self.placeholders: dict[str, Value] = {}
+        self.nodes: list[Node] = []
+        self.declared: dict[str, DeclaredNode] = {}
+        self.references: set[Value] = set()
+        self.read: set[str] = set()
+        self.final_nodes: dict[str, Node] = {}
+        self.waiting: list[tuple[Node, Sequence[str]]] = []
+
+    def find(self, text: str) -> Reference | None:
+        """Resolve an input such as ``node:0``; ``None`` if its node could not be imported.
+
+        Raises ``KeyError`` with the end of a sentence about the input.
+        """
+        name, *rest = text.split(":")
+        if name in self.arguments and len(rest) <= 1:
+            values, index = self.arguments[name], _number(rest[0] if rest else "0")
+            if not 0 <= index < len(values):
+                raise KeyError("an argument that has no such value")
+            return Reference(values[index], "")
+        declared = self.declared.get(name)
+        if declared is None:
+            raise KeyError(f"which is no node of {self.where}")
+        if declared.values is None:
+            return None
+        if self.function and len(rest) == 2:
+            index = declared.positions.get((rest[0], _number(rest[1])), -1)
+        elif len(rest) <= 1:
+            index = _number(rest[0] if rest else "0")
+        else:
+            index = -1
+        if not 0 <= index < len(declared.values):
+            raise KeyError(f"but {name!r} has {len(declared.values)} outputs, and none like that")
+        self.read.add(name)
+        return Reference(declared.values[index], name)
+
+    def constant(self, source: str) -> np.ndarray | None:
+        """The value of a Const, or of identities of one. The nodes need not be converted yet.
+
+        Raises ``TensorError``.
+        """
+        for _ in range(_MAX_IDENTITIES):
+            declared = self.declared.get(source)
+            if declared is None:
+                return None
+            proto = declared.proto
+            if proto.op == "Const":
+                value = declared.attrs.get("value")
+                if not isinstance(value, EncodedTensor):
+                    return None
+                return decode_tensor(value.proto, self.limits)
+            if proto.op not in _IDENTITIES or not proto.input:
+                return None
+            source = proto.input[0].split(":")[0]
+        return None
+
+    def connect(self) -> None:
+        """Add control inputs by name, after all nodes have been made."""
+        for node, names in self.waiting:
+            sources = dict.fromkeys(self._final_node(name) for name in names if self._runs(name))
+            node.control_inputs = list(dict.fromkeys([*node.control_inputs, *sources]))
+            if node in sources:
+                node.control_inputs.remove(node)
+        self.waiting.clear()
+
+    def _runs(self, name: str) -> bool:
+        """Whether a node can wait for it: arguments of a function exist from the start."""
+        return name in self.final_nodes or (name in self.placeholders and name in self.declared)
+
+    def _final_node(self, name: str) -> Node:
+        """The node of that name. Waiting for a placeholder means reading it: it must be fed."""
+        if name not in self.final_nodes:
+            op, value = find("Identity"), self.placeholders[name]
+            assert op is not None
+            output = Value(f"{value.name}#fed", value.type)
+            origin = f"{name} in {self.where}"
+            node = Node(op, [value], [output], name=output.name, origin=origin)
+            self.final_nodes[name] = node
+            self.nodes.append(node)
+        return self.final_nodes[name]
+
+
+class UniquePrefixes:
+    """Prefixes of names, ``folder/``, that no name in the file begins with."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._taken = {
+            name[: i + 1] for name in names for i, letter in enumerate(name) if letter == "/"
+        }
+
+    def unique(self, name: str) -> str:
+        """``name/``, or ``name/~1/``, ``name/~2/``, ... if it is taken; from now on it is."""
+        prefix, n = f"{name}/", 0
+        while prefix in self._taken:
+            n += 1
+            prefix = f"{name}/~{n}/"
+        self._taken.add(prefix)
+        return prefix
+
+
+def producers_first(protos: Sequence[NodeDef]) -> list[NodeDef]:
+    """Order nodes after those that they read and wait for, otherwise as they stand. In a loop the
+    order is arbitrary."""
+    by_name = {proto.name: proto for proto in protos}
+    ordered: list[NodeDef] = []
+    seen: set[str] = set()
+    for first in protos:
+        stack: list[tuple[NodeDef, Iterator[str]]] = []
+        if first.name not in seen:
+            seen.add(first.name)
+            stack.append((first, iter(first.input)))
+        while stack:
+            proto, inputs = stack[-1]
+            for text in inputs:
+                name = text.removeprefix("^").partition(":")[0]
+                if name in by_name and name not in seen:
+                    seen.add(name)
+                    stack.append((by_name[name], iter(by_name[name].input)))
+                    break
+            else:
+                ordered.append(proto)
+                stack.pop()
+    return ordered
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else -1

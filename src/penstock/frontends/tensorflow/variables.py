@@ -1,0 +1,57 @@
+"""The variables of a model, as far as the file tells: where they live, their values and types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.frontends.tensorflow.tensors import declared_type
+from penstock.ir.graph import Value
+from penstock.ops.tensorflow.state import Store
+from penstock.types import TensorType, Type, dtype_name
+
+
+class Variables:
+    """Facts about variables by handle, or by Identity of a handle.
+
+    ``store`` holds the variables of a session. ``frozen`` has the values of those that nothing
+    assigns to, by the name of the node that makes the handle: they are constants.
+    """
+
+    def __init__(self, store: Store, frozen: Mapping[str, np.ndarray]) -> None:
+        self.store = store
+        self._frozen_by_node = frozen
+        self._frozen: dict[Value, np.ndarray] = {}
+        self._types: dict[Value, TensorType] = {}
+
+    def declare(self, node: str, handle: Value, type_: Type | None) -> None:
+        """Note the first output of ``node``. ``type_`` is that of the variable, if it makes one."""
+        if node in self._frozen_by_node:
+            self._frozen[handle] = self._frozen_by_node[node]
+        if isinstance(type_, TensorType):
+            self._types[handle] = type_
+
+    def copy(self, handle: Value | None, copy: Value) -> None:
+        """Note that ``copy`` is the same as ``handle``, if that is a handle."""
+        if handle in self._frozen:
+            self._frozen[copy] = self._frozen[handle]
+        if handle in self._types:
+            self._types[copy] = self._types[handle]
+
+    def constant(self, handle: Value) -> np.ndarray | None:
+        """The value of a variable that nothing assigns to."""
+        return self._frozen.get(handle)
+
+    def read_attrs(self, handle: Value, dtype: str | None) -> tuple[dict[str, Any], Type]:
+        """The attributes of a node that reads a variable, and the type of its output."""
+        type_ = self._types.get(handle)
+        attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if type_ is None:
+            return attrs, declared_type(dtype)
+        if type_.shape is not None:
+            attrs["shape"] = [dim if isinstance(dim, int) else -1 for dim in type_.shape]
+        if type_.dtype is not None:
+            attrs["dtype"] = dtype_name(type_.dtype)
+        return attrs, type_
