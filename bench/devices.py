@@ -75,9 +75,9 @@ def waiting_ms(parallel: int) -> float:
     clock = Clock()
 
     class Waiting(NumpyBackend):
-        def compile(self, node, types) -> Kernel:
+        def kernel(self, node, types) -> Kernel:
             if node.op.name != "Neg":
-                return super().compile(node, types)
+                return super().kernel(node, types)
             return asynchronous(lambda done, x: clock.call(WAIT_S, lambda: done(-x)))
 
     session = ps.compile(source, executor="frames", backends=[Waiting()])

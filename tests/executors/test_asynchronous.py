@@ -241,8 +241,8 @@ def test_iterations_wait_beside_each_other():
     """As many at once as may: a body that only waits, in a loop of frames."""
 
     class Asking(NumpyBackend):
-        def compile(self, node, types):
-            return ask(node, types) if node.op.name == "Neg" else super().compile(node, types)
+        def kernel(self, node, types):
+            return ask(node, types) if node.op.name == "Neg" else super().kernel(node, types)
 
     for parallel in (1, 4, 16):
         b = Builder()

@@ -36,8 +36,8 @@ class Hooked(NumpyBackend):
         self.hooks = dict(hooks or {})
         self.calls: Counter[str] = Counter()
 
-    def compile(self, node, types: Sequence) -> Kernel:
-        kernel = super().compile(node, types)
+    def kernel(self, node, types: Sequence) -> Kernel:
+        kernel = super().kernel(node, types)
         name = node.op.name
 
         def function(*inputs):

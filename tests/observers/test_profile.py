@@ -93,8 +93,8 @@ def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
     class Slow(NumpyBackend):
         name = "slow"
 
-        def compile(self, node, types):
-            kernel = super().compile(node, types)
+        def kernel(self, node, types):
+            kernel = super().kernel(node, types)
 
             def function(*inputs):
                 sleep(1e-3)
@@ -179,10 +179,10 @@ def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatc
     monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: state[0]))
     monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, n: state.__setitem__(0, n))
     state = [4]
-    compile = backend.compile
+    kernel_of = backend.kernel
 
     def watched(self, node, types):
-        kernel = compile(node, types)
+        kernel = kernel_of(node, types)
 
         def function(*inputs):
             seen.append(state[0])
@@ -190,7 +190,7 @@ def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatc
 
         return type(kernel)(function)
 
-    monkeypatch.setattr(NumpyBackend, "compile", watched)
+    monkeypatch.setattr(NumpyBackend, "kernel", watched)
     text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
     session = compiled(text, backends=["numpy"])
     session.profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
@@ -208,8 +208,8 @@ class OfCaller(NumpyBackend):
     name = "own"
     threads_of_caller = True
 
-    def supports(self, node, types):
-        return node.op.name == "Neg"
+    def kernel(self, node, types):
+        return super().kernel(node, types) if node.op.name == "Neg" else None
 
 
 def test_beside_a_library_with_threads_of_the_caller_numpy_is_measured_with_one(monkeypatch):
@@ -233,8 +233,8 @@ def test_costs_are_measured_in_memory_that_is_planned():
     class Watched(NumpyBackend):
         name = "watched"
 
-        def compile(self, node, types):
-            kernel = super().compile(node, types)
+        def kernel(self, node, types):
+            kernel = super().kernel(node, types)
 
             def function(*inputs):
                 allocated.append(node.op.name)

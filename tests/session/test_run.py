@@ -15,11 +15,11 @@ import pytest
 from onnx import parser
 
 import penstock as ps
-from penstock.backends import base as backends
-from penstock.backends.base import ThreadShare
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import Done
 from penstock.executors.control import CancelToken, Control
+from penstock.host import thread_share
+from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph
 from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun, Observer
@@ -557,10 +557,10 @@ class OfCaller(Counting):
 
 @pytest.fixture(autouse=True)
 def nobody_else(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_SHARES", {})
-    assert not backends._STREAMS
+    monkeypatch.setattr(thread_share._process, "settings", {})
+    assert not thread_share._process.streams
     yield
-    assert not backends._STREAMS
+    assert not thread_share._process.streams
 
 
 def test_one_who_does_one_thing_after_the_other_has_all_threads():
@@ -712,16 +712,16 @@ def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch
     session.run({"x": x})
     backend = Counting("numpy", 4)
     with ThreadShare([backend], 3), monkeypatch.context() as patch:
-        assert backends._STREAMS == 3
+        assert thread_share._process.streams == 3
 
-        def divide(state: Any, streams: int, most: int | None) -> None:
+        def divide(setting: Any, streams: int, most: int | None) -> None:
             if streams > 3:
                 raise OSError("no such library")
 
-        patch.setattr(backends._State, "divide", divide)
+        patch.setattr(thread_share._ThreadSetting, "divide", divide)
         with pytest.raises(ps.PenstockError):
             session.run({"x": x})
-        assert backends._STREAMS == 3
+        assert thread_share._process.streams == 3
 
 
 def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
@@ -756,7 +756,7 @@ def test_numbers_of_threads_are_halves_of_halves():
             pass
     assert (two, three, four, five, again) == (4, 2, 2, 1, 2)
     assert [ThreadShare([], n, 6).__enter__() for n in (1, 1)] == [6, 3]
-    backends._STREAMS = 0
+    thread_share._process.streams = 0
 
 
 def test_never_are_there_more_threads_than_cores():
@@ -768,7 +768,7 @@ def test_never_are_there_more_threads_than_cores():
 
 def test_a_run_of_small_kernels_has_one_thread_and_takes_none_from_others():
     with ThreadShare([OfCaller()], 0, 8) as small, ThreadShare([OfCaller()], 2, 8) as large:
-        assert backends._STREAMS == 2
+        assert thread_share._process.streams == 2
     assert (small, large) == (1, 4)
 
 
@@ -812,19 +812,19 @@ def test_a_session_may_allow_a_library_fewer_threads_than_it_is_set_to():
 
 def test_who_is_alone_has_as_many_as_have_proved_fastest():
     share = ThreadShare([OfCaller()], 1, 8)
-    assert share.pace is not None
+    assert share.tuner is not None
     assert share.enter() == 8
     share.leave()
     for _ in range(20):
-        threads = share.pace.threads()
-        share.pace.took(threads, threads * 1e-3)
+        threads = share.tuner.threads()
+        share.tuner.took(threads, threads * 1e-3)
     with share as alone:
         assert alone == 1
         with share as beside:
             assert beside == 4
     # Several streams are not compared with one.
-    assert ThreadShare([OfCaller()], 2, 8).pace is None
-    assert ThreadShare([OfCaller()], 1, 1).pace is None
+    assert ThreadShare([OfCaller()], 2, 8).tuner is None
+    assert ThreadShare([OfCaller()], 1, 1).tuner is None
 
 
 def test_an_interrupt_as_a_run_enters_leaves_nobodys_place(monkeypatch):
@@ -836,7 +836,7 @@ def test_an_interrupt_as_a_run_enters_leaves_nobodys_place(monkeypatch):
     monkeypatch.setattr(share, "adopt", interrupt)
     with pytest.raises(KeyboardInterrupt):
         share.enter()
-    assert not backends._STREAMS
+    assert not thread_share._process.streams
 
 
 class Seeing(OfCaller):
@@ -847,8 +847,8 @@ class Seeing(OfCaller):
         self.seen: list[tuple[int, int]] = []
         self.meet: Callable[[], object] = lambda: None
 
-    def compile(self, node, types):
-        made = super().compile(node, types)
+    def kernel(self, node, types):
+        made = super().kernel(node, types)
 
         backend = self
 

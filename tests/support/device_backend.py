@@ -115,8 +115,10 @@ class DelayedBackend(FarBackend):
         self.device = DelayedDevice(most)
         self.order: list[str] = []
 
-    def compile(self, node, types) -> Kernel:
-        kernel = super().compile(node, types)
+    def kernel(self, node, types) -> Kernel | None:
+        kernel = super().kernel(node, types)
+        if kernel is None:
+            return None
         count = len(node.outputs)
 
         def run(*inputs: Any) -> Any:

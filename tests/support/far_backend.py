@@ -60,18 +60,15 @@ class FarBackend:
         self.on_threads: set[str] = set()
         self._numpy = NumpyBackend()
 
-    def forget(self) -> None:
-        pass
-
     def seconds(self, node: Node) -> float:
         return self._numpy.seconds(node)
 
-    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
-        kinds = [*types, *(v.type for v in node.outputs if v is not None)]
-        tensors = all(isinstance(kind, TensorType) for kind in kinds if kind is not None)
-        return tensors and (self.operations is None or node.op.name in self.operations)
-
-    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        all_types = [*types, *(v.type for v in node.outputs if v is not None)]
+        if not all(isinstance(type_, TensorType) for type_ in all_types if type_ is not None):
+            return None
+        if self.operations is not None and node.op.name not in self.operations:
+            return None
         kernel = node.op.compile(node, types)
 
         def run(*inputs: Any) -> Any:

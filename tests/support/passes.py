@@ -6,13 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel
 from penstock.passes.context import PassContext
+
+
+class AcceptingPolicy:
+    """Has a kernel for each fused node that ``accepts`` is true of; remembers what it is asked."""
+
+    def __init__(
+        self, accepts: Callable[[Node], bool] = lambda node: True, faster: bool = True
+    ) -> None:
+        self.accepts = accepts
+        self.faster = faster
+        self.asked: list[Node] = []
+
+    def has_kernel(self, node: Node) -> bool:
+        self.asked.append(node)
+        return self.accepts(node)
+
+    def is_faster(self, node: Node) -> bool:
+        return self.faster
 
 
 def fusing_context(
     accepts: Callable[[Node], bool] = lambda node: True, **options: Any
 ) -> PassContext:
     """A context with a backend that has a kernel for each fused node that ``accepts`` is true of."""
-    kernel = Kernel(lambda *inputs: None)
-    return PassContext(kernel=lambda node: kernel if accepts(node) else None, **options)
+    return PassContext(fusion=AcceptingPolicy(accepts), **options)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.host.fork import in_child
-from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
@@ -59,7 +55,7 @@ class Device(Protocol):
 
 
 class Backend(Protocol):
-    """Where kernels run: says what it supports, compiles it, allocates and copies.
+    """Where kernels run: offers kernels, allocates and copies.
 
     ``name`` is what users call it. ``memory`` names the memory and the layout of the values that it
     takes and makes: backends of the same ``memory`` hand values to one another as they are.
@@ -83,21 +79,17 @@ class Backend(Protocol):
         """Whether it has kernels for fused nodes (``ops/fused.py``)."""
         ...
 
-    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
-        """Whether ``compile`` would succeed for this node and these input types."""
-        ...
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        """The kernel of a node whose inputs have these types, as far as they are known; None if
+        there is none. Raises ``ShapeError`` for types that the operation never takes.
 
-    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
-        """The kernel of a node; raises ``ShapeError`` for types the operation never takes."""
-        ...
-
-    def forget(self) -> None:
-        """A graph is compiled: what has been kept of its nodes from ``supports`` to ``compile`` is
-        of no more use."""
+        A compilation asks once for each node and remembers the answer (``KernelTable``); where
+        several backends can run a node, it asks them in the order of their ``seconds``."""
         ...
 
     def seconds(self, node: Node) -> float:
-        """Roughly what a node that it supports takes, for where nothing has been measured."""
+        """Roughly the seconds that a node takes, for where nothing has been measured. Asked before
+        ``kernel``, and of any node: what it says of those without a kernel does not matter."""
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -134,15 +126,12 @@ class Backend(Protocol):
 
 
 class HostBackend:
-    """What backends on the host's memory have in common; they add a name, ``supports`` and
-    ``compile``, and if their kernels have threads of their own, ``threads`` and ``set_threads``."""
+    """What backends on the host's memory have in common. They add a name and ``kernel``, and if
+    their kernels have threads of their own, ``threads`` and ``set_threads``."""
 
     memory = HOST
     device = None
     fuses = False
-
-    def forget(self) -> None:
-        pass
 
     def seconds(self, node: Node) -> float:
         return seconds(node)
@@ -188,126 +177,22 @@ def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
     return Kernel(target.from_host)
 
 
-class ThreadShare:
-    """The threads of kernels, divided among all that compute at the same time.
-
-    Who enters is told how many threads each kernel may use: ``most`` (the core budget, unless said
-    otherwise) divided by the ``streams`` of all who are within. A run that does one thing after the
-    other is one stream, one on n workers n of them; one whose kernels are not worth several threads
-    is none, and gets one. Numbers are halved, so that there are few of them: kernels are compiled
-    for each.
-
-    Of a library whose threads are a setting of the whole process, that changes when somebody enters
-    or leaves, and is what it was when the last has left. Beside one whose threads are the caller's
-    it gets one: of two sets of threads each would wait, spinning, on the cores of the other.
-    """
-
-    def __init__(
-        self, backends: Sequence[Backend], streams: int = 1, most: int | None = None
-    ) -> None:
-        self._streams = streams
-        self._most = most or core_budget()
-        self._limit = most
-        self._own = [backend for backend in backends if backend.threads_of_caller]
-        self._shared = [backend for backend in backends if not backend.threads_of_caller]
-        self.idle = not backends
-        """whether there is nothing to share, and no need to enter"""
-        # How a stream that is alone fares with fewer threads.
-        paced = self._own and streams == 1 and self._most > 1
-        self.pace = ThreadTuner(self._most) if paced else None
-        for backend in self._shared:
-            backend.threads  # noqa: B018 - what it must load to say so, it loads now and in no run
-
-    def enter(self) -> int:
-        """How many threads each kernel may use from now on; those that this thread runs, do."""
-        global _STREAMS
-        entered = False
-        try:
-            if self._streams:
-                with _LOCK:
-                    _STREAMS += self._streams
-                    entered = True
-            threads = self._most if self._streams and not (self._own and _ORPHANED) else 1
-            if threads > 1 and self.pace is not None and _STREAMS == 1:
-                threads = self.pace.threads()
-            while threads > 1 and threads * _STREAMS > self._most:
-                threads //= 2
-            if self._shared:
-                self._divide()
-            self.adopt(threads)
-        except BaseException:  # an interrupt, perhaps
-            if entered:
-                self.leave()
-            raise
-        return threads
-
-    def adopt(self, threads: int) -> None:
-        """Let kernels that the calling thread runs use so many threads."""
-        global _STARTED
-        for backend in self._own:
-            backend.set_threads(threads)
-            _STARTED |= threads > 1
-
-    def leave(self) -> None:
-        """The end of what began with ``enter``."""
-        global _STREAMS
-        if self._streams:
-            with _LOCK:
-                # In a forked child nobody is within, not even the run that has forked it.
-                _STREAMS = max(0, _STREAMS - self._streams)
-            if self._shared:
-                self._divide()
-
-    def _divide(self) -> None:
-        """Set the threads of libraries that all threads share."""
-        with _LOCK, ExitStack() as stack:  # all are set, whatever one of them raises
-            for backend in self._shared:
-                state = _SHARES.get(backend.name)
-                if state is None:
-                    state = _SHARES[backend.name] = _State(backend)
-                stack.callback(state.divide, _STREAMS, 1 if self._own else self._limit)
-
-    def __enter__(self) -> int:
-        return self.enter()
-
-    def __exit__(self, *exception: object) -> None:
-        self.leave()
-
-
-class _State:
-    """Of one backend: its threads in all while nobody is within, and for each kernel now."""
-
-    __slots__ = ("all", "backend", "busy", "now")
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.busy = False
-        self.all = self.now = 1
-
-    def divide(self, streams: int, most: int | None) -> None:
-        if streams and not self.busy:
-            self.all = self.now = self.backend.threads
-        self.busy = streams > 0
-        each = max(1, min(self.all, most or self.all) // streams) if streams else self.all
-        if each != self.now:
-            self.backend.set_threads(each)
-            self.now = each
-
-
-_LOCK = threading.Lock()
-_SHARES: dict[str, _State] = {}
-_STREAMS = 0
-# Whether kernels have started threads of the caller's, and whether that was in a parent process.
-_STARTED = _ORPHANED = False
-
-
-@in_child
-def _forget() -> None:
-    """A forked child has none of its parent's runs, and no thread that a library has started: one
-    that waits for those waits forever."""
-    global _LOCK, _ORPHANED, _STREAMS
-    _ORPHANED = _STARTED
-    _LOCK = threading.Lock()
-    _STREAMS = 0
-    for state in _SHARES.values():
-        state.divide(0, None)
+def check_protocol(backend: object) -> None:
+    """Raise ``TypeError`` for a backend that lacks ``kernel``, or answers it for another class than
+    the one that overrides ``supports`` or ``compile``, which were once asked in its place."""
+    for cls in type(backend).__mro__:
+        if "kernel" in vars(cls):
+            return
+        old = [name for name in ("supports", "compile") if name in vars(cls)]
+        if old:
+            raise TypeError(
+                f"backends= has a {type(backend).__name__} with {' and '.join(old)}(): implement "
+                "kernel(node, types), which returns a Kernel, or None for nodes that the backend "
+                "cannot run; it replaces supports, compile and forget"
+            )
+    if not callable(getattr(backend, "kernel", None)):
+        raise TypeError(
+            f"backends= has a {type(backend).__name__}, which is no backend: it takes names of "
+            "backends, and objects with the methods of penstock.backends.base.Backend, such as "
+            "kernel(node, types)"
+        )

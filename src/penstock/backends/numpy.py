@@ -60,10 +60,7 @@ class NumpyBackend(HostBackend):
 
     name = "numpy"
 
-    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
-        return True
-
-    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         return node.op.compile(node, types)
 
     def seconds(self, node: Node) -> float:

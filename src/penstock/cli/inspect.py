@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.backends.onednn.library import library
+from penstock.backends.registry import available, describe
 from penstock.cli.base import (
     EXECUTOR,
     MODEL,
@@ -74,7 +74,7 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         "operations": dict(Counter(n.op.full_name for n in graph.walk()).most_common()),
         "parameters": sum(c.size for c in constants),
         "parameter_bytes": sum(c.nbytes for c in constants),
-        "backends": _backends(),
+        "backends": {name: describe(name) for name in reversed(available())},
     }
     try:
         session = compile(loaded, shapes=all_shapes(loaded, shapes))
@@ -95,16 +95,6 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         "constant_bytes": plan.constant_bytes,
     }
     return result
-
-
-def _backends() -> dict[str, str]:
-    """Libraries of the backends there are, with versions."""
-    found = {"numpy": f"NumPy {np.__version__}"}
-    dnnl = library()
-    if dnnl is not None:
-        version = ".".join(map(str, dnnl.version))
-        found["onednn"] = f"oneDNN {version} for {dnnl.isa}, {dnnl.path}"
-    return found
 
 
 def _constants(model: Model) -> list[np.ndarray]:

@@ -8,10 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.backends.base import Backend, ThreadShare
+from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
+from penstock.host.thread_share import ThreadShare
 from penstock.ops.work_estimate import flops
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan

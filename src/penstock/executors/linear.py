@@ -89,7 +89,7 @@ class LinearExecutor(CompiledExecutor):
             if self._share.idle:
                 return arena[1](control, *inputs)
             with self._share as threads:
-                run, pace = arena[threads], self._share.pace
+                run, pace = arena[threads], self._share.tuner
                 if pace is None:
                     return run(control, *inputs)
                 start = perf_counter()

@@ -9,7 +9,6 @@ from enum import Enum
 from typing import ClassVar, NamedTuple, Protocol
 
 from penstock.ir.graph import Graph, Node
-from penstock.ir.op import Kernel
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.passes.check import check_graph
 
@@ -47,6 +46,19 @@ class Pass(Protocol):
         ...
 
 
+class FusionPolicy(Protocol):
+    """Decides about fused nodes that a pass proposes. They are not in the graph yet."""
+
+    def has_kernel(self, node: Node) -> bool:
+        """Whether a backend has a kernel for a fused node. Expensive: a library may be asked."""
+        ...
+
+    def is_faster(self, node: Node) -> bool:
+        """Whether a fused node is expected to be faster than its parts one by one. Cheap: asks no
+        library. Each further node of a chain is expected to add to the gain."""
+        ...
+
+
 AfterPass = Callable[[Pass, Graph], None]
 
 
@@ -63,9 +75,8 @@ class PassContext:
     """What passes need to know beside the graph."""
 
     limits: Limits = DEFAULT_LIMITS
-    kernel: Callable[[Node], Kernel | None] | None = None
-    """The kernel of a fused node on the backends that fuse, None if none of them has one for it;
-    None where no backend fuses, and passes that make such nodes have nothing to do."""
+    fusion: FusionPolicy | None = None
+    """Decides which fused nodes to make; None where no backend fuses."""
     fold_quantized_weights: bool = True
     """Whether constant folding dequantises weights that could be operands of integer kernels. The
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""

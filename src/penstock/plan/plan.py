@@ -44,6 +44,7 @@ import numpy as np
 
 from penstock.analysis.type_inference import describe, fault
 from penstock.backends.base import Backend, transfer_kernel
+from penstock.backends.kernels import KernelTable
 from penstock.errors import InternalError, LimitExceeded
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
@@ -190,15 +191,16 @@ def compile_plan(
     placed: Mapping[Node, Backend] | None = None,
     *,
     planned: bool = True,
+    kernels: KernelTable | None = None,
 ) -> Plan:
     """Compile a sorted graph with inferred types into a plan.
 
-    Each node gets the backend it is ``placed`` on, else the first of ``backends`` that supports
-    it. Without ``planned``, no memory is set aside before the run: every value is dynamic, and the
-    plan can run in any order that obeys its dependencies. Raises ``InvalidModel`` for a node that
-    can never run.
+    Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
+    for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, no
+    memory is set aside before the run: every value is dynamic, and the plan can run in any order
+    that obeys its dependencies. Raises ``InvalidModel`` for a node that can never run.
     """
-    return _Builder(backends, placed or {}, planned).plan(graph)
+    return _Builder(backends, placed or {}, planned, kernels or KernelTable()).plan(graph)
 
 
 # Arena slots that a value may be in: one that may be in more is copied.
@@ -207,9 +209,14 @@ _MOST_ROOTS = 8
 
 class _Builder:
     def __init__(
-        self, backends: Sequence[Backend], placed: Mapping[Node, Backend], planned: bool
+        self,
+        backends: Sequence[Backend],
+        placed: Mapping[Node, Backend],
+        planned: bool,
+        kernels: KernelTable,
     ) -> None:
         self.backends = backends
+        self.answers = kernels
         self.placed = placed
         self.in_advance = planned
         self.slots: list[Slot] = []
@@ -405,19 +412,22 @@ class _Builder:
         return self.define(value, SlotKind.DYNAMIC, roots=buffers)
 
     def kernel(self, node: Node, certain: bool) -> Kernel:
-        types = [None if value is None else value.type for value in node.inputs]
         backend = self.placed.get(node)
         if backend is None:
-            backend = next((each for each in self.backends if each.supports(node, types)), None)
+            accepting = (b for b in self.backends if self.answers.accepts(b, node))
+            backend = next(accepting, None)
         if backend is None:
-            raise InternalError(f"no backend supports {describe(node)}")
+            raise InternalError(f"no backend has a kernel for {describe(node)}")
         self.chosen[node] = backend
         if is_transfer(node):
             return transfer_kernel(node, self.backends)
         try:
-            return backend.compile(node, types)
+            kernel = self.answers.kernel(backend, node)
         except Exception as error:
             return _failing(node, error, certain)
+        if kernel is None:
+            raise InternalError(f"{backend.name} has no kernel for {describe(node)}")
+        return kernel
 
     def placed_in_host(self, node: Node) -> bool:
         """Whether what ``node`` makes is in the memory that arenas are in."""

@@ -13,6 +13,7 @@ from penstock.analysis.frames import frame_of
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import fault, infer_types
 from penstock.backends.base import Backend, Device
+from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import (
     InvalidInput,
@@ -42,10 +43,9 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.ops.work_estimate import seconds as estimated
-from penstock.passes.context import PassContext, Place
+from penstock.passes.context import FusionPolicy, PassContext, Place
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign
-from penstock.passes.lowering.fuse import apart
 from penstock.passes.lowering.partition import Part, partition
 from penstock.passes.pipeline import LOWER, STRUCTURE, optimize, run_passes
 from penstock.passes.structure.raise_control_flow import raise_control_flow
@@ -59,7 +59,7 @@ from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
-from penstock.tuning.placement import candidates, choose, wanted
+from penstock.tuning.placement import Placement, choose
 from penstock.types import OptionalType, TensorType, Type
 
 
@@ -104,24 +104,16 @@ class Compiler:
         return graph
 
     def _context(
-        self, choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None
+        self,
+        fusion: FusionPolicy | None = None,
+        choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
     ) -> PassContext:
         return PassContext(
             limits=self.limits,
-            kernel=self._fused_kernel if self.fusing else None,
+            fusion=fusion if self.fusing else None,
             fold_quantized_weights=not self.fusing,
             choose_places=choose_places,
         )
-
-    def _fused_kernel(self, node: Node) -> Kernel | None:
-        """The kernel of a fused node on a backend that fuses, unless the user wants some of its
-        parts elsewhere."""
-        named = set(wanted(node, self.overrides))
-        types = [None if value is None else value.type for value in node.inputs]
-        for backend in self.fusing:
-            if named <= {backend.name} and backend.supports(node, types):
-                return backend.compile(node, types)
-        return None
 
     def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
         """The executor of ``graph`` for values of these shapes."""
@@ -140,8 +132,10 @@ class Compiler:
     def profile(self, graph: Graph, values: Sequence[Any], runs: int) -> Profile:
         """What the nodes of ``graph`` take on each backend, measured in so many runs."""
         with self._specialised(graph, values) as special:
-            allowed = candidates(special, self.backends, self.overrides)
-            profiler = GraphProfiler(special, allowed, self.backends, values, self.limits)
+            kernels = KernelTable()
+            profiler = GraphProfiler(special, {}, self.backends, values, self.limits, kernels)
+            placement = Placement(self.backends, self.overrides, kernels, profiler)
+            profiler.allowed = placement.candidates(special)
             return profiler.profile(runs)
 
     def forecast(self, plan: Plan, workers: int) -> Forecast:
@@ -190,22 +184,24 @@ class Compiler:
                 # What is valid in general is not for these shapes.
                 fed = ", ".join(map(repr, graph.inputs))
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
-            finally:
-                for backend in self.backends:
-                    backend.forget()
 
     def _executor(self, graph: Graph, values: Sequence[Any]) -> Executor:
         for backend in self.hosts:
             if backend.threads_of_caller:
                 backend.set_threads(self.threads or core_budget())
+        kernels = KernelTable()
         costs: CostModel = self.options.cost_model or GraphProfiler(
-            graph, {}, self.backends, values, self.limits
+            graph, {}, self.backends, values, self.limits, kernels
         )
-        context = self._context(partial(self._places, costs))
+        placement = Placement(self.backends, self.overrides, kernels, costs)
+        if self._one_memory and self.options.autotune:
+            self._measure_fused(graph, placement)
+        context = self._context(placement, partial(self._places, placement))
         run_passes(LOWER, graph, context)
         by_name = {backend.name: backend for backend in self.backends}
         placed = {node: by_name[place.backend] for node, place in context.placement.items()}
-        plan = compile_plan(graph, self.backends, placed, planned=self.executor != "dataflow")
+        planned = self.executor != "dataflow"
+        plan = compile_plan(graph, self.backends, placed, planned=planned, kernels=kernels)
         if self.executor == "dataflow":
             return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
         if self.executor == "streams":
@@ -214,27 +210,35 @@ class Compiler:
         parallel = self.executor in ("parallel", "auto")
         return self._parallel(plan, costs, linear) if parallel else linear
 
-    def _places(self, costs: CostModel, graph: Graph) -> dict[Node, Place]:
-        """Where each node of ``graph`` runs, by ``costs``."""
-        allowed = candidates(graph, self.backends, self.overrides)
-        parallel = self.executor in ("parallel", "streams", "auto")
+    @property
+    def _one_memory(self) -> bool:
+        return all(backend.memory == HOST for backend in self.backends)
+
+    def _measure_fused(self, graph: Graph, placement: Placement) -> None:
+        """Measure the nodes of ``graph`` on all backends, with every chain fused that a backend has
+        a kernel for, so that measured costs decide which chains are."""
+        copy, costs = clone(graph), placement.costs
+        placement.measured_only = True
+        run_passes(LOWER, copy, self._context(placement))
         if isinstance(costs, GraphProfiler):
-            costs.allowed = allowed
-        if all(backend.memory == HOST for backend in self.backends):
+            costs.graph, costs.allowed = copy, placement.candidates(copy)
+        costs.complete(single_threaded=False)
+        if isinstance(costs, GraphProfiler):
+            costs.graph = graph
+
+    def _places(self, placement: Placement, graph: Graph) -> dict[Node, Place]:
+        """Where each node of ``graph`` runs."""
+        costs = placement.costs
+        if self._one_memory:
             # Values stay where they are, so that each node may go where it is fastest.
-            if self.options.autotune:
-                costs.complete(single_threaded=False)
-            placed = {
-                node: min(each, key=partial(costs.expected, node, each)) if each[1:] else each[0]
-                for node, each in allowed.items()
-            }
-            # NumPy has no kernels for several nodes, but for each of them.
-            for node, made in apart(graph, lambda node: placed[node].fuses).items():
-                placed.update(dict.fromkeys(made, placed.pop(node)))
+            placed = placement.fastest(graph)
             if isinstance(costs, GraphProfiler):
                 costs.allowed = {node: [backend] for node, backend in placed.items()}
         else:
+            parallel = self.executor in ("parallel", "streams", "auto")
+            allowed = placement.candidates(graph)
             if isinstance(costs, GraphProfiler):
+                costs.allowed = allowed
                 costs.copy_graph()  # later measurements must not see the transfers of this one
             costs.complete(single_threaded=parallel)
 
@@ -303,12 +307,17 @@ class Compiler:
         of its own, which takes what these read from outside as well."""
         types = [None if value is None else value.type for value in node.inputs]
         if not is_control(node):
+            backend = self.hosts[-1]
             try:
-                return self.hosts[-1].compile(node, types)
+                kernel = backend.kernel(node, types)
             except Exception as error:
                 if isinstance(error, PenstockError):
                     raise
                 raise fault(node, error) from error
+            if kernel is None:
+                reason = f"no kernel for it on {backend.name}"
+                raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
+            return kernel
         graph, taken = alone(node)
         if self.executor == "frames":
             infer_types(graph)

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from penstock.backends.base import Backend
+from penstock.backends.registry import backends_of
 from penstock.errors import InvalidInput, PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import NEVER, CancelToken
@@ -36,13 +35,6 @@ from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.subgraphs import Subgraph, Subgraphs
 from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type
-
-BACKENDS = {
-    "numpy": "penstock.backends.numpy.NumpyBackend",
-    "onednn": "penstock.backends.onednn.backend.OneDnnBackend",
-}
-"""where the backends are that go by a name; imported when they are asked for"""
-_WITH_PRECISION = {"onednn"}
 
 DEFAULT_OPTIONS = CompileOptions()
 
@@ -82,9 +74,7 @@ class Session:
     ) -> None:
         self.options = options
         self.limits = options.limits or DEFAULT_LIMITS
-        backends = [_backend(b, options.precision) for b in options.backends or _default()]
-        if len({backend.name for backend in backends}) < len(backends):
-            raise ValueError(f"backends= has two of one name: {[b.name for b in backends]}")
+        backends = backends_of(options.backends, options.precision)
         keep_memory()
         self._closed = False
         self._plans = PlanCache(self.limits.max_plans_bytes)
@@ -341,24 +331,6 @@ def compile(model: Model | str | Path | Any, *arguments: Any, **options: Any) ->
     refused by the others.
     """
     return Session(model, make(CompileOptions, "compile", *arguments, **options))
-
-
-def _default() -> Sequence[str]:
-    """oneDNN where there is one, and NumPy for all that it has no kernels for."""
-    from penstock.backends.onednn.library import library
-
-    return ("numpy",) if library() is None else ("onednn", "numpy")
-
-
-def _backend(chosen: str | Backend, precision: str) -> Backend:
-    if not isinstance(chosen, str):
-        return chosen
-    if chosen not in BACKENDS:
-        raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
-    module, _, name = BACKENDS[chosen].rpartition(".")
-    kind = getattr(import_module(module), name)
-    made: Backend = kind(precision) if chosen in _WITH_PRECISION else kind()
-    return made
 
 
 def _is_dim(dim: Any) -> TypeGuard[int]:

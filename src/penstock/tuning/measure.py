@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.base import Backend, ThreadShare
+from penstock.backends.base import Backend
+from penstock.backends.kernels import KernelTable
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
+from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph, Node, clone
 from penstock.limits import Limits
 from penstock.observers.base import ObservedRun
@@ -63,13 +65,14 @@ def measure(
     *,
     single_threaded: bool,
     runs: int | None = None,
+    kernels: KernelTable | None = None,
 ) -> Profile:
     """Run ``graph`` on ``values``, each node where it is placed, and keep what its nodes and
     transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
     With memory and layouts planned, as most runs have them. Raises what the run raises.
     """
     copy, where = on_backends(graph, placed, backends)
-    plan = compile_plan(copy, backends, where)
+    plan = compile_plan(copy, backends, where, kernels=kernels)
     hosts = [backend for backend in backends if backend.memory == HOST]
     threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
     most = max([threads[b.name] for b in {*where.values()} if b.memory == HOST], default=1)
@@ -156,15 +159,24 @@ class CostModel:
                 return near
         return estimated(node)
 
+    def measured(self, node: Node, among: Sequence[Backend]) -> dict[str, float] | None:
+        """What ``node`` took on each of these backends, by their names; None if it has not been
+        measured on all of them."""
+        if not self._table.knows(node.op.full_name):
+            return None
+        seconds: dict[str, float] = {}
+        for backend in among:
+            known = self.known(node, backend, False)
+            if known is None:
+                return None
+            seconds[backend.name] = known
+        return seconds
+
     def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
         """What ``node`` is expected to take on ``backend``, compared with others: measured, if it
         has been measured on all of them, else as they estimate it themselves."""
-        if self._table.knows(node.op.full_name):
-            found = {each.name: self.known(node, each, False) for each in among}
-            known = found[backend.name]
-            if known is not None and None not in found.values():
-                return known
-        return backend.seconds(node)
+        measured = self.measured(node, among)
+        return backend.seconds(node) if measured is None else measured[backend.name]
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """What it takes to bring ``nbytes`` from one backend to another, by their names."""
@@ -204,8 +216,10 @@ class GraphProfiler(CostModel):
         backends: Sequence[Backend],
         values: Sequence[Any],
         limits: Limits,
+        kernels: KernelTable | None = None,
     ) -> None:
         super().__init__(backends)
+        self.kernels = kernels or KernelTable()
         self.graph = graph
         self.allowed = allowed
         self.values = values
@@ -287,6 +301,7 @@ class GraphProfiler(CostModel):
             self.limits,
             single_threaded=single_threaded,
             runs=runs,
+            kernels=self.kernels.without_state(),
         )
         for entry in measured:
             key = (entry.step.node.label, entry.step.backend, single_threaded)

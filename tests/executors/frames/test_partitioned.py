@@ -220,9 +220,9 @@ def test_a_run_ends_when_all_parts_have():
     asked: queue.Queue = queue.Queue()
 
     class Asking(NumpyBackend):
-        def compile(self, node, types):
+        def kernel(self, node, types):
             if node.op.name != "Neg":
-                return super().compile(node, types)
+                return super().kernel(node, types)
             return asynchronous(lambda done, x: asked.put((done, x)))
 
     b = Builder()
@@ -298,8 +298,8 @@ def test_long_kernels_of_two_devices_run_at_the_same_time():
     met: list[bool] = []
 
     class Slow(NumpyBackend):
-        def compile(self, node, types):
-            kernel = super().compile(node, types)
+        def kernel(self, node, types):
+            kernel = super().kernel(node, types)
             if node.op.name not in ("Sin", "Cos"):
                 return kernel
 

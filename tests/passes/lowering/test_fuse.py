@@ -11,12 +11,13 @@ from onnx import parser
 import penstock as ps
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.onednn.library import library
-from penstock.ir.graph import Graph, Node
+from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.passes.lowering.fuse import fuse
+from penstock.passes.context import PassContext
+from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.pipeline import optimize
-from tests.support.passes import fusing_context
+from tests.support.passes import AcceptingPolicy, fusing_context
 
 there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 rng = np.random.default_rng(3)
@@ -262,8 +263,12 @@ def test_numbers_that_others_read_stay():
 # Chains.
 
 
-def fused_chains(graph: Graph, accepts=lambda node: True) -> list[list[str]]:
-    fuse(graph, accepts)
+def fuse(graph: Graph, policy: AcceptingPolicy | None = None) -> None:
+    Fuse().run(graph, PassContext(fusion=policy or AcceptingPolicy()))
+
+
+def fused_chains(graph: Graph, policy: AcceptingPolicy | None = None) -> list[list[str]]:
+    fuse(graph, policy)
     return [[part.op.name for part in parts(node)] for node in graph.nodes]
 
 
@@ -291,17 +296,51 @@ def test_of_two_convolutions_the_first_takes_the_sum():
     assert graph.outputs[0] is fused.outputs[0]
 
 
-def test_chains_are_as_long_as_is_accepted():
-    def two_at_most(node: Node) -> bool:
-        return len(parts(node)) <= 2
+def shorter_than(n: int) -> AcceptingPolicy:
+    return AcceptingPolicy(lambda node: len(parts(node)) < n)
 
+
+def test_fuse_takes_the_longest_chain_with_a_kernel():
     graph = graph_of(
         """g (float[1, 2, 3, 3] x) => (float[1, 1, 3, 3] y)
         <float[1, 2, 1, 1] w = {2, 3}> { a = Conv(x, w) b = Relu(a) c = Exp(b) y = Neg(c) }"""
     )
-    assert fused_chains(graph, two_at_most) == [["Conv", "Relu"], ["Exp", "Neg"]]
-    refused = graph_of("g (float[3] x) => (float[3] y) { a = Exp(x) y = Neg(a) }")
-    assert fused_chains(refused, lambda node: False) == [["Exp"], ["Neg"]]
+    assert fused_chains(graph, shorter_than(3)) == [["Conv", "Relu"], ["Exp", "Neg"]]
+
+
+@pytest.mark.parametrize("policy", [shorter_than(0), AcceptingPolicy(faster=False)])
+def test_fuse_leaves_chains_without_a_kernel_or_a_gain(policy):
+    graph = graph_of("g (float[3] x) => (float[3] y) { a = Exp(x) y = Neg(a) }")
+    assert fused_chains(graph, policy) == [["Exp"], ["Neg"]]
+
+
+def chain_of(n: int) -> Graph:
+    """n elementwise nodes in a row."""
+    graph = graph_of("g (float[3] x) => (float[3] y) { y = Neg(x) }")
+    (node,) = graph.nodes
+    value, nodes = graph.inputs[0], []
+    for i in range(n):
+        output = Value(f"v{i}", value.type)
+        nodes.append(Node(node.op, [value], [output], name=f"n{i}"))
+        value = output
+    return Graph(graph.inputs, [value], nodes)
+
+
+@pytest.mark.parametrize("most", range(18))
+def test_fuse_asks_for_at_most_three_kernels_per_elementwise_node(most):
+    graph, policy = chain_of(4000), shorter_than(most + 1)
+    chains = fused_chains(graph, policy)
+    length = min(max(most, 1), 16)
+    assert {len(chain) for chain in chains[:-1]} == {length}
+    assert len(policy.asked) <= 3 * 4000
+    if most < 2:
+        assert len(policy.asked) <= 4000
+
+
+def test_fuse_asks_for_no_kernel_of_a_chain_that_is_slower():
+    policy = AcceptingPolicy(faster=False)
+    assert len(fused_chains(chain_of(4000), policy)) == 4000
+    assert not policy.asked
 
 
 def test_chains_are_found_in_branches_and_not_across():
@@ -314,7 +353,7 @@ def test_chains_are_found_in_branches_and_not_across():
             >
         }"""
     )
-    fuse(graph, lambda node: True)
+    fuse(graph)
     assert [node.op.name for node in graph.nodes] == ["Exp", "If"]
     then = graph.nodes[1].attrs["then_branch"]
     assert [is_fused(node) for node in then.nodes] == [True]
@@ -326,7 +365,7 @@ def test_a_fused_node_means_its_parts():
         { a = Exp(x) b = Sub(z, a) c = Mul(b, x) y = Relu(c) }"""
     )
     graph = ps.load(model).graph
-    fuse(graph, lambda node: True)
+    fuse(graph)
     (node,) = graph.nodes
     assert node.name == "+".join(part.name or part.op.name for part in parts(node))
     kernel = node.op.compile(node, [value.type for value in node.inputs])

@@ -257,7 +257,7 @@ def executor_of(graph: Graph, parts: list[Part]) -> PartitionedExecutor:
     """The executor of parts, all of them in this process."""
 
     def kernel(node: Node) -> Kernel:
-        return backend.compile(node, [None if v is None else v.type for v in node.inputs])
+        return backend.kernel(node, [None if v is None else v.type for v in node.inputs])
 
     slots = Slots()
     backend = NumpyBackend()

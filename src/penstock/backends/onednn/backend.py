@@ -7,9 +7,7 @@ session has NumPy beside it for the rest: ``backends=["onednn", "numpy"]``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from penstock.backends.base import HostBackend
 from penstock.backends.numpy import NumpyBackend
@@ -98,20 +96,6 @@ _WORTH_THREADS = 100_000
 _WORTH_ROUNDING = 5_000_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
-    """The kernel of a node whose inputs and outputs have these types and are these constants."""
-
-    types: list[Type | None]
-    constants: list[np.ndarray | None]
-    kernel: Kernel | None
-
-    def is_to(self, types: list[Type | None], constants: list[np.ndarray | None]) -> bool:
-        return types == self.types and all(
-            a is b for a, b in zip(constants, self.constants, strict=True)
-        )
-
-
 class OneDnnBackend(HostBackend):
     """Runs what oneDNN has primitives for.
 
@@ -132,18 +116,6 @@ class OneDnnBackend(HostBackend):
         self.library: Library = found
         self._numpy = NumpyBackend()
         self.narrow = precision == "bf16" and found.bfloat16
-        self._answers: dict[Node, _Answer] = {}
-
-    def supports(self, node: Node, types: Sequence[Type | None]) -> bool:
-        return self._kernel(node, types) is not None
-
-    def compile(self, node: Node, types: Sequence[Type | None]) -> Kernel:
-        kernel = self._kernel(node, types)
-        assert kernel is not None, "compile() of what supports() refuses"
-        return kernel
-
-    def forget(self) -> None:
-        self._answers.clear()
 
     def seconds(self, node: Node) -> float:
         if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
@@ -155,20 +127,7 @@ class OneDnnBackend(HostBackend):
             return 2 * self._numpy.seconds(node)
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 
-    def _kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        """The kernel of a node with these types of inputs, None if there is none. It is asked for
-        when nodes are fused, when they are placed, and when they are compiled."""
-        values = [*node.inputs, *node.outputs]
-        outputs = [None if value is None else value.type for value in node.outputs]
-        question = [*types, *outputs], [None if value is None else value.const for value in values]
-        answer = self._answers.get(node)
-        if answer is not None and answer.is_to(*question):
-            return answer.kernel
-        kernel = self._new(node, types)
-        self._answers[node] = _Answer(*question, kernel)
-        return kernel
-
-    def _new(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         if any(part.op.name == "Softmax" for part in parts(node)[1:]):
             return self._attention(node, types)
         if is_dynamic(node, types):
@@ -192,10 +151,9 @@ class OneDnnBackend(HostBackend):
 
     def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
         """The kernel of a node that NumPy could run, too."""
-        kernel = self._new(node, types)
-        if kernel is None or self.seconds(node) > self._numpy.seconds(node):
-            return self._numpy.compile(node, types)
-        return kernel
+        if self.seconds(node) > self._numpy.seconds(node):
+            return node.op.compile(node, types)
+        return self.kernel(node, types) or node.op.compile(node, types)
 
     def _attention(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         attention = attention_of(node, types)

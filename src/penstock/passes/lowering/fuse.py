@@ -1,18 +1,24 @@
-"""Nodes that a backend runs as one: products and convolutions with what follows them, element by
-element; and chains of elementwise operations.
+"""Fuse chains of nodes: a product or convolution with the elementwise operations behind it, and
+chains of elementwise operations.
 
-This pass finds the chains, and the backends say which of them they have a kernel for.
+    x -> Conv -> Add -> Relu -> y      becomes      x -> Fused(Conv Add Relu) -> y
+                  z -'                              z -'
+
+This pass proposes chains. A ``FusionPolicy`` decides: whether a backend has a kernel for a chain,
+and whether that kernel is expected to be faster than the nodes one by one. Only chains that are
+decided for are replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.internal.fused import fused, is_fused
+from penstock.ops.internal.fused import fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
 from penstock.passes.rewrite import Substitution, readers_of
 
 FOLLOWERS = frozenset(
@@ -21,86 +27,173 @@ FOLLOWERS = frozenset(
     QuickGelu Reciprocal Relu Round Selu Sigmoid Softplus Sqrt Sub Swish Tanh ZeroNaN
     """.split()  # noqa: SIM905 - names are easier to read without quotes
 )
-"""what may follow in a chain"""
+"""operations that may follow in a chain"""
 
 INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
-"""products and convolutions whose results are no real numbers until they are cast"""
+"""products and convolutions whose integer results must be cast before anything else"""
 HEAVY = INTEGERS | {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-OTHERS = frozenset({"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Softmax"})
-BEGINNINGS = (HEAVY, OTHERS | FOLLOWERS)
-"""What chains begin with. Of two that could take in the same node, those that stand first do."""
+LIGHT = FOLLOWERS | {
+    "AveragePool",
+    "BatchNormalization",
+    "GlobalAveragePool",
+    "MaxPool",
+    "Softmax",
+}
+"""operations that chains begin with; where two chains compete for a node, HEAVY ones win"""
 
 _MOST_NODES = 16
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
 
 
 class Fuse(Pass):
-    """Replace chains of nodes by fused nodes that a backend has a kernel for (see ``fuse``)."""
+    """Replace chains of nodes by fused nodes.
+
+    From each node that can begin a chain, the longest chain for which there is a kernel is taken,
+    if it is faster than its nodes. A chain of n elementwise nodes leads to at most 3 n questions
+    for kernels; a chain behind a heavy operation, which has at most 16 nodes, to one for each node.
+    """
 
     name = "fuse"
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        kernel = context.kernel
-        return kernel is not None and fuse(graph, lambda node: kernel(node) is not None)
+        if context.fusion is None:
+            return False
+        changed = False
+        for heavy in (True, False):
+            readers = readers_of(graph)
+            # A node that others wait for by a control edge must keep its own moment.
+            awaited = {before for node in graph.walk() for before in node.control_inputs}
+            for subgraph in list(graph.graphs()):
+                search = _ChainSearch(subgraph, readers, awaited, context.fusion)
+                search.run(heavy)
+                if search.replacements:
+                    _replace(subgraph, search.replacements)
+                    changed = True
+        return changed
 
 
-def fuse(graph: Graph, accepts: Callable[[Node], bool]) -> bool:
-    """Replace chains of nodes, in ``graph`` and every nested one, by fused nodes, of each the
-    longest that ``accepts`` says a backend takes; returns whether there were any."""
-    changed = False
-    for beginnings in BEGINNINGS:
-        readers = readers_of(graph)
-        # Who waits for a node waits for what it does, not for what would be fused with it.
-        apart = {before for node in graph.walk() for before in node.control_inputs}
-        for each in list(graph.graphs()):
-            instead = _chains(each, beginnings, readers, apart, accepts)
-            if instead:
-                _replace(each, instead)
-                changed = True
-    return changed
+class _ChainSearch:
+    """The search for chains in one graph.
 
+    ``replacements`` maps the last node of each chosen chain to the fused node, and its other nodes
+    to themselves.
+    """
 
-def _chains(
-    graph: Graph,
-    beginnings: Collection[str],
-    readers: Mapping[Value, Sequence[Node | None]],
-    apart: Collection[Node],
-    accepts: Callable[[Node], bool],
-) -> dict[Node, Node]:
-    """Fused nodes by the nodes that they take the place of: those of a chain, of which each but the
-    last is mapped to itself."""
-    inside = set(graph.nodes)
-    instead: dict[Node, Node] = {}
+    def __init__(
+        self,
+        graph: Graph,
+        readers: Mapping[Value, Sequence[Node | None]],
+        awaited: Collection[Node],
+        policy: FusionPolicy,
+    ) -> None:
+        self.nodes = graph.nodes
+        self.inside = set(graph.nodes)
+        self.readers = readers
+        self.awaited = awaited
+        self.policy = policy
+        self.replacements: dict[Node, Node] = {}
+        # Nodes of chains that are faster apart, and so is every part of these chains.
+        self.left: set[Node] = set()
+        # Whether the last chain could not even begin: the next one, one node on, probably cannot.
+        self.doubtful = False
 
-    def can(node: Node, names: Collection[str]) -> bool:
-        free = node not in instead and node not in apart and len(node.outputs) == 1
-        return free and node.op.name in names and node.op.domain in _DOMAINS
+    def run(self, heavy: bool) -> None:
+        beginnings = HEAVY if heavy else LIGHT
+        for node in self.nodes:
+            if self._is_free(node, beginnings):
+                self._begin(node, heavy)
 
-    for node in graph.nodes:
-        if not can(node, beginnings):
-            continue
-        chain = [node]
-        while len(chain) < _MOST_NODES:
+    def _begin(self, node: Node, heavy: bool) -> None:
+        """Look for a chain that begins with ``node``."""
+        pair: Node | None = None
+        if self.doubtful:
+            beginning = self._chain(node, 2)
+            pair = fused(beginning) if len(beginning) > 1 else None
+            if pair is None or not self.policy.has_kernel(pair):
+                return
+            self.doubtful = False
+        chain = self._chain(node, _MOST_NODES)
+        if len(chain) == 1:
+            return
+        if self.policy.is_faster(fused(chain)):
+            scan = self._by_scan if heavy else partial(self._by_bisection, pair=pair)
+            candidate, length = scan(chain)
+            if candidate is None:
+                return
+            if length == len(chain) or self.policy.is_faster(candidate):
+                self.replacements.update((part, part) for part in chain[:length])
+                self.replacements[chain[length - 1]] = candidate
+                return
+            chain = chain[:length]
+        if not heavy:
+            self.left.update(chain)
+
+    def _is_free(self, node: Node, names: Collection[str]) -> bool:
+        return (
+            node.op.name in names
+            and node.op.domain in _DOMAINS
+            and node not in self.replacements
+            and node not in self.left
+            and node not in self.awaited
+            and len(node.outputs) == 1
+        )
+
+    def _chain(self, first: Node, most: int) -> list[Node]:
+        """The longest chain of up to ``most`` nodes from ``first``, each the only reader of the one
+        before."""
+        chain = [first]
+        while len(chain) < most:
             (output,) = chain[-1].outputs
             assert output is not None
-            after = readers.get(output, ())
-            last = after[0] if len(after) == 1 else None
-            if last is None or last not in inside or not can(last, _next(chain)):
+            readers = self.readers.get(output, ())
+            reader = readers[0] if len(readers) == 1 else None
+            if reader is None or reader not in self.inside:
                 break
-            chain.append(last)
-        while len(chain) > 1:
-            candidate = fused(chain)
-            if accepts(candidate):
-                instead.update((each, each) for each in chain)
-                instead[chain[-1]] = candidate
+            if not self._is_free(reader, _next(chain)):
                 break
-            chain.pop()
-    return instead
+            chain.append(reader)
+        return chain
+
+    def _by_scan(self, chain: Sequence[Node]) -> tuple[Node | None, int]:
+        """The longest beginning of ``chain`` that has a kernel, and its length. A beginning may
+        have one where shorter ones have none: an integer product must end in a Cast."""
+        for length in range(len(chain), 1, -1):
+            candidate = fused(chain[:length])
+            if self.policy.has_kernel(candidate):
+                return candidate, length
+        return None, 0
+
+    def _by_bisection(self, chain: Sequence[Node], pair: Node | None) -> tuple[Node | None, int]:
+        """As ``_by_scan``, for chains of which every beginning has a kernel if the whole has one;
+        ``pair`` is the fused node of the first two nodes, if a kernel for it is known.
+
+        Asks at most six questions for a chain of two nodes or more. Where no chain begins, it asks
+        two; and ``_begin`` one for each node that follows, until a chain begins.
+        """
+        low, best = (1, None) if pair is None else (2, pair)  # the longest with a kernel
+        high = len(chain) + 1  # the shortest without
+        for first_length in (len(chain), 2):
+            if low < first_length < high:
+                low, best, high = self._ask(chain, first_length, low, best, high)
+        while high - low > 1:
+            low, best, high = self._ask(chain, (low + high) // 2, low, best, high)
+        self.doubtful = best is None
+        return best, low
+
+    def _ask(
+        self, chain: Sequence[Node], length: int, low: int, best: Node | None, high: int
+    ) -> tuple[int, Node | None, int]:
+        """One step of the bisection."""
+        candidate = fused(chain[:length])
+        if self.policy.has_kernel(candidate):
+            return length, candidate, high
+        return low, best, length
 
 
 def _next(chain: Sequence[Node]) -> Collection[str]:
-    """What may follow a chain: a product may go on with its softmax, and that with a product."""
+    """The operations that may follow a chain: a product may continue with its softmax, and the
+    softmax with another product, as in attention."""
     names = [node.op.name for node in chain]
     if names[-1] in INTEGERS:
         return {"Cast"}
@@ -111,49 +204,19 @@ def _next(chain: Sequence[Node]) -> Collection[str]:
     return {"MatMul", "ZeroNaN"} if names[-1] in ("Softmax", "ZeroNaN") else ()
 
 
-def _replace(graph: Graph, instead: Mapping[Node, Node]) -> None:
+def _replace(graph: Graph, replacements: Mapping[Node, Node]) -> None:
     substitution = Substitution()
     nodes = []
     for node in graph.nodes:
-        made = instead.get(node, node)
-        if made is not node:
-            (old,), (new,) = node.outputs, made.outputs
+        replacement = replacements.get(node, node)
+        if replacement is not node:
+            (old,), (new,) = node.outputs, replacement.outputs
             assert old is not None and new is not None
             substitution[old] = new
-        if made is not node or node not in instead:
-            nodes.append(made)
+        if replacement is not node or node not in replacements:
+            nodes.append(replacement)
     graph.nodes = nodes
-    for each in graph.graphs():
-        for node in each.nodes:
+    for subgraph in graph.graphs():
+        for node in subgraph.nodes:
             substitution.apply(node)
-        substitution.apply_outputs(each)
-
-
-def apart(graph: Graph, keeps: Callable[[Node], bool]) -> dict[Node, list[Node]]:
-    """Put the nodes that a fused one is made of in its place, unless ``keeps`` says that it is to
-    stay; returns what stands for which."""
-    found: dict[Node, list[Node]] = {}
-    for each in graph.graphs():
-        nodes: list[Node] = []
-        for node in each.nodes:
-            if is_fused(node) and not keeps(node):
-                found[node] = _unfused(node)
-            nodes += found.get(node, [node])
-        each.nodes = nodes
-    return found
-
-
-def _unfused(node: Node) -> list[Node]:
-    region = node.attrs["region"]
-    known: dict[Value, Value | None] = dict(zip(region.inputs, node.inputs, strict=True))
-    made: list[Node] = []
-    for part in region.nodes:
-        inputs = [None if value is None else known[value] for value in part.inputs]
-        (old,) = part.outputs
-        assert old is not None
-        last = part is region.nodes[-1]
-        output = node.outputs[0] if last else Value(old.name, old.type)
-        known[old] = output
-        made.append(Node(part.op, inputs, [output], part.attrs, name=part.name, origin=part.origin))
-    made[0].control_inputs = list(node.control_inputs)
-    return made
+        substitution.apply_outputs(subgraph)

@@ -24,7 +24,7 @@ class HoistScales(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        if context.kernel is None:
+        if context.fusion is None:
             return False
         readers = readers_of(graph)
         changed = False

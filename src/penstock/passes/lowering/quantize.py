@@ -47,13 +47,15 @@ class Quantize(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        kernel = context.kernel
-        if kernel is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
+        policy = context.fusion
+        if policy is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
             return False
         changed = forward(graph, _Moving(graph))
         # An operation whose result is not quantised again may still have an integer kernel.
         for last in ({"QuantizeLinear"}, COMPUTING):
-            changed |= _Computing(graph, lambda node: kernel(node) is not None, last).run(graph)
+            changed |= _Computing(
+                graph, lambda node: policy.is_faster(node) and policy.has_kernel(node), last
+            ).run(graph)
             if changed:
                 prune(graph)
         return changed

@@ -1,0 +1,87 @@
+"""The kernels of one compilation: each backend is asked once for each node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.backends.base import Backend
+from penstock.ir.graph import Node
+from penstock.ir.op import Kernel
+from penstock.types import Type
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """The kernel of a node whose inputs and outputs have these types and constants; None if the
+    backend has none, and ``error`` if it raised."""
+
+    types: list[Type | None]
+    constants: list[np.ndarray | None]
+    kernel: Kernel | None
+    error: Exception | None
+
+    def holds(self, types: list[Type | None], constants: list[np.ndarray | None]) -> bool:
+        return types == self.types and all(
+            a is b for a, b in zip(constants, self.constants, strict=True)
+        )
+
+
+class KernelTable:
+    """The answers to ``Backend.kernel`` during one compilation, by backend and node.
+
+    Fusion, placement and the plan ask for the kernels of the same nodes. The table passes each
+    question on once, and again only if the types or constants of the node have changed since. It
+    lives as long as the compilation: kernels that are not chosen go with it.
+    """
+
+    __slots__ = ("_answers",)
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, Node], _Answer] = {}
+
+    def kernel(self, backend: Backend, node: Node) -> Kernel | None:
+        """The kernel of ``node`` on ``backend``; None if it has none. Raises what the backend
+        raises, such as ``ShapeError`` for types that the operation never takes."""
+        answer = self._answer(backend, node)
+        if answer.error is not None:
+            raise answer.error
+        return answer.kernel
+
+    def accepts(self, backend: Backend, node: Node) -> bool:
+        """Whether ``backend`` has a kernel for ``node``, or an error that says why no run of the
+        node can succeed. Never raises."""
+        answer = self._answer(backend, node)
+        return answer.kernel is not None or answer.error is not None
+
+    def without_state(self) -> KernelTable:
+        """A copy without the kernels of impure operations, which may keep state from call to call
+        (a generator of random numbers): for runs that must leave no trace, such as measurements."""
+        copy = KernelTable()
+        copy._answers = {key: answer for key, answer in self._answers.items() if key[1].op.pure}
+        return copy
+
+    def _answer(self, backend: Backend, node: Node) -> _Answer:
+        inputs = [None if value is None else value.type for value in node.inputs]
+        types = [*inputs, *[None if value is None else value.type for value in node.outputs]]
+        constants = [None if value is None else value.const for value in node.inputs]
+        key = (backend.name, node)
+        answer = self._answers.get(key)
+        if answer is None or not answer.holds(types, constants):
+            answer = self._answers[key] = _asked(backend, node, inputs, types, constants)
+        return answer
+
+
+def _asked(
+    backend: Backend,
+    node: Node,
+    inputs: Sequence[Type | None],
+    types: list[Type | None],
+    constants: list[np.ndarray | None],
+) -> _Answer:
+    try:
+        return _Answer(types, constants, backend.kernel(node, inputs), None)
+    except Exception as error:
+        return _Answer(types, constants, None, error)

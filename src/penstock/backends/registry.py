@@ -1,0 +1,69 @@
+"""The backends that come with Penstock, by name. They are imported when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from penstock.backends.base import Backend, check_protocol
+
+BACKENDS = {
+    "numpy": "penstock.backends.numpy.NumpyBackend",
+    "onednn": "penstock.backends.onednn.backend.OneDnnBackend",
+}
+"""the class of each backend that goes by a name"""
+_WITH_PRECISION = {"onednn"}
+
+
+def available() -> tuple[str, ...]:
+    """The names of the backends that this machine can run, those to prefer first: oneDNN if its
+    library is there, and NumPy for all that it has no kernels for."""
+    from penstock.backends.onednn.library import library
+
+    return ("numpy",) if library() is None else ("onednn", "numpy")
+
+
+def describe(name: str) -> str:
+    """The library that an available backend runs on, with its version."""
+    if name == "numpy":
+        return f"NumPy {np.__version__}"
+    from penstock.backends.onednn.library import library
+
+    loaded = library()
+    assert name == "onednn" and loaded is not None, f"{name} is not available"
+    version = ".".join(map(str, loaded.version))
+    return f"oneDNN {version} for {loaded.isa}, {loaded.path}"
+
+
+def backend_of(chosen: str | Backend, precision: str = "float32") -> Backend:
+    """The backend of a name, or the object given as one.
+
+    Raises ``ValueError`` for an unknown name, ``PenstockError`` if it cannot run on this machine,
+    and ``TypeError`` for an object that does not answer ``kernel(node, types)``.
+    """
+    if not isinstance(chosen, str):
+        check_protocol(chosen)
+        return chosen
+    if chosen not in BACKENDS:
+        raise ValueError(f"backend {chosen!r} is not one of {', '.join(BACKENDS)}")
+    module, _, name = BACKENDS[chosen].rpartition(".")
+    cls: Any = getattr(import_module(module), name)
+    backend: Backend = cls(precision) if chosen in _WITH_PRECISION else cls()
+    return backend
+
+
+def backends_of(
+    chosen: Sequence[str | Backend] | None, precision: str = "float32"
+) -> list[Backend]:
+    """The backends of a session: those ``chosen``, or all that are available.
+
+    Raises ``ValueError`` for two of one name, and as ``backend_of`` does.
+    """
+    backends = [backend_of(each, precision) for each in chosen or available()]
+    names = [backend.name for backend in backends]
+    if len(set(names)) < len(names):
+        raise ValueError(f"backends= has two of one name: {names}")
+    return backends

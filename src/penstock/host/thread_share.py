@@ -1,0 +1,167 @@
+"""The threads of kernels, divided among all runs of the process that compute at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from penstock.host.fork import in_child
+from penstock.host.thread_tuner import ThreadTuner
+from penstock.host.threads import core_budget
+
+
+class ThreadedLibrary(Protocol):
+    """A library whose kernels use threads of their own. Every backend is one."""
+
+    name: str
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that one kernel uses now, at most."""
+        ...
+
+    @property
+    def threads_of_caller(self) -> bool:
+        """True if the number is a setting of each calling thread, as with OpenMP; False if it is
+        one setting of the whole process."""
+        ...
+
+    def set_threads(self, threads: int) -> None:
+        """Set the number of threads that kernels use from now on, at most."""
+        ...
+
+
+class ThreadShare:
+    """The share that one run has of the threads of kernels.
+
+    ``enter`` returns the number of threads that each kernel of the run may use: ``most`` (by
+    default the core budget) divided by the ``streams`` of all runs that are inside. A run that does
+    one thing after another is one stream, a run on n workers is n of them. A run whose kernels are
+    too small for several threads has 0 streams, and gets one thread. Numbers are halved until they
+    fit, so that only a few occur: kernels are compiled for each number.
+
+    The setting of a library with one number of threads for the whole process changes when a run
+    enters or leaves, and is restored when the last one has left. Beside a library whose threads
+    belong to the caller it gets one thread: of two sets of threads each would spin on the cores of
+    the other.
+    """
+
+    def __init__(
+        self, libraries: Sequence[ThreadedLibrary], streams: int = 1, most: int | None = None
+    ) -> None:
+        self._streams = streams
+        self._most = most or core_budget()
+        self._limit = most
+        self._own = [library for library in libraries if library.threads_of_caller]
+        self._shared = [library for library in libraries if not library.threads_of_caller]
+        self.idle = not libraries
+        """True if there is nothing to share, so that ``enter`` may be left out"""
+        # A stream that is alone may be faster with fewer threads.
+        tuned = self._own and streams == 1 and self._most > 1
+        self.tuner = ThreadTuner(self._most) if tuned else None
+        for library in self._shared:
+            library.threads  # noqa: B018 - loads what it needs now, and not during a run
+
+    def enter(self) -> int:
+        """Start to compute; returns the threads that each kernel may use, those of the calling
+        thread being set accordingly."""
+        entered = False
+        try:
+            if self._streams:
+                with _process.lock:
+                    _process.streams += self._streams
+                    entered = True
+            threads = self._most if self._streams and not (self._own and _process.orphaned) else 1
+            if threads > 1 and self.tuner is not None and _process.streams == 1:
+                threads = self.tuner.threads()
+            while threads > 1 and threads * _process.streams > self._most:
+                threads //= 2
+            if self._shared:
+                self._divide()
+            self.adopt(threads)
+        except BaseException:  # KeyboardInterrupt, for example
+            if entered:
+                self.leave()
+            raise
+        return threads
+
+    def adopt(self, threads: int) -> None:
+        """Let the kernels that the calling thread runs use this number of threads."""
+        for library in self._own:
+            library.set_threads(threads)
+            _process.started |= threads > 1
+
+    def leave(self) -> None:
+        """End what began with ``enter``."""
+        if self._streams:
+            with _process.lock:
+                # No run is inside in a forked child, not even the one that has forked it.
+                _process.streams = max(0, _process.streams - self._streams)
+            if self._shared:
+                self._divide()
+
+    def _divide(self) -> None:
+        """Set the threads of the libraries with one setting for the whole process."""
+        with _process.lock, ExitStack() as stack:  # sets all, whatever one of them raises
+            for library in self._shared:
+                setting = _process.settings.get(library.name)
+                if setting is None:
+                    setting = _process.settings[library.name] = _ThreadSetting(library)
+                stack.callback(setting.divide, _process.streams, 1 if self._own else self._limit)
+
+    def __enter__(self) -> int:
+        return self.enter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+
+class _ThreadSetting:
+    """The process-wide number of threads of one library: ``idle`` while no run is inside, ``now``
+    for each kernel at present."""
+
+    __slots__ = ("busy", "idle", "library", "now")
+
+    def __init__(self, library: ThreadedLibrary) -> None:
+        self.library = library
+        self.busy = False
+        self.idle = self.now = 1
+
+    def divide(self, streams: int, most: int | None) -> None:
+        """Divide the threads by ``streams``; 0 restores the number from before the first run."""
+        if streams and not self.busy:
+            self.idle = self.now = self.library.threads
+        self.busy = streams > 0
+        share = max(1, min(self.idle, most or self.idle) // streams) if streams else self.idle
+        if share != self.now:
+            self.library.set_threads(share)
+            self.now = share
+
+
+class _Process:
+    """The state that all shares of the process have in common."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.settings: dict[str, _ThreadSetting] = {}
+        self.streams = 0
+        self.started = False
+        """whether a library has started threads of its callers"""
+        self.orphaned = False
+        """whether a parent process had, so that they are missing here"""
+
+
+_process = _Process()
+
+
+@in_child
+def _forget_parent() -> None:
+    """A forked child inherits none of its parent's runs, and no thread that a library has started:
+    a kernel that waits for those would wait forever."""
+    _process.orphaned = _process.started
+    _process.lock = threading.Lock()
+    _process.streams = 0
+    for setting in _process.settings.values():
+        setting.divide(0, None)
