@@ -18,8 +18,8 @@ from penstock.cli import main
 from penstock.limits import machine_bytes
 from tests.ops.harness import node_model
 from tests.support.mutants import feed, models, mutant
+from tests.support.onnx_text import model_from_text
 
-HEAD = '<ir_version: 9, opset_import: ["" : 21]>\n'
 TIGHT = ps.Limits(max_bytes=2**24, max_constant_bytes=2**24, max_iterations=1000, max_nodes=10_000)
 F32 = np.float32
 
@@ -75,7 +75,7 @@ def test_mutants(name, part):
 
 
 def bomb(text: str) -> onnx.ModelProto:
-    return parser.parse_model(HEAD + text)
+    return model_from_text(text)
 
 
 HUGE = 2**40
@@ -169,9 +169,10 @@ def nested(depth: int, kind: str) -> onnx.ModelProto:
         text = body % (f"own.f{i - 1}" if i else "")
         text = text.replace(" (x, c, n)", " Relu(x)").replace(" (v, c, n)", " Relu(v)")
         functions.append(parser.parse_function(f"{head} f{i} (x, c, n) => (y) {{ {text} }}"))
-    proto = parser.parse_model(
-        '<ir_version: 9, opset_import: ["" : 21, "own" : 1]>'
-        f"g (float[2] x, bool c, int64 n) => (float[A] y) {{ y = own.f{depth - 1}(x, c, n) }}"
+    proto = model_from_text(
+        f"g (float[2] x, bool c, int64 n) => (float[A] y) {{ y = own.f{depth - 1}(x, c, n) }}",
+        opset=21,
+        domains={"own": 1},
     )
     proto.functions.extend(functions)
     return proto

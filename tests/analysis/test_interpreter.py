@@ -9,25 +9,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
 from penstock.analysis import interpreter as interpreter
 from penstock.analysis.interpreter import evaluate, interpret
 from penstock.analysis.type_inference import infer_types
-from penstock.ir.graph import Graph, Node
+from penstock.ir.graph import Node
 from penstock.types import type_of
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
-
-
-def graph_of(text: str) -> Graph:
-    return ps.load(parser.parse_model(HEADER + text)).graph
+from tests.support.onnx_text import graph_from_text
 
 
 def test_values_of_outer_graphs_are_read_where_they_are_needed():
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[2] x, bool c, int64 n) => (float[2] y) {
             a = Neg(x)
             y = If (c) <then_branch = t () => (float[2] p) {
@@ -44,7 +39,7 @@ def test_values_of_outer_graphs_are_read_where_they_are_needed():
 
 
 def test_rows_of_rank_zero_are_arrays():
-    graph = graph_of(
+    graph = graph_from_text(
         """g (string[3] x) => (string[3] y) {
             y = Scan <num_scan_inputs = 1, body = b (string s) => (string t) { t = StringConcat(s, s) }> (x)
         }"""
@@ -57,7 +52,7 @@ def test_rows_of_rank_zero_are_arrays():
     ("limit", "condition", "rows"), [(3, 1, 3), (0, 1, 0), (-2, 1, 0), (3, 0, 0)]
 )
 def test_a_loop_of_no_iterations_gives_its_initial_values(limit, condition, rows):
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[2] x, int64 n, bool c) => (float[2] y, float[K, 2] k) {
             y, k = Loop (n, c, x) <body = b (int64 i, bool d, float[2] v) => (bool e, float[2] w, float[2] v)
                 { e = Identity(d) w = Add(v, v) }> }"""

@@ -7,18 +7,15 @@ import json
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import parser
 
 from penstock.cli import main
+from tests.support.onnx_text import model_from_text
 
 
 @pytest.fixture
 def dense(tmp_path):
-    model = parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 19]>
-        dense (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 0, 0, 1, 1, 1}>
-        { y = MatMul(x, w) }"""
-    )
+    model = model_from_text("""dense (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 0, 0, 1, 1, 1}>
+        { y = MatMul(x, w) }""")
     path = tmp_path / "dense.onnx"
     onnx.save(model, path)
     return str(path)

@@ -9,15 +9,14 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
-from onnx import parser
 
 from penstock.backends.onednn.library import library
 from penstock.cli import main
 from penstock.session import session
 from tests.support.costs import measured_variants
+from tests.support.onnx_text import model_from_text
 
-MODEL = """<ir_version: 9, opset_import: ["" : 19]>
-affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3}> {
+MODEL = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3}> {
     product = Mul(x, scale)
     y = Add(product, b)
 }"""
@@ -32,7 +31,7 @@ def numpy_alone(monkeypatch) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     path = tmp_path / "affine.onnx"
-    onnx.save(parser.parse_model(MODEL), path)
+    onnx.save(model_from_text(MODEL), path)
     return str(path)
 
 
@@ -130,9 +129,9 @@ def test_info(model, numpy_alone):
 
 def test_check_reports_everything(model, tmp_path):
     assert as_json("check", model) == {"ok": True, "problems": [], "unsupported": []}
-    bad = parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 19, "my.domain" : 1]>
-        g (float[2] x) => (float[2] y) { a = my.domain.Foo(x) b = my.domain.Bar(a) y = Add(a, b) }"""
+    bad = model_from_text(
+        "g (float[2] x) => (float[2] y) { a = my.domain.Foo(x) b = my.domain.Bar(a) y = Add(a, b) }",
+        domains={"my.domain": 1},
     )
     path = tmp_path / "bad.onnx"
     onnx.save(bad, path)
@@ -229,8 +228,8 @@ def test_profile_names_what_cannot_run(model):
 
 def test_plan_on_streams(tmp_path):
     path, svg = tmp_path / "two.onnx", tmp_path / "two.svg"
-    text = HEADER_OF_TWO + "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
-    onnx.save(parser.parse_model(text), path)
+    text = "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
+    onnx.save(model_from_text(text), path)
     result = as_json("plan", str(path), "--streams", "--max-streams", "2", "--svg", str(svg))
     (block,) = result["blocks"]
     assert [[bar["operation"] for bar in stream] for stream in block["streams"]] == [
@@ -245,6 +244,3 @@ def test_plan_on_streams(tmp_path):
         "def t1("
         in call("plan", str(path), "--executor", "streams", "--max-streams", "2", "--source").output
     )
-
-
-HEADER_OF_TWO = '<ir_version: 9, opset_import: ["" : 20]>\n'

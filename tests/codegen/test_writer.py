@@ -13,16 +13,15 @@ import weakref
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, parser
+from onnx import helper
 
 import penstock as ps
 from penstock.codegen.text import printable
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+from tests.support.onnx_text import compile_text
 
 
 def compiled(text: str, **options) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), backends=["numpy"], **options)
+    return compile_text(text, backends=["numpy"], **options)
 
 
 def program(text: str, **options) -> str:

@@ -18,7 +18,6 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import parser
 
 import penstock as ps
 from penstock.analysis.interpreter import interpret
@@ -27,15 +26,8 @@ from penstock.backends.base import Backend
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, clone
 from penstock.observers.base import Observer
+from tests.support.onnx_text import model_from_text
 from tests.support.random_graphs import feeds_for, graphs, seeded
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
-
-
-def model(text: str) -> onnx.ModelProto:
-    """A model from ONNX's textual form, header left out."""
-    return parser.parse_model(HEADER + text)
-
 
 ENDLESS = """endless (float[4] x, int64 n) => (float[4] y) {
     y = Loop (n, , x) <body = body (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
@@ -155,7 +147,9 @@ class ExecutorConformance:
         self.same_as_interpreter(graph, seed)
 
     def test_an_output_that_is_an_input_is_a_copy(self):
-        session = self.compile(model("g (float[2] x) => (float[2] y) { y = Identity (x) }"))
+        session = self.compile(
+            model_from_text("g (float[2] x) => (float[2] y) { y = Identity (x) }")
+        )
         x = np.ones(2, np.float32)
         y = session.run({"x": x})["y"]
         y[0] = 5
@@ -163,21 +157,27 @@ class ExecutorConformance:
 
     def test_an_output_that_is_a_constant_is_a_copy(self):
         session = self.compile(
-            model("g (float[2] x) => (float[2] y, float[2] z) <float[2] y = {1, 2}> { z = Abs(x) }")
+            model_from_text(
+                "g (float[2] x) => (float[2] y, float[2] z) <float[2] y = {1, 2}> { z = Abs(x) }"
+            )
         )
         x = np.ones(2, np.float32)
         session.run({"x": x})["y"][0] = 5
         assert session.run({"x": x})["y"].tolist() == [1, 2]
 
     def test_outputs_of_two_runs_share_nothing(self):
-        session = self.compile(model("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }"))
+        session = self.compile(
+            model_from_text("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }")
+        )
         first = session.run({"x": np.zeros(2, np.float32)})["y"]
         session.run({"x": np.ones(2, np.float32)})
         assert first.tolist() == [1, 1]
 
     def test_one_value_as_two_outputs_gives_two_arrays(self):
         session = self.compile(
-            model("g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) z = Identity(y) }")
+            model_from_text(
+                "g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) z = Identity(y) }"
+            )
         )
         outputs = session.run({"x": np.ones(2, np.float32)})
         assert not np.shares_memory(outputs["y"], outputs["z"])
@@ -190,7 +190,7 @@ class ExecutorConformance:
 
     def test_a_branch_that_hands_an_output_on_gives_two_arrays(self):
         session = self.compile(
-            model("""g (float[2] x, bool c) => (float[2] a, float[2] y) {
+            model_from_text("""g (float[2] x, bool c) => (float[2] a, float[2] y) {
                 a = Exp(x)
                 y = If (c) <then_branch = t () => (float[2] p) { p = Identity(a) },
                             else_branch = e () => (float[2] q) { q = Neg(a) }>
@@ -202,7 +202,7 @@ class ExecutorConformance:
 
     def test_views_of_one_value_that_leave_a_branch_are_arrays_of_their_own(self):
         session = self.compile(
-            model("""g (float[2, 3] x, bool c) => (float[2, 3] a, float[3, 2] y) {
+            model_from_text("""g (float[2, 3] x, bool c) => (float[2, 3] a, float[3, 2] y) {
                 a, y = If (c) <then_branch = t () => (float[2, 3] p, float[3, 2] pt)
                         { p = Exp(x) pt = Transpose(p) },
                     else_branch = e () => (float[2, 3] q, float[3, 2] qt)
@@ -214,7 +214,7 @@ class ExecutorConformance:
 
     def test_sequences_that_leave_hold_arrays_of_their_own(self):
         session = self.compile(
-            model("""g (seq(float[2]) s, float[2] x) => (seq(float[2]) y, seq(float[2]) z) {
+            model_from_text("""g (seq(float[2]) s, float[2] x) => (seq(float[2]) y, seq(float[2]) z) {
                 a = Neg(x) b = Exp(a) y = SequenceInsert(s, b) z = Identity(y)
             }""")
         )
@@ -232,7 +232,7 @@ class ExecutorConformance:
     def test_a_condition_that_is_itself_carried_ends_the_loop_in_time(self):
         #  d is both the condition and what the next iteration gets as f
         session = self.compile(
-            model("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
+            model_from_text("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
                 y, last = Loop (n, , x, z) <body = b (int64 i, bool c, int64 v, bool f) => (bool d, int64 w, bool d)
                     { w = Add(v, one) d = Less(w, three) }>
             }""")
@@ -243,7 +243,7 @@ class ExecutorConformance:
     def test_a_condition_that_was_handed_over_is_the_old_one(self):
         #  the condition is f, not the d that takes its place in the next iteration
         session = self.compile(
-            model("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
+            model_from_text("""g (int64 x, bool z) => (int64 y, bool last) <int64 one = {1}, int64 three = {3}, int64 n = {9}> {
                 y, last = Loop (n, , x, z) <body = b (int64 i, bool c, int64 v, bool f) => (bool g, int64 w, bool d)
                     { w = Add(v, one) d = Less(w, three) g = Identity(f) }>
             }""")
@@ -253,7 +253,7 @@ class ExecutorConformance:
 
     def test_a_carried_value_that_is_a_view_of_what_the_body_computes(self):
         session = self.compile(
-            model("""g (float[2, 2] x, int64 n) => (float[2, 2] y) {
+            model_from_text("""g (float[2, 2] x, int64 n) => (float[2, 2] y) {
                 y = Loop (n, , x) <body = b (int64 i, bool c, float[2, 2] v) => (bool d, float[2, 2] w)
                     { d = Identity(c) s = Add(v, v) w = Transpose(s) }>
             }""")
@@ -266,7 +266,7 @@ class ExecutorConformance:
     @pytest.mark.parametrize("outputs", ["w, v", "v, v", "x, w", "w, w", "v, x", "t, w"])
     def test_carried_values_that_change_places(self, outputs):
         session = self.compile(
-            model(f"""g (float[2] x, float[2] z, int64 n) => (float[2] a, float[2] b, float[K, 2] k) {{
+            model_from_text(f"""g (float[2] x, float[2] z, int64 n) => (float[2] a, float[2] b, float[K, 2] k) {{
                 p = Exp(x) q = Neg(z)
                 a, b, k = Loop (n, , p, q) <body = b (int64 i, bool c, float[2] v, float[2] w)
                     => (bool d, float[2] e, float[2] f, float[2] v)
@@ -287,7 +287,7 @@ class ExecutorConformance:
 
     def test_rows_of_a_loop_that_does_not_begin(self):
         session = self.compile(
-            model("""g (float[2] x, bool z) => (float[2] y, float[K, 2] k) <int64 n = {3}> {
+            model_from_text("""g (float[2] x, bool z) => (float[2] y, float[K, 2] k) <int64 n = {3}> {
                 y, k = Loop (n, z, x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w, float[2] v)
                     { d = Identity(c) w = Add(v, v) }>
             }""")
@@ -298,7 +298,7 @@ class ExecutorConformance:
 
     def test_rank_zero_is_an_array_whatever_is_known_of_it(self):
         session = self.compile(
-            model("""g (float a, float b, string s, string t) => (float y, string z) {
+            model_from_text("""g (float a, float b, string s, string t) => (float y, string z) {
                 y = Add(a, b) z = StringConcat(s, t) }""")
         )
         y, z = session(1.0, 2.0, "p", "q")
@@ -309,7 +309,7 @@ class ExecutorConformance:
 
     def test_a_failing_node_is_named_with_origin_and_shapes(self):
         session = self.compile(
-            model("""g (float[3] x, int64[N] i) => (float[N] y) {
+            model_from_text("""g (float[3] x, int64[N] i) => (float[N] y) {
                 t = Neg(x)
                 [picker] y = Gather(t, i)
             }""")
@@ -322,7 +322,7 @@ class ExecutorConformance:
         assert session.run({"x": x, "i": np.array([2])})["y"].shape == (1,)
 
     def test_a_loop_without_end_stops_at_the_deadline(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
         with pytest.raises(ps.DeadlineExceeded, match=r"0\.05 s"):
             session.run(feeds, timeout=0.05)
@@ -330,13 +330,13 @@ class ExecutorConformance:
         assert session.run(feeds, timeout=60)["y"].tolist() == [0, 0, 0, 0]
 
     def test_a_timeout_of_zero_is_over_before_it_begins(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.zeros(4, np.float32), "n": np.array(1)}
         with pytest.raises(ps.DeadlineExceeded):
             session.run(feeds, timeout=0)
 
     def test_cancel_from_another_thread(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
         token = ps.CancelToken()
         timer = threading.Timer(0.05, token.cancel)
@@ -348,7 +348,7 @@ class ExecutorConformance:
             session.run({"x": feeds["x"], "n": np.array(1)}, cancel=token)
 
     def test_a_run_that_is_stopped_says_how_far_it_came(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
         with pytest.raises(ps.DeadlineExceeded) as caught:
             session.run(feeds, timeout=0.02)
@@ -357,7 +357,7 @@ class ExecutorConformance:
 
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
     def test_an_interrupt_leaves_the_session_as_it_was(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
         short = feeds | {"n": np.array(2)}
         session.run(short)
@@ -378,7 +378,7 @@ class ExecutorConformance:
         assert session.memory.arenas == arenas
 
     def test_limits_bound_iterations(self):
-        session = self.compile(model(ENDLESS), limits=ps.Limits(max_iterations=10))
+        session = self.compile(model_from_text(ENDLESS), limits=ps.Limits(max_iterations=10))
         x = np.zeros(4, np.float32)
         assert session.run({"x": x, "n": np.array(10)})["y"].tolist() == [0, 0, 0, 0]
         with pytest.raises(ps.LimitExceeded, match=r"Loop_0 in the model.* 10 iterations"):
@@ -386,7 +386,7 @@ class ExecutorConformance:
 
     def test_runs_at_once_are_as_many_as_memory_allows(self):
         text = ENDLESS.replace("y = Loop (n, , x)", "a = Neg(x) b = Exp(a) y = Loop (n, , b)")
-        session = self.compile(model(text), limits=ps.Limits(max_bytes=1000))
+        session = self.compile(model_from_text(text), limits=ps.Limits(max_bytes=1000))
         size = 4 * 64  # two buffers, a and b, or fewer
         session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
         if self.executor != "dataflow":  # which has no arenas
@@ -412,7 +412,7 @@ class ExecutorConformance:
 
     def test_threads_get_the_answers_they_would_get_alone(self):
         session = self.compile(
-            model("""g (float[N] x) => (float[N] y) {
+            model_from_text("""g (float[N] x) => (float[N] y) {
                 a = Sin(x) b = Mul(a, a) c = Add(b, x) d = Neg(c) e = Mul(d, a) y = Add(e, b)
             }""")
         )
@@ -431,7 +431,7 @@ class ExecutorConformance:
     def test_runs_of_all_kinds_at_once(self):
         """Shapes, fetches, failures and trims in any mix, while plans are dropped and made again."""
         session = self.compile(
-            model("""g (float[N] x, int64 n, int64[1] i) => (float[N] y, float[1] z, float[K, N] rows) {
+            model_from_text("""g (float[N] x, int64 n, int64[1] i) => (float[N] y, float[1] z, float[K, N] rows) {
                 a = Sin(x) b = Mul(a, a)
                 y, rows = Loop (n, , b) <body = l (int64 k, bool c, float[N] v) => (bool d, float[N] w, float[N] r)
                     { d = Identity(c) e = Neg(v) w = Add(e, a) r = Mul(w, v) }>
@@ -499,7 +499,7 @@ class ExecutorConformance:
 
     def test_any_value_can_be_fed_and_fetched(self):
         session = self.compile(
-            model("""g (float[2] x, bool c) => (float[2] y) {
+            model_from_text("""g (float[2] x, bool c) => (float[2] y) {
                 a = Exp(x) b = Neg(a)
                 z = If (c) <then_branch = t () => (float[2] p) { p = Add(a, b) },
                             else_branch = e () => (float[2] q) { q = Mul(b, b) }>
@@ -520,7 +520,7 @@ class ExecutorConformance:
 
     def test_submitted_runs_get_the_answers_they_would_get_alone(self):
         session = self.compile(
-            model("""g (float[N] x, int64 n) => (float[N] y) {
+            model_from_text("""g (float[N] x, int64 n) => (float[N] y) {
                 a = Sin(x) b = Mul(a, a)
                 y = Loop (n, , b) <body = l (int64 k, bool c, float[N] v) => (bool d, float[N] w)
                     { d = Identity(c) e = Neg(v) w = Add(e, a) }>
@@ -534,7 +534,7 @@ class ExecutorConformance:
             self.assert_same(future.result(), session.run(each))
 
     def test_asynchronous_runs_leave_the_event_loop_free(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
 
         async def main() -> list[np.ndarray]:
@@ -552,7 +552,7 @@ class ExecutorConformance:
     def test_deadlines_and_tokens_reach_runs_that_are_queued(self):
         if self.leaves_threads:
             pytest.skip("a run that waits for another backend leaves its thread to the next")
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
         short = feeds | {"n": np.array(1)}
         session.run(short)
@@ -576,7 +576,7 @@ class ExecutorConformance:
         assert kept.result(10)["y"].tolist() == [2] * 4
 
     def test_closing_lets_submitted_runs_end(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         futures = [
             session.submit({"x": np.ones(4, np.float32), "n": np.array(n)}) for n in range(20)
         ]
@@ -589,7 +589,7 @@ class ExecutorConformance:
 
     def test_an_error_on_the_pool_is_the_futures(self):
         session = self.compile(
-            model("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
+            model_from_text("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
         )
         x = np.zeros(3, np.float32)
         with pytest.raises(ps.RunError, match=r"Gather.*float32\[3\].*int64\[1\]"):
@@ -602,7 +602,7 @@ class ExecutorConformance:
 
     def test_observers_see_each_step_once_and_what_it_makes(self):
         session = self.compile(
-            model("""g (float[2] x, int64 n) => (float[2] y) {
+            model_from_text("""g (float[2] x, int64 n) => (float[2] y) {
                 [first] a = Exp(x)
                 [loop] l = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
                     { d = Identity(c) [inner] w = Neg(v) }>
@@ -671,7 +671,9 @@ class ExecutorConformance:
         assert all(starts[e["id"]] <= e["ts"] for e in events if e["ph"] == "f")
 
     def test_what_an_observer_raises_ends_the_run(self):
-        session = self.compile(model("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }"))
+        session = self.compile(
+            model_from_text("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }")
+        )
         x = np.ones(2, np.float32)
 
         class Refuses(Observer):
@@ -686,7 +688,7 @@ class ExecutorConformance:
 
     def test_a_failing_run_is_reported_to_observers(self):
         session = self.compile(
-            model("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
+            model_from_text("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
         )
         seen = Recorder()
         with pytest.raises(ps.RunError):
@@ -695,7 +697,7 @@ class ExecutorConformance:
         assert isinstance(error, ps.RunError)
 
     def test_a_session_leaves_no_memory_behind(self):
-        session = self.compile(model(ENDLESS))
+        session = self.compile(model_from_text(ENDLESS))
         session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
         gone = weakref.ref(session)
         del session
@@ -704,7 +706,9 @@ class ExecutorConformance:
 
     def test_failing_runs_leave_nothing_behind(self):
         session = self.compile(
-            model("g (float[3] x, int64[N] i) => (float[N] y) { t = Neg(x) y = Gather(t, i) }")
+            model_from_text(
+                "g (float[3] x, int64[N] i) => (float[N] y) { t = Neg(x) y = Gather(t, i) }"
+            )
         )
         feeds = {"x": np.zeros(3, np.float32), "i": np.array([7])}
         with pytest.raises(ps.RunError):
@@ -717,7 +721,7 @@ class ExecutorConformance:
         assert threading.active_count() <= threads + 1  # the one that watches deadlines
 
     def test_numpy_settings_of_the_caller_stay(self):
-        session = self.compile(model("g (float[1] x) => (float[1] y) { y = Log(x) }"))
+        session = self.compile(model_from_text("g (float[1] x) => (float[1] y) { y = Log(x) }"))
         with np.errstate(all="raise"):
             y = session.run({"x": np.zeros(1, np.float32)})["y"]
             assert np.isneginf(y[0])

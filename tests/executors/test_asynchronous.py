@@ -11,19 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.ir.op import Kernel, Outcome, asynchronous
 from penstock.ops import operator
 from penstock.ops.common.shape_rules import same_type
+from tests.support.onnx_text import model_from_text
 from tests.support.tf_graphs import Builder
 from tests.support.tf_loops import counting
 
 SOON = 10  # seconds that a test waits before it fails
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames"]
-HEADER = '<ir_version: 10, opset_import: ["" : 21, "com.example" : 1]>\n'
 
 
 class Asked:
@@ -74,7 +73,8 @@ def nothing_asked():
 
 
 def compile(text: str, executor: str) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), executor=executor, backends=["numpy"])
+    proto = model_from_text(text, domains={"com.example": 1})
+    return ps.compile(proto, executor=executor, backends=["numpy"])
 
 
 ONE = "g (float[2] x) => (float[2] y) { a = Exp(x) [asks] b = com.example.Ask(a) y = Neg(b) }"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.executors.conformance import ExecutorConformance, Recorder, model
+from tests.executors.conformance import ExecutorConformance, Recorder
+from tests.support.onnx_text import compile_text
 
 
 class TestDataflow(ExecutorConformance):
@@ -18,7 +19,7 @@ N = 4000  # bytes of each value below
 
 def most_live(text: str, **feeds: np.ndarray) -> float:
     """The most values that were alive at once."""
-    session = ps.compile(model(text), executor="dataflow")
+    session = compile_text(text, executor="dataflow")
     seen = Recorder()
     session.run(feeds, observers=[seen])
     return seen.most / N
@@ -62,7 +63,7 @@ def test_the_most_urgent_step_runs_first():
         def step_begin(self, run, step, inputs):
             order.append(step.node.name)
 
-    ps.compile(model(text), executor="dataflow").run({"x": X[:9]}, observers=[Order()])
+    compile_text(text, executor="dataflow").run({"x": X[:9]}, observers=[Order()])
     assert order.index("long") < order.index("short")
 
 
@@ -70,7 +71,7 @@ def test_shapes_need_not_be_known():
     #  how many elements there are is known when NonZero has run
     text = """g (float[N] x) => (float[M] y) {
         i = NonZero(x) j = Squeeze(i) k = Gather(x, j) y = Exp(k) }"""
-    session = ps.compile(model(text), executor="dataflow")
+    session = compile_text(text, executor="dataflow")
     for n in (0, 1, 5):
         x = np.array([0, 1, 0, 2, 3, 4, 5][: n + 1] * 2, np.float32)
         if np.count_nonzero(x) == 1:
@@ -88,5 +89,5 @@ def test_loops_nest_deeper_than_python_nests_them(depth):
             {{ d{left} = Identity(c{left}) {nest(left - 1)} }}>"""
 
     text = f"g (float[2] v{depth}) => (float[2] y) <int64 n = {{1}}> {{ {nest(depth)} y = Abs(w{depth}) }}"
-    session = ps.compile(model(text), executor="dataflow")
+    session = compile_text(text, executor="dataflow")
     assert session(np.array([1, -2], np.float32)).tolist() == [1, 2]

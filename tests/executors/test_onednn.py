@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.ir.graph import Graph
 from penstock.session import compiler
 from penstock.tuning.measure import GraphProfiler
-from tests.executors.conformance import ExecutorConformance, assert_equal, model
+from tests.executors.conformance import ExecutorConformance, assert_equal
 from tests.host.test_threads import in_child
+from tests.support.onnx_text import compile_text
 from tests.support.timing import uncollected
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
@@ -103,7 +103,7 @@ WANT = np.maximum(X @ X, 0) @ X
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
 def test_clients_at_once_get_the_answers_they_would_get_alone(executor):
-    session = ps.compile(model(HEAVY), executor=executor)
+    session = compile_text(HEAVY, executor=executor)
 
     def client(_) -> None:
         for _ in range(30):
@@ -116,19 +116,19 @@ def test_clients_at_once_get_the_answers_they_would_get_alone(executor):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
 def test_a_forked_child_does_not_wait_for_threads_of_its_parent(executor):
-    session = ps.compile(model(HEAVY), executor=executor)
+    session = compile_text(HEAVY, executor=executor)
     session(X)  # with all threads
 
     def child() -> None:
         for _ in range(3):
             assert_close(session(X), WANT)
-        assert_close(ps.compile(model(HEAVY), executor=executor)(X), WANT)
+        assert_close(compile_text(HEAVY, executor=executor)(X), WANT)
 
     assert in_child(child)
 
 
 def test_an_arena_goes_with_its_plan():
-    session = ps.compile(model(HEAVY), executor="linear")
+    session = compile_text(HEAVY, executor="linear")
     session(X)
     with uncollected():
         (bound,) = session.latest._arenas.free[0].values()
@@ -146,6 +146,6 @@ def test_a_sequence_with_gaps_between_its_steps(monkeypatch):
          float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {
         s = Slice(x, zero, two, one) u = Unsqueeze(s, one) y = LSTM<hidden_size = 2>(u, w, w) }"""
     x = np.array([[0.1, 0.2, 9], [0.3, 0.4, 9]], np.float32)
-    session = ps.compile(model(text), executor="dataflow")
-    assert_close(session(x), ps.compile(model(text), backends=["numpy"])(x))
+    session = compile_text(text, executor="dataflow")
+    assert_close(session(x), compile_text(text, backends=["numpy"])(x))
     assert session.plan.steps[-1].backend == "onednn"

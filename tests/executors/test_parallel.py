@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.library import library
 from penstock.host.threads import Workers, core_budget
@@ -18,7 +17,8 @@ from penstock.observers.base import Observer
 from penstock.plan.grouping import OneByOne
 from penstock.session import compiler
 from penstock.tuning.measure import GraphProfiler
-from tests.executors.conformance import ExecutorConformance, model
+from tests.executors.conformance import ExecutorConformance
+from tests.support.onnx_text import compile_text
 
 
 class OfAllSteps(OneByOne):
@@ -99,7 +99,7 @@ def workers() -> int:
 
 
 def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_sessions(heavy):
-    sessions = [ps.compile(model(TWO_BRANCHES), executor="parallel") for _ in range(10)]
+    sessions = [compile_text(TWO_BRANCHES, executor="parallel") for _ in range(10)]
     x = np.eye(64, dtype=np.float32)
     want = sessions[0](x)
     assert {session.latest.name for session in sessions} == {"parallel"}
@@ -121,7 +121,7 @@ def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_session
 
 def test_threads_of_kernels_are_as_many_as_before_when_runs_are_over(heavy):
     before = NumpyBackend().threads
-    session = ps.compile(model(TWO_BRANCHES), executor="parallel", backends=["numpy"])
+    session = compile_text(TWO_BRANCHES, executor="parallel", backends=["numpy"])
     inside = []
 
     class Looks(Observer):
@@ -138,13 +138,13 @@ def test_auto_is_linear_where_a_second_worker_has_nothing_to_do():
     tiny = "g (float[9] x) => (float[9] y) { a = Exp(x) b = Sin(x) c = Neg(x) y = Sum(a, b, c) }"
     for text in (chain, tiny):
         for executor in ("auto", "parallel"):
-            session = ps.compile(model(text), executor=executor)
+            session = compile_text(text, executor=executor)
             session.run({"x": np.ones(9, np.float32)})
             assert session.latest.name == "linear"
 
 
 def test_auto_is_parallel_where_the_simulated_schedule_wins(heavy):
-    session = ps.compile(model(TWO_BRANCHES), executor="auto", shapes={}, backends=["numpy"])
+    session = compile_text(TWO_BRANCHES, executor="auto", shapes={}, backends=["numpy"])
     assert session.latest.name == ("parallel" if core_budget() > 1 else "linear")
 
 
@@ -156,10 +156,10 @@ def test_auto_measures_nothing_unasked_where_kernels_have_threads(monkeypatch):
     monkeypatch.setattr(
         GraphProfiler, "_measure", lambda self, *arguments: measured.append(arguments)
     )
-    session = ps.compile(model(large), executor="auto", shapes={})
+    session = compile_text(large, executor="auto", shapes={})
     assert session.latest.name == "linear"
     assert not measured
-    ps.compile(model(large), executor="auto", shapes={}, autotune=True)
+    compile_text(large, executor="auto", shapes={}, autotune=True)
     assert measured
 
 
@@ -173,7 +173,7 @@ def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other(hea
         value = f"s{stage}"
     lines.append(f"y = Neg({value})")
     text = f"g (float[64, 64] x) => (float[64, 64] y) {{ {' '.join(lines)} }}"
-    session = ps.compile(model(text), executor="parallel", shapes={})
+    session = compile_text(text, executor="parallel", shapes={})
     if core_budget() > 1:
         assert session.latest.name == "parallel"
     assert session.memory.arenas <= 6 * 64 * 64 * 4

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
@@ -31,12 +30,11 @@ from penstock.plan.tasks import arrange
 from penstock.session import compiler
 from tests.executors.test_parallel import OfAllSteps, Unmeasured
 from tests.support.flows import BrokenError, ended, idle, on
+from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.timing import SOON, uncollected
 
 # Through executors.
 
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 
 #   x -> t -> y (picks one)
 #   x -> u -> z
@@ -64,7 +62,7 @@ each_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 
 def session(text: str, executor: str, **options: Any) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), executor=executor, **options)
+    return compile_text(text, executor=executor, **options)
 
 
 def feeds(i: int) -> dict[str, np.ndarray]:
@@ -169,7 +167,7 @@ def parallel(
     text: str, pool: Workers, limits: Limits = DEFAULT_LIMITS, *, observed: bool = False
 ) -> ParallelExecutor:
     """Every step a task, on the caller and a pool."""
-    graph = clone(ps.load(parser.parse_model(HEADER + text)).graph)
+    graph = clone(graph_from_text(text))
     optimize(graph, PassContext(limits=limits))
     plan: Plan = compile_plan(graph, [NumpyBackend()])
     queues = [Queue(2, pool)]

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.session import compiler
-from tests.executors.conformance import ExecutorConformance, model
+from tests.executors.conformance import ExecutorConformance
 from tests.support.device_backend import DelayedBackend, Moment
+from tests.support.onnx_text import compile_text, model_from_text
 from tests.tuning.test_placement import AtRandom
 
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
 
@@ -41,7 +40,7 @@ class OnDevices(ExecutorConformance):
     def test_an_error_on_the_pool_is_the_futures(self):
         """It comes out where the value that is not there is brought to the host."""
         text = "g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"
-        session = self.compile(model(text))
+        session = self.compile(model_from_text(text))
         feeds = {"x": np.ones(3, np.float32), "i": np.array([3])}
         with pytest.raises(ps.RunError, match=r"Gather.*index 3 is out of bounds"):
             session.submit(feeds).result(30)
@@ -60,8 +59,8 @@ class TestLinearOnDevices(OnDevices):
 
 def compiled(text: str, backend: DelayedBackend, **options) -> ps.Session:
     """The session of a model whose operations run on ``backend`` if it has them."""
-    return ps.compile(
-        parser.parse_model(HEADER + text),
+    return compile_text(
+        text,
         executor="streams",
         backends=[backend, "numpy"],
         place=dict.fromkeys(backend.operations or (), backend.name),
@@ -70,9 +69,7 @@ def compiled(text: str, backend: DelayedBackend, **options) -> ps.Session:
 
 
 def expected(text: str, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return ps.compile(parser.parse_model(HEADER + text), executor="linear", backends=["numpy"]).run(
-        feeds
-    )
+    return compile_text(text, executor="linear", backends=["numpy"]).run(feeds)
 
 
 TWO_BRANCHES = """g (float[4, 4] x) => (float[4, 4] y) {

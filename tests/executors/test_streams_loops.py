@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
 from penstock.ir.op import Kernel
 from penstock.session import compiler
+from tests.support.onnx_text import compile_text
 
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 PATIENCE = 30
 
 WHILE = """Loop <body = {name} (int64 i{name}, bool c{name}, float[4] v{name}) =>
@@ -62,8 +61,8 @@ def workers() -> Iterator[Workers]:
 
 
 def compiled(text: str, backend: NumpyBackend | None = None, streams: int = 4) -> ps.Session:
-    return ps.compile(
-        parser.parse_model(HEADER + text),
+    return compile_text(
+        text,
         executor="streams",
         max_streams=streams,
         backends=[backend or NumpyBackend()],
@@ -71,7 +70,7 @@ def compiled(text: str, backend: NumpyBackend | None = None, streams: int = 4) -
 
 
 def linear(text: str) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), executor="linear", backends=["numpy"])
+    return compile_text(text, executor="linear", backends=["numpy"])
 
 
 def same(

@@ -17,23 +17,22 @@ from functools import partial
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.executors import control as run_control
 from penstock.executors.control import CancelToken, Control, _Watchdog, begin_run, end_run
 from penstock.host import gc_pause, threads
 from penstock.host.threads import Workers, pool, run_on
+from tests.support.onnx_text import compile_text
 
-LOOP = """<ir_version: 9, opset_import: ["" : 20]>
-    g (float[4] x, int64 n) => (float[4] y) {
+LOOP = """g (float[4] x, int64 n) => (float[4] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
             d = Identity (c) w = Add (v, v) }>
     }"""
 
 
 def loop() -> ps.Session:
-    return ps.compile(parser.parse_model(LOOP))
+    return compile_text(LOOP)
 
 
 def feeds(n: int) -> dict[str, np.ndarray]:

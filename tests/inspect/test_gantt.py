@@ -6,15 +6,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.inspect.gantt import draw_charts, format_charts
 from penstock.tuning import measure
 from penstock.tuning.cost_table import CostTable
 from tests.support.device_backend import DelayedBackend
+from tests.support.onnx_text import compile_text, model_from_text
 
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 SVG = "{http://www.w3.org/2000/svg}"
 
 #      +- Sin -- Neg -+
@@ -34,7 +33,7 @@ def nothing_measured(monkeypatch, tmp_path):
 
 
 def compiled(text: str, **options) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), **{"backends": ["numpy"], **options})
+    return compile_text(text, **{"backends": ["numpy"], **options})
 
 
 def shapes(svg: str, kind: str) -> list[ElementTree.Element]:
@@ -118,7 +117,7 @@ def test_an_arrow_begins_where_the_signal_is_emitted_and_ends_where_somebody_wai
 
 
 def test_names_from_files_are_text():
-    model = parser.parse_model(HEADER + "g (float[2] x) => (float[2] y) { y = Exp(x) }")
+    model = model_from_text("g (float[2] x) => (float[2] y) { y = Exp(x) }")
     model.graph.node[0].name = '<script>&"'
     model.graph.name = "</svg><b>"
     svg = draw_charts(ps.compile(model, backends=["numpy"]).schedule())

@@ -7,7 +7,6 @@ from time import sleep
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
@@ -22,8 +21,8 @@ from penstock.tuning.measure import CostModel, threads_of
 from penstock.tuning.node_signature import node_signature
 from tests.support.costs import measured_variants
 from tests.support.far_backend import FarBackend
+from tests.support.onnx_text import compile_text
 
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 X = np.array([1, 2, 3], np.float32)
 
 #   x -- Exp -- a -+- Neg -- b -+- Add -- y
@@ -40,7 +39,7 @@ def empty_cache(tmp_path, monkeypatch) -> None:
 
 
 def compiled(text: str = DIAMOND, **options) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), **options)
+    return compile_text(text, **options)
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
@@ -26,11 +25,11 @@ from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.trace import Trace
 from penstock.passes.pipeline import optimize
 from penstock.plan.plan import Plan, SlotKind, Step, compile_plan
+from tests.support.onnx_text import OPSET, graph_from_text, model_from_text
 
 
-def planned(text: str, opset: int = 19) -> Plan:
-    header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
-    graph = clone(ps.load(parser.parse_model(header + text)).graph)
+def planned(text: str, opset: int = OPSET) -> Plan:
+    graph = clone(graph_from_text(text, opset=opset))
     optimize(graph)
     return compile_plan(graph, [NumpyBackend()])
 
@@ -286,9 +285,8 @@ def test_counts_are_of_steps_that_ended():
 
 
 def test_nodes_are_counted_by_their_names():
-    model = parser.parse_model(
-        """<ir_version: 10, opset_import: ["" : 19]>
-        g (float[2] x) => (float[2] y) { [first] a = Exp(x) [second] y = Neg(a) }"""
+    model = model_from_text(
+        """g (float[2] x) => (float[2] y) { [first] a = Exp(x) [second] y = Neg(a) }"""
     )
     graph = clone(ps.load(model).graph)
     trace = Trace()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from onnx import parser
 
-import penstock as ps
 from penstock.analysis.type_inference import infer_types
 from penstock.ops.work_estimate import flops
+from tests.support.onnx_text import graph_from_text
 
 
 @pytest.mark.parametrize(
@@ -27,10 +26,7 @@ from penstock.ops.work_estimate import flops
     ],
 )
 def test_flops(signature, call, wanted):
-    text = (
-        f'<ir_version: 9, opset_import: ["" : 19]> g ({signature}) => (float[M] y) {{ y = {call} }}'
-    )
-    graph = ps.load(parser.parse_model(text)).graph
+    graph = graph_from_text(f"g ({signature}) => (float[M] y) {{ y = {call} }}")
     infer_types(graph)
     (node,) = graph.nodes
     assert flops(node) == wanted

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import parser
 from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
@@ -26,6 +25,7 @@ from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, compile_plan, memory_of, walk
 from penstock.plan.tasks import arrange, dependencies
 from penstock.types import TensorType
+from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded
 from tests.support.replay import OverwrittenError, replay
 
@@ -36,11 +36,8 @@ def plan_of(graph: Graph) -> Plan:
     return compile_plan(copy, [NumpyBackend()])
 
 
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
-
-
 def planned(text: str) -> tuple[Plan, ArenaPlan]:
-    plan = plan_of(ps.load(parser.parse_model(HEADER + text)).graph)
+    plan = plan_of(graph_from_text(text))
     return plan, plan_arena(plan)
 
 
@@ -210,15 +207,10 @@ def test_nothing_is_overwritten_in_the_models_of_the_suite():
 
 def test_buffers_of_a_carried_value_that_nobody_reads_live_through_the_loop():
     #  x is copied into w's buffer at the end of each iteration, when p is still to be read
-    graph = ps.load(
-        parser.parse_model(
-            """<ir_version: 9, opset_import: ["" : 20]>
-            g (float[16] x, int64 n) => (float[16] y) {
+    graph = graph_from_text("""g (float[16] x, int64 n) => (float[16] y) {
                 y, unread = Loop (n, , x, x) <body = b (int64 i, bool c, float[16] v, float[16] w)
                     => (bool d, float[16] p, float[16] x)
-                    { d = Identity(c) q = Exp(v) r = Neg(q) p = Transpose(r) }> }"""
-        )
-    ).graph
+                    { d = Identity(c) q = Exp(v) r = Neg(q) p = Transpose(r) }> }""")
     (node,) = graph.nodes
     node.outputs[1] = None
     plan = plan_of(graph)
@@ -255,7 +247,7 @@ def test_a_result_of_many_branches_is_in_few_places():
     plan, arena_plan = planned(text)
     assert arena_plan.size <= 12 * 64
     assert max(len(slot.roots) for slot in plan.slots) <= 9
-    session = ps.compile(parser.parse_model(HEADER + text))
+    session = compile_text(text)
     for condition in (True, False):
         y = session(np.zeros(16, np.float32), np.array(condition))
         np.testing.assert_array_equal(y, np.full(16, np.exp(np.float32(1))))

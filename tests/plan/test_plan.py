@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
@@ -14,12 +13,12 @@ from penstock.ir.graph import clone
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, plan_arena
 from penstock.plan.plan import Plan, SlotKind, compile_plan
+from tests.support.onnx_text import OPSET, compile_text, graph_from_text, model_from_text
 from tests.support.random_graphs import graphs
 
 
-def planned(text: str, opset: int = 19) -> tuple[Plan, ArenaPlan]:
-    header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
-    graph = clone(ps.load(parser.parse_model(header + text)).graph)
+def planned(text: str, opset: int = OPSET) -> tuple[Plan, ArenaPlan]:
+    graph = clone(graph_from_text(text, opset=opset))
     optimize(graph)
     plan = compile_plan(graph, [NumpyBackend()])
     return plan, plan_arena(plan)
@@ -72,11 +71,8 @@ def test_a_reshape_that_strides_cannot_express_copies():
 
 def test_a_view_of_an_input_or_a_constant_is_never_written():
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    session = ps.compile(
-        parser.parse_model(
-            """<ir_version: 9, opset_import: ["" : 19]>
-            g (float[2, 3] x) => (float[3, 2] y) { t = Transpose(x) u = Neg(t) y = Exp(u) }"""
-        )
+    session = compile_text(
+        """g (float[2, 3] x) => (float[3, 2] y) { t = Transpose(x) u = Neg(t) y = Exp(u) }"""
     )
     session.run({"x": x})
     np.testing.assert_array_equal(x, np.arange(6).reshape(2, 3))
@@ -126,9 +122,8 @@ def test_an_operand_seen_in_two_ways_is_not_overwritten():
 )
 def test_a_value_that_is_read_twice_is_overwritten_only_by_kernels_that_allow_it(body):
     #  a + z + a: after a + z is written over a, there is no a left to add
-    model = parser.parse_model(
-        f"""<ir_version: 9, opset_import: ["" : 23]>
-        g (float[4] x, float[4] z) => (float[4] y) {{ a = Neg(x) {body} y = Sin(b) }}"""
+    model = model_from_text(
+        f"g (float[4] x, float[4] z) => (float[4] y) {{ a = Neg(x) {body} y = Sin(b) }}", opset=23
     )
     x, z = np.arange(1, 5, dtype=np.float32), np.full(4, 10, np.float32)
     (want,) = ReferenceEvaluator(model).run(None, {"x": x, "z": z})
@@ -228,8 +223,8 @@ def test_arenas_are_close_to_their_lower_bounds(graph):
 
 
 def test_explain_says_where_everything_lives():
-    session = ps.compile(
-        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + LOOP),
+    session = compile_text(
+        LOOP,
         backends=["numpy"],
         shapes={},
     )
@@ -249,9 +244,7 @@ def test_branches_are_explained_under_their_own_names():
     text = """g (float[2] x, bool c) => (float[2] y) {
         y = If (c) <else_branch = e () => (float[2] q) { q = Neg(x) },
                     then_branch = t () => (float[2] p) { p = Abs(x) }> }"""
-    session = ps.compile(
-        parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text), shapes={}
-    )
+    session = compile_text(text, shapes={})
     lines = [line.strip() for line in session.explain().splitlines()]
     assert "Abs" in lines[lines.index("then_branch:") + 1]
     assert "Neg" in lines[lines.index("else_branch:") + 1]

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import parser
 
-import penstock as ps
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks
@@ -37,9 +35,8 @@ from penstock.plan.plan import Plan, SlotKind, Step, compile_plan, memory_of, wa
 from penstock.plan.tasks import Grouping, Tasks, arrange, dependencies, touches
 from penstock.types import TensorType
 from tests.executors.conformance import assert_equal
+from tests.support.onnx_text import graph_from_text
 from tests.support.random_graphs import feeds_for, graphs, seeded
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
 
 
 def plan_of(graph: Graph, *, planned: bool = True) -> Plan:
@@ -49,7 +46,7 @@ def plan_of(graph: Graph, *, planned: bool = True) -> Plan:
 
 
 def of_text(text: str, *, planned: bool = True) -> Plan:
-    return plan_of(ps.load(parser.parse_model(HEADER + text)).graph, planned=planned)
+    return plan_of(graph_from_text(text), planned=planned)
 
 
 # Groupings.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
@@ -28,6 +27,7 @@ from penstock.session.options import RunOptions
 from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.subgraphs import Request, Subgraph
 from tests.host.test_threads import end_of, in_child
+from tests.support.onnx_text import compile_text
 from tests.support.timing import uncollected
 
 PLAN = Plan("g", (), (), (), ())
@@ -705,9 +705,8 @@ class Failing(Counting):
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow"])
 def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch):
-    text = """<ir_version: 9, opset_import: ["" : 20]>
-        g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"""
-    session = ps.compile(parser.parse_model(text), executor=executor, backends=["numpy"])
+    text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
+    session = compile_text(text, executor=executor, backends=["numpy"])
     x = np.eye(64, dtype=np.float32)
     session.run({"x": x})
     backend = Counting("numpy", 4)
@@ -867,15 +866,14 @@ class Seeing(OfCaller):
         return Bound(made.function, made.into)
 
 
-HEAVY = """<ir_version: 9, opset_import: ["" : 20]>
-    g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"""
+HEAVY = "g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"
 EYE = np.eye(64, dtype=np.float32)
 
 
 def test_runs_at_once_are_bound_for_fewer_threads():
     backend = Seeing()
-    session = ps.compile(
-        parser.parse_model(HEAVY),
+    session = compile_text(
+        HEAVY,
         executor="linear",
         backends=[backend],
         threads=2,
@@ -900,9 +898,7 @@ def test_runs_at_once_are_bound_for_fewer_threads():
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
 def test_a_session_of_one_thread_binds_for_one_thread(executor):
     backend = Seeing()
-    session = ps.compile(
-        parser.parse_model(HEAVY), executor=executor, backends=[backend], threads=1
-    )
+    session = compile_text(HEAVY, executor=executor, backends=[backend], threads=1)
     for _ in range(3):
         np.testing.assert_array_equal(session(EYE), -EYE)
     if executor != "dataflow":  # which binds nothing to memory

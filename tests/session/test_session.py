@@ -17,11 +17,10 @@ from time import sleep
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 import penstock as ps
+from tests.support.onnx_text import compile_text, model_from_text
 
-HEADER = '<ir_version: 9, opset_import: ["" : 19]>\n'
 AFFINE = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y, float[N, 3] z) <float[3] b = {1, 2, 3}> {
     product = Mul(x, scale)
     y = Add(product, b)
@@ -31,7 +30,7 @@ AFFINE = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y, float[N, 3
 
 @pytest.fixture
 def proto() -> onnx.ModelProto:
-    return parser.parse_model(HEADER + AFFINE)
+    return model_from_text(AFFINE)
 
 
 @pytest.fixture
@@ -45,14 +44,9 @@ SCALE = np.array([1, 10, 100], np.float32)
 
 
 def endless() -> ps.Session:
-    return ps.compile(
-        parser.parse_model(
-            HEADER
-            + """g (float[4] x, int64 n) => (float[4] y) {
+    return compile_text("""g (float[4] x, int64 n) => (float[4] y) {
             y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
-                d = Identity(c) w = Add(v, v) }> }"""
-        )
-    )
+                d = Identity(c) w = Add(v, v) }> }""")
 
 
 FOREVER = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
@@ -166,8 +160,8 @@ def test_without_shapes_there_is_no_plan_to_show(session):
 
 def test_small_plans_count_too():
     #  one node, and no arena: what a plan takes is its program
-    session = ps.compile(
-        parser.parse_model(HEADER + "g (float[N] x) => (float[N] y) { y = Neg(x) }"),
+    session = compile_text(
+        "g (float[N] x) => (float[N] y) { y = Neg(x) }",
         backends=["numpy"],
         limits=ps.Limits(max_plans_bytes=100_000),
     )
@@ -188,9 +182,7 @@ def test_plans_of_all_signatures_are_bounded_together(proto):
 
 def test_signatures_are_bounded():
     chain = " ".join(f"v{i + 1} = Neg(v{i})" for i in range(300))
-    session = ps.compile(
-        parser.parse_model(HEADER + f"g (float[2] v0) => (float[2] y) {{ {chain} y = Exp(v300) }}")
-    )
+    session = compile_text(f"g (float[2] v0) => (float[2] y) {{ {chain} y = Exp(v300) }}")
     x = np.ones(2, np.float32)
     for i in range(1, 300):
         assert session.run({"v0": x}, [f"v{i}"])[f"v{i}"][0] == (-1) ** i
@@ -337,13 +329,8 @@ def test_plans_depend_on_dtypes_that_the_model_leaves_open():
 
 def test_elements_of_a_sequence_must_have_the_dims_that_are_declared():
     #  plans go by them: an element of shape (1,) would be broadcast where (2,) was planned
-    session = ps.compile(
-        parser.parse_model(
-            HEADER
-            + """g (seq(float[2]) s) => (float[2] y) <int64 first = {0}> {
-                a = SequenceAt(s, first) b = Neg(a) y = Exp(b) }"""
-        )
-    )
+    session = compile_text("""g (seq(float[2]) s) => (float[2] y) <int64 first = {0}> {
+                a = SequenceAt(s, first) b = Neg(a) y = Exp(b) }""")
     np.testing.assert_allclose(session([np.zeros(2, np.float32)]), [1, 1])
     for shape in ((1,), (3,), (1, 2), ()):
         with pytest.raises(ps.InvalidInput, match=r"'s\[0\]'"):
@@ -351,22 +338,15 @@ def test_elements_of_a_sequence_must_have_the_dims_that_are_declared():
 
 
 def test_elements_of_a_sequence_may_have_different_dims_of_one_name():
-    session = ps.compile(
-        parser.parse_model(
-            HEADER
-            + """g (seq(float[N]) s) => (int64[1] y) <int64 first = {0}, int64 second = {1}> {
+    session = compile_text("""g (seq(float[N]) s) => (int64[1] y) <int64 first = {0}, int64 second = {1}> {
                 a = SequenceAt(s, first) b = SequenceAt(s, second)
-                m = Shape(a) n = Shape(b) y = Sub(m, n) }"""
-        )
-    )
+                m = Shape(a) n = Shape(b) y = Sub(m, n) }""")
     assert session([np.zeros(5, np.float32), np.zeros(3, np.float32)]).tolist() == [2]
 
 
 def test_shapes_that_the_model_cannot_take_are_the_callers_fault(session):
-    session = ps.compile(
-        parser.parse_model(
-            HEADER + "g (float[N] x) => (float[N] y) <float[3] k = {1, 2, 3}> { y = Add(x, k) }"
-        )
+    session = compile_text(
+        "g (float[N] x) => (float[N] y) <float[3] k = {1, 2, 3}> { y = Add(x, k) }"
     )
     assert session(np.zeros(1, np.float32)).shape == (3,)
     with pytest.raises(ps.InvalidInput, match=r"x: float32\[4\].*Add"):
@@ -374,9 +354,7 @@ def test_shapes_that_the_model_cannot_take_are_the_callers_fault(session):
 
 
 def test_dims_of_one_name_must_be_equal():
-    session = ps.compile(
-        parser.parse_model(HEADER + "g (float[N] a, float[N] b) => (float[N] c) { c = Add(a, b) }")
-    )
+    session = compile_text("g (float[N] a, float[N] b) => (float[N] c) { c = Add(a, b) }")
     with pytest.raises(ps.InvalidInput, match=r"dim 'N' at axis 0 is 1, but 3 at 'a'"):
         session(np.ones(3, np.float32), np.ones(1, np.float32))
 
@@ -424,11 +402,8 @@ def test_an_input_of_unknown_rank_needs_a_shape():
 
 
 def test_strings_go_in_and_out():
-    session = ps.compile(
-        parser.parse_model(
-            '<ir_version: 9, opset_import: ["" : 20]> g (string[N] a, string[N] b) => (string[N] c) '
-            "{ c = StringConcat(a, b) }"
-        )
+    session = compile_text(
+        "g (string[N] a, string[N] b) => (string[N] c) { c = StringConcat(a, b) }"
     )
     assert session(["a", "b"], np.array(["c", "d"]))[1] == "bd"
 
@@ -495,9 +470,7 @@ def test_runs_in_flight_end_though_their_session_is_closed():
 
 
 def test_a_session_that_nobody_holds_gives_its_arenas_back_at_once():
-    session = ps.compile(
-        parser.parse_model(HEADER + "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }")
-    )
+    session = compile_text("g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }")
     session(np.zeros(1_000_000, np.float32))
     gc.collect()
     gc.disable()
@@ -592,11 +565,7 @@ def test_source_shows_the_origin_of_each_line(proto):
 
 
 def test_tracebacks_show_lines_of_generated_code():
-    session = ps.compile(
-        parser.parse_model(
-            HEADER + "g (float[3] x, int64[N] i) => (float[N] y) { y = Gather(x, i) }"
-        )
-    )
+    session = compile_text("g (float[3] x, int64[N] i) => (float[N] y) { y = Gather(x, i) }")
     import traceback
 
     with pytest.raises(ps.RunError) as caught:

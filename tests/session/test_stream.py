@@ -8,16 +8,14 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.host.threads import pool
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+from tests.support.onnx_text import compile_text
 
 
 def compiled(text: str, **options) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), backends=["numpy"], **options)
+    return compile_text(text, backends=["numpy"], **options)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, parser
 
 from penstock.types import STRING, OptionalType, SequenceType, TensorType, Type
-
-_HEAD = '<ir_version: 9, opset_import: ["" : 21, "own" : 1]>\n'
+from tests.support.onnx_text import model_from_text
 
 _TEXTS = {
     "dense": """g (float[N, 3] x) => (float[N, 2] y)
@@ -86,11 +85,15 @@ _FUNCTION = """<domain: "own", opset_import: ["" : 21]>
 twice (v) => (w) { u = Add(v, v) w = Identity(u) }"""
 
 
+def _model(text: str) -> ModelProto:
+    return model_from_text(text, opset=21, domains={"own": 1})
+
+
 @cache
 def models() -> Mapping[str, bytes]:
     """The models that mutants are made of, by name."""
-    made = {name: parser.parse_model(_HEAD + text) for name, text in _TEXTS.items()}
-    calling = parser.parse_model(_HEAD + "g (float[2] x) => (float[A] y) { y = own.twice(x) }")
+    made = {name: _model(text) for name, text in _TEXTS.items()}
+    calling = _model("g (float[2] x) => (float[A] y) { y = own.twice(x) }")
     calling.functions.append(parser.parse_function(_FUNCTION))
     return {
         name: proto.SerializeToString() for name, proto in {**made, "function": calling}.items()

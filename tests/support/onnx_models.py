@@ -14,7 +14,7 @@ from penstock.analysis.interpreter import interpret
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
 from penstock.frontends.onnx.importer import load
-from penstock.ir.graph import Model
+from penstock.ir.graph import Model, sort
 from penstock.limits import Limits
 
 FLOAT = TensorProto.FLOAT
@@ -46,8 +46,10 @@ def tensor(name: str, array: Any) -> TensorProto:
     return numpy_helper.from_array(np.asarray(array), name)
 
 
-def run(model: Model, *feeds: Any) -> list[Any]:
+def interpret_model(model: Model, *feeds: Any) -> list[Any]:
+    """Verify a model and return the outputs of its main graph for ``feeds``, in order."""
     verify(model)
+    sort(model.graph)
     with np.errstate(all="ignore"):
         return interpret(model.graph, feeds)
 

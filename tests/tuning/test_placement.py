@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.plan.plan import Plan
@@ -16,8 +15,7 @@ from penstock.session import compiler
 from penstock.tuning.measure import GraphProfiler
 from tests.executors.conformance import ExecutorConformance
 from tests.support.far_backend import FarBackend
-
-HEADER = '<ir_version: 9, opset_import: ["" : 20]>\n'
+from tests.support.onnx_text import compile_text
 
 #   x -- Exp -- a -+- Neg -- b -+- Add -- y
 #                  +- Sin -- c -+
@@ -25,7 +23,7 @@ DIAMOND = "g (float[N] x) => (float[N] y) { a = Exp(x) [left] b = Neg(a) c = Sin
 
 
 def diamond(*backends, text=DIAMOND, **options) -> ps.Session:
-    return ps.compile(parser.parse_model(HEADER + text), backends=backends, **options)
+    return compile_text(text, backends=backends, **options)
 
 
 def transfers(plan: Plan) -> Counter[tuple[str, str]]:

@@ -15,7 +15,7 @@ from penstock.backends.onednn.backend import FAMILIES
 from penstock.backends.onednn.library import library
 from penstock.ops import find
 from tests.backends.onednn.forced import ran_on
-from tests.executors.conformance import model
+from tests.support.onnx_text import compile_text, model_from_text
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
@@ -132,9 +132,9 @@ def test_global_pooling(shape):
 def test_indices_of_maxima_are_numpys_business():
     text = """g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] i) {
         y, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"""
-    session = compile(model(text))
+    session = compile(model_from_text(text))
     x = draw(1, 1, 4, 4)
-    for got, want in zip(session(x), ps.compile(model(text))(x), strict=True):
+    for got, want in zip(session(x), compile_text(text)(x), strict=True):
         np.testing.assert_array_equal(got, want)
     assert ran_on(session, "MaxPool") == {"numpy"}
 
@@ -157,7 +157,7 @@ def test_products(a, b, constant, executor):
         proto = one_node("MatMul", x, y)
         feeds = {"x": x}
     else:
-        proto = model(
+        proto = model_from_text(
             f"""g (float{list(a)} x, float{list(b)} k) => (float[M] y) {{
             p = Neg(x) q = Neg(k) r = MatMul(p, q) y = Neg(r) }}""".replace("float[M] y", "float y")
         )
@@ -175,7 +175,7 @@ def test_views_go_to_primitives_as_they_are():
     #  transposed operands are strides, not copies
     text = """g (float[5, 7] x, float[3, 7] k) => (float[5, 3] y) {
         a = Neg(x) b = Neg(k) t = Transpose(b) c = MatMul(a, t) y = Neg(c) }"""
-    session = compile(model(text), shapes={})
+    session = compile(model_from_text(text), shapes={})
     assert [step.node.op.name for step in session.plan.steps].count("Transpose") == 0
     x, k = draw(5, 7), draw(3, 7)
     np.testing.assert_allclose(session(x, k), -(x @ k.T), rtol=1e-4, atol=1e-5)
@@ -183,7 +183,7 @@ def test_views_go_to_primitives_as_they_are():
 
 def test_fed_values_with_gaps_are_copied():
     text = "g (float[5, 7] x, float[7, 3] k) => (float[5, 3] y) { c = MatMul(x, k) y = Neg(c) }"
-    session = compile(model(text))
+    session = compile(model_from_text(text))
     x, k = draw(7, 5).T, draw(14, 6)[::2, ::2]
     np.testing.assert_allclose(session(x, k), -(x @ k), rtol=1e-4, atol=1e-5)
     with pytest.raises(ps.InvalidInput):
@@ -229,9 +229,9 @@ def test_loops_and_branches_take_what_primitives_make():
                     else_branch = s () => (float[1, 2, 4, 4] f) { f = Add(a, b) }>
     }"""
     x = draw(1, 2, 4, 4)
-    plain = ps.compile(model(text))
+    plain = compile_text(text)
     for executor in ("linear", "dataflow", "parallel"):
-        session = compile(model(text), executor)
+        session = compile(model_from_text(text), executor)
         for n in range(4):
             for c in (True, False):
                 feeds = {"x": x, "n": np.array(n), "c": np.array(c)}
@@ -243,13 +243,13 @@ def test_loops_and_branches_take_what_primitives_make():
 def test_what_it_has_no_primitive_for_numpy_runs():
     text = """g (float[3, N] x, float[N, 2] k, double[2, 2] m) => (float[3, 2] y, double[2, 2] z) {
         y = MatMul(x, k) z = MatMul(m, m) }"""
-    session = compile(model(text))
+    session = compile(model_from_text(text))
     y, z = session(np.ones((3, 0), np.float32), np.ones((0, 2), np.float32), np.eye(2))
     assert not y.any()
     assert z.tolist() == [[1, 0], [0, 1]]
     assert ran_on(session, "MatMul") == {"numpy"}
     with pytest.raises(ps.Unsupported, match="MatMul: no kernel for it on onednn"):
-        ps.compile(model(text), backends=["onednn"], shapes={"x": (3, 1), "k": (1, 2), "m": (2, 2)})
+        compile_text(text, backends=["onednn"], shapes={"x": (3, 1), "k": (1, 2), "m": (2, 2)})
 
 
 @pytest.mark.parametrize("op", [op for op in sorted(FAMILIES) if find(op) is not None])

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import penstock as ps
 from penstock.backends.onednn import attention
@@ -18,6 +18,7 @@ from penstock.backends.onednn.kernel import DnnlKernel
 from penstock.backends.onednn.library import library
 from penstock.host.threads import core_budget
 from penstock.ops.internal.fused import parts
+from tests.support.onnx_text import compile_text, graph_from_text, model_from_text
 
 pytestmark = [pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")]
 
@@ -28,12 +29,8 @@ def draw(*shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def proto(text: str):
-    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 20]>\n{text}')
-
-
 def compiled(text: str, **options) -> ps.Session:
-    return ps.compile(proto(text), **{"executor": "linear", **options})
+    return compile_text(text, **{"executor": "linear", **options})
 
 
 def steps(session: ps.Session) -> list[str]:
@@ -245,7 +242,7 @@ def test_an_interrupt_waits_for_all_threads(monkeypatch, three_threads):
     ],
 )
 def test_what_only_looks_like_attention(text):
-    model = ps.load(proto(text)).graph
+    model = graph_from_text(text)
     feeds = {value.name: draw(*value.type.dims) for value in model.inputs}
     session = close(text, feeds)
     assert not any("Softmax MatMul" in name for name in steps(session))
@@ -406,7 +403,7 @@ DENSE = """g (float[64, 256] x) => (float[64, 256] y) {
 
 @pytest.mark.parametrize("place", [{"MatMul": "numpy"}, {"Relu": "numpy"}, {"node:r": "numpy"}])
 def test_what_the_user_wants_elsewhere_is_not_fused(place):
-    model = proto(DENSE)
+    model = model_from_text(DENSE)
     model.graph.node[-1].name = "r"
     session = ps.compile(model, executor="linear", place=place)
     session.run({"x": draw(64, 256)})
@@ -472,7 +469,7 @@ def test_bfloat16_is_used_on_request_alone(fed):
         a = MatMul(p, m) y = Relu(a)
         b = Conv <pads = [1, 1, 1, 1]> (q, k) c = Sigmoid(b)
     }}"""
-    model = proto(text)
+    model = model_from_text(text)
     model.graph.initializer.append(numpy_helper.from_array(draw(256, 300), "m"))
     model.graph.initializer.append(numpy_helper.from_array(draw(32, 8, 3, 3), "k"))
     feeds = {"x": draw(64, 256), "z": draw(1, 8, 40, 40)}
@@ -513,7 +510,7 @@ def test_kernels_for_shapes_that_come():
         m = MatMul(k, w)
         y = Softmax <axis = -1> (m)
     }"""
-    model = proto(text)
+    model = model_from_text(text)
     model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
     session = ps.compile(model, executor="linear")
     reference = ps.compile(model, backends=["numpy"])
@@ -553,7 +550,9 @@ def test_few_kernels_are_kept_for_shapes_that_come(monkeypatch):
 
 
 def test_nothing_is_kept_of_plans_that_are_dropped():
-    model = proto("g (float[N, 64] x) => (float[N, 96] y) { r = Relu(x)\n y = MatMul(r, w) }")
+    model = model_from_text(
+        "g (float[N, 64] x) => (float[N, 96] y) { r = Relu(x)\n y = MatMul(r, w) }"
+    )
     model.graph.initializer.append(numpy_helper.from_array(draw(64, 96), "w"))
     session = ps.compile(model, executor="linear", limits=ps.Limits(max_plans_bytes=1))
     for n in range(100, 120):

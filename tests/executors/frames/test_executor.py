@@ -15,7 +15,8 @@ from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.host.threads import pool
 from penstock.ir.op import Kernel
-from tests.executors.conformance import ExecutorConformance, Recorder, model
+from tests.executors.conformance import ExecutorConformance, Recorder
+from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_cases import Case, cases, check, feeds, follow
 
 
@@ -24,14 +25,14 @@ class TestFrames(ExecutorConformance):
 
     def test_runs_at_once_are_as_many_as_memory_allows(self):
         """It plans no memory, and so has no arenas to bound."""
-        session = self.compile(model("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
+        session = self.compile(model_from_text("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
         session.run({"x": np.zeros(4, np.float32)})
         assert session.memory.arenas == 0
 
     def test_observers_see_each_step_once_and_what_it_makes(self):
         """A node with graphs of its own is one step, as it is in TensorFlow."""
         session = self.compile(
-            model("""g (float[2] x, int64 n) => (float[2] y) {
+            model_from_text("""g (float[2] x, int64 n) => (float[2] y) {
                 [first] a = Exp(x)
                 [loop] l = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
                     { d = Identity(c) [inner] w = Neg(v) }>
@@ -147,7 +148,7 @@ def test_long_kernels_run_beside_each_other():
             return Kernel(function)
 
     text = "g (float[2] x) => (float[2] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
-    session = ps.compile(model(text), executor="frames", backends=[Slow()])
+    session = compile_text(text, executor="frames", backends=[Slow()])
     x = np.ones(2, np.float32)
     for _ in range(40):
         np.testing.assert_allclose(session(x), np.sin(x) + np.cos(x), rtol=1e-6)

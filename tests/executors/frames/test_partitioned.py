@@ -20,8 +20,9 @@ from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.ir.graph import Model
 from penstock.ir.op import asynchronous
-from tests.executors.conformance import Recorder, model
+from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
+from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
 from tests.support.tf_cases import Case, cases, feeds, follow
 from tests.support.tf_graphs import Builder
@@ -135,11 +136,11 @@ def test_what_names_no_device_runs_on_the_first():
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
 def test_devices_are_for_frames(executor):
     with pytest.raises(ValueError, match="frames"):
-        ps.compile(model("g (float x) => (float y) { y = Neg(x) }"), executor, devices=2)
+        compile_text("g (float x) => (float y) { y = Neg(x) }", executor=executor, devices=2)
 
 
 def test_auto_runs_devices_by_frames():
-    loaded = ps.load(model("g (float x) => (float y) { a = Neg(x) y = Abs(a) }"))
+    loaded = ps.load(model_from_text("g (float x) => (float y) { a = Neg(x) y = Abs(a) }"))
     loaded.graph.nodes[1].device = "/cpu:1"
     session = ps.compile(loaded, devices=2)
     assert session(np.float32(2)) == 2
@@ -313,7 +314,7 @@ def test_long_kernels_of_two_devices_run_at_the_same_time():
 
             return type(kernel)(function)
 
-    loaded = ps.load(model("g (float x) => (float y, float z) { y = Sin(x) z = Cos(x) }"))
+    loaded = ps.load(model_from_text("g (float x) => (float y, float z) { y = Sin(x) z = Cos(x) }"))
     for i, node in enumerate(loaded.graph.nodes):
         node.device = f"/cpu:{i}"
     session = ps.compile(loaded, "frames", [Slow()], devices=2)

@@ -12,13 +12,12 @@ import pytest
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from penstock.analysis.interpreter import interpret
-from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx import upgrades
 from penstock.frontends.onnx.importer import load
-from penstock.ir.graph import Model, sort
+from penstock.ir.graph import Model
 from penstock.limits import Limits
+from tests.support.onnx_models import interpret_model
 
 OPSET = 21
 X = np.array([-1.5, 0.5, 3], np.float32)
@@ -77,18 +76,11 @@ def model_of(
     return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=10)
 
 
-def run(model: Model, *feeds: Any) -> list[Any]:
-    verify(model)
-    sort(model.graph)
-    with np.errstate(all="ignore"):
-        return interpret(model.graph, feeds)
-
-
 def check(proto: onnx.ModelProto) -> Model:
     """Compare with ONNX Runtime."""
     model = load(proto)
     wanted = run_ort(proto, {"x": X})
-    for got, want in zip(run(model, X), wanted, strict=True):
+    for got, want in zip(interpret_model(model, X), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
     return model
 
@@ -126,7 +118,7 @@ def test_calls_without_names_or_with_the_same_names() -> None:
     body = [node("Add", "a a", "t"), node("Neg", "t", "b")]
     calls = [node("FNeg", "x", "h", "same"), node("FNeg", "h", "i", "same"), node("FNeg", "i", "y")]
     model = load(model_of(calls, [function("FNeg", "a", "b", body)]))
-    assert np.array_equal(run(model, X)[0], -8 * X)
+    assert np.array_equal(interpret_model(model, X)[0], -8 * X)
     names = [v.name for n in model.graph.nodes for v in n.outputs if v is not None]
     assert len(set(names)) == len(names) == 6
 
@@ -149,7 +141,7 @@ def test_a_body_has_opsets_of_its_own() -> None:
     body = [node("ReduceSum", "a", "b", axes=[0], keepdims=0)]
     total = function("FSum", "a", "b", body, opset=11)
     model = load(model_of([node("FSum", "x", "y")], [total]))
-    assert run(model, X)[0] == pytest.approx(2)
+    assert interpret_model(model, X)[0] == pytest.approx(2)
 
 
 def test_attributes_are_handed_through() -> None:
@@ -167,7 +159,7 @@ def test_attributes_that_a_call_leaves_out() -> None:
     model = load(
         model_of([node("FOne", "x", "y"), node("FTwo", "x", "z")], [with_default, without], "yz")
     )
-    y, z = run(model, X)
+    y, z = interpret_model(model, X)
     assert (y[0], z[0]) == (pytest.approx(-0.75), pytest.approx(-0.015))
 
 
@@ -224,7 +216,7 @@ def test_a_graph_handed_to_a_body_sees_the_values_of_the_caller() -> None:
     ]
     f = function("FBranch", "", "b", body, ["branch"])
     model = load(model_of([node("FBranch", "", "y", branch=branch)], [f]))
-    assert run(model, X)[0].tolist() == [1.5, -0.5, -3]
+    assert interpret_model(model, X)[0].tolist() == [1.5, -0.5, -3]
 
 
 def test_inputs_and_outputs_that_are_left_out() -> None:
@@ -236,7 +228,7 @@ def test_inputs_and_outputs_that_are_left_out() -> None:
         helper.make_node("FClip", ["x"], ["", "y"], domain="own"),
     ]
     model = load(model_of(nodes, [f], "wy"))
-    w, y = run(model, X)
+    w, y = interpret_model(model, X)
     assert w.tolist() == [-1.5, 0.5, 1]
     assert np.array_equal(y, -X)
     assert [v and v.name for v in model.graph.nodes[0].inputs] == ["x", None, "one"]
@@ -248,7 +240,7 @@ def test_outputs_that_are_inputs_constants_or_the_same() -> None:
     model = load(
         model_of([node("FMany", "x", "p q r s", "many"), node("Neg", "q", "y")], [f], "pqrsy")
     )
-    p, q, r, s, y = run(model, X)
+    p, q, r, s, y = interpret_model(model, X)
     assert np.array_equal(p, X)
     assert q.tolist() == [1, 2]
     assert np.array_equal(r, -X)
@@ -277,7 +269,7 @@ def test_a_function_of_the_model_comes_before_an_operation_of_the_same_name() ->
 
 def test_functions_called_before_their_inputs_are_made() -> None:
     model = load(model_of([node("FTwice", "h", "y"), node("Neg", "x", "h")], [TWICE]))
-    assert np.array_equal(run(model, X)[0], -2 * X)
+    assert np.array_equal(interpret_model(model, X)[0], -2 * X)
 
 
 # What is refused
@@ -404,4 +396,4 @@ def test_definitions_of_operations_without_a_kernel(
     assert len(model.graph.nodes) > 1
     assert f"in the definition of {op}-" in model.graph.nodes[0].origin
     wanted = ReferenceEvaluator(proto).run(None, {"x": X})
-    np.testing.assert_allclose(run(model, X)[0], wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(interpret_model(model, X)[0], wanted[0], rtol=1e-5)

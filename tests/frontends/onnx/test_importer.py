@@ -18,7 +18,15 @@ from penstock.frontends.onnx.importer import load
 from penstock.ir.graph import Graph
 from penstock.limits import Limits
 from penstock.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
-from tests.support.onnx_models import FLOAT, graph_of, model_of, node, problems, run, tensor
+from tests.support.onnx_models import (
+    FLOAT,
+    graph_of,
+    interpret_model,
+    model_of,
+    node,
+    problems,
+    tensor,
+)
 
 RELU = model_of(node("Relu", "x", "y", "relu"))
 X = np.array([-1, 2], np.float32)
@@ -33,7 +41,7 @@ def test_a_path_bytes_and_a_proto_load_alike(tmp_path: Path) -> None:
     for source in (path, str(path), path.read_bytes(), RELU):
         model = load(source)
         assert model.path == (str(path) if isinstance(source, str | Path) else None)
-        assert np.array_equal(run(model, X)[0], [0, 2])
+        assert np.array_equal(interpret_model(model, X)[0], [0, 2])
     assert load(path).graph.nodes[0].origin == "relu in relu.onnx"
 
 
@@ -179,7 +187,7 @@ def test_a_name_defined_twice_is_two_values() -> None:
 def test_outputs_that_are_inputs_or_constants() -> None:
     model = load(model_of(outputs=("x", "w"), initializers=[tensor("w", X)]))
     assert model.graph.outputs[0] is model.graph.inputs[0]
-    assert np.array_equal(run(model, X)[1], X)
+    assert np.array_equal(interpret_model(model, X)[1], X)
 
 
 def test_an_initializer_is_a_constant_even_if_it_is_an_input_too() -> None:
@@ -322,7 +330,7 @@ def test_no_opset_at_all() -> None:
     del proto.opset_import[:]
     assert "'ai.onnx' is undeclared" in problems(proto)[0]
     proto.ir_version = 2  # such files have no opsets, and mean the first
-    assert np.array_equal(run(load(proto), X)[0], [0, 2])
+    assert np.array_equal(interpret_model(load(proto), X)[0], [0, 2])
 
 
 def test_two_opsets_of_one_domain() -> None:

@@ -16,7 +16,7 @@ from penstock.frontends.onnx.importer import load
 from penstock.frontends.onnx.tensors import _DTYPES
 from penstock.limits import Limits
 from penstock.types import STRING
-from tests.support.onnx_models import FLOAT, model_of, node, problems, run, tensor
+from tests.support.onnx_models import FLOAT, interpret_model, model_of, node, problems, tensor
 
 X = np.array([-1, 2], np.float32)
 
@@ -66,10 +66,10 @@ def sparse(name: str, values: Any, indices: Any, dims: Sequence[int]) -> onnx.Sp
 def test_sparse_initializers_become_dense(indices: Any) -> None:
     proto = model_of(node("Identity", "w", "y"), inputs=())
     proto.graph.sparse_initializer.append(sparse("w", [3, 4], indices, [2, 3]))
-    (y,) = run(load(proto))
+    (y,) = interpret_model(load(proto))
     assert np.array_equal(y, [[0, 3, 0], [0, 0, 4]])
     constant = model_of(node("Constant", "", "y", sparse_value=sparse("", [3, 4], indices, [2, 3])))
-    assert np.array_equal(run(load(constant), X)[0], y)
+    assert np.array_equal(interpret_model(load(constant), X)[0], y)
 
 
 @pytest.mark.parametrize(

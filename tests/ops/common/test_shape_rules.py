@@ -1,21 +1,17 @@
 """Chains of shape arithmetic, as exporters write them, under symbolic dims."""
 
-import onnx
 import pytest
 
 from penstock.analysis.type_inference import infer_types
-from penstock.frontends.onnx.importer import load
 from penstock.types import TensorType
-
-HEADER = '<ir_version: 10, opset_import: ["" : 18]> g (float[N, 3, ?, 8] x) => (float[...] y) '
+from tests.support.onnx_text import graph_from_text
 
 
 def inferred(body: str) -> TensorType:
     """The type of y."""
-    text = HEADER.replace("float[...]", "float") + body
-    model = load(onnx.parser.parse_model(text))
-    infer_types(model.graph)
-    kind = model.graph.outputs[0].type
+    graph = graph_from_text(f"g (float[N, 3, ?, 8] x) => (float y) {body}")
+    infer_types(graph)
+    kind = graph.outputs[0].type
     assert isinstance(kind, TensorType)
     return kind
 

@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.analysis.type_inference import infer_types
@@ -17,22 +16,15 @@ from penstock.passes.context import PassContext
 from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.pipeline import optimize
+from tests.support.onnx_text import graph_from_text, model_from_text
 from tests.support.passes import AcceptingPolicy, fusing_context
 
 there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 rng = np.random.default_rng(3)
 
 
-def proto(text: str, opset: int = 20):
-    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}]>\n{text}')
-
-
-def graph_of(text: str, opset: int = 20) -> Graph:
-    return ps.load(proto(text, opset)).graph
-
-
 def optimized(text: str, opset: int = 20) -> Graph:
-    graph = graph_of(text, opset)
+    graph = graph_from_text(text, opset=opset)
     optimize(graph)
     return graph
 
@@ -120,10 +112,10 @@ def test_what_is_written_out_is_found(name):
     x = 3 * rng.standard_normal((3, 4)).astype(np.float32)
     if name == "where nan":
         x[1, 2] = np.nan
-    (found,) = run(proto(text), ["numpy"], x=x)
+    (found,) = run(model_from_text(text), ["numpy"], x=x)
     from onnx.reference import ReferenceEvaluator
 
-    (reference,) = ReferenceEvaluator(proto(text)).run(None, {"x": x})
+    (reference,) = ReferenceEvaluator(model_from_text(text)).run(None, {"x": x})
     np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-5)
 
 
@@ -152,7 +144,7 @@ def test_what_only_looks_like_it_stays(name):
 
 def test_a_value_in_between_can_be_fetched():
     body, _ = WRITTEN_OUT["gelu"]
-    model = proto(f"g (float[3, 4] x) => (float[3, 4] y) {body}")
+    model = model_from_text(f"g (float[3, 4] x) => (float[3, 4] y) {body}")
     x = rng.standard_normal((3, 4)).astype(np.float32)
     found = ps.compile(model).run({"x": x}, ["c", "y"])
     np.testing.assert_allclose(found["y"], x * found["c"] / 2, rtol=1e-5, atol=1e-6)
@@ -188,7 +180,7 @@ def test_what_scales_channels_goes_into_the_weights(op, group):
          float[4] v = {{1, 2, 3, 4}}, float[1, 4, 1, 1] t = {{2, 3, 4, 5}}, float k = {{3}}>
         {{ a = {op} <group = {group}> (x, w) n = BatchNormalization(a, s, b, m, v)
            p = Add(n, t) q = Mul(p, k) y = Sub(t, q) }}"""
-    model = proto(text)
+    model = model_from_text(text)
     w = rng.standard_normal((4, 4 // group, 1, 1)).astype(np.float32)
     x = rng.standard_normal((2, 4, 5, 5)).astype(np.float32)
     (expected,) = run(
@@ -234,7 +226,7 @@ def test_what_is_not_one_for_each_channel_is_not_taken_in(const):
 
 
 def test_numbers_go_behind_products_through_views():
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[2, 3, 4] q, float[2, 5, 4] k) => (float[2, 3, 5] y)
         <float a = {0.5}, float b = {4}> {
             qs = Mul(q, a)
@@ -253,7 +245,7 @@ def test_numbers_go_behind_products_through_views():
 
 
 def test_numbers_that_others_read_stay():
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[3, 4] q, float[4, 5] k) => (float[3, 5] y, float[3, 4] qs)
         <float a = {0.5}> { qs = Mul(q, a) y = MatMul(qs, k) }"""
     )
@@ -275,7 +267,7 @@ def fused_chains(graph: Graph, policy: AcceptingPolicy | None = None) -> list[li
 def test_chains_end_where_others_read():
     #  x -> Conv -> Relu -> Exp -> y
     #                 '---> Neg -> z
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[1, 2, 3, 3] x) => (float[1, 1, 3, 3] y, float[1, 1, 3, 3] z)
         <float[1, 2, 1, 1] w = {2, 3}> { a = Conv(x, w) b = Relu(a) y = Exp(b) z = Neg(b) }"""
     )
@@ -285,7 +277,7 @@ def test_chains_end_where_others_read():
 def test_of_two_convolutions_the_first_takes_the_sum():
     #  x -> Conv -> Add -> Relu -> y
     #    -> Conv ----'
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y)
         <float[2, 2, 1, 1] w = {2, 3, 4, 5}> {
             a = Conv(x, w) b = Conv(x, w) c = Add(a, b) y = Relu(c) }"""
@@ -301,7 +293,7 @@ def shorter_than(n: int) -> AcceptingPolicy:
 
 
 def test_fuse_takes_the_longest_chain_with_a_kernel():
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[1, 2, 3, 3] x) => (float[1, 1, 3, 3] y)
         <float[1, 2, 1, 1] w = {2, 3}> { a = Conv(x, w) b = Relu(a) c = Exp(b) y = Neg(c) }"""
     )
@@ -310,13 +302,13 @@ def test_fuse_takes_the_longest_chain_with_a_kernel():
 
 @pytest.mark.parametrize("policy", [shorter_than(0), AcceptingPolicy(faster=False)])
 def test_fuse_leaves_chains_without_a_kernel_or_a_gain(policy):
-    graph = graph_of("g (float[3] x) => (float[3] y) { a = Exp(x) y = Neg(a) }")
+    graph = graph_from_text("g (float[3] x) => (float[3] y) { a = Exp(x) y = Neg(a) }")
     assert fused_chains(graph, policy) == [["Exp"], ["Neg"]]
 
 
 def chain_of(n: int) -> Graph:
     """n elementwise nodes in a row."""
-    graph = graph_of("g (float[3] x) => (float[3] y) { y = Neg(x) }")
+    graph = graph_from_text("g (float[3] x) => (float[3] y) { y = Neg(x) }")
     (node,) = graph.nodes
     value, nodes = graph.inputs[0], []
     for i in range(n):
@@ -344,7 +336,7 @@ def test_fuse_asks_for_no_kernel_of_a_chain_that_is_slower():
 
 
 def test_chains_are_found_in_branches_and_not_across():
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[3] x, bool c) => (float[3] y) {
             a = Exp(x)
             y = If (c) <
@@ -360,7 +352,7 @@ def test_chains_are_found_in_branches_and_not_across():
 
 
 def test_a_fused_node_means_its_parts():
-    model = proto(
+    model = model_from_text(
         """g (float[2, 3] x, float[3] z) => (float[2, 3] y)
         { a = Exp(x) b = Sub(z, a) c = Mul(b, x) y = Relu(c) }"""
     )
@@ -393,7 +385,7 @@ def steps(model, **feeds) -> list[str]:
 
 @there
 def test_a_residual_block_is_three_steps():
-    model = proto(
+    model = model_from_text(
         """g (float[1, 16, 20, 20] x, float[1, 16, 20, 20] z) => (float[1, 16, 20, 20] y)
         <float[16] s, float[16] b> {
             w = ConstantOfShape <value = float[1] {0.01}> (shape)
@@ -418,7 +410,7 @@ def test_a_residual_block_is_three_steps():
 
 @there
 def test_attention_is_three_products_and_a_softmax():
-    model = proto(
+    model = model_from_text(
         """g (float[1, 32, 64] x, float[1, 1, 32, 32] mask) => (float[1, 32, 64] y)
         <float k = {0.25}, float zero = {0}, int64[4] heads = {1, 32, 4, 16}, int64[3] whole = {1, 32, 64}> {
             h = Reshape(x, heads)

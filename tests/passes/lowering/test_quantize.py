@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.analysis.interpreter import interpret
@@ -16,6 +15,7 @@ from penstock.passes.context import PassContext
 from penstock.passes.lowering.quantize import Quantize
 from penstock.passes.pipeline import optimize
 from penstock.passes.quantized_weights import has_quantized_weights
+from tests.support.onnx_text import model_from_text
 from tests.support.passes import fusing_context
 
 CONSTANTS = """
@@ -29,9 +29,8 @@ KEEP_WEIGHTS = PassContext(fold_quantized_weights=False)
 
 
 def proto(body: str, inputs: str = "uint8[1, 2, 2, 2] x", outputs: str = "uint8[?] y"):
-    text = f"""<ir_version: 10, opset_import: ["" : 21]>
-    g ({inputs}) => ({outputs.replace("?", "a, b, c, d")}) <{CONSTANTS}> {{ {body} }}"""
-    return parser.parse_model(text)
+    outputs = outputs.replace("?", "a, b, c, d")
+    return model_from_text(f"g ({inputs}) => ({outputs}) <{CONSTANTS}> {{ {body} }}", opset=21)
 
 
 def quantized(model, accepts=lambda node: True) -> Graph:

@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
 from penstock.backends.onednn.library import library
+from tests.support.onnx_text import compile_text, model_from_text
 
 rng = np.random.default_rng(3)
 
@@ -19,8 +19,7 @@ BACKENDS = [["numpy"], *([["onednn", "numpy"]] if library() is not None else [])
 
 def counts(text: str, backends: list[str], low: float = -1.0) -> Counter[str]:
     """The operations of a model that are left, whose results are those of onnx.reference."""
-    header = '<ir_version: 9, opset_import: ["" : 20]>\n'
-    model = parser.parse_model(header + text)
+    model = model_from_text(text)
     session = ps.compile(model, executor="linear", backends=backends)
     value = model.graph.input[0]
     dims = [d.dim_value or 2 for d in value.type.tensor_type.shape.dim]
@@ -102,10 +101,9 @@ def test_what_a_convolution_cannot_pad(body):
 
 def test_what_is_taken_away_stays_a_pad():
     graph = "g (float[1, 1, 9, 8] x) => (float[1, 1, 8, 8] y)"
-    header = '<ir_version: 9, opset_import: ["" : 20]>\n'
-    text = f"""{header} {graph} <int64[8] pads = {{0, 0, -1, 1, 0, 0, 1, 0}},
+    text = f"""{graph} <int64[8] pads = {{0, 0, -1, 1, 0, 0, 1, 0}},
         float[1, 1, 2, 2] w = {{1, 2, 3, 4}}> {{ p = Pad(x, pads) y = Conv(p, w) }}"""
-    session = ps.compile(parser.parse_model(text), backends=["numpy"])
+    session = compile_text(text, backends=["numpy"])
     x = rng.standard_normal((1, 1, 9, 8)).astype(np.float32)
     p = np.pad(x[0, 0, 1:], ((0, 1), (1, 0)))
     expected = p[:-1, :-1] + 2 * p[:-1, 1:] + 3 * p[1:, :-1] + 4 * p[1:, 1:]
@@ -169,12 +167,11 @@ def test_what_never_runs_may_be_wrong(pads, attrs):
     #  If -+- then: x
     #      +- else: a Pad, or a Conv, that can never be
     count = pads.count(",") + 1
-    text = f"""<ir_version: 9, opset_import: ["" : 20]>
-        g (float[1, 2, 9, 8] x, bool c) => (float[1, 2, 9, 8] y)
+    text = f"""g (float[1, 2, 9, 8] x, bool c) => (float[1, 2, 9, 8] y)
         <int64[{count}] pads = {pads}, {WEIGHTS}> {{ y = If (c) <
             then_branch = t () => (float[1, 2, 9, 8] a) {{ a = Identity(x) }},
             else_branch = e () => (z) {{ p = Pad(x, pads) z = Conv {attrs} (p, w) }}> }}"""
-    session = ps.compile(parser.parse_model(text), backends=["numpy"])
+    session = compile_text(text, backends=["numpy"])
     x = rng.standard_normal((1, 2, 9, 8)).astype(np.float32)
     np.testing.assert_array_equal(session.run({"x": x, "c": np.True_})["y"], x)
     with pytest.raises(ps.PenstockError):

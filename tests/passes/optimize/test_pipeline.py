@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 import penstock as ps
 from penstock.analysis.interpreter import interpret
@@ -25,16 +24,12 @@ from penstock.passes.optimize.fold_constants import FoldConstants, owned_bytes
 from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.pipeline import optimize
 from penstock.types import ShapeError, TensorType
+from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import seeded
 
 
-def graph_of(text: str, opset: int = 19) -> Graph:
-    header = f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
-    return ps.load(parser.parse_model(header + text)).graph
-
-
 def optimized(text: str, limits: Limits = DEFAULT_LIMITS) -> Graph:
-    graph = graph_of(text)
+    graph = graph_from_text(text)
     optimize(graph, PassContext(limits=limits))
     return graph
 
@@ -83,7 +78,7 @@ def test_shapes_of_concrete_inputs_leave_one_reshape():
             target = Concat <axis = 0> (nv, rest)
             y = Reshape(x, target)
         }"""
-    graph = graph_of(text)
+    graph = graph_from_text(text)
     graph.inputs[0].type = TensorType(np.dtype(np.float32), (5, 3, 4))
     optimize(graph)
     assert ops(graph) == {"Reshape": 1}
@@ -122,7 +117,7 @@ def test_random_numbers_are_not_folded():
 
 
 def test_a_node_that_can_never_run_is_an_error_with_its_origin():
-    graph = graph_of(
+    graph = graph_from_text(
         "g (float[2] x) => (float[2] y) <float[3] a = {1, 2, 3}> { [adder] y = Add(x, a) }"
     )
     with pytest.raises(ps.InvalidModel, match=r"Add \(adder in the model\).*float32\[2\]"):
@@ -134,7 +129,7 @@ def test_in_a_branch_it_is_an_error_only_if_it_runs():
         y = If (c) <then_branch = t () => (float[2] u) { u = Add(x, a) },
                     else_branch = e () => (float[2] v) { v = Neg(x) }>
     }"""
-    session = ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+    session = compile_text(text)
     x = np.ones(2, np.float32)
     assert session.run({"x": x, "c": np.array(False)})["y"].tolist() == [-1, -1]
     with pytest.raises(ps.RunError, match="Add"):
@@ -212,7 +207,7 @@ def test_what_changes_nothing_goes(body, left):
         float one = {{1}}, int64[2] zero = {{0, 0}}, int64[2] many = {{9, 9}},
         int64[1] minus = {{-1}}, int64[1] far = {{-9}}, int64[4] none = {{0, 0, 0, 0}},
         int64[4] shift = {{1, 0, -1, 0}}, float[2] row = {{1, 2}}> {{ {body} }}"""
-    plain = graph_of(text)
+    plain = graph_from_text(text)
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
     wanted = interpret(plain, [x])
     graph = optimized(text)
@@ -282,7 +277,7 @@ def test_what_no_output_needs_is_dropped_in_bodies_too():
 
 
 def test_a_feed_cuts_off_what_is_upstream_of_it():
-    graph = graph_of(
+    graph = graph_from_text(
         "g (float[2] x, float[2] w) => (float[2] y) { a = Exp(x) b = Neg(a) y = Add(b, w) }"
     )
     values = {v.name: v for n in graph.nodes for v in (*n.inputs, *n.outputs)}
@@ -293,7 +288,7 @@ def test_a_feed_cuts_off_what_is_upstream_of_it():
 
 
 def test_a_fed_value_that_is_fetched_comes_back():
-    graph = graph_of("g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }")
+    graph = graph_from_text("g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }")
     values = {v.name: v for n in graph.nodes for v in (*n.inputs, *n.outputs)}
     part = cut(graph, [values["a"]], [values["a"], values["y"]])
     a = np.ones(2, np.float32)
@@ -459,7 +454,7 @@ def test_a_trip_count_is_one_integer(limit):
         y = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
             {{ d = Identity(c) w = Add(v, v) }}> }}"""
     with pytest.raises(ps.InvalidModel, match="one integer"):
-        ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+        compile_text(text)
 
 
 def test_inference_in_nested_loops_does_not_grow_with_every_level():
@@ -541,7 +536,7 @@ def test_a_condition_of_two_elements_is_an_error_only_where_it_is_reached():
         y = If (c) <then_branch = t () => (float[2] u) {{ u = {inner} }},
                     else_branch = e () => (float[2] v) {{ v = Neg(x) }}>
     }}"""
-    session = ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+    session = compile_text(text)
     x = np.ones(2, np.float32)
     assert session.run({"x": x, "c": np.array(False)})["y"].tolist() == [-1, -1]
     with pytest.raises(ps.RunError, match="one element"):
@@ -555,7 +550,7 @@ def test_a_view_that_can_never_be_is_an_error_only_if_it_runs():
         a = Abs(x)
         y = If (c) <then_branch = t () => (float[N] p) { p = Reshape(a, five) },
                     else_branch = e () => (float[N] q) { q = Reshape(a, flat) }> }"""
-    session = ps.compile(parser.parse_model('<ir_version: 9, opset_import: ["" : 19]>\n' + text))
+    session = compile_text(text)
     x = np.ones((2, 3), np.float32)
     assert session.run({"x": x, "c": np.array(False)})["y"].shape == (6,)
     with pytest.raises(ps.RunError, match=r"Reshape \(.*float32\[2, 3\]"):
@@ -585,7 +580,7 @@ def test_a_large_constant_with_many_readers_is_not_folded_for_each():
 
 def test_a_partly_known_split_settles():
     #  one of two outputs is a constant; the node stays for the other, and nothing changes further
-    graph = graph_of(
+    graph = graph_from_text(
         """g (float[N, 3] x) => (int64[1] y, int64[1] z) <int64 zero = {0}> {
             s = Shape(x) y, z = Split <axis = 0, num_outputs = 2> (s) }"""
     )
@@ -603,8 +598,7 @@ def test_what_others_read_too_is_not_absorbed():
     graph = optimized(text)
     assert ops(graph) == {"Conv": 1, "Mul": 1, "Neg": 1}
     x = np.random.default_rng(0).standard_normal((1, 2, 3, 3)).astype(np.float32)
-    header = '<ir_version: 9, opset_import: ["" : 19]>\n'
-    y, z = ps.compile(parser.parse_model(header + text), backends=["numpy"])(x)
+    y, z = compile_text(text, backends=["numpy"])(x)
     a = np.einsum("oi,nihw->nohw", np.array([[1, 2], [3, 4]]), x) + 3
     np.testing.assert_allclose(y, 2 * a, rtol=1e-5)
     np.testing.assert_allclose(z, -a, rtol=1e-5)
