@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from penstock.analysis.type_inference import describe
 from penstock.errors import LimitExceeded
+from penstock.ir.describe import describe_node
 from penstock.ir.graph import Graph, Value
 from penstock.limits import Limits
 from penstock.types import TensorType
@@ -20,12 +20,12 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
     for node in graph.walk():
         for value in node.outputs:
             if value is not None and (found := _problem(value, limits)) is not None:
-                raise LimitExceeded(f"{describe(node)}: {found}")
+                raise LimitExceeded(f"{describe_node(node)}: {found}")
         for value in node.inputs:
             if value is None or value.const is None:
                 continue
             if (found := _problem(value, limits)) is not None:
-                raise LimitExceeded(f"{describe(node)}: {found}")
+                raise LimitExceeded(f"{describe_node(node)}: {found}")
     for value in graph.outputs:
         if (found := _problem(value, limits)) is not None:
             raise LimitExceeded(found)

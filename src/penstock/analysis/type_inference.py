@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.errors import InternalError, InvalidModel, LimitExceeded, PenstockError
+from penstock.errors import PenstockError
+from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import LoopCarried, ScanLayout, is_control, scalar
+from penstock.ops.onnx.control_flow import LoopCarried, ScanLayout, is_control, read_trip_count
 from penstock.types import (
     ANY,
     BOOL,
@@ -69,28 +70,7 @@ def _node_types(node: Node, certain: bool, settled: Settled) -> Sequence[Type]:
     except Exception as error:
         if isinstance(error, ShapeError) and not certain:
             return ()
-        raise fault(node, error) from error
-
-
-def fault(node: Node, error: Exception) -> PenstockError:
-    """What to raise for an exception out of an operation's own code, before any run.
-
-    Operations say by a ``ShapeError`` what is wrong with a model; but for errors that say all of it
-    themselves, all else is our bug.
-    """
-    if isinstance(error, PenstockError):
-        return error
-    if isinstance(error, ShapeError):
-        return InvalidModel(f"{describe(node)}: {error}")
-    if isinstance(error, MemoryError):
-        return LimitExceeded(f"{describe(node)}: there is not enough memory to compile it: {error}")
-    return InternalError(f"{describe(node)}: compiling it failed with {error!r}. Please report it")
-
-
-def describe(node: Node) -> str:
-    """A node for an error message: operation, origin and the types at hand."""
-    types = ", ".join("none" if v is None else f"{v.name}: {v.type}" for v in node.inputs)
-    return f"{node.op.name} ({node.origin or node.name}) with inputs ({types})"
+        raise compile_error(node, error) from error
 
 
 def _if(node: Node, settled: Settled) -> Sequence[Type]:
@@ -110,7 +90,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     limit = node.inputs[0]
     trips: Dim = None
     if limit is not None and limit.const is not None and _always(node):
-        trips = max(0, scalar(limit.const))
+        trips = max(0, read_trip_count(limit.const))
     collected = body.outputs[LoopCarried(node).outputs.stop :]
     return [*final, *(_stacked(v.type, trips, 0) for v in collected)]
 

@@ -1,7 +1,7 @@
 """What a valid model is: every rule that graphs must keep before anything else touches them.
 
 ``verify`` first walks the nesting of graphs, which bounds depth and size, so that what follows is
-linear in the model and ends; then it asks each of ``CHECKS`` for the faults it finds. A check is a
+linear in the model and ends; then it asks each of ``_CHECKS`` for the faults it finds. A check is a
 generator of sentences that name the node, by its origin, or the value, and say what to do. None of
 them recurses: how deep a file nests its graphs is not the file's to decide.
 
@@ -53,7 +53,7 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
             "name one of them as its entry"
         )
     index = _Index([*model.graphs.values(), *model.functions.values()], model.functions, limits)
-    found = (problem for check in CHECKS for problem in check(index, limits))
+    found = (problem for check in _CHECKS for problem in check(index, limits))
     problems = list(islice(found, MAX_PROBLEMS))
     more = sum(1 for _ in found)
     if problems:
@@ -180,7 +180,7 @@ def _described(value: Value) -> str:
 Check = Callable[[_Index, Limits], Iterator[str]]
 
 
-def repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
     """A node stands in one place only."""
     seen: set[Node] = set()
     for _, scope, node in index.nodes():
@@ -189,7 +189,7 @@ def repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
         seen.add(node)
 
 
-def graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
     """A graph is an attribute itself, where walks over nested graphs find it."""
     for _, _, node in index.nodes():
         for name, attribute in node.attrs.items():
@@ -200,7 +200,7 @@ def graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
     """An input comes from outside: it is listed once, and nothing makes it."""
     for i, scope in enumerate(index.scopes):
         seen: set[Value] = set()
@@ -217,7 +217,7 @@ def graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
                 yield f"input {value.name!r} of {scope} is a constant; take it off the inputs"
 
 
-def node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
     """Each value is made once, by the node that it names as its producer."""
     for _, _, node in index.nodes():
         outputs = node.outputs
@@ -243,7 +243,7 @@ def node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def names(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_names(index: _Index, limits: Limits) -> Iterator[str]:
     """A name means one value, in its graph and in all that are nested in it."""
     # One entry per name is enough: one that stands in a graph around the present one is never
     # replaced, because what would replace it is reported instead.
@@ -273,7 +273,7 @@ def names(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def reads(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_reads(index: _Index, limits: Limits) -> Iterator[str]:
     """What a node or a graph's result refers to is there: here, around here, or a constant."""
     for i, _, node in index.nodes():
         for value in node.inputs:
@@ -315,7 +315,7 @@ def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
     return f"but {value.producer.label}, which makes it, is not in the model; add that node"
 
 
-def control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
     """A node waits for nodes of its own graph only."""
     for i, scope, node in index.nodes():
         for other in node.control_inputs:
@@ -390,7 +390,7 @@ CONTROL_FLOW: dict[Role | None, _Bodies] = {
 }
 
 
-def control_flow(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_control_flow(index: _Index, limits: Limits) -> Iterator[str]:
     """What goes into and comes out of a node's graphs fits the node."""
     for _, _, node in index.nodes():
         rule = CONTROL_FLOW.get(node.op.role)
@@ -415,7 +415,7 @@ def control_flow(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
     """The lists among the attributes of a Scan have an entry for each sequence."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.SCAN:
@@ -433,7 +433,7 @@ def scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
                 yield f"{node.label} has {len(listed)} {name} for {count} sequences; give each one"
 
 
-def primitives(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
     """TensorFlow's primitives of control flow have their inputs, outputs and attributes. Whether
     frames fit together is asked only of what a run needs (``passes/frames.py``)."""
     for _, _, node in index.nodes():
@@ -457,7 +457,7 @@ def primitives(index: _Index, limits: Limits) -> Iterator[str]:
             yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
 
 
-def calls(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
     """A call names a function of the model, and takes and gives as many values as that."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.CALL:
@@ -476,7 +476,7 @@ def calls(index: _Index, limits: Limits) -> Iterator[str]:
             )
 
 
-def types(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_types(index: _Index, limits: Limits) -> Iterator[str]:
     """Types are those of values that can be: dtypes we know, dims that can be multiplied."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
@@ -540,7 +540,7 @@ def _tensor_fault(kind: TensorType, limits: Limits) -> str | None:
     return None
 
 
-def constants(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_constants(index: _Index, limits: Limits) -> Iterator[str]:
     """A constant is an array that its type describes; all of them together are bounded."""
     total = 0
     for value in index.constants:
@@ -587,7 +587,7 @@ def _bytes_of_attributes(index: _Index) -> int:
     )
 
 
-def cycles(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_cycles(index: _Index, limits: Limits) -> Iterator[str]:
     """Some order of each graph's nodes has every node after all that it depends on."""
     for scope in index.scopes:
         if scope.parent >= 0:
@@ -599,19 +599,19 @@ def cycles(index: _Index, limits: Limits) -> Iterator[str]:
                 yield from error.problems
 
 
-CHECKS: tuple[Check, ...] = (
-    repeated_nodes,
-    graph_lists,
-    graph_inputs,
-    node_outputs,
-    names,
-    reads,
-    control_inputs,
-    control_flow,
-    scan_lists,
-    primitives,
-    calls,
-    types,
-    constants,
-    cycles,
+_CHECKS: tuple[Check, ...] = (
+    _check_repeated_nodes,
+    _check_graph_lists,
+    _check_graph_inputs,
+    _check_node_outputs,
+    _check_names,
+    _check_reads,
+    _check_control_inputs,
+    _check_control_flow,
+    _check_scan_lists,
+    _check_primitives,
+    _check_calls,
+    _check_types,
+    _check_constants,
+    _check_cycles,
 )

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import LimitExceeded
 from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
-from penstock.ops.onnx.control_flow import element_of, scalar, stack, truth
+from penstock.ops.onnx.control_flow import element_of, read_trip_count, stack, truth
 from penstock.plan.plan import Slot, Step
 from penstock.types import ShapeError
 
@@ -136,7 +136,7 @@ HELPERS: dict[str, Callable[..., Any] | Any] = {
     "own": own,
     "rows_of": rows_of,
     "same_length": same_length,
-    "scalar": scalar,
+    "scalar": read_trip_count,
     "contiguous": contiguous,
     "stack": stack,
     "too_many": too_many,

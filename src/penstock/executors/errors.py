@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.codegen.writer import Program
 from penstock.errors import InternalError, PenstockError, RunError
+from penstock.ir.describe import describe_node
 from penstock.plan.plan import Plan, Step
 from penstock.types import ShapeError, TensorType
 
@@ -34,12 +35,12 @@ def explained(error: Exception, program: Program, plan: Plan) -> PenstockError:
         return RunError(f"there is not enough memory for the outputs: {error}")
     if step is None:
         return InternalError(f"the run failed outside of any node: {error!r}")
-    inputs = ", ".join(
+    inputs = [
         "none" if i < 0 else f"{plan.slots[i].name}: {types.get(i, plan.slots[i].type)}"
         for i in step.inputs
-    )
+    ]
     reason = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
-    message = f"{step.node.op.name} ({step.node.label}) with inputs ({inputs}): {reason}"
+    message = f"{describe_node(step.node, inputs)}: {reason}"
     # No input makes correct code use an undefined name or fail an assertion.
     if isinstance(error, AssertionError | NameError):
         return InternalError(f"{message}. This is a bug in Penstock: please report it")

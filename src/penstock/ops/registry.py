@@ -44,7 +44,7 @@ def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return ()
 
 
-def numeric(compile: Compile) -> Compile:
+def _numeric(compile: Compile) -> Compile:
     """``compile``, for an operation that takes no strings: they never reach its kernel.
 
     NumPy would compute with them as with any objects. Where results are cast to other types, it
@@ -77,7 +77,7 @@ def numeric(compile: Compile) -> Compile:
     return checked
 
 
-def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
     """``infer`` or ``compile`` of an operation of which there is no schema.
 
     Nobody has checked that a node has as many inputs and the attributes that the code reads.
@@ -96,7 +96,7 @@ def unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-class Traits(TypedDict, total=False):
+class _Traits(TypedDict, total=False):
     """Properties of an operation; the fields of ``Op`` of these names say what they mean."""
 
     role: Role
@@ -115,7 +115,7 @@ def operator(
     infer: Infer = unknown_types,
     pure: bool = True,
     strings: bool = False,
-    **traits: Unpack[Traits],
+    **traits: Unpack[_Traits],
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one.
 
@@ -128,11 +128,11 @@ def operator(
         last = NEWEST if version is None else version
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
-        made = compile if strings else numeric(compile)
+        made = compile if strings else _numeric(compile)
         found = infer
         if domain in (MICROSOFT, TENSORFLOW):
-            made = unchecked(made)
-            found = infer if infer is unknown_types else unchecked(infer)
+            made = _unchecked(made)
+            found = infer if infer is unknown_types else _unchecked(infer)
         entries.append(Op(name, domain, since, last, found, made, pure, **traits))
         return compile
 

@@ -42,10 +42,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.type_inference import describe, fault
 from penstock.backends.base import Backend, transfer_kernel
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InternalError, LimitExceeded
+from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, REORDER, is_transfer
@@ -417,7 +417,7 @@ class _Builder:
             accepting = (b for b in self.backends if self.answers.accepts(b, node))
             backend = next(accepting, None)
         if backend is None:
-            raise InternalError(f"no backend has a kernel for {describe(node)}")
+            raise InternalError(f"no backend has a kernel for {describe_node(node)}")
         self.chosen[node] = backend
         if is_transfer(node):
             return transfer_kernel(node, self.backends)
@@ -426,7 +426,7 @@ class _Builder:
         except Exception as error:
             return _failing(node, error, certain)
         if kernel is None:
-            raise InternalError(f"{backend.name} has no kernel for {describe(node)}")
+            raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
         return kernel
 
     def placed_in_host(self, node: Node) -> bool:
@@ -703,7 +703,7 @@ def _copy_of(kernel: Kernel, n: int) -> Any:
 def _failing(node: Node, error: Exception, certain: bool) -> Kernel:
     """A kernel that fails when it runs, if its node may never run; else the error is raised."""
     if certain or not isinstance(error, ShapeError):
-        raise fault(node, error) from error
+        raise compile_error(node, error) from error
     message = str(error)
 
     def fail(*inputs: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.analysis.frames import frame_of
 from penstock.analysis.sizes import check_sizes
-from penstock.analysis.type_inference import fault, infer_types
+from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
 from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
@@ -34,6 +34,7 @@ from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.inspect.forecast import Forecast, forecast
+from penstock.ir.describe import compile_error
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.op import Kernel
@@ -313,7 +314,7 @@ class Compiler:
             except Exception as error:
                 if isinstance(error, PenstockError):
                     raise
-                raise fault(node, error) from error
+                raise compile_error(node, error) from error
             if kernel is None:
                 reason = f"no kernel for it on {backend.name}"
                 raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])

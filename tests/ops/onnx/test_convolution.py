@@ -285,7 +285,7 @@ def test_workspaces_are_bounded():
         ((8, 64, 56, 56), (64, 64, 1, 1), 1),
     ]:
         kinds = TensorType(FLOAT32, x), TensorType(FLOAT32, w)
-        routine = family.convolution(*kinds, {"group": group, "pads": [w[2] // 2] * 4})
+        routine = family.convolution_routine(*kinds, {"group": group, "pads": [w[2] // 2] * 4})
         assert routine.workspace <= 2.1 * family.BLOCK_BYTES
 
 

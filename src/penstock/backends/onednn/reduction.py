@@ -10,7 +10,7 @@ from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
-from penstock.ops.onnx.reduce import form_of
+from penstock.ops.onnx.reduce import reduction_form
 from penstock.types import FLOAT32
 
 
@@ -48,7 +48,7 @@ def reduction(work: OpDesc) -> PrimitiveSpec | None:
         axes = const.reshape(-1).tolist()
     if not axes and node.attrs.get("noop_with_empty_axes"):
         return None
-    form = form_of(x.dims, FLOAT32, axes or None, True)
+    form = reduction_form(x.dims, FLOAT32, axes or None, True)
     taken = {axis for axis in form.axes if x.dims[axis] > 1}
     if not taken:
         return None

@@ -25,6 +25,7 @@ from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.scheduler import DEAD, Call, Flow, Iteration, Token, caller, missing
 from penstock.executors.frames.tokens import FrameNode, Kind, Tokens
 from penstock.host.threads import Workers, report_thread_exception
+from penstock.ir.describe import describe_node
 from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.types import ShapeError
@@ -526,13 +527,13 @@ def _explained(item: FrameNode, inputs: Sequence[Any], error: BaseException) -> 
     if isinstance(error, PenstockError):
         error.add_note(f"The run had come to {node.op.name} ({node.label}).")
         return error
-    shapes = ", ".join(
+    shapes = [
         "none"
         if v is None
         else f"{v.name}: {getattr(x, 'dtype', '?')}{list(getattr(x, 'shape', None) or ())}"
         for v, x in zip(node.inputs, inputs, strict=True)
-    )
+    ]
     what = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
-    found = RunError(f"{node.op.name} ({node.label}) with inputs ({shapes}): {what}")
+    found = RunError(f"{describe_node(node, shapes)}: {what}")
     found.__cause__ = error
     return found

@@ -51,18 +51,18 @@ def minimum(a: Any, b: Any, out: Any = None) -> Any:
     return np.minimum(a, b, out=out)
 
 
-def scalar(value: Any, dtype: np.dtype) -> np.ndarray:
+def typed_scalar(value: Any, dtype: np.dtype) -> np.ndarray:
     """A constant of a formula."""
     return np.array(value, dtype)
 
 
 def largest(dtype: np.dtype) -> np.ndarray:
     """The upper bound that bounds nothing, as a constant; infinity for floats."""
-    return scalar(np.inf if is_float(dtype) else np.iinfo(dtype).max, dtype)
+    return typed_scalar(np.inf if is_float(dtype) else np.iinfo(dtype).max, dtype)
 
 
 def smallest(dtype: np.dtype) -> np.ndarray:
-    return scalar(-np.inf if is_float(dtype) else np.iinfo(dtype).min, dtype)
+    return typed_scalar(-np.inf if is_float(dtype) else np.iinfo(dtype).min, dtype)
 
 
 def ufunc(function: Callable[..., Any], inputs: int) -> Kernel:

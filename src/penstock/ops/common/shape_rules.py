@@ -33,7 +33,7 @@ def given(inputs: Sequence[Any], index: int) -> bool:
     return index < len(inputs) and inputs[index] is not None
 
 
-def padded(sequence: Sequence[Any], count: int) -> list[Any]:
+def pad_with_none(sequence: Sequence[Any], count: int) -> list[Any]:
     """``sequence`` with ``None`` for what it lacks of ``count`` entries."""
     return [*sequence, *(None,) * (count - len(sequence))]
 
@@ -42,7 +42,7 @@ def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
     """Contents of an integer input as far as known: from a constant, or from shape arithmetic."""
     const = consts[index] if index < len(consts) else None
     if const is not None:
-        return whole_numbers(const)
+        return _whole_numbers(const)
     if index < len(types):
         kind = types[index]
         if isinstance(kind, TensorType):
@@ -50,7 +50,7 @@ def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
     return None
 
 
-def whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
+def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
     """The elements of a constant, unless one is no whole number or there are very many."""
     if const.size > MAX_WHOLE_NUMBERS or const.dtype == STRING:
         return None
@@ -75,7 +75,7 @@ def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
         return None
     value = node.inputs[index]
     if value is not None and value.const is not None:
-        return whole_numbers(value.const)
+        return _whole_numbers(value.const)
     return all_known(ints(types, (), index))
 
 
@@ -88,7 +88,7 @@ _ELEMENT_TYPES = (
 )
 
 
-def element_dtype(attrs: Attrs, name: str) -> np.dtype | None:
+def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
     """The dtype whose ONNX number attribute ``name`` is; ``None`` where it is 0 or left out."""
     code = attrs.get(name) or 0
     if code == 0:
@@ -113,7 +113,7 @@ def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str
     return value
 
 
-def single(x: np.ndarray, name: str) -> np.ndarray:
+def one_element(x: np.ndarray, name: str) -> np.ndarray:
     """A tensor of one element as one without dims."""
     if x.size != 1:
         raise ShapeError(f"{name} must be a scalar, not of shape {x.shape}")
@@ -176,7 +176,7 @@ def same_dim(a: Dim, b: Dim, what: str) -> Dim:
     return a if isinstance(a, int) or b is None else b
 
 
-def fits(shape: Shape | None, wanted: Shape | None) -> bool:
+def _fits(shape: Shape | None, wanted: Shape | None) -> bool:
     """Whether ``shape`` may be the one wanted, as far as both are known."""
     if shape is None or wanted is None:
         return True
@@ -188,7 +188,7 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """That ``shape`` may be one of those wanted."""
-    if not any(fits(shape, each) for each in wanted):
+    if not any(_fits(shape, each) for each in wanted):
         raise ShapeError(f"{name} has shape {shape} where {_either(wanted)} is needed")
 
 
@@ -220,7 +220,7 @@ def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
     return found
 
 
-def product(dims: Iterable[Dim]) -> Dim:
+def dim_product(dims: Iterable[Dim]) -> Dim:
     """The product of dims; a single symbolic one times ones keeps its name."""
     known, symbol = 1, None
     for dim in dims:

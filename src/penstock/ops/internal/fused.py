@@ -18,7 +18,7 @@ from penstock.types import Type
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class _Region:
     """The nodes of a fused node in their order, the last of which makes its one output.
 
     ``inputs`` are the values that they read and do not make, in the order of the fused node's
@@ -42,7 +42,7 @@ def fused(nodes: Sequence[Node]) -> Node:
     made = {node.outputs[0] for node in nodes}
     read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
     inputs = tuple([value for value in read if value not in made])
-    region = Region(tuple(nodes), inputs)
+    region = _Region(tuple(nodes), inputs)
     names = [node.op.name for node in nodes]
     output = Value(region.output.name, region.output.type)
     waits = dict.fromkeys(before for node in nodes for before in node.control_inputs)
@@ -63,7 +63,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 def _compile(node: Node, types: Types) -> Kernel:
     """The kernels of the nodes, one after the other."""
-    region: Region = node.attrs["region"]
+    region: _Region = node.attrs["region"]
     place = {value: i for i, value in enumerate(region.inputs)}
     calls = []
     for each in region.nodes:

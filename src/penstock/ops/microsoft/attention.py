@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, given, padded, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.shape_rules import check_shape, given, pad_with_none, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
@@ -63,7 +63,9 @@ def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys:
 class _Attend:
     """What both operations do once queries, keys and values are there."""
 
-    def __init__(self, layout: Layout, heads: Heads, dtype: np.dtype, attrs: Attrs, past: int):
+    def __init__(
+        self, layout: ScratchLayout, heads: Heads, dtype: np.dtype, attrs: Attrs, past: int
+    ):
         scale = attrs.get("scale") or 1 / math.sqrt(max(heads.size, 1))
         self.heads = heads
         self.core = Core(layout, heads, dtype, scale=scale)
@@ -107,7 +109,7 @@ def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
     return each, each, each
 
 
-def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     for name in ("do_rotary", "past_present_share_buffer"):
         if attrs.get(name):
             raise ShapeError(f"Attention with {name} is not supported")
@@ -136,7 +138,7 @@ def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     )
 
 
-@operator("Attention", domain=MICROSOFT, infer=infer_attention)
+@operator("Attention", domain=MICROSOFT, infer=_infer_attention)
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
@@ -146,10 +148,10 @@ def attention(node: Node, types: Types) -> Kernel:
         q_size, k_size, v_size = _sections(attrs, weights.dims)
         assert isinstance(q_size, int) and isinstance(k_size, int) and isinstance(v_size, int)
         (batch, length, width), count = x.dims, _heads_of(attrs)
-        past_type = padded(inputs, 5)[4]
+        past_type = pad_with_none(inputs, 5)[4]
         past = past_type.dims[3] if past_type is not None else 0
         heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
-        layout, total = Layout(), q_size + k_size + v_size
+        layout, total = ScratchLayout(), q_size + k_size + v_size
         projected = layout.field((batch * length, total), x.dtype)
         attend = _Attend(layout, heads, x.dtype, attrs, past)
         n_inputs, asked = len(inputs), given(outputs, 1)
@@ -164,8 +166,8 @@ def attention(node: Node, types: Types) -> Kernel:
         ]
 
         def into(*arguments: Any) -> None:
-            x, w, b, mask, old, added = padded(arguments[:n_inputs], 6)
-            y, present = padded(arguments[n_inputs:-1], 2)
+            x, w, b, mask, old, added = pad_with_none(arguments[:n_inputs], 6)
+            y, present = pad_with_none(arguments[n_inputs:-1], 2)
             workspace = arguments[-1]
             qkv = projected(workspace)
             np.matmul(x.reshape(batch * length, width), w, qkv)
@@ -243,7 +245,7 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
     return q, joined[0], joined[1], past
 
 
-def infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if any(given(types, i) for i in (8, 9)):
         raise ShapeError("MultiHeadAttention with a buffer shared by past and present")
     dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
@@ -260,7 +262,7 @@ def infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, y), TensorType(dtype, k), TensorType(dtype, v))
 
 
-@operator("MultiHeadAttention", domain=MICROSOFT, infer=infer_mha)
+@operator("MultiHeadAttention", domain=MICROSOFT, infer=_infer_mha)
 def multi_head_attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     if len(node.outputs) > 3:
@@ -283,7 +285,7 @@ def multi_head_attention(node: Node, types: Types) -> Kernel:
         batch, _, queries, size = q_shape
         heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
         assert isinstance(past, int)
-        layout = Layout()
+        layout = ScratchLayout()
         attend = _Attend(layout, heads, dtype, attrs, past)
         n_inputs = len(inputs)
         # Keys and values of a cache had their bias added when they entered it.
@@ -302,8 +304,8 @@ def multi_head_attention(node: Node, types: Types) -> Kernel:
             caches.append(Cache(past, layout.field(shape, dtype) if own else None))
 
         def into(*arguments: Any) -> None:
-            q, k, v, bias, mask, added, old_k, old_v = padded(arguments[:n_inputs], 8)
-            y, new_k, new_v = padded(arguments[n_inputs:-1], 3)
+            q, k, v, bias, mask, added, old_k, old_v = pad_with_none(arguments[:n_inputs], 8)
+            y, new_k, new_v = pad_with_none(arguments[n_inputs:-1], 3)
             workspace = arguments[-1]
             parts, start = unpack(q, k, v), 0
             for i, field in enumerate(sums):

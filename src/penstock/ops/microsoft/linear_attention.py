@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, choice, given, padded, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.shape_rules import check_shape, choice, given, pad_with_none, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
@@ -25,7 +25,7 @@ _RULES = {
 }
 
 
-def infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rule = choice(attrs, "update_rule", "gated_delta", _RULES)
     for name, index, needed in zip(("decay", "beta"), (4, 5), _RULES[rule], strict=True):
         if needed != given(types, index):
@@ -54,7 +54,7 @@ def infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     )
 
 
-@operator("LinearAttention", since=27, infer=infer_linear_attention)
+@operator("LinearAttention", since=27, infer=_infer_linear_attention)
 def linear_attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]
@@ -65,14 +65,14 @@ def linear_attention(node: Node, types: Types) -> Kernel:
         (batch, length, hidden), group = q.dims, heads // kv_heads
         size, value_size = hidden // heads, v.dims[2] // kv_heads
         scale = FLOAT32.type(attrs.get("scale") or 1 / math.sqrt(max(size, 1)))
-        layout, shape = Layout(), (batch, kv_heads, size, value_size)
+        layout, shape = ScratchLayout(), (batch, kv_heads, size, value_size)
         state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
         value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
         n_inputs = len(inputs)
 
         def into(*arguments: Any) -> None:
-            q, k, v, past, decay, beta = padded(arguments[:n_inputs], 6)
-            y, present = padded(arguments[n_inputs:-1], 2)
+            q, k, v, past, decay, beta = pad_with_none(arguments[:n_inputs], 6)
+            y, present = pad_with_none(arguments[n_inputs:-1], 2)
             workspace = arguments[-1]
             state, update = state_field(workspace), update_field(workspace)
             correction = value_field(workspace)

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_broadcasts, check_shape, same_dtype, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.normalization import Statistics
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
@@ -37,7 +37,7 @@ def infer_skip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return _infer_skip(types, gamma=2, beta=3, bias=4)
 
 
-def infer_skip_simplified(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_skip_simplified(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return _infer_skip(types, gamma=2, bias=3)
 
 
@@ -50,7 +50,7 @@ def _skip(node: Node, types: Types, centred: bool) -> Kernel:
         x = inputs[0]
         assert x is not None and x.dtype is not None
         rows, columns = prod(x.dims[:-1]), x.dims[-1]
-        layout = Layout()
+        layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
 
         def present(index: int) -> bool:
@@ -86,7 +86,7 @@ def skip_layer_normalization(node: Node, types: Types) -> Kernel:
     return _skip(node, types, centred=True)
 
 
-@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, infer=infer_skip_simplified)
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_skip_simplified)
 def skip_simplified_layer_normalization(node: Node, types: Types) -> Kernel:
     return _skip(node, types, centred=False)
 
@@ -94,7 +94,7 @@ def skip_simplified_layer_normalization(node: Node, types: Types) -> Kernel:
 # EmbedLayerNormalization
 
 
-def infer_embed(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_embed(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     tables = [tensor(types, i) for i in (2, 3, 4)]
     dtype = same_dtype(types, (2, 3, 4, 5, 6))
     hidden: Dim = None
@@ -119,7 +119,7 @@ def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
     return table[indices]
 
 
-@operator("EmbedLayerNormalization", domain=MICROSOFT, infer=infer_embed)
+@operator("EmbedLayerNormalization", domain=MICROSOFT, infer=_infer_embed)
 def embed_layer_normalization(node: Node, types: Types) -> Kernel:
     epsilon = node.attrs.get("epsilon", 1e-12)
     count = len(node.inputs)
@@ -128,7 +128,7 @@ def embed_layer_normalization(node: Node, types: Types) -> Kernel:
         kind = outputs[0]
         assert kind is not None and kind.dtype is not None
         batch, length, hidden = kind.dims
-        layout = Layout()
+        layout = ScratchLayout()
         statistics = Statistics(layout, batch * length, hidden, kind.dtype, epsilon)
 
         def into(*arguments: Any) -> None:

@@ -19,14 +19,14 @@ from penstock.ops.common.shape_rules import (
     broadcast_shapes,
     normalize_axes,
     normalize_axis,
-    padded,
+    one_element,
+    pad_with_none,
     same_type,
-    single,
     tensor,
 )
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
-from penstock.ops.onnx.quantization import blocks, load, store, zero_of
+from penstock.ops.onnx.quantization import blocks, store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized_conv import channels_back, channels_first
 from penstock.ops.registry import MICROSOFT, find, operator
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
@@ -35,16 +35,16 @@ Function = Callable[[np.ndarray, np.ndarray], Any]  # from an array, or in place
 
 
 def _zero(zero: np.ndarray | None, name: str) -> np.ndarray | None:
-    return None if zero is None else zero_of(single(zero, f"{name}_zero_point"))
+    return None if zero is None else zero_of(one_element(zero, f"{name}_zero_point"))
 
 
 def _scale(scale: np.ndarray, name: str) -> np.float32:
-    return np.float32(single(scale, f"{name}_scale"))
+    return np.float32(one_element(scale, f"{name}_scale"))
 
 
 def _dequantize(x: np.ndarray, scale: np.ndarray, zero: Any, values: np.ndarray) -> None:
     """``x`` as real numbers, in ``values``, float32."""
-    load(x, _zero(zero, "x"), values)
+    subtract_zero_point(x, _zero(zero, "x"), values)
     np.multiply(values, _scale(scale, "x"), values)
 
 
@@ -81,8 +81,8 @@ def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
 
 
 def _one_input(function: Function, node: Node, types: Types) -> Kernel:
-    consts = padded([None if v is None else v.const for v in node.inputs], 5)
-    given = padded([v is not None for v in node.inputs], 5)
+    consts = pad_with_none([None if v is None else v.const for v in node.inputs], 5)
+    given = pad_with_none([v is not None for v in node.inputs], 5)
     known = all(consts[i] is not None for i in range(1, 5) if given[i])
     tables: dict[np.dtype, bytes] = {}
     if known:
@@ -95,7 +95,7 @@ def _one_input(function: Function, node: Node, types: Types) -> Kernel:
 
     def into(*args: Any) -> None:
         *values, out = args
-        x, x_scale, x_zero, y_scale, y_zero = padded(values, 5)
+        x, x_scale, x_zero, y_scale, y_zero = pad_with_none(values, 5)
         table = tables.get(x.dtype)
         if table is None:
             table = _table(x.dtype, (x_scale, x_zero), (y_scale, y_zero), function)
@@ -117,7 +117,7 @@ def qlinear_leaky_relu(node: Node, types: Types) -> Kernel:
 # Two inputs
 
 
-def infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = tensor(types, 0), tensor(types, 3)
     return (TensorType(a.dtype, broadcast_shapes([a.shape, b.shape])),)
 
@@ -133,7 +133,7 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
         # Block by block, so that values stay in the cache and scratch memory is bounded.
         in_blocks = math.prod(c_type.dims) > BLOCK
         shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
-        layout = Layout()
+        layout = ScratchLayout()
         left, right = (layout.field(shape, FLOAT32) for shape in shapes)
         result = left
         if not in_blocks and c_type.dims != a_type.dims:
@@ -141,14 +141,14 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
 
         def into(*args: Any) -> None:
             *given, out, workspace = args
-            a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = padded(given, 8)
+            a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = pad_with_none(given, 8)
             zeros = _zero(a_zero, "a"), _zero(b_zero, "b"), _zero(c_zero, "c")
             scales = _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c")
             x, y, values = left(workspace), right(workspace), result(workspace)
 
             def block(a: Any, b: Any, x: Any, y: Any, values: Any, out: Any) -> None:
-                load(a, zeros[0], x)
-                load(b, zeros[1], y)
+                subtract_zero_point(a, zeros[0], x)
+                subtract_zero_point(b, zeros[1], y)
                 combine(x, y, *scales, values)
                 store(values, zeros[2], out, True)
 
@@ -165,7 +165,7 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
     return specialized(node, types, make, inplace=(0, 3))
 
 
-@operator("QLinearAdd", domain=MICROSOFT, infer=infer_binary)
+@operator("QLinearAdd", domain=MICROSOFT, infer=_infer_binary)
 def qlinear_add(node: Node, types: Types) -> Kernel:
     def combine(
         a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
@@ -177,7 +177,7 @@ def qlinear_add(node: Node, types: Types) -> Kernel:
     return _two_inputs(combine, node, types)
 
 
-@operator("QLinearMul", domain=MICROSOFT, infer=infer_binary)
+@operator("QLinearMul", domain=MICROSOFT, infer=_infer_binary)
 def qlinear_mul(node: Node, types: Types) -> Kernel:
     def combine(
         a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
@@ -222,7 +222,7 @@ def _recoder(
     return recode
 
 
-def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     parts = [tensor(types, i) for i in range(2, len(types), 3)]
     dtype = tensor(types, 1).dtype
     if not parts or any(part.shape is None for part in parts):
@@ -246,7 +246,7 @@ def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, tuple(dims)),)
 
 
-@operator("QLinearConcat", domain=MICROSOFT, infer=infer_concat)
+@operator("QLinearConcat", domain=MICROSOFT, infer=_infer_concat)
 def qlinear_concat(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
     if count < 5 or count % 3 != 2:
@@ -267,17 +267,17 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
     return specialized(node, types, lambda *_: Routine(into))
 
 
-def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shapes = [tensor(types, i).shape for i in (0, 1, 4)]
     return (TensorType(tensor(types, 1).dtype, broadcast_shapes(shapes)),)
 
 
-@operator("QLinearWhere", domain=MICROSOFT, infer=infer_where)
+@operator("QLinearWhere", domain=MICROSOFT, infer=_infer_where)
 def qlinear_where(node: Node, types: Types) -> Kernel:
     recoders = [_recoder(node, (i + 1, i + 2), (7, 8)) for i in (1, 4)]
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
+        layout = ScratchLayout()
         rooms = []
         for i in (1, 4):
             kind = inputs[i]
@@ -313,16 +313,16 @@ def qlinear_softmax(node: Node, types: Types) -> Kernel:
         rank = len(x_type.dims)
         first = normalize_axis(axis, rank)
         axes = tuple(range(first, rank)) if flattened else (first,)
-        layout = Layout()
+        layout = ScratchLayout()
         room = layout.field(x_type.dims, FLOAT32)
 
         def into(*args: Any) -> None:
             *given, out, workspace = args
-            x, x_scale, _, y_scale, y_zero = padded(given, 5)
+            x, x_scale, _, y_scale, y_zero = pad_with_none(given, 5)
             if not x.size:
                 return
             values = room(workspace)
-            load(x, None, values)  # a shift of all codes is of no consequence
+            subtract_zero_point(x, None, values)  # a shift of all codes is of no consequence
             np.subtract(values, values.max(axes, keepdims=True), values)
             np.multiply(values, _scale(x_scale, "x"), values)
             np.exp(values, values)
@@ -344,7 +344,7 @@ def _mean_kernel(
 
     def into(*args: Any) -> None:
         *given, out = args
-        x, x_scale, x_zero, y_scale, y_zero = padded(given, 5)
+        x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
         axes = axes_of(x.ndim)
         total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
         count = math.prod(x.shape[i] for i in axes)
@@ -375,13 +375,13 @@ def _global_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
     return axes
 
 
-def infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axes = () if x.rank is None else _global_axes(attrs)(x.rank)
     return (TensorType(x.dtype, _reduced(x.shape, axes, True)),)
 
 
-@operator("QLinearGlobalAveragePool", domain=MICROSOFT, infer=infer_global)
+@operator("QLinearGlobalAveragePool", domain=MICROSOFT, infer=_infer_global)
 def qlinear_global_average_pool(node: Node, types: Types) -> Kernel:
     return _mean_kernel(node, types, _global_axes(node.attrs), True)
 
@@ -391,13 +391,13 @@ def _mean_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
     return lambda rank: normalize_axes(listed, rank) if listed else tuple(range(rank))
 
 
-def infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axes = () if x.rank is None else _mean_axes(attrs)(x.rank)
     return (TensorType(x.dtype, _reduced(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
 
 
-@operator("QLinearReduceMean", domain=MICROSOFT, infer=infer_reduce_mean)
+@operator("QLinearReduceMean", domain=MICROSOFT, infer=_infer_reduce_mean)
 def qlinear_reduce_mean(node: Node, types: Types) -> Kernel:
     return _mean_kernel(node, types, _mean_axes(node.attrs), bool(node.attrs.get("keepdims", 1)))
 
@@ -411,7 +411,7 @@ def _average_pool() -> Op:
     return op
 
 
-def infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     last = bool(attrs.get("channels_last", 0))
     inner = TensorType(FLOAT32, channels_first(x.shape, last))
@@ -420,7 +420,7 @@ def infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(x.dtype, channels_back(y.shape, last)),)
 
 
-@operator("QLinearAveragePool", domain=MICROSOFT, infer=infer_average_pool)
+@operator("QLinearAveragePool", domain=MICROSOFT, infer=_infer_average_pool)
 def qlinear_average_pool(node: Node, types: Types) -> Kernel:
     last = bool(node.attrs.get("channels_last", 0))
 
@@ -431,13 +431,13 @@ def qlinear_average_pool(node: Node, types: Types) -> Kernel:
         inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
         inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
         pool = inner.op.compile(inner, [inner_type])
-        layout = Layout()
+        layout = ScratchLayout()
         room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
         scratch = layout.field((pool.workspace,), np.dtype(np.uint8)) if pool.workspace else None
 
         def into(*args: Any) -> None:
             *given, out, workspace = args
-            x, x_scale, x_zero, y_scale, y_zero = padded(given, 5)
+            x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
             values, means = room(workspace), pooled(workspace)
             _dequantize(x, x_scale, x_zero, values)
             source, target = values, means

@@ -14,12 +14,12 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.shape_rules import check_shape, padded, tensor
+from penstock.ops.common.shape_rules import check_shape, pad_with_none, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
-from penstock.ops.onnx.quantization import load, quantize_to_float, zero_of
+from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
 from penstock.ops.onnx.recurrent import (
     Layer,
-    Weights,
+    RecurrentWeights,
     layer_routine,
     output_shapes,
     parse_layer,
@@ -70,18 +70,18 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
         hidden = sizes["H"]
         columns = layer.gates * hidden if isinstance(hidden, int) else None
         n = len(layer.reverse)
-        check_shape("a scale or zero point", padded(shapes, 12)[i], (n,), (n, columns))
+        check_shape("a scale or zero point", pad_with_none(shapes, 12)[i], (n,), (n, columns))
     return sizes
 
 
-def infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     layer = parse_layer("LSTM", attrs)
     sizes = _sizes(layer, [tensor(types, i).shape for i in range(len(types))])
     shapes = output_shapes(layer, sizes.get("T"), sizes.get("B"), sizes.get("H"))
     return [TensorType(FLOAT32, shape) for shape in shapes]
 
 
-def _weights(layer: Layer, inputs: Sequence[Any]) -> list[Weights]:
+def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
     """The weights of each direction."""
     found = []
     for d in range(len(layer.reverse)):
@@ -89,7 +89,7 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[Weights]:
         for i, (at, zero_at) in zip((_W, _R), ((8, 9), (10, 11)), strict=True):
             codes, zero, scale = inputs[i][d], inputs[zero_at], inputs[at][d]
             real = np.empty(codes.shape, np.float32)
-            load(codes, None if zero is None else zero_of(zero[d]), real)
+            subtract_zero_point(codes, None if zero is None else zero_of(zero[d]), real)
             scales = np.array(np.broadcast_to(scale, codes.shape[1:]), np.float32)
             matrices.append(_Codes(real, scales))
         n, hidden = len(matrices[0].scale), inputs[_R].shape[1]
@@ -101,25 +101,25 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[Weights]:
                 part[half] *= 0.5
         peepholes = None if inputs[_P] is None else inputs[_P][d]
         w, r = matrices
-        found.append(Weights(w, r, bias, None, peepholes))
+        found.append(RecurrentWeights(w, r, bias, None, peepholes))
     return found
 
 
-@operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=infer_quantized_lstm)
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
-    given = padded([value is not None for value in node.inputs], 12)
-    consts = padded([None if value is None else value.const for value in node.inputs], 12)
+    given = pad_with_none([value is not None for value in node.inputs], 12)
+    consts = pad_with_none([None if value is None else value.const for value in node.inputs], 12)
     layer = parse_layer("LSTM", node.attrs, peepholes=bool(given[_P]))
     ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given[i]]
     fixed = all(consts[i] is not None for i in ours)
 
-    prepared: Shared[list[Weights]] | None = None
+    prepared: Shared[list[RecurrentWeights]] | None = None
     if fixed:
         name = "DynamicQuantizeLSTM", layer.halved
         prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
 
-    def weigh(inputs: Sequence[Any], single: bool) -> list[Weights]:
-        return _weights(layer, padded(inputs, 12)) if prepared is None else prepared.value
+    def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
+        return _weights(layer, pad_with_none(inputs, 12)) if prepared is None else prepared.value
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         as_lstm = list(inputs)

@@ -16,9 +16,15 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
-from penstock.ops.common.shape_rules import check_shape, given, normalize_axis, padded, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    given,
+    normalize_axis,
+    pad_with_none,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, Tensors, specialized
-from penstock.ops.onnx.quantization import SOURCES, load
+from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
 
@@ -43,7 +49,7 @@ def _unpacked(bits: int) -> np.ndarray:
     return elements.view(item).reshape(256)
 
 
-def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
+def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     """The elements along the last axis of ``packed``, uint8, as float32."""
     # Nothing is computed with what looks like complex numbers: they are items of the right size.
     items = np.take(_unpacked(bits), packed)
@@ -87,13 +93,13 @@ class _Packed:
         """Rows ``low`` to ``high`` as float32."""
         n = high - low
         by_block = (n, self.blocks, self.block)
-        weights = unpack(b.reshape(self.n, -1)[low:high], self.bits)
+        weights = _unpack(b.reshape(self.n, -1)[low:high], self.bits)
         scale = scales.reshape(self.n, -1)[low:high].astype(np.float32, copy=False)
         zero: Any = np.float32(1 << (self.bits - 1))
         if zeros is not None:
             zero = zeros.reshape(self.n, -1)[low:high]
             if zeros.dtype == UINT8:
-                zero = unpack(zero, self.bits)
+                zero = _unpack(zero, self.bits)
             zero = zero[:, : self.blocks].astype(np.float32, copy=False)
         if g_idx is not None:
             # An element's scale is that of the group it names, wherever it stands.
@@ -128,7 +134,7 @@ class _Packed:
                 )
 
 
-def infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     packed = _Packed(attrs)
     packed.check(types)
     a = tensor(types, 0)
@@ -140,10 +146,10 @@ def infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
 
 
-@operator("MatMulNBits", domain=MICROSOFT, infer=infer_matmul_nbits)
+@operator("MatMulNBits", domain=MICROSOFT, infer=_infer_matmul_nbits)
 def matmul_nbits(node: Node, types: Types) -> Kernel:
     packed = _Packed(node.attrs)
-    consts = padded([None if v is None else v.const for v in node.inputs], 6)
+    consts = pad_with_none([None if v is None else v.const for v in node.inputs], 6)
     weights = [consts[i] for i in range(1, 5)]
     constant = all(not given(node.inputs, i) or consts[i] is not None for i in range(1, 5))
     fixed: Shared[np.ndarray] | None = None
@@ -159,7 +165,7 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         def into(*args: Any) -> None:
             *values, out = args
-            a, b, scales, zeros, g_idx, bias = padded(values, 6)
+            a, b, scales, zeros, g_idx, bias = pad_with_none(values, 6)
             left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
             if fixed is not None:
                 np.matmul(left, fixed.value.T, result)
@@ -190,7 +196,7 @@ def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
 # GatherBlockQuantized
 
 
-def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, scales = (tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(data.dtype)} is no quantised type")
@@ -213,7 +219,7 @@ def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
     return 8 // int(attrs.get("bits", 4))
 
 
-@operator("GatherBlockQuantized", domain=MICROSOFT, infer=infer_gather)
+@operator("GatherBlockQuantized", domain=MICROSOFT, infer=_infer_gather)
 def gather_block_quantized(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     bits, block = attrs.get("bits", 4), attrs.get("block_size", 128)
@@ -260,17 +266,17 @@ def gather_block_quantized(node: Node, types: Types) -> Kernel:
 
         def into(*args: Any) -> None:
             *values, out = args
-            data, indices, scales, zeros = padded(values, 4)
+            data, indices, scales, zeros = pad_with_none(values, 4)
             outside = (indices < -count) | (indices >= count)
             where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
             picked_data = np.take(data, where, axis)
             if per_byte == 1:
                 real = np.empty(picked_data.shape, np.float32)
-                load(picked_data, None, real)
+                subtract_zero_point(picked_data, None, real)
             else:
-                real = unpack(picked_data, bits)
+                real = _unpack(picked_data, bits)
             if zeros is not None:
-                codes = unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
+                codes = _unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
                 real -= per_element(codes, where).astype(np.float32, copy=False)
             elif data.dtype == UINT8:
                 real -= np.float32(1 << (bits - 1))

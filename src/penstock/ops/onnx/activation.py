@@ -25,8 +25,8 @@ from penstock.ops.common.elementwise import (
     largest,
     maximum,
     minimum,
-    scalar,
     smallest,
+    typed_scalar,
 )
 from penstock.ops.common.shape_rules import (
     check_broadcasts,
@@ -47,7 +47,7 @@ Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
 
 def _positive(dtype: np.dtype) -> Callable[[Any, Any], Any]:
     """``max(x, 0)`` into an array."""
-    zero, bound = scalar(0, dtype), largest(dtype)
+    zero, bound = typed_scalar(0, dtype), largest(dtype)
     return lambda x, out: clip(x, zero, bound, out)
 
 
@@ -57,14 +57,14 @@ def relu(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
     """``min(x, 0)`` into an array."""
-    bound, zero = smallest(dtype), scalar(0, dtype)
+    bound, zero = smallest(dtype), typed_scalar(0, dtype)
     return lambda x, out: clip(x, bound, zero, out)
 
 
 def _split(dtype: np.dtype, below: Callable[[Any], Any], gain: float = 1.0) -> Body:
     """``gain * max(x, 0) + below(min(x, 0))``; ``below`` works in place and leaves 0 alone."""
     positive, negative = _positive(dtype), _negative(dtype)
-    factor = None if gain == 1.0 else scalar(gain, dtype)
+    factor = None if gain == 1.0 else typed_scalar(gain, dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
         negative(x, t)
@@ -79,7 +79,7 @@ def _split(dtype: np.dtype, below: Callable[[Any], Any], gain: float = 1.0) -> B
 
 def _scaled_expm1(dtype: np.dtype, factor: float) -> Callable[[Any], None]:
     """``factor * (exp(t) - 1)`` in place, accurate near 0."""
-    constant = scalar(factor, dtype)
+    constant = typed_scalar(factor, dtype)
 
     def below(t: Any) -> None:
         np.expm1(t, t)
@@ -92,14 +92,14 @@ def elu(dtype: np.dtype, attrs: Attrs) -> Body:
     return _split(dtype, _scaled_expm1(dtype, attrs.get("alpha", 1.0)))
 
 
-def selu(dtype: np.dtype, attrs: Attrs) -> Body:
+def _selu(dtype: np.dtype, attrs: Attrs) -> Body:
     gamma = float(attrs.get("gamma", 1.0507009873554805))
     alpha = float(attrs.get("alpha", 1.6732632423543772))
     return _split(dtype, _scaled_expm1(dtype, gamma * alpha), gamma)
 
 
-def celu(dtype: np.dtype, attrs: Attrs) -> Body:
-    alpha = scalar(attrs.get("alpha", 1.0), dtype)
+def _celu(dtype: np.dtype, attrs: Attrs) -> Body:
+    alpha = typed_scalar(attrs.get("alpha", 1.0), dtype)
     positive, negative = _positive(dtype), _negative(dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
@@ -115,7 +115,7 @@ def celu(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     slope = float(attrs.get("alpha", 0.01))
-    alpha = scalar(slope, dtype)
+    alpha = typed_scalar(slope, dtype)
     if slope <= 0:
         return _split(dtype, lambda t: np.multiply(t, alpha, t))
     choose = maximum if slope <= 1 else minimum
@@ -142,8 +142,8 @@ def softplus(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
-    alpha, zero = scalar(attrs.get("alpha", 1.0), dtype), scalar(0, dtype)
+def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
+    alpha, zero = typed_scalar(attrs.get("alpha", 1.0), dtype), typed_scalar(0, dtype)
 
     def body(x: Any, out: Any) -> None:
         dropped = np.logical_not(np.greater(x, alpha))  # NaNs too
@@ -153,10 +153,14 @@ def thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def shrink(dtype: np.dtype, attrs: Attrs) -> Body:
+def _shrink(dtype: np.dtype, attrs: Attrs) -> Body:
     bound, bias = attrs.get("lambd", 0.5), attrs.get("bias", 0.0)
-    low, high, shift = scalar(-bound, dtype), scalar(bound, dtype), scalar(bias, dtype)
-    zero = scalar(0, dtype)
+    low, high, shift = (
+        typed_scalar(-bound, dtype),
+        typed_scalar(bound, dtype),
+        typed_scalar(bias, dtype),
+    )
+    zero = typed_scalar(0, dtype)
 
     def body(x: Any, out: Any, less: Any, more: Any) -> None:
         below, above = np.less(x, low), np.greater(x, high)
@@ -174,7 +178,7 @@ def shrink(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     """1 / (1 + exp(-x)): where exp overflows, the quotient is the 0 that it should be."""
-    one = scalar(1, dtype)
+    one = typed_scalar(1, dtype)
 
     def body(x: Any, out: Any) -> None:
         np.negative(x, out)
@@ -189,12 +193,12 @@ def swish(dtype: np.dtype, attrs: Attrs) -> Body:
     return _swish(dtype, attrs.get("alpha", 1.0))
 
 
-def quick_gelu(dtype: np.dtype, attrs: Attrs) -> Body:
+def _quick_gelu(dtype: np.dtype, attrs: Attrs) -> Body:
     return _swish(dtype, attrs.get("alpha", 1.702))
 
 
 def _swish(dtype: np.dtype, alpha: float) -> Body:
-    factor, one = scalar(-alpha, dtype), scalar(1, dtype)
+    factor, one = typed_scalar(-alpha, dtype), typed_scalar(1, dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.multiply(x, factor, t)
@@ -205,7 +209,7 @@ def _swish(dtype: np.dtype, alpha: float) -> Body:
     return body
 
 
-def swiglu(dtype: np.dtype, attrs: Attrs) -> Body:
+def _swiglu(dtype: np.dtype, attrs: Attrs) -> Body:
     gate = swish(dtype, attrs)
 
     def body(a: Any, b: Any, out: Any, t: Any) -> None:
@@ -215,9 +219,9 @@ def swiglu(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def gelu_exact(dtype: np.dtype, attrs: Attrs) -> Body:
+def _gelu_exact(dtype: np.dtype, attrs: Attrs) -> Body:
     """x (1 + erf(x / sqrt(2))) / 2, where (1 + tanh(z)) / 2 = 1 / (1 + exp(-2 z))."""
-    argument, one = erf_argument(dtype, math.sqrt(0.5), -2.0), scalar(1, dtype)
+    argument, one = erf_argument(dtype, math.sqrt(0.5), -2.0), typed_scalar(1, dtype)
 
     def body(x: Any, out: Any, p: Any, q: Any, u: Any) -> None:
         argument(x, p, q, u)
@@ -228,11 +232,11 @@ def gelu_exact(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
+def _gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
     """x (1 + tanh(z)) / 2 with z = sqrt(2 / pi) (x + 0.044715 x^3), by the same identity."""
     factor = -2 * math.sqrt(2 / math.pi)
-    linear, cubic = scalar(factor, dtype), scalar(0.044715 * factor, dtype)
-    one = scalar(1, dtype)
+    linear, cubic = typed_scalar(factor, dtype), typed_scalar(0.044715 * factor, dtype)
+    one = typed_scalar(1, dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.square(x, t)
@@ -265,8 +269,11 @@ def _biased(make: Formula) -> Formula:
 
 
 def hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
-    alpha, beta = scalar(attrs.get("alpha", 0.2), dtype), scalar(attrs.get("beta", 0.5), dtype)
-    zero, one = scalar(0, dtype), scalar(1, dtype)
+    alpha, beta = (
+        typed_scalar(attrs.get("alpha", 0.2), dtype),
+        typed_scalar(attrs.get("beta", 0.5), dtype),
+    )
+    zero, one = typed_scalar(0, dtype), typed_scalar(1, dtype)
 
     def body(x: Any, out: Any) -> None:
         np.multiply(x, alpha, out)
@@ -276,7 +283,7 @@ def hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
+def _hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
     gate = hard_sigmoid(dtype, {"alpha": 1 / 6, "beta": 0.5})
 
     def body(x: Any, out: Any, t: Any) -> None:
@@ -287,7 +294,7 @@ def hard_swish(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def softsign(dtype: np.dtype, attrs: Attrs) -> Body:
-    one = scalar(1, dtype)
+    one = typed_scalar(1, dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.absolute(x, t)
@@ -297,10 +304,10 @@ def softsign(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def mish(dtype: np.dtype, attrs: Attrs) -> Body:
+def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
     """x tanh(log(1 + e)) with e = exp(x), which is x n / (n + 2) with n = e (e + 2)."""
     # Beyond 40 the quotient is 1, and e * e must not overflow.
-    low, high, two = smallest(dtype), scalar(40, dtype), scalar(2, dtype)
+    low, high, two = smallest(dtype), typed_scalar(40, dtype), typed_scalar(2, dtype)
 
     def body(x: Any, out: Any, n: Any, t: Any) -> None:
         clip(x, low, high, t)
@@ -334,43 +341,43 @@ def _of(make: Formula, scratch: int) -> Compile:
 
 _FORMULAS: tuple[tuple[str, int, Formula, int], ...] = (
     ("Elu", 1, elu, 1),
-    ("Selu", 1, selu, 1),
-    ("Celu", 12, celu, 1),
+    ("Selu", 1, _selu, 1),
+    ("Celu", 12, _celu, 1),
     ("LeakyRelu", 1, leaky_relu, 1),
-    ("ThresholdedRelu", 1, thresholded_relu, 0),
-    ("Shrink", 9, shrink, 2),
+    ("ThresholdedRelu", 1, _thresholded_relu, 0),
+    ("Shrink", 9, _shrink, 2),
     ("Sigmoid", 1, sigmoid, 0),
     ("HardSigmoid", 1, hard_sigmoid, 0),
-    ("HardSwish", 14, hard_swish, 1),
+    ("HardSwish", 14, _hard_swish, 1),
     ("Softplus", 1, softplus, 1),
     ("Softsign", 1, softsign, 1),
     ("Swish", 24, swish, 1),
-    ("Mish", 18, mish, 2),
+    ("Mish", 18, _mish, 2),
 )
 for _name, _since, _make, _scratch in _FORMULAS:
     operator(_name, since=_since, infer=same_type, elementwise=True)(_of(_make, _scratch))
 
-operator("Gelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(gelu_exact, 3))
-operator("QuickGelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(quick_gelu, 1))
+operator("Gelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(_gelu_exact, 3))
+operator("QuickGelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(_quick_gelu, 1))
 
 
 @operator("Gelu", since=20, infer=same_type, elementwise=True)
 def gelu(node: Node, types: Types) -> Kernel:
     mode = choice(node.attrs, "approximate", "none", ("none", "tanh"))
-    make, scratch = (gelu_exact, 3) if mode == "none" else (gelu_tanh, 1)
+    make, scratch = (_gelu_exact, 3) if mode == "none" else (_gelu_tanh, 1)
     return formula(lambda dtype: make(dtype, node.attrs), types, scratch=scratch)
 
 
 # Two inputs, the second of which broadcasts to the first.
 
 
-def infer_like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     check_broadcasts("input 1", tensor(types, 1).shape, shape)
     return (TensorType(same_dtype(types, (0, 1)), shape),)
 
 
-def infer_equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = tensor(types, 0).shape, tensor(types, 1).shape
     dtype = same_dtype(types, (0, 1))
     if a is None or b is None:
@@ -392,31 +399,31 @@ def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
     return replace(kernel, function=function)
 
 
-@operator("SwiGLU", since=28, infer=infer_equal_shapes)
+@operator("SwiGLU", since=28, infer=_infer_equal_shapes)
 def swiglu_operator(node: Node, types: Types) -> Kernel:
-    kernel = formula(lambda dtype: swiglu(dtype, node.attrs), types, inputs=2, scratch=1)
-    return _checked(kernel, infer_equal_shapes, types)
+    kernel = formula(lambda dtype: _swiglu(dtype, node.attrs), types, inputs=2, scratch=1)
+    return _checked(kernel, _infer_equal_shapes, types)
 
 
-@operator("BiasGelu", domain=MICROSOFT, infer=infer_like_first)
+@operator("BiasGelu", domain=MICROSOFT, infer=_infer_like_first)
 def bias_gelu(node: Node, types: Types) -> Kernel:
-    make = _biased(gelu_exact)
+    make = _biased(_gelu_exact)
     kernel = formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=4)
-    return _checked(kernel, infer_like_first, types)
+    return _checked(kernel, _infer_like_first, types)
 
 
-@operator("FastGelu", domain=MICROSOFT, infer=infer_like_first, elementwise=True)
+@operator("FastGelu", domain=MICROSOFT, infer=_infer_like_first, elementwise=True)
 def fast_gelu(node: Node, types: Types) -> Kernel:
     if len(node.inputs) == 1:
-        return formula(lambda dtype: gelu_tanh(dtype, node.attrs), types, scratch=1)
+        return formula(lambda dtype: _gelu_tanh(dtype, node.attrs), types, scratch=1)
     if node.inputs[1] is None:
-        return first_only(formula(lambda dtype: gelu_tanh(dtype, node.attrs), types, scratch=1))
-    make = _biased(gelu_tanh)
+        return first_only(formula(lambda dtype: _gelu_tanh(dtype, node.attrs), types, scratch=1))
+    make = _biased(_gelu_tanh)
     kernel = formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=2)
-    return _checked(kernel, infer_like_first, types)
+    return _checked(kernel, _infer_like_first, types)
 
 
-def prelu_formula(dtype: np.dtype) -> Body:
+def _prelu_formula(dtype: np.dtype) -> Body:
     positive, negative = _positive(dtype), _negative(dtype)
 
     def body(x: Any, slope: Any, out: Any, t: Any) -> None:
@@ -436,13 +443,13 @@ def _integer_prelu(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = No
     return out
 
 
-@operator("PRelu", since=7, infer=infer_like_first, elementwise=True)
+@operator("PRelu", since=7, infer=_infer_like_first, elementwise=True)
 def prelu(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
-    kernel = formula(prelu_formula, types, inputs=2, scratch=1)
+    kernel = formula(_prelu_formula, types, inputs=2, scratch=1)
     if dtype is not None and not is_float(dtype):
         kernel = Kernel(_integer_prelu, _integer_prelu, inplace=(0,))
-    return _checked(kernel, infer_like_first, types)
+    return _checked(kernel, _infer_like_first, types)
 
 
 @operator("PRelu", since=1, version=6, infer=same_type)
@@ -453,10 +460,10 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
         if slope.size != 1:
             slope = slope.reshape(-1, *[1] * (x.ndim - 2))
         kinds = TensorType(x.dtype, x.shape), TensorType(slope.dtype, slope.shape)
-        infer_like_first(kinds, node.attrs, ())
+        _infer_like_first(kinds, node.attrs, ())
         return inner.function(x, slope, out)
 
-    inner = formula(prelu_formula, (), inputs=2, scratch=1)
+    inner = formula(_prelu_formula, (), inputs=2, scratch=1)
     return Kernel(run, run, inplace=(0,))
 
 
@@ -464,7 +471,7 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":
-        zero, bound = scalar(0, dtype), largest(dtype)
+        zero, bound = typed_scalar(0, dtype), largest(dtype)
 
         def clipped(x: np.ndarray, out: np.ndarray | None = None) -> Any:
             return clip(x, zero, bound, out)
@@ -474,6 +481,6 @@ def relu_operator(node: Node, types: Types) -> Kernel:
         return formula(_positive, types)
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
-        return np.maximum(x, scalar(0, x.dtype), out=out)
+        return np.maximum(x, typed_scalar(0, x.dtype), out=out)
 
     return Kernel(run, run, inplace=(0,))

@@ -25,17 +25,17 @@ from penstock.ops.common.elementwise import (
     largest,
     maximum,
     minimum,
-    scalar,
     smallest,
+    typed_scalar,
     ufunc,
 )
 from penstock.ops.common.shape_rules import (
     broadcast_shapes,
     broadcast_type,
-    padded,
+    one_element,
+    pad_with_none,
     same_dtype,
     same_type,
-    single,
     tensor,
 )
 from penstock.ops.registry import operator
@@ -67,7 +67,7 @@ def _neutral(a: Dim, b: Dim, element: int) -> Dim:
     return b if a == element else a if b == element else None
 
 
-def truncated(a: int, b: int) -> Dim:
+def _truncated(a: int, b: int) -> Dim:
     """Integer quotient towards zero."""
     if b == 0:
         return None
@@ -85,7 +85,7 @@ def _difference(a: Dim, b: Dim) -> Dim:
 infer_add = _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))
 infer_sub = _pairs(lambda a, b: a - b, _difference)
 infer_mul = _pairs(lambda a, b: a * b, _product)
-infer_div = _pairs(truncated, lambda a, b: a if b == 1 else None)
+infer_div = _pairs(_truncated, lambda a, b: a if b == 1 else None)
 
 
 # Two inputs.
@@ -132,18 +132,18 @@ def div(node: Node, types: Types) -> Kernel:
     return elementwise(np.divide, types, 2)
 
 
-def infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def known(a: int, b: int) -> Dim:
         if b == 0:
             return None
-        quotient = truncated(a, b) if attrs.get("fmod") else a // b
+        quotient = _truncated(a, b) if attrs.get("fmod") else a // b
         assert isinstance(quotient, int)
         return a - quotient * b
 
     return _pairs(known, lambda a, b: None)(types, attrs, consts)
 
 
-@operator("Mod", since=10, infer=infer_mod, elementwise=True)
+@operator("Mod", since=10, infer=_infer_mod, elementwise=True)
 def mod(node: Node, types: Types) -> Kernel:
     # NumPy's remainder has the sign of the divisor, and gives 0 for integers modulo 0.
     return elementwise(np.fmod if node.attrs.get("fmod") else np.remainder, types, 2)
@@ -152,7 +152,7 @@ def mod(node: Node, types: Types) -> Kernel:
 # Pow, whose inputs may differ in dtype; the result has that of the base.
 
 
-def infer_pow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_pow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     base, exponent = tensor(types, 0), tensor(types, 1)
     kind = TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape]))
 
@@ -164,7 +164,7 @@ def infer_pow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(kind, types, consts, each),)
 
 
-def cube(dtype: np.dtype) -> Body:
+def _cube(dtype: np.dtype) -> Body:
     def body(x: Any, out: Any, t: Any) -> None:
         np.square(x, t)
         np.multiply(t, x, out)
@@ -172,7 +172,7 @@ def cube(dtype: np.dtype) -> Body:
     return body
 
 
-def fourth_power(dtype: np.dtype) -> Body:
+def _fourth_power(dtype: np.dtype) -> Body:
     def body(x: Any, out: Any) -> None:
         np.square(x, out)
         np.square(out, out)
@@ -180,8 +180,8 @@ def fourth_power(dtype: np.dtype) -> Body:
     return body
 
 
-def reciprocal_root(dtype: np.dtype) -> Body:
-    one = scalar(1, dtype)
+def _reciprocal_root(dtype: np.dtype) -> Body:
+    one = typed_scalar(1, dtype)
 
     def body(x: Any, out: Any) -> None:
         np.sqrt(x, out)
@@ -191,9 +191,9 @@ def reciprocal_root(dtype: np.dtype) -> Body:
 
 
 _POWERS: dict[float, tuple[Callable[[np.dtype], Body], int]] = {
-    -0.5: (reciprocal_root, 0),
-    3.0: (cube, 1),
-    4.0: (fourth_power, 0),
+    -0.5: (_reciprocal_root, 0),
+    3.0: (_cube, 1),
+    4.0: (_fourth_power, 0),
 }
 _POWER_UFUNCS: dict[float, Callable[..., Any]] = {
     -1.0: np.reciprocal,
@@ -236,7 +236,7 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> Any:
     return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, signs, 0)), powers)
 
 
-@operator("Pow", since=7, infer=infer_pow, elementwise=True)
+@operator("Pow", since=7, infer=_infer_pow, elementwise=True)
 def power(node: Node, types: Types) -> Kernel:
     base, exponent = tensor(types, 0), tensor(types, 1)
     y = None if node.inputs[1] is None else node.inputs[1].const
@@ -333,9 +333,11 @@ def erf_argument(dtype: np.dtype, scale: float = 1.0, factor: float = 1.0) -> Bo
     bound, over, under = _ERF[dtype == FLOAT32]
     # With a leading coefficient of 1 below, a multiplication is saved.
     lead = under[-1] * scale ** (2 * len(under) - 2)
-    above = [scalar(factor * c * scale ** (2 * k + 1) / lead, dtype) for k, c in enumerate(over)]
-    below = [scalar(c * scale ** (2 * k) / lead, dtype) for k, c in enumerate(under)]
-    low, high = scalar(0, dtype), scalar(bound / scale**2, dtype)
+    above = [
+        typed_scalar(factor * c * scale ** (2 * k + 1) / lead, dtype) for k, c in enumerate(over)
+    ]
+    below = [typed_scalar(c * scale ** (2 * k) / lead, dtype) for k, c in enumerate(under)]
+    low, high = typed_scalar(0, dtype), typed_scalar(bound / scale**2, dtype)
 
     def body(x: Any, p: Any, q: Any, u: Any) -> None:
         np.square(x, u)
@@ -355,7 +357,7 @@ def erf_argument(dtype: np.dtype, scale: float = 1.0, factor: float = 1.0) -> Bo
     return body
 
 
-def erf(dtype: np.dtype) -> Body:
+def _erf(dtype: np.dtype) -> Body:
     argument = erf_argument(dtype)
 
     def body(x: Any, out: Any, p: Any, q: Any, u: Any) -> None:
@@ -367,7 +369,7 @@ def erf(dtype: np.dtype) -> Body:
 
 @operator("Erf", since=9, infer=same_type, elementwise=True)
 def erf_operator(node: Node, types: Types) -> Kernel:
-    return formula(erf, types, scratch=3)
+    return formula(_erf, types, scratch=3)
 
 
 # Any number of inputs.
@@ -473,7 +475,7 @@ def min_operator(node: Node, types: Types) -> Kernel:
 # Clip
 
 
-def infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     same_dtype(types, range(len(types)))
     for i in range(1, len(types)):
         shape = tensor(types, i).shape
@@ -482,18 +484,18 @@ def infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return same_type(types, attrs, consts)
 
 
-@operator("Clip", since=11, infer=infer_clip, elementwise=True)
+@operator("Clip", since=11, infer=_infer_clip, elementwise=True)
 def clip_operator(node: Node, types: Types) -> Kernel:
     """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
     n = len(node.inputs)
-    bounds = padded(node.inputs, 3)[1:]
+    bounds = pad_with_none(node.inputs, 3)[1:]
     dtype = tensor(types, 0).dtype
     native = dtype is not None and dtype.kind in "iuf"
     if native and None not in bounds and {tensor(types, i).shape for i in (1, 2)} == {()}:
         return Kernel(clip, clip, inplace=(0,))
     if native and all(bound is None or bound.const is not None for bound in bounds):
         assert dtype is not None
-        fixed = [None if bound is None else single(bound.const, "a bound") for bound in bounds]
+        fixed = [None if bound is None else one_element(bound.const, "a bound") for bound in bounds]
         low = smallest(dtype) if fixed[0] is None else fixed[0]
         high = largest(dtype) if fixed[1] is None else fixed[1]
 
@@ -509,7 +511,7 @@ def clip_operator(node: Node, types: Types) -> Kernel:
             out = np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):
             if bound is not None:
-                function(x, single(bound, "a bound"), out=out)
+                function(x, one_element(bound, "a bound"), out=out)
                 x = out
         if x is not out:
             np.copyto(out, x)

@@ -13,13 +13,13 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     choice,
+    dim_product,
     given,
     ints,
     known_ints,
     normalize_axis,
-    product,
+    one_element,
     same_dtype,
-    single,
     tensor,
     with_data,
 )
@@ -30,7 +30,7 @@ from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 # Tile
 
 
-def infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(tensor(types, 0), ints(types, consts, 1)),)
 
 
@@ -44,7 +44,7 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
     if any(isinstance(r, int) and r < 0 for r in repeats):
         raise ShapeError(f"repeats {list(repeats)} must not be negative")
     kind = TensorType(
-        x.dtype, tuple(product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
+        x.dtype, tuple(dim_product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
     )
     return with_data(kind, lambda: repeated(x, kind))
 
@@ -63,7 +63,7 @@ def _tile(x: np.ndarray, repeats: Sequence[int], out: np.ndarray | None) -> np.n
     return out
 
 
-@operator("Tile", since=6, infer=infer_tile, moves=True, strings=True)
+@operator("Tile", since=6, infer=_infer_tile, moves=True, strings=True)
 def tile(node: Node, types: Types) -> Kernel:
     fixed = known_ints(node, types, 1)
 
@@ -73,7 +73,7 @@ def tile(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-def infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, tiles, axis = tensor(types, 0), ints(types, consts, 1), ints(types, consts, 2)
     if x.shape is None or not tiles or not axis or not isinstance(axis[0], int):
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
@@ -81,15 +81,15 @@ def infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(x, [tiles[0] if i == where else 1 for i in range(len(x.shape))]),)
 
 
-@operator("Tile", since=1, version=5, infer=infer_tile_1, moves=True, strings=True)
+@operator("Tile", since=1, version=5, infer=_infer_tile_1, moves=True, strings=True)
 def tile_1(node: Node, types: Types) -> Kernel:
     """The first Tile repeats along one axis; the number and the axis are inputs."""
 
     def run(
         x: np.ndarray, tiles: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None
     ) -> np.ndarray:
-        where = normalize_axis(int(single(axis, "axis")), x.ndim)
-        repeats = int(single(tiles, "tiles"))
+        where = normalize_axis(int(one_element(axis, "axis")), x.ndim)
+        repeats = int(one_element(tiles, "tiles"))
         return _tile(x, [repeats if i == where else 1 for i in range(x.ndim)], out)
 
     return Kernel(run, run)
@@ -98,7 +98,7 @@ def tile_1(node: Node, types: Types) -> Kernel:
 # Concat, Split
 
 
-def concatenated(kinds: Sequence[TensorType], axis: int) -> TensorType:
+def _concatenated(kinds: Sequence[TensorType], axis: int) -> TensorType:
     """The type of tensors joined along ``axis``, contents included."""
     dtype = same_dtype(kinds, range(len(kinds)))
     shapes = [kind.shape for kind in kinds if kind.shape is not None]
@@ -154,12 +154,12 @@ def _listed(shapes: Sequence[Shape]) -> str:
     return shown if len(shapes) <= 8 else f"{shown} and {len(shapes) - 8} more"
 
 
-def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kinds = [tensor(types, i) for i in range(len(types))]
-    return (concatenated(kinds, attrs.get("axis", 1)),)
+    return (_concatenated(kinds, attrs.get("axis", 1)),)
 
 
-@operator("Concat", infer=infer_concat, moves=True, strings=True)
+@operator("Concat", infer=_infer_concat, moves=True, strings=True)
 def concat(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 1)  # only the first version has a default
 
@@ -203,7 +203,7 @@ def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
     return [(*before, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axis, count = attrs.get("axis", 0), attrs.get("num_outputs")
     where = None if x.shape is None else normalize_axis(axis, len(x.shape))
@@ -216,7 +216,7 @@ def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     elif count is not None:
         if count < 1:
             raise ShapeError(f"cannot split into {count} parts")
-        sizes = even_parts(dim, count)
+        sizes = _even_parts(dim, count)
     if sizes is None:
         return ()
     if x.shape is None or where is None:
@@ -231,7 +231,7 @@ def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(x.dtype, k.shape, part) for k, part in zip(kinds, parts, strict=True)]
 
 
-def even_parts(dim: Dim, count: int) -> Sequence[Dim]:
+def _even_parts(dim: Dim, count: int) -> Sequence[Dim]:
     """The sizes of ``count`` parts, of which only the last may be smaller."""
     if not isinstance(dim, int):
         return (dim,) if count == 1 else (None,) * count
@@ -250,7 +250,7 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
         raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
 
 
-@operator("Split", since=13, infer=infer_split, moves=True, strings=True)
+@operator("Split", since=13, infer=_infer_split, moves=True, strings=True)
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
     by_input = given(node.inputs, 1)
@@ -259,7 +259,7 @@ def split(node: Node, types: Types) -> Kernel:
     def parts(dims: Sequence[int], sizes: Sequence[int] | None) -> list[tuple[slice, ...]]:
         where = normalize_axis(axis, len(dims))
         if sizes is None:
-            whole = even_parts(dims[where], node.attrs.get("num_outputs") or count)
+            whole = _even_parts(dims[where], node.attrs.get("num_outputs") or count)
             sizes = all_known(whole) or ()
         _check_split(dims[where], sizes)
         if len(sizes) != count:
@@ -288,16 +288,16 @@ def split(node: Node, types: Types) -> Kernel:
 # split is a view of it whatever its strides.
 
 
-def infer_depth_to_space(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_depth_to_space(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, b = tensor(types, 0), _block(attrs)
     n, c, h, w = _four_dims(x.shape)
-    return (TensorType(x.dtype, (n, _divided(c, b * b), product((h, b)), product((w, b)))),)
+    return (TensorType(x.dtype, (n, _divided(c, b * b), dim_product((h, b)), dim_product((w, b)))),)
 
 
-def infer_space_to_depth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_space_to_depth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, b = tensor(types, 0), _block(attrs)
     n, c, h, w = _four_dims(x.shape)
-    return (TensorType(x.dtype, (n, product((c, b * b)), _divided(h, b), _divided(w, b))),)
+    return (TensorType(x.dtype, (n, dim_product((c, b * b)), _divided(h, b), _divided(w, b))),)
 
 
 def _block(attrs: Attrs) -> int:
@@ -326,7 +326,7 @@ def _divided(dim: Dim, factor: int) -> Dim:
     return dim // factor if isinstance(dim, int) else dim if factor == 1 else None
 
 
-@operator("DepthToSpace", infer=infer_depth_to_space, moves=True, strings=True)
+@operator("DepthToSpace", infer=_infer_depth_to_space, moves=True, strings=True)
 def depth_to_space(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), _column_first(node.attrs)
 
@@ -350,7 +350,7 @@ def depth_to_space(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-@operator("SpaceToDepth", infer=infer_space_to_depth, moves=True, strings=True)
+@operator("SpaceToDepth", infer=_infer_space_to_depth, moves=True, strings=True)
 def space_to_depth(node: Node, types: Types) -> Kernel:
     b, column_first = _block(node.attrs), _column_first(node.attrs)
     order = (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4)

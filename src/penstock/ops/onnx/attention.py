@@ -21,13 +21,13 @@ from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import FLOAT64, is_float
 from penstock.ops.common.shape_rules import (
     check_shape,
-    element_dtype,
+    dtype_attribute,
     given,
-    padded,
+    pad_with_none,
     same_dim,
     tensor,
 )
-from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import BOOL, Dim, ShapeError, TensorType, Type, dtype_name
 
@@ -71,7 +71,7 @@ class Core:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ScratchLayout,
         heads: Heads,
         dtype: np.dtype,
         *,
@@ -272,7 +272,7 @@ def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     return batch, heads, kv_heads, q[2], keys, size, v[3]
 
 
-def infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     q, v = tensor(types, 0), tensor(types, 2)
     batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
     shape: tuple[Dim, ...] | None = None
@@ -335,10 +335,10 @@ def out_of_sight(
     return blocked
 
 
-@operator("Attention", since=23, infer=infer_attention)
+@operator("Attention", since=23, infer=_infer_attention)
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    precision = element_dtype(attrs, "softmax_precision")
+    precision = dtype_attribute(attrs, "softmax_precision")
     # To NumPy, None equals the default dtype, float64.
     precise = precision is not None and precision == FLOAT64
     mode = attrs.get("qk_matmul_output_mode", 0)
@@ -353,11 +353,11 @@ def attention(node: Node, types: Types) -> Kernel:
         dims = _dims(inputs, attrs)
         assert all(isinstance(dim, int) for dim in dims)
         heads = Heads(*dims)  # type: ignore[arg-type]
-        q, mask, old = inputs[0], padded(inputs, 4)[3], padded(inputs, 5)[4]
+        q, mask, old = inputs[0], pad_with_none(inputs, 4)[3], pad_with_none(inputs, 5)[4]
         assert q is not None and q.dtype is not None
         asked = [given(outputs, i) for i in range(4)]
         scale = attrs.get("scale")
-        layout = Layout()
+        layout = ScratchLayout()
         core = Core(
             layout,
             heads,
@@ -381,8 +381,8 @@ def attention(node: Node, types: Types) -> Kernel:
         n_inputs = len(inputs)
 
         def into(*arguments: Any) -> None:
-            q, k, v, mask, old_k, old_v, lengths = padded(arguments[:n_inputs], 7)
-            y, new_k, new_v, show = padded(arguments[n_inputs:-1], 4)
+            q, k, v, mask, old_k, old_v, lengths = pad_with_none(arguments[:n_inputs], 7)
+            y, new_k, new_v, show = pad_with_none(arguments[n_inputs:-1], 4)
             workspace = arguments[-1]
             q = split_heads(q, heads.heads)
             k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT8, FLOAT64, POWERS, SUB_BYTE
-from penstock.ops.common.shape_rules import choice, element_dtype, tensor, with_data
+from penstock.ops.common.shape_rules import choice, dtype_attribute, tensor, with_data
 from penstock.ops.onnx.shape import view_kernel
 from penstock.ops.registry import operator
 from penstock.types import (
@@ -37,14 +37,14 @@ Convert = Callable[[np.ndarray], np.ndarray]
 # Cast, CastLike
 
 
-def infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = element_dtype(attrs, "to")
+def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dtype = dtype_attribute(attrs, "to")
     if dtype is None:
         raise ShapeError("Cast needs an element type to cast to")
     return (_cast(tensor(types, 0), dtype),)
 
 
-def infer_cast_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_cast_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_cast(tensor(types, 0), tensor(types, 1).dtype),)
 
 
@@ -67,15 +67,15 @@ def _cast(x: TensorType, dtype: np.dtype | None) -> TensorType:
 _WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
 
 
-@operator("Cast", infer=infer_cast, elementwise=True, moves=True, strings=True)
+@operator("Cast", infer=_infer_cast, elementwise=True, moves=True, strings=True)
 def cast(node: Node, types: Types) -> Kernel:
-    dtype = element_dtype(node.attrs, "to")
+    dtype = dtype_attribute(node.attrs, "to")
     if dtype is None:
         raise ShapeError("Cast needs an element type to cast to")
     return _cast_kernel(tensor(types, 0).dtype, dtype, node.attrs)
 
 
-@operator("CastLike", since=15, infer=infer_cast_like, strings=True)
+@operator("CastLike", since=15, infer=_infer_cast_like, strings=True)
 def cast_like(node: Node, types: Types) -> Kernel:
     source, dtype = tensor(types, 0).dtype, tensor(types, 1).dtype
     if dtype is not None:
@@ -218,7 +218,7 @@ def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> 
 # BitCast
 
 
-def infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, dtype = tensor(types, 0), _bit_cast_dtype(attrs)
     if x.dtype is not None:
         _check_bits(x.dtype, dtype)
@@ -226,7 +226,7 @@ def infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 
 def _bit_cast_dtype(attrs: Attrs) -> np.dtype:
-    dtype = element_dtype(attrs, "to")
+    dtype = dtype_attribute(attrs, "to")
     if dtype is None or dtype == STRING:
         raise ShapeError("BitCast needs an element type other than string to cast to")
     return dtype
@@ -243,7 +243,7 @@ def _check_bits(source: np.dtype, dtype: np.dtype) -> None:
         )
 
 
-@operator("BitCast", since=26, infer=infer_bit_cast)
+@operator("BitCast", since=26, infer=_infer_bit_cast)
 def bit_cast(node: Node, types: Types) -> Kernel:
     dtype, source = _bit_cast_dtype(node.attrs), tensor(types, 0).dtype
     if source is not None:
@@ -270,7 +270,7 @@ _VALUES: dict[str, tuple[np.dtype, int]] = {
 """Dtype and rank of the attributes that hold plain numbers or texts."""
 
 
-def constant_value(attrs: Attrs) -> np.ndarray:
+def _constant_value(attrs: Attrs) -> np.ndarray:
     """The tensor that the attributes of a Constant spell out."""
     given = [name for name in ("value", "sparse_value", *_VALUES) if attrs.get(name) is not None]
     if len(given) != 1:
@@ -284,13 +284,13 @@ def constant_value(attrs: Attrs) -> np.ndarray:
     return value
 
 
-def infer_constant(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (constant_type(constant_value(attrs)),)
+def _infer_constant(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (constant_type(_constant_value(attrs)),)
 
 
-@operator("Constant", infer=infer_constant)
+@operator("Constant", infer=_infer_constant)
 def constant(node: Node, types: Types) -> Kernel:
-    value = constant_value(node.attrs)
+    value = _constant_value(node.attrs)
 
     def into(out: np.ndarray) -> None:
         out[...] = value

@@ -11,7 +11,14 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import BITS
-from penstock.ops.common.elementwise import BLOCK, carried, in_blocks, infer_unary, scalar, ufunc
+from penstock.ops.common.elementwise import (
+    BLOCK,
+    carried,
+    in_blocks,
+    infer_unary,
+    typed_scalar,
+    ufunc,
+)
 from penstock.ops.common.shape_rules import (
     broadcast_shapes,
     broadcast_to,
@@ -23,7 +30,7 @@ from penstock.ops.registry import operator
 from penstock.types import BOOL, STRING, Dim, TensorType, Type
 
 
-def infer_equal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_equal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def each(a: Dim, b: Dim) -> Dim:
         if isinstance(a, int) and isinstance(b, int):
             return int(a == b)
@@ -46,7 +53,7 @@ def _of(function: Callable[..., Any], inputs: int) -> Compile:
 
 
 _BINARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
-    ("Equal", 7, np.equal, infer_equal),
+    ("Equal", 7, np.equal, _infer_equal),
     ("Less", 7, np.less, broadcast_to(BOOL)),
     ("LessOrEqual", 12, np.less_equal, broadcast_to(BOOL)),
     ("Greater", 7, np.greater, broadcast_to(BOOL)),
@@ -65,18 +72,18 @@ for _name, _since, _function, _infer in _BINARY:
     )
 
 
-def infer_predicate(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_predicate(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, tensor(types, 0).shape),)
 
 
-operator("Not", since=1, infer=infer_predicate, elementwise=True)(_of(np.logical_not, 1))
+operator("Not", since=1, infer=_infer_predicate, elementwise=True)(_of(np.logical_not, 1))
 operator("BitwiseNot", since=18, infer=infer_unary(lambda a: ~a), elementwise=True)(
     _of(np.invert, 1)
 )
-operator("IsNaN", since=9, infer=infer_predicate, elementwise=True)(_of(np.isnan, 1))
+operator("IsNaN", since=9, infer=_infer_predicate, elementwise=True)(_of(np.isnan, 1))
 
 
-@operator("IsInf", since=10, infer=infer_predicate, elementwise=True)
+@operator("IsInf", since=10, infer=_infer_predicate, elementwise=True)
 def is_inf(node: Node, types: Types) -> Kernel:
     positive = node.attrs.get("detect_positive", 1)
     negative = node.attrs.get("detect_negative", 1)
@@ -93,7 +100,7 @@ def is_inf(node: Node, types: Types) -> Kernel:
 
     def one_sign(x: np.ndarray, out: np.ndarray | None = None) -> Any:
         # Dtypes without infinities turn this constant into a NaN, which equals nothing.
-        return np.equal(x, scalar(math.inf if positive else -math.inf, x.dtype), out)
+        return np.equal(x, typed_scalar(math.inf if positive else -math.inf, x.dtype), out)
 
     return ufunc(one_sign, 1)
 
@@ -107,7 +114,7 @@ def bit_shift(node: Node, types: Types) -> Kernel:
 # Where
 
 
-def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def each(condition: Dim, x: Dim, y: Dim) -> Dim:
         if isinstance(condition, int):
             return x if condition else y
@@ -118,24 +125,24 @@ def infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (carried(kind, types, consts, each),)
 
 
-@operator("Where", since=9, infer=infer_where, elementwise=True, moves=True, strings=True)
+@operator("Where", since=9, infer=_infer_where, elementwise=True, moves=True, strings=True)
 def where(node: Node, types: Types) -> Kernel:
-    kind = infer_where(types, node.attrs, ())[0]
+    kind = _infer_where(types, node.attrs, ())[0]
     assert isinstance(kind, TensorType)
     large = kind.static and math.prod(kind.dims) >= BLOCK // 2
     if large and kind.dtype is not None and kind.dtype != STRING and kind.dtype.itemsize in BITS:
         size = min(math.prod(kind.dims), BLOCK)
         workspace = 2 * size * kind.dtype.itemsize
-        return Kernel(select_bits, select_bits, inplace=(1, 2), workspace=workspace)
-    return Kernel(np.where, select, inplace=(2,))
+        return Kernel(_select_bits, _select_bits, inplace=(1, 2), workspace=workspace)
+    return Kernel(np.where, _select, inplace=(2,))
 
 
-def select(c: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+def _select(c: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, y)
     np.copyto(out, x, where=c)
 
 
-def select_bits(
+def _select_bits(
     c: np.ndarray,
     x: np.ndarray,
     y: np.ndarray,

@@ -55,19 +55,19 @@ class LoopCarried:
         self.node = self.inputs = self.outputs = slice(0, count)
 
 
-def run_if(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_if(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX If: one of two graphs without inputs, by a condition of one element."""
     branch = "then_branch" if truth(inputs[0]) else "else_branch"
     return list((yield node.attrs[branch], ()))
 
 
-def run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX Loop: ``body(iteration, condition, *carried) -> (condition, *carried, *scanned)``."""
     limit, condition, *carried = inputs
     body: Graph = node.attrs["body"]
     scanned: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
     go_on = condition is None or truth(condition)
-    for i in count() if limit is None else range(scalar(limit)):
+    for i in count() if limit is None else range(read_trip_count(limit)):
         if not go_on:
             break
         proceed, *results = yield body, (np.array(i, np.int64), np.array(True), *carried)
@@ -79,7 +79,7 @@ def run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
     return [*carried, *(stack(rows, 0, 0, k) for rows, k in zip(scanned, kinds, strict=True))]
 
 
-def run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX Scan: ``body(*states, *slices) -> (*states, *slices)`` along axes of the scan inputs."""
     body: Graph = node.attrs["body"]
     layout = ScanLayout(node)
@@ -100,7 +100,7 @@ def run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
     return [*states, *(stack(*output) for output in outputs)]
 
 
-def run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
+def _run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX SequenceMap: the body over the elements of one sequence, or of several in step."""
     body: Graph = node.attrs["body"]
     first, *others = inputs
@@ -179,7 +179,7 @@ def truth(condition: Any) -> bool:
     return bool(condition.reshape(-1)[0])
 
 
-def scalar(value: Any) -> int:
+def read_trip_count(value: Any) -> int:
     """A trip count: a tensor of one whole number."""
     if value.size != 1 or value.dtype.kind not in "iu":
         raise ShapeError(f"a trip count must be one integer, not {value.dtype}{list(value.shape)}")
@@ -187,8 +187,8 @@ def scalar(value: Any) -> int:
 
 
 CONTROL: dict[Role | None, Callable[[Node, Sequence[Any]], Steps]] = {
-    Role.IF: run_if,
-    Role.LOOP: run_loop,
-    Role.SCAN: run_scan,
-    Role.SEQUENCE_MAP: run_sequence_map,
+    Role.IF: _run_if,
+    Role.LOOP: _run_loop,
+    Role.SCAN: _run_scan,
+    Role.SEQUENCE_MAP: _run_sequence_map,
 }

@@ -28,7 +28,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.elementwise import clip
 from penstock.ops.common.shape_rules import check_shape, choice, same_dtype, tensor
-from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.onnx.activation import (
     Formula,
@@ -106,7 +106,7 @@ def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
     return (x[0], w[0], *window_counts(attrs, kernel, x[2:]))
 
 
-def infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
     check_shape("bias", tensor(types, 2).shape, (None if shape is None else shape[1],))
     return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
@@ -188,7 +188,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     covering = list(boxes([axis.count for axis in axes], limit))
     sizes = [prod(high - low for low, high in box) for box in covering]
     # What the windows see takes the start of the workspace; the padded elements lie behind it.
-    layout = Layout()
+    layout = ScratchLayout()
     layout.field((rows * max(sizes),), dtype)
     behind = layout.size
     for box, size in zip(covering, sizes, strict=True):
@@ -344,7 +344,7 @@ def _shifted(
         begin = axes[0].begin - low * axes[0].stride
         part = replace(axes[0], count=high - low, begin=begin)
         pieces.append((slice(low, high), _shifts([part, *axes[1:]])))
-    layout = Layout()
+    layout = ScratchLayout()
     largest = pieces[0][1]
     shape_rows = len(largest.fills), groups * depth, largest.length + largest.distance
     shape_sums = groups, filters, largest.length
@@ -404,7 +404,7 @@ def _shifting_pays(w: TensorType, axes: Sequence[Window], group: int) -> bool:
     return 0 < filters <= 2 if depth == 1 else 2 * filters <= depth
 
 
-def convolution(
+def convolution_routine(
     x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray | None = None
 ) -> Routine:
     """The routine ``into(x, w, out[, workspace])`` of a convolution without a bias.
@@ -434,7 +434,7 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
     those of a matrix product depend on where a row lies in the tiles of the BLAS at hand.
     """
     first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
-    single = convolution(*first, attrs, weights[:1])
+    single = convolution_routine(*first, attrs, weights[:1])
 
     def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, *workspace: np.ndarray) -> None:
         for i in range(len(x)):
@@ -447,10 +447,10 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
 def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
     """The convolution of arrays of one dtype, in that dtype; ``attrs`` as those of Conv."""
     x_type, w_type = TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)
-    (kind,) = infer_conv((x_type, w_type), attrs, ())
+    (kind,) = _infer_conv((x_type, w_type), attrs, ())
     assert isinstance(kind, TensorType)
     out = np.empty(kind.dims, x.dtype)
-    routine = convolution(x_type, w_type, attrs)
+    routine = convolution_routine(x_type, w_type, attrs)
     extra = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
     routine.into(x, w, out, *extra)
     return out
@@ -487,8 +487,8 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
     return lambda y: run(y, y)
 
 
-@operator("Conv", infer=infer_conv)
-@operator("FusedConv", domain=MICROSOFT, infer=infer_conv)
+@operator("Conv", infer=_infer_conv)
+@operator("FusedConv", domain=MICROSOFT, infer=_infer_conv)
 def conv(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     activate = _activation(attrs)
@@ -497,7 +497,7 @@ def conv(node: Node, types: Types) -> Kernel:
         x, w = inputs[:2]
         kind = outputs[0]
         assert x is not None and w is not None and kind is not None
-        routine = convolution(x, w, attrs, consts[1])
+        routine = convolution_routine(x, w, attrs, consts[1])
         multiply = routine.into
         others = len(inputs) - 2
         column = (-1, *(1,) * (len(x.dims) - 2))
@@ -526,7 +526,7 @@ def conv(node: Node, types: Types) -> Kernel:
 # CausalConvWithState
 
 
-def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, w, past = tensor(types, 0), tensor(types, 1), tensor(types, 3)
     dtype = same_dtype(types, range(len(types)))
     choice(attrs, "activation", "none", ("none", "silu", "swish"))
@@ -544,7 +544,7 @@ def infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(dtype, (n, channels, length)), TensorType(dtype, state)
 
 
-@operator("CausalConvWithState", since=27, infer=infer_causal)
+@operator("CausalConvWithState", since=27, infer=_infer_causal)
 def causal_conv(node: Node, types: Types) -> Kernel:
     activated = node.attrs.get("activation", "none") != "none"
 
@@ -553,12 +553,12 @@ def causal_conv(node: Node, types: Types) -> Kernel:
         assert x is not None and w is not None and x.dtype is not None
         n, channels, length = x.dims
         state = w.dims[2] - 1
-        layout = Layout()
+        layout = ScratchLayout()
         joined = layout.field((n, channels, state + length), x.dtype)
         term = layout.field((n, channels, length), x.dtype) if activated else None
         silu = swish(x.dtype, {})
         attrs = {"group": max(channels, 1)}
-        routine = convolution(TensorType(x.dtype, joined.shape), w, attrs, consts[1])
+        routine = convolution_routine(TensorType(x.dtype, joined.shape), w, attrs, consts[1])
         inner = layout.field((routine.workspace,), np.dtype(np.uint8))
         count = len(inputs)
 

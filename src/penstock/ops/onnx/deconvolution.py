@@ -12,7 +12,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, given, ints, same_dtype, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
 from penstock.ops.onnx.convolution import (
     BLOCK_BYTES,
@@ -29,7 +29,7 @@ Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
 """For each kernel position, where it lies in (..., kernel, windows) and in (..., elements)"""
 
 
-def moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None) -> Moves:
+def _moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None) -> Moves:
     """How the windows (those of ``box``) are added to the elements they look at."""
     if box is None:
         box = [(0, axis.count) for axis in axes]
@@ -43,7 +43,7 @@ def moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None) 
     ]
 
 
-def add_windows(source: np.ndarray, target: np.ndarray, each: Moves) -> None:
+def _add_windows(source: np.ndarray, target: np.ndarray, each: Moves) -> None:
     """Add (..., kernel, windows) to (..., elements)."""
     for seen, elements in each:
         part = target[elements]
@@ -99,7 +99,7 @@ def transposed_windows(
     return found
 
 
-def infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(len(types)))
     x, w = tensor(types, 0).shape, tensor(types, 1).shape
     rank = common_rank(x, w)
@@ -122,7 +122,7 @@ def infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     return (TensorType(dtype, (x[0], filters, *dims)),)
 
 
-@operator("ConvTranspose", infer=infer_conv_transpose)
+@operator("ConvTranspose", infer=_infer_conv_transpose)
 def conv_transpose(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     group = attrs.get("group", 1)
@@ -138,12 +138,12 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
         rows = m * prod(kernel)
         positions = prod(sizes)
         limit = max(BLOCK_BYTES // max(group * rows * x.dtype.itemsize, 1), MIN_BLOCK)
-        layout = Layout()
+        layout = ScratchLayout()
         blocks, start, widest = [], 0, 0
         for box in boxes(sizes, limit):
             size = prod(high - low for low, high in box)
             shape = (group * m, *kernel, *(high - low for low, high in box))
-            blocks.append((slice(start, start + size), size, shape, moves(axes, box)))
+            blocks.append((slice(start, start + size), size, shape, _moves(axes, box)))
             start += size
             widest = max(widest, size)
         columns = layout.field((group * rows * widest,), x.dtype)
@@ -169,7 +169,7 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
                 for where, size, shape, each in blocks:
                     product = columns.reshaped(group, rows, size)(workspace)
                     multiply(matrix, image[..., where], product)
-                    add_windows(product.reshape(shape), result, each)
+                    _add_windows(product.reshape(shape), result, each)
 
         return Routine(into, layout.size, () if ready is None else (1,))
 
@@ -179,7 +179,7 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
 # Col2Im
 
 
-def infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     check_shape("input", x.shape, (None, None, None))
     check_shape("image_shape", tensor(types, 1).shape, (None,))
@@ -208,7 +208,7 @@ def infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (n, channels, *image)),)
 
 
-@operator("Col2Im", since=18, infer=infer_col2im, strings=True)
+@operator("Col2Im", since=18, infer=_infer_col2im, strings=True)
 def col2im(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         kind = outputs[0]
@@ -218,12 +218,12 @@ def col2im(node: Node, types: Types) -> Kernel:
         n, channels, *image = kind.dims
         block = [int(k) for k in consts[2]]
         axes = windows(node.attrs, block, image)
-        each = moves(axes)
+        each = _moves(axes)
         shape = (n, channels, *block, *(axis.count for axis in axes))
 
         def into(x: np.ndarray, image_shape: Any, block_shape: Any, out: np.ndarray) -> None:
             out.fill(0)
-            add_windows(x.reshape(shape), out, each)
+            _add_windows(x.reshape(shape), out, each)
 
         return Routine(into)
 

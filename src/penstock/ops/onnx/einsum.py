@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -21,7 +21,7 @@ Labels: TypeAlias = tuple[str, ...]
 """One for each axis: a letter, or for those of an ellipsis ``.0``, ``.1``, ... from the back"""
 
 
-class Equation(NamedTuple):
+class _Equation(NamedTuple):
     """Terms as written, an ellipsis being ``...``; ``output`` is ``None`` where it is implied."""
 
     text: str
@@ -54,7 +54,7 @@ def _replace(term: Labels, extra: int) -> Labels:
     return (*term[:at], *dots, *term[at + 1 :])
 
 
-def parse_equation(text: str, operands: int) -> Equation:
+def parse_equation(text: str, operands: int) -> _Equation:
     """The equation of an Einsum of so many operands."""
 
     def labels(term: str) -> Labels:
@@ -72,10 +72,10 @@ def parse_equation(text: str, operands: int) -> Equation:
         known = {label for term in terms for label in term} | {"..."}
         if len(set(output)) != len(output) or not set(output) <= known:
             raise ShapeError(f"the output of {text!r} has a label twice, or one no operand has")
-    return Equation(text, terms, output)
+    return _Equation(text, terms, output)
 
 
-def label_sizes(terms: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, Dim]:
+def _label_sizes(terms: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, Dim]:
     """The dim of every label; dims of 1 broadcast."""
     sizes: dict[str, Dim] = {}
     for term, shape in zip(terms, shapes, strict=True):
@@ -87,7 +87,7 @@ def label_sizes(terms: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, D
     return sizes
 
 
-def infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     equation = parse_equation(attrs["equation"], len(types))
     dtype = same_dtype(types, range(len(types)))
     shapes = [tensor(types, i).shape for i in range(len(types))]
@@ -95,7 +95,7 @@ def infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if len(known) < len(shapes):
         return (TensorType(dtype, None),)
     terms, output = equation.expand([len(shape) for shape in known])
-    sizes = label_sizes(terms, known)
+    sizes = _label_sizes(terms, known)
     return (TensorType(dtype, tuple(sizes[label] for label in output)),)
 
 
@@ -112,7 +112,7 @@ class _Lowering:
         self.sizes = sizes
         self.dtype = dtype
         self.output = output
-        self.layout = Layout()
+        self.layout = ScratchLayout()
         self.steps: list[Step] = []
         self.results = 0
 
@@ -266,7 +266,7 @@ def lower(
     terms: Sequence[Labels], output: Labels, shapes: Sequence[tuple[int, ...]], dtype: np.dtype
 ) -> Routine:
     """The routine of an Einsum whose terms, output and shapes are these."""
-    sizes: dict[str, Any] = label_sizes(terms, shapes)
+    sizes: dict[str, Any] = _label_sizes(terms, shapes)
     lowering = _Lowering(sizes, dtype, output)
     operands: dict[int, Labels] = {}
     for slot, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
@@ -291,7 +291,7 @@ def lower(
     return lowering.routine()
 
 
-@operator("Einsum", since=12, infer=infer_einsum)
+@operator("Einsum", since=12, infer=_infer_einsum)
 def einsum(node: Node, types: Types) -> Kernel:
     equation = parse_equation(node.attrs["equation"], len(node.inputs))
 

@@ -13,14 +13,14 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import BITS, HALF
 from penstock.ops.common.shape_rules import (
     all_known,
-    element_dtype,
+    dtype_attribute,
     given,
     ints,
     known_ints,
     normalize_axis,
+    one_element,
     same_dtype,
     same_type,
-    single,
     tensor,
     with_data,
 )
@@ -36,10 +36,10 @@ def _fill_value(attrs: Attrs) -> np.ndarray:
     value = attrs.get("value")
     if value is None:
         return np.zeros((), np.float32)
-    return single(np.asarray(value), "value")
+    return one_element(np.asarray(value), "value")
 
 
-def infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     value = _fill_value(attrs)
     shape: Shape | None = ints(types, consts, 0)
     if shape is None:
@@ -57,7 +57,7 @@ def infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Seque
     return (with_data(kind, contents),)
 
 
-@operator("ConstantOfShape", since=9, infer=infer_constant_of_shape)
+@operator("ConstantOfShape", since=9, infer=_infer_constant_of_shape)
 def constant_of_shape(node: Node, types: Types) -> Kernel:
     value = _fill_value(node.attrs)
     # Zeros come from the system as they are touched, without being written.
@@ -92,11 +92,11 @@ def _range_length(start: float, limit: float, delta: float) -> int:
 
 
 def _number(x: np.ndarray) -> int | float:
-    one = single(x, "a bound of Range")
+    one = one_element(x, "a bound of Range")
     return int(one) if x.dtype.kind in "iu" else float(one)
 
 
-def infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(3))
     bounds: list[Any] = []
     for i in range(3):
@@ -114,7 +114,7 @@ def infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
 
 
-@operator("Range", since=11, infer=infer_range)
+@operator("Range", since=11, infer=_infer_range)
 def range_(node: Node, types: Types) -> Kernel:
     half = np.float64 if node.attrs.get("stash_type", 1) == _DOUBLE else np.float32
 
@@ -133,17 +133,17 @@ def range_(node: Node, types: Types) -> Kernel:
 # EyeLike
 
 
-def infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
-    dtype = element_dtype(attrs, "dtype") or x.dtype
+    dtype = dtype_attribute(attrs, "dtype") or x.dtype
     return (TensorType(dtype, (None, None) if x.shape is None else x.shape),)
 
 
-@operator("EyeLike", since=9, infer=infer_eye_like)
+@operator("EyeLike", since=9, infer=_infer_eye_like)
 def eye_like(node: Node, types: Types) -> Kernel:
-    dtype, k = element_dtype(node.attrs, "dtype"), node.attrs.get("k", 0)
+    dtype, k = dtype_attribute(node.attrs, "dtype"), node.attrs.get("k", 0)
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         if x.ndim != 2:
@@ -162,7 +162,7 @@ def eye_like(node: Node, types: Types) -> Kernel:
 # OneHot
 
 
-def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     indices, values = tensor(types, 0), tensor(types, 2)
     depth = ints(types, consts, 1)
     if depth is not None and (len(depth) != 1 or (isinstance(depth[0], int) and depth[0] < 0)):
@@ -213,12 +213,12 @@ def _check_pair(values: np.ndarray) -> None:
         raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
 
 
-@operator("OneHot", since=11, infer=infer_one_hot, strings=True)
+@operator("OneHot", since=11, infer=_infer_one_hot, strings=True)
 def one_hot(node: Node, types: Types) -> Kernel:
     return _one_hot(node, types, from_the_end=True)
 
 
-@operator("OneHot", since=9, version=10, infer=infer_one_hot, strings=True)
+@operator("OneHot", since=9, version=10, infer=_infer_one_hot, strings=True)
 def one_hot_9(node: Node, types: Types) -> Kernel:
     """Negative indices are out of range here, and no class."""
     return _one_hot(node, types, from_the_end=False)
@@ -255,7 +255,7 @@ def trilu(node: Node, types: Types) -> Kernel:
     def run(
         x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        offset = 0 if k is None else int(single(k, "k"))
+        offset = 0 if k is None else int(one_element(k, "k"))
         if not maskable(x.dtype):
             out = np.empty_like(x) if out is None else out
             out[...] = np.where(kept(x.shape, offset), x, zero(x.dtype))

@@ -15,8 +15,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, choice, ints, single, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.shape_rules import check_shape, choice, ints, one_element, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
@@ -39,7 +39,7 @@ def _modes(attrs: Attrs) -> tuple[str, str]:
     return mode, choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
 
-def infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, grid = tensor(types, 0), tensor(types, 1)
     _modes(attrs)
     if x.shape is None or grid.shape is None:
@@ -128,7 +128,7 @@ def _cubic_weights(t: np.ndarray) -> tuple[np.ndarray, ...]:
     return far(1 + t), near(t), near(1 - t), far(2 - t)
 
 
-@operator("GridSample", since=16, infer=infer_grid_sample, strings=True)
+@operator("GridSample", since=16, infer=_infer_grid_sample, strings=True)
 def grid_sample(node: Node, types: Types) -> Kernel:
     mode, padding = _modes(node.attrs)
     align_corners = bool(node.attrs.get("align_corners", 0))
@@ -147,7 +147,7 @@ def grid_sample(node: Node, types: Types) -> Kernel:
         if not pixels and points:
             raise ShapeError(f"X of shape {x.dims} has no pixels to sample")
         zero: Any = "" if x.dtype == STRING else 0
-        layout = Layout()
+        layout = ScratchLayout()
         shape = channels, points
         # Objects must not live in raw memory.
         rooms = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
@@ -191,7 +191,7 @@ def grid_sample(node: Node, types: Types) -> Kernel:
 # AffineGrid
 
 
-def infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     theta = tensor(types, 0)
     size = ints(types, consts, 1)
     rank: Dim = None if size is None else len(size) - 2
@@ -219,7 +219,7 @@ def infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (TensorType(theta.dtype, (batch or size[0], *size[2:], rank)),)
 
 
-@operator("AffineGrid", since=20, infer=infer_affine_grid)
+@operator("AffineGrid", since=20, infer=_infer_affine_grid)
 def affine_grid(node: Node, types: Types) -> Kernel:
     align_corners = bool(node.attrs.get("align_corners", 0))
 
@@ -247,7 +247,7 @@ def affine_grid(node: Node, types: Types) -> Kernel:
 # NonMaxSuppression
 
 
-def infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     boxes, scores = tensor(types, 0).shape, tensor(types, 1).shape
     check_shape("boxes", boxes, (None, None, 4))
     batches, count, _ = boxes or (None, None, None)
@@ -309,10 +309,10 @@ def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
 
 def _number(x: np.ndarray | None, name: str) -> Any:
     """The element of an optional scalar input."""
-    return None if x is None else single(x, name).item()
+    return None if x is None else one_element(x, name).item()
 
 
-@operator("NonMaxSuppression", since=10, infer=infer_nms)
+@operator("NonMaxSuppression", since=10, infer=_infer_nms)
 def non_max_suppression(node: Node, types: Types) -> Kernel:
     center_point_box = bool(node.attrs.get("center_point_box", 0))
 
@@ -323,7 +323,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         iou_threshold: np.ndarray | None = None,
         score_threshold: np.ndarray | None = None,
     ) -> np.ndarray:
-        infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
+        _infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
         most = _number(max_output_boxes_per_class, "max_output_boxes_per_class") or 0
         threshold = _number(iou_threshold, "iou_threshold") or 0.0
         least = _number(score_threshold, "score_threshold")

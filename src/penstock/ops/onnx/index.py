@@ -12,11 +12,11 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.shape_rules import (
     all_known,
+    dim_product,
     given,
     ints,
     known_ints,
     normalize_axis,
-    product,
     same_type,
     tensor,
     with_data,
@@ -36,7 +36,7 @@ def out_of_range(error: IndexError, x: np.ndarray) -> ShapeError:
 # Gather
 
 
-def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices = tensor(types, 0), tensor(types, 1)
     if data.shape is None:
         return (TensorType(data.dtype),)
@@ -70,7 +70,7 @@ def _element(data: Sequence[Dim], index: Dim) -> Dim:
     return data[index]
 
 
-@operator("Gather", infer=infer_gather, moves=True, strings=True)
+@operator("Gather", infer=_infer_gather, moves=True, strings=True)
 def gather(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     shape = tensor(types, 0).shape
@@ -85,7 +85,7 @@ def gather(node: Node, types: Types) -> Kernel:
             return _gather_view(constant, picked, axis, dim)
     if constant is not None and isinstance(dim, int):
         return _gather_checked(constant, axis, dim)
-    before, after = around(axis)
+    before, after = _around(axis)
 
     def run(x: np.ndarray, indices: np.ndarray) -> Any:
         try:
@@ -106,12 +106,12 @@ def gather(node: Node, types: Types) -> Kernel:
         else:
             out[...] = x[(*before, indices, *after)]
 
-    (kind,) = infer_gather(types, node.attrs, (None, None))
+    (kind,) = _infer_gather(types, node.attrs, (None, None))
     large = isinstance(kind, TensorType) and kind.static and kind.nbytes >= _LARGE
     return Kernel(run, into_large) if large else returning(run)
 
 
-def around(axis: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _around(axis: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What stands before and after the entry for ``axis`` in an index, whatever the rank."""
     if axis < 0:
         return (...,), (slice(None),) * (-axis - 1)
@@ -137,7 +137,7 @@ def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
 
 
 def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim) -> Kernel:
-    before, after = around(axis)
+    before, after = _around(axis)
     index = (*before, picked, *after)
     low, high = int(constant.min()), int(constant.max())
     if isinstance(dim, int) and -dim <= low and high < dim:
@@ -160,7 +160,7 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
     if constant.size and (constant.min() < -dim or constant.max() >= dim):
         raise ShapeError(f"an index is out of range for dim {dim}")
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
-    before, after = around(axis)
+    before, after = _around(axis)
     index = (*before, indices, *after)
 
     def run(x: np.ndarray, _: Any) -> Any:
@@ -178,7 +178,7 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
 # GatherElements, GatherND
 
 
-def infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices = tensor(types, 0), tensor(types, 1)
     check_same_rank(data, indices)
     if data.shape is not None:
@@ -197,7 +197,7 @@ def check_same_rank(data: TensorType, indices: TensorType) -> None:
             raise ShapeError("data must have a dim at least")
 
 
-def open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]:
+def _open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]:
     """Positions along each axis of ``dims``, to broadcast with arrays of ``rank`` dims."""
     rank = len(dims) if rank is None else rank
     return [np.arange(n).reshape(n, *[1] * (rank - 1 - i)) for i, n in enumerate(dims)]
@@ -205,12 +205,12 @@ def open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]:
 
 def element_index(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
     """The index whose element i is at ``indices[i]`` along ``axis``, else where i is."""
-    index = open_grid(indices.shape)
+    index = _open_grid(indices.shape)
     index[axis] = indices
     return tuple(index)
 
 
-@operator("GatherElements", since=11, infer=infer_gather_elements, moves=True, strings=True)
+@operator("GatherElements", since=11, infer=_infer_gather_elements, moves=True, strings=True)
 def gather_elements(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
     dims = all_known(tensor(types, 1).shape)
@@ -218,7 +218,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
     after: tuple[np.ndarray, ...] = ()
     if dims is not None:
         where = normalize_axis(axis, len(dims))
-        grid = open_grid(dims)
+        grid = _open_grid(dims)
         before, after = tuple(grid[:where]), tuple(grid[where + 1 :])
 
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -234,7 +234,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
     return returning(run)
 
 
-def infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices = tensor(types, 0), tensor(types, 1)
     batch = attrs.get("batch_dims", 0)
     if data.shape is None or indices.shape is None or not indices.shape:
@@ -258,7 +258,7 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
     return [indices[..., i] for i in range(indices.shape[-1])]
 
 
-@operator("GatherND", since=11, infer=infer_gather_nd, moves=True, strings=True)
+@operator("GatherND", since=11, infer=_infer_gather_nd, moves=True, strings=True)
 def gather_nd(node: Node, types: Types) -> Kernel:
     batch = node.attrs.get("batch_dims", 0)
 
@@ -269,7 +269,7 @@ def gather_nd(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
         check_depth(indices.shape[-1], batch, x.ndim)
         try:
-            index: list[Any] = open_grid(indices.shape[:batch], indices.ndim - 1)
+            index: list[Any] = _open_grid(indices.shape[:batch], indices.ndim - 1)
             # The ellipsis keeps an array of a single element.
             return x[(*index, *index_columns(indices), ...)]
         except IndexError as error:
@@ -281,7 +281,7 @@ def gather_nd(node: Node, types: Types) -> Kernel:
 # Slice
 
 
-def infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -307,7 +307,7 @@ def infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         i = normalize_axis(axis, rank)
         whole = all_known((start, end, step, x.shape[i]))
         if whole is not None:
-            window = slice(*clamped(*whole))
+            window = slice(*_clamped(*whole))
             dims[i] = len(range(whole[3])[window])
             data = None if data is None else data[window]
         else:
@@ -327,7 +327,7 @@ def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     return None
 
 
-def clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
+def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
     """Bounds for a slice of Python's, which differs from Slice in one case.
 
     Going backward, a start before the first element means the first element.
@@ -339,7 +339,7 @@ def clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
     return start, end, step
 
 
-@operator("Slice", since=10, infer=infer_slice, moves=True, strings=True)
+@operator("Slice", since=10, infer=_infer_slice, moves=True, strings=True)
 def slice_(node: Node, types: Types) -> Kernel:
     fixed = [known_ints(node, types, i) for i in range(5)]
     bounded = [i for i in range(1, 5) if given(node.inputs, i)]
@@ -358,11 +358,11 @@ def slice_(node: Node, types: Types) -> Kernel:
             i = normalize_axis(axis, len(dims))
             dim = dims[i]
             if isinstance(dim, int):
-                result[i] = slice(*clamped(start, end, step, dim))
+                result[i] = slice(*_clamped(start, end, step, dim))
             elif step < 0 and start < -1:
                 return None  # depends on the dim
             else:
-                result[i] = slice(*clamped(start, end, step, sys.maxsize))
+                result[i] = slice(*_clamped(start, end, step, sys.maxsize))
         return (*result, ...)
 
     if shape is not None and all(fixed[i] is not None for i in bounded):
@@ -380,7 +380,7 @@ def slice_(node: Node, types: Types) -> Kernel:
 # Compress, NonZero, Unique: how much they return depends on the contents
 
 
-def infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axis = attrs.get("axis")
     if axis is None:
@@ -391,7 +391,7 @@ def infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
 
 
-@operator("Compress", since=9, infer=infer_compress, strings=True)
+@operator("Compress", since=9, infer=_infer_compress, strings=True)
 def compress(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis")
 
@@ -408,11 +408,11 @@ def compress(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_nonzero(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (tensor(types, 0).rank, None)),)
 
 
-@operator("NonZero", since=9, infer=infer_nonzero, strings=True)
+@operator("NonZero", since=9, infer=_infer_nonzero, strings=True)
 def nonzero(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim == 0:  # no axes, and one column if it is not zero
@@ -422,18 +422,20 @@ def nonzero(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    (kind,) = infer_compress(types, attrs, consts)
+    (kind,) = _infer_compress(types, attrs, consts)
     axis = attrs.get("axis")
     total: Dim = None
     if x.shape is not None:
-        total = product(x.shape) if axis is None else x.shape[normalize_axis(axis, len(x.shape))]
+        total = (
+            dim_product(x.shape) if axis is None else x.shape[normalize_axis(axis, len(x.shape))]
+        )
     one = TensorType(INT64, (None,))
     return (kind, one, TensorType(INT64, (total,)), one)
 
 
-@operator("Unique", since=11, infer=infer_unique, strings=True)
+@operator("Unique", since=11, infer=_infer_unique, strings=True)
 def unique(node: Node, types: Types) -> Kernel:
     axis, ascending = node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
     count = len(node.outputs)

@@ -13,12 +13,12 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, choice, given, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
 
-def infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The loss, and what is as large as the input: of samples, classes, and any more dims."""
     x, target, weight = (tensor(types, i) for i in range(3))
     reduction = choice(attrs, "reduction", "mean", ("none", "mean", "sum"))
@@ -36,8 +36,8 @@ def infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(x.dtype, shape), x.without_data())
 
 
-def infer_likelihood(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return infer_cross_entropy(types, attrs, consts)[:1]
+def _infer_likelihood(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return _infer_cross_entropy(types, attrs, consts)[:1]
 
 
 Loss = Callable[[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray], None]
@@ -78,7 +78,7 @@ def _negative_log_likelihood(node: Node) -> Loss:
     return loss
 
 
-@operator("NegativeLogLikelihoodLoss", since=12, infer=infer_likelihood)
+@operator("NegativeLogLikelihoodLoss", since=12, infer=_infer_likelihood)
 def negative_log_likelihood_loss(node: Node, types: Types) -> Kernel:
     loss = _negative_log_likelihood(node)
 
@@ -93,7 +93,7 @@ def negative_log_likelihood_loss(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-@operator("SoftmaxCrossEntropyLoss", since=12, infer=infer_cross_entropy)
+@operator("SoftmaxCrossEntropyLoss", since=12, infer=_infer_cross_entropy)
 def softmax_cross_entropy_loss(node: Node, types: Types) -> Kernel:
     loss = _negative_log_likelihood(node)
 
@@ -101,7 +101,7 @@ def softmax_cross_entropy_loss(node: Node, types: Types) -> Kernel:
         scores = inputs[0]
         assert scores is not None and scores.dtype is not None
         weighted, first = len(inputs) > 2, len(inputs)
-        layout = Layout()
+        layout = ScratchLayout()
         exponentials = layout.field(scores.dims, scores.dtype)
         own = layout.field(scores.dims, scores.dtype)
         asked = given(outputs, 1)

@@ -22,7 +22,7 @@ def _inner(a: Dim, b: Dim) -> None:
         raise ShapeError(f"inner dims {a} and {b} of a matrix product differ")
 
 
-def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+def _matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     """The shape of ``np.matmul``: vectors are rows on the left and columns on the right."""
     for shape in (a, b):
         if shape is not None and not shape:
@@ -35,12 +35,12 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
-def infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = matmul_shape(tensor(types, 0).shape, tensor(types, 1).shape)
+def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    shape = _matmul_shape(tensor(types, 0).shape, tensor(types, 1).shape)
     return (TensorType(same_dtype(types, range(2)), shape),)
 
 
-def product_into(a: TensorType, b: TensorType) -> Any:
+def _product_into(a: TensorType, b: TensorType) -> Any:
     """The fastest ``function(a, b, out)`` for a product of these types into a contiguous ``out``.
 
     ``np.dot`` has half the overhead of ``np.matmul``, which takes batches.
@@ -62,12 +62,12 @@ def product_into(a: TensorType, b: TensorType) -> Any:
     return tall
 
 
-@operator("MatMul", infer=infer_matmul)
+@operator("MatMul", infer=_infer_matmul)
 def matmul(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         a, b = inputs
         assert a is not None and b is not None
-        return Routine(product_into(a, b))
+        return Routine(_product_into(a, b))
 
     kernel = specialized(node, types, make, contiguous=True)
     known = [t.dtype for t in types if isinstance(t, TensorType) and t.dtype is not None]
@@ -107,16 +107,16 @@ def _permuted(shape: Shape, axes: tuple[int, ...] | None) -> Shape:
     return shape if axes is None else tuple(shape[i] for i in axes)
 
 
-def infer_fused_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_fused_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(2))
     a, b = tensor(types, 0).shape, tensor(types, 1).shape
     if a is None or b is None:
         return (TensorType(dtype, None),)
     axes_a, axes_b = _permutations(attrs, (len(a), len(b)))
-    return (TensorType(dtype, matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
+    return (TensorType(dtype, _matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
 
 
-@operator("FusedMatMul", domain=MICROSOFT, infer=infer_fused_matmul)
+@operator("FusedMatMul", domain=MICROSOFT, infer=_infer_fused_matmul)
 def fused_matmul(node: Node, types: Types) -> Kernel:
     alpha = node.attrs.get("alpha", 1.0)
 
@@ -124,7 +124,7 @@ def fused_matmul(node: Node, types: Types) -> Kernel:
         a, b = inputs
         assert a is not None and b is not None
         axes_a, axes_b = _permutations(node.attrs, (len(a.dims), len(b.dims)))
-        multiply = product_into(
+        multiply = _product_into(
             TensorType(a.dtype, _permuted(a.dims, axes_a)),
             TensorType(b.dtype, _permuted(b.dims, axes_b)),
         )
@@ -146,7 +146,7 @@ def fused_matmul(node: Node, types: Types) -> Kernel:
 # Gemm
 
 
-def infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def matrix(index: int, transposed: int) -> tuple[Dim, Dim]:
         shape = tensor(types, index).shape
         if shape is None:
@@ -177,7 +177,7 @@ def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     out[...] = np.dot(a, b[:, :1])
 
 
-@operator("Gemm", infer=infer_gemm)
+@operator("Gemm", infer=_infer_gemm)
 def gemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
@@ -224,7 +224,7 @@ def gemm(node: Node, types: Types) -> Kernel:
 # Det
 
 
-def infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, None),)
@@ -236,7 +236,7 @@ def infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, x.shape[:-2]),)
 
 
-@operator("Det", since=11, infer=infer_det)
+@operator("Det", since=11, infer=_infer_det)
 def det(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         def into(x: np.ndarray, out: np.ndarray) -> None:

@@ -18,13 +18,13 @@ from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.shape_rules import (
     check_broadcasts,
     check_shape,
-    element_dtype,
+    dtype_attribute,
     given,
     normalize_axes,
     normalize_axis,
     tensor,
 )
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
@@ -40,7 +40,7 @@ class Statistics:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ScratchLayout,
         rows: int,
         columns: int,
         dtype: np.dtype,
@@ -89,7 +89,7 @@ def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 # BatchNormalization
 
 
-def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape == ():
         raise ShapeError("BatchNormalization takes no scalars")
@@ -101,7 +101,7 @@ def infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return x.without_data(), tensor(types, 3).without_data(), tensor(types, 4).without_data()
 
 
-@operator("BatchNormalization", since=14, infer=infer_batch)
+@operator("BatchNormalization", since=14, infer=_infer_batch)
 def batch_normalization(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     epsilon, momentum = attrs.get("epsilon", 1e-5), attrs.get("momentum", 0.9)
@@ -162,7 +162,7 @@ def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float
 # InstanceNormalization and GroupNormalization
 
 
-def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) < 3:
         raise ShapeError(f"instances have rank 3 or more, not shape {x.shape}")
@@ -172,7 +172,7 @@ def infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (x.without_data(),)
 
 
-def infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, groups = tensor(types, 0), attrs["num_groups"]
     if groups < 1:
         raise ShapeError(f"num_groups must be positive, not {groups}")
@@ -196,7 +196,7 @@ def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
         (n, c), positions = x.dims[:2], prod(x.dims[2:])
         count = c if groups is None else groups
         rows, columns = n * count, c // max(count, 1) * positions
-        layout = Layout()
+        layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
         parts = count, c // max(count, 1)
         factors = layout.field((n, *parts), x.dtype)
@@ -215,12 +215,12 @@ def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
     return specialized(node, types, make, inplace=(0,), contiguous=True)
 
 
-@operator("InstanceNormalization", infer=infer_instance)
+@operator("InstanceNormalization", infer=_infer_instance)
 def instance_normalization(node: Node, types: Types) -> Kernel:
     return _by_group(node, types, None)
 
 
-@operator("GroupNormalization", since=21, infer=infer_group)
+@operator("GroupNormalization", since=21, infer=_infer_group)
 def group_normalization(node: Node, types: Types) -> Kernel:
     return _by_group(node, types, node.attrs["num_groups"])
 
@@ -230,7 +230,7 @@ def group_normalization(node: Node, types: Types) -> Kernel:
 
 def _stash(attrs: Attrs) -> np.dtype:
     """The dtype of saved statistics."""
-    dtype = element_dtype(attrs, "stash_type") or FLOAT32
+    dtype = dtype_attribute(attrs, "stash_type") or FLOAT32
     if not is_float(dtype):
         raise ShapeError(f"stash_type {attrs['stash_type']} is no floating-point type")
     return dtype
@@ -257,7 +257,7 @@ def infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return y, stash, stash
 
 
-def infer_rms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_rms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     y, statistics = _infer_layer(types, attrs, (1,))
     return y, TensorType(_stash(attrs), statistics)
 
@@ -277,7 +277,7 @@ def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
         assert x is not None and x.dtype is not None and kind is not None
         axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
         rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
-        layout = Layout()
+        layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
         # An output of another dtype than the input is what only mixed precision has.
         mixed = layout.field((rows, columns), x.dtype) if kind.dtype != x.dtype else None
@@ -308,9 +308,9 @@ def layer_normalization(node: Node, types: Types) -> Kernel:
     return _by_row(node, types, centred=True)
 
 
-@operator("RMSNormalization", since=23, infer=infer_rms)
-@operator("SimplifiedLayerNormalization", infer=infer_rms)
-@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=infer_rms)
+@operator("RMSNormalization", since=23, infer=_infer_rms)
+@operator("SimplifiedLayerNormalization", infer=_infer_rms)
+@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_rms)
 def rms_normalization(node: Node, types: Types) -> Kernel:
     return _by_row(node, types, centred=False)
 
@@ -318,7 +318,7 @@ def rms_normalization(node: Node, types: Types) -> Kernel:
 # LRN, LpNormalization, MeanVarianceNormalization
 
 
-def infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) < 2:
         raise ShapeError(f"LRN is over channels, which shape {x.shape} has not")
@@ -327,7 +327,7 @@ def infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (x.without_data(),)
 
 
-@operator("LRN", infer=infer_lrn)
+@operator("LRN", infer=_infer_lrn)
 def lrn(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     size, alpha = attrs["size"], attrs.get("alpha", 1e-4)
@@ -336,7 +336,7 @@ def lrn(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x,) = inputs
         assert x is not None and x.dtype is not None
-        layout = Layout()
+        layout = ScratchLayout()
         squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
         c = x.dims[1]
         before, after = (size - 1) // 2, size // 2
@@ -369,7 +369,7 @@ def lrn(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, inplace=(0,))
 
 
-def infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None:
         normalize_axis(attrs.get("axis", -1), len(x.shape))
@@ -378,7 +378,7 @@ def infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (x.without_data(),)
 
 
-@operator("LpNormalization", infer=infer_lp)
+@operator("LpNormalization", infer=_infer_lp)
 def lp_normalization(node: Node, types: Types) -> Kernel:
     p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
 
@@ -386,7 +386,7 @@ def lp_normalization(node: Node, types: Types) -> Kernel:
         (x,) = inputs
         assert x is not None and x.dtype is not None
         at = normalize_axis(axis, len(x.dims))
-        layout = Layout()
+        layout = ScratchLayout()
         powers = layout.field(x.dims, x.dtype)
         norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
 
@@ -407,20 +407,20 @@ def lp_normalization(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, inplace=(0,))
 
 
-def infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None:
         normalize_axes(attrs.get("axes", (0, 2, 3)), len(x.shape))
     return (x.without_data(),)
 
 
-@operator("MeanVarianceNormalization", since=9, infer=infer_mvn)
+@operator("MeanVarianceNormalization", since=9, infer=_infer_mvn)
 def mean_variance_normalization(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x,) = inputs
         assert x is not None and x.dtype is not None
         axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
-        layout = Layout()
+        layout = ScratchLayout()
         kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
         means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
         count = prod(x.dims[axis] for axis in axes)

@@ -16,8 +16,8 @@ from penstock.ops.common.shape_rules import (
     ints,
     known_ints,
     normalize_axis,
-    padded,
-    single,
+    one_element,
+    pad_with_none,
     tensor,
     with_data,
 )
@@ -88,7 +88,7 @@ def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
 
 
 def _padding(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndarray) -> None:
-    filling = zero(x.dtype) if value is None else single(value, "constant_value")
+    filling = zero(x.dtype) if value is None else one_element(value, "constant_value")
     out[parts.center] = x[parts.source]
     for part, taken in parts.borders:
         out[part] = filling if taken is None else out[taken]
@@ -112,7 +112,7 @@ def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list
     return result
 
 
-def infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     mode = _mode(attrs)
     if x.shape is None:
@@ -151,11 +151,11 @@ def _padded_data(
         return None
     value: Dim = 0
     if len(consts) > 2:
-        value = None if consts[2] is None else int(single(consts[2], "constant_value"))
+        value = None if consts[2] is None else int(one_element(consts[2], "constant_value"))
     return (*[value] * before, *x.data, *[value] * after)
 
 
-@operator("Pad", since=11, infer=infer_pad, moves=True, strings=True)
+@operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
 def pad(node: Node, types: Types) -> Kernel:
     mode, some = _mode(node.attrs), given(node.inputs, 3)
     known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
@@ -186,7 +186,7 @@ def pad(node: Node, types: Types) -> Kernel:
         return out
 
     def into(x: np.ndarray, pads: np.ndarray, *rest: Any) -> None:
-        value, axes = padded(rest[:-1], 2)
+        value, axes = pad_with_none(rest[:-1], 2)
         parts = fixed or found(x, pads, axes)
         _padding(x, parts, value, rest[-1])
 
@@ -196,7 +196,7 @@ def pad(node: Node, types: Types) -> Kernel:
 # CenterCropPad
 
 
-def infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -219,7 +219,7 @@ def _check_target(target: Sequence[Dim], axes: Sequence[int]) -> None:
         raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
 
 
-@operator("CenterCropPad", since=18, infer=infer_center_crop_pad, strings=True)
+@operator("CenterCropPad", since=18, infer=_infer_center_crop_pad, strings=True)
 def center_crop_pad(node: Node, types: Types) -> Kernel:
     def layout(dims: Sequence[int], target: Sequence[int]) -> _Borders:
         axes = _crop_axes(node.attrs, len(dims))

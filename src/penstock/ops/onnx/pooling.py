@@ -21,7 +21,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF, is_float
 from penstock.ops.common.shape_rules import given, ints, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts, dtype_name
@@ -42,11 +42,11 @@ def _pooled(types: Types, attrs: Attrs) -> TensorType:
     return TensorType(x.dtype, (*x.shape[:2], *window_counts(attrs, kernel, x.shape[2:], ceil)))
 
 
-def infer_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_pooled(types, attrs),)
 
 
-def infer_max_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_max_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = _pooled(types, attrs)
     return kind, TensorType(INT64, kind.shape)
 
@@ -56,7 +56,7 @@ def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
     return windows(attrs, kernel, shape[2:], bool(attrs.get("ceil_mode", 0)))
 
 
-def lowest(dtype: np.dtype) -> Any:
+def _lowest(dtype: np.dtype) -> Any:
     """What no element is below."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).min
@@ -156,7 +156,7 @@ def _rows(
     )
 
 
-def separable(
+def _separable(
     x: TensorType, axes: Sequence[Window], combine: Callable[..., Any], identity: Any
 ) -> tuple[Callable[[np.ndarray, np.ndarray, Any], None], int]:
     """``into(x, out, workspace)`` that reduces the windows of (N, C, ...), and its workspace."""
@@ -181,7 +181,7 @@ def separable(
     blocks = _blocks(x.dims)
     images, channels = (max(b - a for a, b in ranges) for ranges in zip(*blocks, strict=True))
     # Two buffers take turns.
-    layout = Layout()
+    layout = ScratchLayout()
     sizes = [images * channels * prod(shape) for shape in shapes]
     fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
 
@@ -222,7 +222,7 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
 # MaxPool
 
 
-@operator("MaxPool", infer=infer_max_pool)
+@operator("MaxPool", infer=_infer_max_pool)
 def max_pool(node: Node, types: Types) -> Kernel:
     column_major = bool(node.attrs.get("storage_order", 0))
     indexed = given(node.outputs, 1)
@@ -233,7 +233,7 @@ def max_pool(node: Node, types: Types) -> Kernel:
         axes = pool_windows(node.attrs, x.dims)
         if indexed:
             return _indexed(x, axes, column_major)
-        pool, size = separable(x, axes, np.maximum, lowest(x.dtype))
+        pool, size = _separable(x, axes, np.maximum, _lowest(x.dtype))
 
         def into(x: np.ndarray, out: np.ndarray, *rest: Any) -> None:
             pool(x, out, rest[-1] if rest else None)
@@ -256,9 +256,9 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
         for position in product(*(axis.taps() for axis in axes))
     ]
     shape = (n, c, *(axis.count for axis in axes))
-    layout = Layout()
+    layout = ScratchLayout()
     found = layout.field(shape, np.dtype(np.bool_))
-    low, every = lowest(x.dtype), slice(None)
+    low, every = _lowest(x.dtype), slice(None)
 
     def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: Any) -> None:
         greater = found(workspace)
@@ -282,7 +282,7 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
 # AveragePool and LpPool
 
 
-def window_sizes(axes: Sequence[Window], padding: bool) -> Any:
+def _window_sizes(axes: Sequence[Window], padding: bool) -> Any:
     """Elements of each window, those of padding included or not: a number if all have the same."""
     sizes: Any = np.ones((), np.int64)
     for axis in axes:
@@ -294,7 +294,7 @@ def window_sizes(axes: Sequence[Window], padding: bool) -> Any:
     return int(sizes.flat[0]) if sizes.size and (sizes == sizes.flat[0]).all() else sizes
 
 
-@operator("AveragePool", infer=infer_pool)
+@operator("AveragePool", infer=_infer_pool)
 def average_pool(node: Node, types: Types) -> Kernel:
     padding = bool(node.attrs.get("count_include_pad", 0))
 
@@ -302,8 +302,8 @@ def average_pool(node: Node, types: Types) -> Kernel:
         (x,) = inputs
         assert x is not None and x.dtype is not None
         axes = pool_windows(node.attrs, x.dims)
-        pool, size = separable(x, axes, np.add, 0)
-        sizes = window_sizes(axes, padding)
+        pool, size = _separable(x, axes, np.add, 0)
+        sizes = _window_sizes(axes, padding)
         if isinstance(sizes, np.ndarray):
             sizes = sizes.astype(x.dtype)
 
@@ -316,12 +316,12 @@ def average_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-def infer_lp_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    check_power(attrs)
-    return infer_pool(types, attrs, consts)
+def _infer_lp_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    _check_power(attrs)
+    return _infer_pool(types, attrs, consts)
 
 
-@operator("LpPool", infer=infer_lp_pool)
+@operator("LpPool", infer=_infer_lp_pool)
 def lp_pool(node: Node, types: Types) -> Kernel:
     p = node.attrs.get("p", 2)
 
@@ -329,7 +329,7 @@ def lp_pool(node: Node, types: Types) -> Kernel:
         (x,) = inputs
         assert x is not None and x.dtype is not None
         axes = pool_windows(node.attrs, x.dims)
-        return _norms(x, p, *separable(x, axes, np.add, 0))
+        return _norms(x, p, *_separable(x, axes, np.add, 0))
 
     return specialized(node, types, make)
 
@@ -337,25 +337,25 @@ def lp_pool(node: Node, types: Types) -> Kernel:
 def _norms(x: TensorType, p: float, sums: Callable[..., None], size: int) -> Routine:
     """The p-norms of what ``sums(x, out, workspace)`` sums up with ``size`` bytes of workspace."""
     assert x.dtype is not None
-    layout = Layout()
+    layout = ScratchLayout()
     scratch = layout.field((size,), np.dtype(np.uint8))
     powers = layout.field(x.dims, x.dtype)
 
     def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
         raised = powers(workspace)
-        power(x, p, raised)
+        _power(x, p, raised)
         sums(raised, out, scratch(workspace))
-        root(out, p)
+        _root(out, p)
 
     return Routine(into, layout.size)
 
 
-def check_power(attrs: Attrs) -> None:
+def _check_power(attrs: Attrs) -> None:
     if not attrs.get("p", 2) > 0:
         raise ShapeError(f"p must be positive, not {attrs['p']}")
 
 
-def power(x: np.ndarray, p: float, out: np.ndarray) -> None:
+def _power(x: np.ndarray, p: float, out: np.ndarray) -> None:
     """``abs(x) ** p``."""
     if p == 2:
         np.multiply(x, x, out)
@@ -365,7 +365,7 @@ def power(x: np.ndarray, p: float, out: np.ndarray) -> None:
         np.power(out, p, out)
 
 
-def root(x: np.ndarray, p: float) -> None:
+def _root(x: np.ndarray, p: float) -> None:
     """The p-th root in place."""
     if p == 2:
         np.sqrt(x, x)
@@ -376,7 +376,7 @@ def root(x: np.ndarray, p: float) -> None:
 # Global pooling
 
 
-def infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, None),)
@@ -390,7 +390,7 @@ def _refuse_empty(shape: Sequence[int]) -> None:
         raise ShapeError(f"nothing to pool in shape {tuple(shape)}")
 
 
-def sums_into(x: TensorType) -> Callable[[np.ndarray, np.ndarray], None]:
+def _sums_into(x: TensorType) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that sums (N, C, ...) into a contiguous (N, C, 1, ...).
 
     A product with ones is several times as fast as a reduction of short rows.
@@ -408,13 +408,13 @@ def sums_into(x: TensorType) -> Callable[[np.ndarray, np.ndarray], None]:
     return into
 
 
-@operator("GlobalAveragePool", infer=infer_global)
+@operator("GlobalAveragePool", infer=_infer_global)
 def global_average_pool(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x,) = inputs
         assert x is not None
         _refuse_empty(x.dims)
-        sums, size = sums_into(x), prod(x.dims[2:])
+        sums, size = _sums_into(x), prod(x.dims[2:])
 
         def into(x: np.ndarray, out: np.ndarray) -> None:
             sums(x, out)
@@ -425,7 +425,7 @@ def global_average_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-@operator("GlobalMaxPool", infer=infer_global)
+@operator("GlobalMaxPool", infer=_infer_global)
 def global_max_pool(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x,) = inputs
@@ -441,12 +441,12 @@ def global_max_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=False)
 
 
-def infer_global_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    check_power(attrs)
-    return infer_global(types, attrs, consts)
+def _infer_global_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    _check_power(attrs)
+    return _infer_global(types, attrs, consts)
 
 
-@operator("GlobalLpPool", infer=infer_global_lp)
+@operator("GlobalLpPool", infer=_infer_global_lp)
 def global_lp_pool(node: Node, types: Types) -> Kernel:
     p = node.attrs.get("p", 2)
 
@@ -454,7 +454,7 @@ def global_lp_pool(node: Node, types: Types) -> Kernel:
         (x,) = inputs
         assert x is not None and x.dtype is not None
         _refuse_empty(x.dims)
-        sums = sums_into(x)
+        sums = _sums_into(x)
         return _norms(x, p, lambda x, out, _: sums(x, out), 0)
 
     return specialized(node, types, make, contiguous=True)
@@ -463,7 +463,7 @@ def global_lp_pool(node: Node, types: Types) -> Kernel:
 # MaxUnpool
 
 
-def infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, indices = tensor(types, 0), tensor(types, 1)
     if x.shape is not None and len(x.shape) < 3:
         raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
@@ -505,7 +505,7 @@ def _unpooled(x: TensorType, attrs: Attrs, given: Sequence[Dim] | None) -> Any:
     return (*x.shape[:2], *dims)
 
 
-@operator("MaxUnpool", since=9, infer=infer_max_unpool)
+@operator("MaxUnpool", since=9, infer=_infer_max_unpool)
 def max_unpool(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, kind = inputs[0], outputs[0]

@@ -31,13 +31,13 @@ from penstock.ops.common.dtypes import (
 from penstock.ops.common.elementwise import BLOCK, clip
 from penstock.ops.common.shape_rules import (
     all_known,
-    element_dtype,
+    dtype_attribute,
     given,
     normalize_axis,
-    padded,
+    pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
@@ -54,7 +54,7 @@ TARGETS = _INTS | _FLOATS
 SOURCES = TARGETS | {INT32}
 
 
-def filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[..., Any]:
+def _filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[..., Any]:
     """``function``, which takes ``count`` inputs and more, for a node that has so many inputs."""
     if inputs >= count:
         return function
@@ -69,7 +69,7 @@ def filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[..
 # Layouts of scales and zero points
 
 
-class Spread(NamedTuple):
+class _Spread(NamedTuple):
     """How a scale or zero point lies along a tensor."""
 
     shape: tuple[int, ...]  # in which it broadcasts against the tensor
@@ -84,19 +84,19 @@ class Spread(NamedTuple):
         return parameter.reshape(self.shape)
 
 
-def spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> Spread:
+def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> _Spread:
     """How a scale or zero point of shape ``parameter`` lies along a tensor of ``shape``.
 
     Blocks that fill their axis are not repeated: the tensor is seen with an axis more then.
     """
     if all(dim == 1 for dim in parameter):
-        return Spread(())
+        return _Spread(())
     rank = len(shape)
     if not block:
         axis = 0 if rank == 1 else normalize_axis(axis, rank)
         if not rank or parameter != (shape[axis],):
             raise _misfit(parameter, axis, shape)
-        return Spread((-1, *(1,) * (rank - 1 - axis)))
+        return _Spread((-1, *(1,) * (rank - 1 - axis)))
     axis = normalize_axis(axis, rank)
     blocks = -(-shape[axis] // block)
     wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
@@ -106,9 +106,9 @@ def spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block:
             f"shape {wanted}, not {parameter}"
         )
     if shape[axis] % block:
-        return Spread(shape, (axis, block, shape[axis]))
+        return _Spread(shape, (axis, block, shape[axis]))
     outer, inner = shape[:axis], shape[axis + 1 :]
-    return Spread((*outer, blocks, 1, *inner), None, (*outer, blocks, block, *inner))
+    return _Spread((*outer, blocks, 1, *inner), None, (*outer, blocks, block, *inner))
 
 
 def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
@@ -131,7 +131,7 @@ def _axis_and_block(attrs: Attrs) -> tuple[int, int]:
 
 
 def _check_parameters(types: Types, attrs: Attrs) -> None:
-    """Raise what ``spread`` would, as far as the shapes are known."""
+    """Raise what ``_spread`` would, as far as the shapes are known."""
     axis, block = _axis_and_block(attrs)
     x = tensor(types, 0).shape
     for i in (1, 2):
@@ -139,7 +139,7 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
         if parameter is None or x is None:
             continue
         if shape is not None:
-            spread(parameter, shape, axis, block)
+            _spread(parameter, shape, axis, block)
         elif not block and any(dim != 1 for dim in parameter):
             # The one axis that matters may be known.
             at = 0 if len(x) == 1 else normalize_axis(axis, len(x))
@@ -154,17 +154,17 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
 # Reading and writing quantised elements
 
 
-class Bounds(NamedTuple):
+class _Bounds(NamedTuple):
     lowest: float
     highest: float
 
 
 @cache
-def bounds(dtype: np.dtype) -> Bounds:
+def bounds(dtype: np.dtype) -> _Bounds:
     """The finite numbers that a quantised type spans."""
     about: Callable[[np.dtype], Any] = ml_dtypes.iinfo if dtype in _INTS else ml_dtypes.finfo
     info = about(dtype)
-    return Bounds(float(info.min), float(info.max))
+    return _Bounds(float(info.min), float(info.max))
 
 
 @cache
@@ -179,7 +179,7 @@ def _decoded(dtype: np.dtype) -> np.ndarray:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
-def load(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
+def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
     """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
     if x.dtype in _FLOATS:
         np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
@@ -247,7 +247,7 @@ def blocks(*arrays: np.ndarray) -> Any:
 
 def _target(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type that QuantizeLinear quantises to, as far as known."""
-    wanted = element_dtype(attrs, "output_dtype")
+    wanted = dtype_attribute(attrs, "output_dtype")
     has_zero = given(types, 2)
     found = tensor(types, 2).dtype if has_zero else wanted or UINT8
     if has_zero and found is None:
@@ -261,14 +261,14 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
     return found
 
 
-def infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     _check_parameters(types, attrs)
     return (TensorType(_target(types, attrs), tensor(types, 0).shape),)
 
 
 def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
     """The type in which ``x / scale`` is rounded."""
-    wanted = element_dtype(attrs, "precision")
+    wanted = dtype_attribute(attrs, "precision")
     if wanted is not None:
         return wanted
     if scale.kind in "iu":
@@ -276,8 +276,8 @@ def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
     return FLOAT32 if scale == POWERS else scale
 
 
-@operator("QuantizeLinear", since=10, infer=infer_quantize)
-@operator("QuantizeLinear", domain=MICROSOFT, infer=infer_quantize)
+@operator("QuantizeLinear", since=10, infer=_infer_quantize)
+@operator("QuantizeLinear", domain=MICROSOFT, infer=_infer_quantize)
 def quantize_linear(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     axis, block = _axis_and_block(attrs)
@@ -290,12 +290,12 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
         assert scale_type.dtype is not None
         precision = _precision(scale_type.dtype, attrs)
         work = FLOAT64 if precision == FLOAT64 else FLOAT32
-        along = spread(scale_type.dims, x_type.dims, axis, block)
+        along = _spread(scale_type.dims, x_type.dims, axis, block)
         seen = along.seen or x_type.dims
         size = math.prod(seen)
         # One scale for all: block by block, so that values stay in the cache.
         in_blocks = size > BLOCK and not along.shape
-        layout = Layout()
+        layout = ScratchLayout()
         room = layout.field((BLOCK,) if in_blocks else seen, work)
 
         def divisor_of(scale: np.ndarray) -> np.ndarray:
@@ -305,9 +305,9 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
             offset = zero_of(zero, work)
             return offset if offset is None else along(offset)
 
-        _, scale, zero = padded(consts, 3)
+        _, scale, zero = pad_with_none(consts, 3)
         divisor = None if scale is None else divisor_of(scale)
-        fixed = zero is not None or padded(inputs, 3)[2] is None
+        fixed = zero is not None or pad_with_none(inputs, 3)[2] is None
         offset = offset_of(zero)
 
         def quantize(
@@ -334,7 +334,7 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
             else:
                 quantize(x.reshape(seen), by, plus, values, out.reshape(seen))
 
-        return Routine(filled(run, len(inputs), 3), layout.size)
+        return Routine(_filled(run, len(inputs), 3), layout.size)
 
     return specialized(node, types, make, widen=False, contiguous=bool(block))
 
@@ -344,13 +344,13 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
 
 def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type of DequantizeLinear's result, as far as known."""
-    found = element_dtype(attrs, "output_dtype") or tensor(types, 1).dtype
+    found = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
     if found == POWERS:
         raise ShapeError("float8e8m0 scales need an output_dtype")
     return found
 
 
-def infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.dtype is not None and x.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
@@ -358,8 +358,8 @@ def infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(_dequantized(types, attrs), x.shape),)
 
 
-@operator("DequantizeLinear", since=10, infer=infer_dequantize)
-@operator("DequantizeLinear", domain=MICROSOFT, infer=infer_dequantize)
+@operator("DequantizeLinear", since=10, infer=_infer_dequantize)
+@operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize)
 def dequantize_linear(node: Node, types: Types) -> Kernel:
     axis, block = _axis_and_block(node.attrs)
 
@@ -368,10 +368,10 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
         assert x_type is not None
         assert scale_type is not None
         assert y_type is not None
-        along = spread(scale_type.dims, x_type.dims, axis, block)
+        along = _spread(scale_type.dims, x_type.dims, axis, block)
         seen = along.seen or x_type.dims
         in_blocks = math.prod(seen) > BLOCK and not along.shape
-        layout = Layout()
+        layout = ScratchLayout()
         # Computed in float32 and rounded once, which is what the product in float16 or bfloat16
         # would give: their products fit float32 exactly.
         room = None
@@ -385,9 +385,9 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
             offset = zero_of(zero)
             return offset if offset is None else along(offset)
 
-        _, scale, zero = padded(consts, 3)
+        _, scale, zero = pad_with_none(consts, 3)
         factor = None if scale is None else factor_of(scale)
-        fixed = zero is not None or padded(inputs, 3)[2] is None
+        fixed = zero is not None or pad_with_none(inputs, 3)[2] is None
         offset = offset_of(zero)
 
         def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
@@ -398,15 +398,15 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
                 with blocks(x, out) as pairs:
                     for piece, target in pairs:
                         place = target if values is None else values[: piece.size]
-                        load(piece, minus, place)
+                        subtract_zero_point(piece, minus, place)
                         np.multiply(place, by, out=target, dtype=np.float32, casting="unsafe")
                 return
             x, out = x.reshape(seen), out.reshape(seen)
             place = out if values is None else values
-            load(x, minus, place)
+            subtract_zero_point(x, minus, place)
             np.multiply(place, by, out=out, dtype=np.float32, casting="unsafe")
 
-        return Routine(filled(run, len(inputs), 3), layout.size)
+        return Routine(_filled(run, len(inputs), 3), layout.size)
 
     return specialized(node, types, make, widen=False, contiguous=bool(block))
 
@@ -414,7 +414,7 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
 # DynamicQuantizeLinear
 
 
-def dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
+def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
     """Scale and zero point that spread uint8 over the range of ``x``, 0 included.
 
     A tensor of zeros has the scale 1, as in ONNX Runtime: the definition would divide by 0.
@@ -430,28 +430,28 @@ def dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
 
 def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
     """Quantise ``x`` to uint8 by its own range; ``out`` gets the codes less the zero point."""
-    scale, zero = dynamic_parameters(x)
+    scale, zero = _dynamic_parameters(x)
     np.divide(x, scale, out)
     np.rint(out, out)
     clip(out, np.float32(-int(zero)), np.float32(255 - int(zero)), out)
     return scale
 
 
-def infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(UINT8, tensor(types, 0).shape), TensorType(FLOAT32, ()), TensorType(UINT8, ())
 
 
-@operator("DynamicQuantizeLinear", since=11, infer=infer_dynamic)
+@operator("DynamicQuantizeLinear", since=11, infer=_infer_dynamic)
 def dynamic_quantize_linear(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         (x_type,) = inputs
         assert x_type is not None
-        layout = Layout()
+        layout = ScratchLayout()
         size = math.prod(x_type.dims)
         room = layout.field((BLOCK,) if size > BLOCK else x_type.dims, FLOAT32)
 
         def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
-            scale, zero = dynamic_parameters(x)
+            scale, zero = _dynamic_parameters(x)
             plus = zero_of(np.asarray(zero))
             values = room(workspace)
             if size > BLOCK:

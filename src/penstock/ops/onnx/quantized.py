@@ -23,11 +23,17 @@ from penstock.ops.common.shape_rules import (
     broadcast_shapes,
     check_broadcasts,
     given,
-    padded,
+    pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
-from penstock.ops.onnx.quantization import bounds, load, quantize_to_float, store, zero_of
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.onnx.quantization import (
+    bounds,
+    quantize_to_float,
+    store,
+    subtract_zero_point,
+    zero_of,
+)
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
 
@@ -37,7 +43,7 @@ EXACT = 1 << 24  # float32 holds every integer up to this
 # Shapes
 
 
-def product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     """The shape of ``np.matmul(a, b)``, as far as known."""
     if a is None or b is None:
         return None
@@ -90,7 +96,7 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
     return [slice(k, k + step) for k in range(0, length, step)]
 
 
-class Product:
+class _Product:
     """``(a - a_zero) @ (b - b_zero)`` of what a node's inputs ``a`` and ``b`` are.
 
     Constant right sides are converted once, when the node is compiled. ``dynamic``: a is a float
@@ -141,20 +147,22 @@ class Product:
         """``b - zero`` in ``out``, which has the shape of ``b``; then transposed, if need be."""
         if self.transpose_b:
             b, out = b.swapaxes(-1, -2), out.swapaxes(-1, -2)
-        load(b, None if zero is None else zero_of(per_column(zero)), out)
+        subtract_zero_point(b, None if zero is None else zero_of(_per_column(zero)), out)
         return out
 
 
-class Multiply:
+class _Multiply:
     """A product for operands of known shapes; ``b`` is the shape as given, untransposed."""
 
-    def __init__(self, product: Product, a: TensorType, b: TensorType, layout: Layout) -> None:
+    def __init__(
+        self, product: _Product, a: TensorType, b: TensorType, layout: ScratchLayout
+    ) -> None:
         a_dims, b_dims = a.dims, b.dims
         self.given = product
         self._right = None if product.fixed is not None else layout.field(b_dims, FLOAT32)
         if product.transpose_b:
             b_dims = (*b_dims[:-2], b_dims[-1], b_dims[-2])
-        shape: Any = product_shape(a_dims, b_dims)
+        shape: Any = _product_shape(a_dims, b_dims)
         assert b.dtype is not None
         if b.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
             self.spans = [slice(None)]
@@ -173,7 +181,9 @@ class Multiply:
 
     def fill(self, a: np.ndarray, zero: np.ndarray | None, workspace: np.ndarray) -> None:
         """Take in the left side."""
-        load(a, None if zero is None else zero_of(per_row(zero)), self.left(workspace))
+        subtract_zero_point(
+            a, None if zero is None else zero_of(_per_row(zero)), self.left(workspace)
+        )
 
     def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
         """The product with the right side among a node's inputs, when the left side is in place.
@@ -210,14 +220,14 @@ class Multiply:
         return total
 
 
-def per_row(parameter: np.ndarray) -> np.ndarray:
+def _per_row(parameter: np.ndarray) -> np.ndarray:
     """A scale or zero point of the left side: one, one a row, or ready to broadcast."""
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter[:, None] if parameter.ndim == 1 else parameter
 
 
-def per_column(parameter: np.ndarray) -> np.ndarray:
+def _per_column(parameter: np.ndarray) -> np.ndarray:
     """A scale or zero point of the right side: one, one a column, or ready to broadcast."""
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
@@ -249,7 +259,7 @@ def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> 
 # MatMulInteger, QLinearMatMul
 
 
-def infer_product(
+def _infer_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1, bias: int = -1
 ) -> Infer:
     """A product of a given dtype, or that of input ``like``.
@@ -258,7 +268,7 @@ def infer_product(
     """
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        shape = product_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
+        shape = _product_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
         _check_parameters(types, a, b)
         if bias >= 0:
             _check_parameter("a bias", tensor(types, bias).shape, shape)
@@ -274,17 +284,17 @@ def _operands(inputs: Tensors, a: int, b: int) -> tuple[TensorType, TensorType]:
     return left, right
 
 
-@operator("MatMulInteger", since=10, infer=infer_product((0, 2), (1, 3), INT32))
+@operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32))
 def matmul_integer(node: Node, types: Types) -> Kernel:
-    product = Product(node, types, (0, 2), (1, 3))
+    product = _Product(node, types, (0, 2), (1, 3))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
-        multiply = Multiply(product, *_operands(inputs, 0, 1), layout)
+        layout = ScratchLayout()
+        multiply = _Multiply(product, *_operands(inputs, 0, 1), layout)
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
-            multiply.fill(values[0], padded(values, 3)[2], workspace)
+            multiply.fill(values[0], pad_with_none(values, 3)[2], workspace)
             multiply(values, out, workspace)
 
         return Routine(into, layout.size)
@@ -292,17 +302,17 @@ def matmul_integer(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-@operator("QLinearMatMul", since=10, infer=infer_product((0, 1, 2), (3, 4, 5), None, like=7))
+@operator("QLinearMatMul", since=10, infer=_infer_product((0, 1, 2), (3, 4, 5), None, like=7))
 def qlinear_matmul(node: Node, types: Types) -> Kernel:
-    product = Product(node, types, (0, 2), (3, 5))
+    product = _Product(node, types, (0, 2), (3, 5))
 
     def factor_of(a_scale: np.ndarray, b_scale: np.ndarray, y_scale: np.ndarray) -> np.ndarray:
-        factor = per_row(a_scale) * per_column(b_scale) / per_row(y_scale)
+        factor = _per_row(a_scale) * _per_column(b_scale) / _per_row(y_scale)
         return np.asarray(factor, FLOAT32)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
-        multiply = Multiply(product, *_operands(inputs, 0, 3), layout)
+        layout = ScratchLayout()
+        multiply = _Multiply(product, *_operands(inputs, 0, 3), layout)
         scales = [consts[i] for i in (1, 4, 6)]
         known = None if any(s is None for s in scales) else factor_of(*scales)  # type: ignore[arg-type]
 
@@ -312,7 +322,7 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
             total, real = multiply(values, None, workspace), multiply.values(workspace)
             factor = factor_of(values[1], values[4], values[6]) if known is None else known
             np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-            store(real, zero_of(per_row(values[7])), out, True)
+            store(real, zero_of(_per_row(values[7])), out, True)
 
         return Routine(into, layout.size)
 
@@ -322,7 +332,7 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
 # com.microsoft: products of integers with a float result
 
 
-def finish(
+def _finish(
     total: np.ndarray, factor: Any, bias: np.ndarray | None, out: np.ndarray, real: np.ndarray
 ) -> None:
     """``total * factor + bias`` into ``out`` of any float type, by way of ``real``, float32."""
@@ -337,22 +347,22 @@ def finish(
 @operator(
     "MatMulIntegerToFloat",
     domain=MICROSOFT,
-    infer=infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
+    infer=_infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
 )
 def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
-    product = Product(node, types, (0, 4), (1, 5))
+    product = _Product(node, types, (0, 4), (1, 5))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
-        multiply = Multiply(product, *_operands(inputs, 0, 1), layout)
+        layout = ScratchLayout()
+        multiply = _Multiply(product, *_operands(inputs, 0, 1), layout)
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
-            a, _, a_scale, b_scale, a_zero, _, bias = padded(values, 7)
+            a, _, a_scale, b_scale, a_zero, _, bias = pad_with_none(values, 7)
             multiply.fill(a, a_zero, workspace)
             total = multiply(values, None, workspace)
-            factor = per_row(a_scale.astype(FLOAT32)) * per_column(b_scale.astype(FLOAT32))
-            finish(total, factor, bias, out, multiply.values(workspace))
+            factor = _per_row(a_scale.astype(FLOAT32)) * _per_column(b_scale.astype(FLOAT32))
+            _finish(total, factor, bias, out, multiply.values(workspace))
 
         return Routine(into, layout.size)
 
@@ -362,21 +372,21 @@ def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
 @operator(
     "DynamicQuantizeMatMul",
     domain=MICROSOFT,
-    infer=infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
+    infer=_infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
 )
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
-    product = Product(node, types, (0, -1), (1, 3), dynamic=True)
+    product = _Product(node, types, (0, -1), (1, 3), dynamic=True)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
-        multiply = Multiply(product, *_operands(inputs, 0, 1), layout)
+        layout = ScratchLayout()
+        multiply = _Multiply(product, *_operands(inputs, 0, 1), layout)
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
-            a, _, b_scale, _, bias = padded(values, 5)
+            a, _, b_scale, _, bias = pad_with_none(values, 5)
             scale = quantize_to_float(a, multiply.left(workspace))
             total = multiply(values, None, workspace)
-            finish(total, per_column(b_scale) * scale, bias, out, multiply.values(workspace))
+            _finish(total, _per_column(b_scale) * scale, bias, out, multiply.values(workspace))
 
         return Routine(into, layout.size)
 
@@ -392,11 +402,13 @@ def _transposed(kind: TensorType, transpose: object) -> TensorType:
     return kind if not transpose or kind.shape is None else TensorType(kind.dtype, kind.shape[::-1])
 
 
-def infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a = _transposed(tensor(types, 0), attrs.get("transA"))
     b = _transposed(tensor(types, 3), attrs.get("transB"))
-    shape = product_shape(a.shape, b.shape)
-    _check_parameters([*padded(types, 9)[:3], b, *padded(types, 9)[4:]], (0, 1, 2), (3, 4, 5))
+    shape = _product_shape(a.shape, b.shape)
+    _check_parameters(
+        [*pad_with_none(types, 9)[:3], b, *pad_with_none(types, 9)[4:]], (0, 1, 2), (3, 4, 5)
+    )
     for i in (1, 2, 7, 8):
         parameter = tensor(types, i).shape
         if parameter is not None and any(dim not in (1, None) for dim in parameter):
@@ -406,30 +418,30 @@ def infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(tensor(types, 8).dtype if quantized else FLOAT32, shape),)
 
 
-@operator("QGemm", domain=MICROSOFT, infer=infer_qgemm)
+@operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm)
 def qgemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
     alpha = np.float32(attrs.get("alpha", 1.0))
     # The bias is added to integers: the sum may be beyond what float32 holds.
-    has_c = padded(node.inputs, 7)[6] is not None
-    product = Product(node, types, (0, 2), (3, 5), transpose_b=bool(trans_b), integer=has_c)
+    has_c = pad_with_none(node.inputs, 7)[6] is not None
+    product = _Product(node, types, (0, 2), (3, 5), transpose_b=bool(trans_b), integer=has_c)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
+        layout = ScratchLayout()
         a_type, b_type = _operands(inputs, 0, 3)
-        multiply = Multiply(product, _transposed(a_type, trans_a), b_type, layout)
+        multiply = _Multiply(product, _transposed(a_type, trans_a), b_type, layout)
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
-            a, a_scale, a_zero, _, b_scale, _, c, y_scale, y_zero = padded(values, 9)
+            a, a_scale, a_zero, _, b_scale, _, c, y_scale, y_zero = pad_with_none(values, 9)
             multiply.fill(a.T if trans_a else a, a_zero, workspace)
             total, real = multiply(values, None, workspace), multiply.values(workspace)
             if c is not None:
                 np.add(total, c, total)
-            factor = alpha * a_scale.reshape(()) * per_column(b_scale)
+            factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
             if y_scale is None:
-                finish(total, factor, None, out, real)
+                _finish(total, factor, None, out, real)
                 return
             factor = factor / y_scale.reshape(())
             np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")

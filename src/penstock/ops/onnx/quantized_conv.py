@@ -19,10 +19,10 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
-from penstock.ops.common.shape_rules import check_shape, padded, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
-from penstock.ops.onnx.convolution import conv_shape, convolution
-from penstock.ops.onnx.quantization import load, store, zero_of
+from penstock.ops.common.shape_rules import check_shape, pad_with_none, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.onnx.convolution import conv_shape, convolution_routine
+from penstock.ops.onnx.quantization import store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized import EXACT, pieces, reach
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, TensorType, Type
@@ -37,7 +37,7 @@ def _per_filter(parameter: np.ndarray, rank: int) -> np.ndarray:
 
 def _shifted(w: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
     """The weights less their zero points, of all or of each filter."""
-    load(w, None if zero is None else zero_of(_per_filter(zero, w.ndim)), out)
+    subtract_zero_point(w, None if zero is None else zero_of(_per_filter(zero, w.ndim)), out)
     return out
 
 
@@ -59,8 +59,8 @@ class _Filters:
     def __init__(self, node: Node, types: Types, x: tuple[int, int], w: tuple[int, int]) -> None:
         self.x, self.w = x, w
         self.group: int = node.attrs.get("group", 1)
-        consts = padded([None if v is None else v.const for v in node.inputs], w[1] + 1)
-        given = padded(node.inputs, w[1] + 1)
+        consts = pad_with_none([None if v is None else v.const for v in node.inputs], w[1] + 1)
+        given = pad_with_none(node.inputs, w[1] + 1)
 
         def known(i: int) -> bool:
             return given[i] is None or consts[i] is not None
@@ -93,7 +93,7 @@ class _Convolution:
     """The convolution of two inputs of a node, less their zero points, for known shapes."""
 
     def __init__(
-        self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: Layout, integer: bool
+        self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: ScratchLayout, integer: bool
     ) -> None:
         x_type, w_type = inputs[filters.x[0]], inputs[filters.w[0]]
         assert x_type is not None
@@ -118,20 +118,20 @@ class _Convolution:
         depth = len(range(w[1])[self.spans[i]])
         x_type = TensorType(self.dtype, (x[0], depth * self.filters.group, *x[2:]))
         w_type = TensorType(self.dtype, (w[0], depth, *w[2:]))
-        return convolution(x_type, w_type, attrs, self.parts[i] if self.parts else None)
+        return convolution_routine(x_type, w_type, attrs, self.parts[i] if self.parts else None)
 
     def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
         filters = self.filters
         x, w = inputs[filters.x[0]], inputs[filters.w[0]]
-        x_zero = padded(inputs, filters.x[1] + 1)[filters.x[1]]
+        x_zero = pad_with_none(inputs, filters.x[1] + 1)[filters.x[1]]
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
-        load(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
+        subtract_zero_point(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
         parts = self.parts
         if parts is None:
             assert self.right is not None
-            w_zero = padded(inputs, filters.w[1] + 1)[filters.w[1]]
+            w_zero = pad_with_none(inputs, filters.w[1] + 1)[filters.w[1]]
             weights = _shifted(w, w_zero, self.right(workspace))
             parts = [np.ascontiguousarray(weights[:, s], self.dtype) for s in self.spans]
         total = out
@@ -182,18 +182,18 @@ def _check(
 # ConvInteger
 
 
-def infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
     _check(types, shape, (2,), (3,))
     return (TensorType(INT32, shape),)
 
 
-@operator("ConvInteger", since=10, infer=infer_conv_integer)
+@operator("ConvInteger", since=10, infer=_infer_conv_integer)
 def conv_integer(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (1, 3))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
+        layout = ScratchLayout()
         convolve = _Convolution(filters, inputs, node.attrs, layout, False)
 
         def into(*args: Any) -> None:
@@ -208,7 +208,7 @@ def conv_integer(node: Node, types: Types) -> Kernel:
 # QLinearConv
 
 
-def infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     last = bool(attrs.get("channels_last", 0))
     x = channels_first(tensor(types, 0).shape, last)
     shape = conv_shape(x, tensor(types, 3).shape, attrs)
@@ -217,12 +217,12 @@ def infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(tensor(types, 7).dtype, channels_back(shape, last)),)
 
 
-@operator("QLinearConv", since=10, infer=infer_qlinear_conv)
-@operator("QLinearConv", domain=MICROSOFT, infer=infer_qlinear_conv)
+@operator("QLinearConv", since=10, infer=_infer_qlinear_conv)
+@operator("QLinearConv", domain=MICROSOFT, infer=_infer_qlinear_conv)
 def qlinear_conv(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (3, 5))
     last = bool(node.attrs.get("channels_last", 0))
-    bias_given = padded(node.inputs, 9)[8]
+    bias_given = pad_with_none(node.inputs, 9)[8]
     # Added to float32 the bias must be exact there; if it is not, it is added to integers.
     bias_const = None if bias_given is None else bias_given.const
     exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
@@ -230,7 +230,7 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
     fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = Layout()
+        layout = ScratchLayout()
         convolve = _Convolution(filters, inputs, node.attrs, layout, integer)
         reuse = convolve.dtype == FLOAT32
         real = convolve.values if reuse else layout.field(convolve.values.shape, FLOAT32)
@@ -238,7 +238,7 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
-            _, x_scale, _, _, w_scale, _, y_scale, y_zero, bias = padded(values, 9)
+            _, x_scale, _, _, w_scale, _, y_scale, y_zero, bias = pad_with_none(values, 9)
             total, result = convolve(values, None, workspace), real(workspace)
             if bias is not None:
                 if fixed_bias is not None and total.dtype == FLOAT32:

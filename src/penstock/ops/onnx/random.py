@@ -16,7 +16,13 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT64, INT32
-from penstock.ops.common.shape_rules import element_dtype, given, padded, single, tensor
+from penstock.ops.common.shape_rules import (
+    dtype_attribute,
+    given,
+    one_element,
+    pad_with_none,
+    tensor,
+)
 from penstock.ops.onnx.shape import view_kernel
 from penstock.ops.registry import operator
 from penstock.types import BOOL, FLOAT32, Shape, ShapeError, TensorType, Type
@@ -36,8 +42,8 @@ def _generator(attrs: Attrs) -> np.random.Generator:
 # RandomNormal, RandomUniform, and those like a tensor
 
 
-def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(element_dtype(attrs, "dtype") or FLOAT32, _given_shape(attrs)),)
+def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(dtype_attribute(attrs, "dtype") or FLOAT32, _given_shape(attrs)),)
 
 
 def _given_shape(attrs: Attrs) -> tuple[int, ...]:
@@ -47,9 +53,9 @@ def _given_shape(attrs: Attrs) -> tuple[int, ...]:
     return shape
 
 
-def infer_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    return (TensorType(element_dtype(attrs, "dtype") or x.dtype, x.shape),)
+    return (TensorType(dtype_attribute(attrs, "dtype") or x.dtype, x.shape),)
 
 
 def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarray) -> np.ndarray:
@@ -67,7 +73,7 @@ def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarr
 
 def _random(node: Node, method: str, scale: float, offset: float, *, like: bool) -> Kernel:
     draw: Callable[..., Any] = getattr(_generator(node.attrs), method)
-    dtype = element_dtype(node.attrs, "dtype")
+    dtype = dtype_attribute(node.attrs, "dtype")
     if like:
 
         def run_like(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -84,15 +90,15 @@ def _random(node: Node, method: str, scale: float, offset: float, *, like: bool)
     return Kernel(run, run)
 
 
-@operator("RandomNormal", infer=infer_shape, pure=False)
-@operator("RandomNormalLike", infer=infer_like, pure=False, strings=True)
+@operator("RandomNormal", infer=_infer_shape, pure=False)
+@operator("RandomNormalLike", infer=_infer_like, pure=False, strings=True)
 def random_normal(node: Node, types: Types) -> Kernel:
     scale, mean = node.attrs.get("scale", 1.0), node.attrs.get("mean", 0.0)
     return _random(node, "standard_normal", scale, mean, like=bool(node.inputs))
 
 
-@operator("RandomUniform", infer=infer_shape, pure=False)
-@operator("RandomUniformLike", infer=infer_like, pure=False, strings=True)
+@operator("RandomUniform", infer=_infer_shape, pure=False)
+@operator("RandomUniformLike", infer=_infer_like, pure=False, strings=True)
 def random_uniform(node: Node, types: Types) -> Kernel:
     low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)
     return _random(node, "random", high - low, low, like=bool(node.inputs))
@@ -101,9 +107,9 @@ def random_uniform(node: Node, types: Types) -> Kernel:
 # Bernoulli, Multinomial
 
 
-@operator("Bernoulli", since=15, infer=infer_like, pure=False)
+@operator("Bernoulli", since=15, infer=_infer_like, pure=False)
 def bernoulli(node: Node, types: Types) -> Kernel:
-    generator, dtype = _generator(node.attrs), element_dtype(node.attrs, "dtype")
+    generator, dtype = _generator(node.attrs), dtype_attribute(node.attrs, "dtype")
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         draws = generator.random(x.shape, np.float64 if x.dtype == np.float64 else np.float32)
@@ -115,18 +121,18 @@ def bernoulli(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-def infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
     shape: Shape = (None if x.shape is None else x.shape[0], attrs.get("sample_size", 1))
-    return (TensorType(element_dtype(attrs, "dtype") or INT32, shape),)
+    return (TensorType(dtype_attribute(attrs, "dtype") or INT32, shape),)
 
 
-@operator("Multinomial", since=7, infer=infer_multinomial, pure=False)
+@operator("Multinomial", since=7, infer=_infer_multinomial, pure=False)
 def multinomial(node: Node, types: Types) -> Kernel:
     generator, size = _generator(node.attrs), node.attrs.get("sample_size", 1)
-    dtype = element_dtype(node.attrs, "dtype") or INT32
+    dtype = dtype_attribute(node.attrs, "dtype") or INT32
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim != 2 or not x.shape[1]:
@@ -149,18 +155,18 @@ def multinomial(node: Node, types: Types) -> Kernel:
 # Dropout
 
 
-def infer_dropout(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_dropout(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0).without_data()
     return (x, TensorType(BOOL, x.shape))
 
 
 def _truth(x: np.ndarray | None) -> bool:
-    return x is not None and bool(single(x, "training_mode"))
+    return x is not None and bool(one_element(x, "training_mode"))
 
 
-@operator("Dropout", since=12, infer=infer_dropout, pure=False)
+@operator("Dropout", since=12, infer=_infer_dropout, pure=False)
 def dropout(node: Node, types: Types) -> Kernel:
-    mode, with_mask = padded(node.inputs, 3)[2], given(node.outputs, 1)
+    mode, with_mask = pad_with_none(node.inputs, 3)[2], given(node.outputs, 1)
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))
     if inactive and len(node.outputs) == 1:
         return view_kernel(lambda x, *_: x)
@@ -182,7 +188,7 @@ def dropout(node: Node, types: Types) -> Kernel:
         out: np.ndarray,
         mask: np.ndarray | None,
     ) -> None:
-        dropped = 0.5 if ratio is None else float(single(ratio, "ratio"))
+        dropped = 0.5 if ratio is None else float(one_element(ratio, "ratio"))
         if not _truth(training) or dropped == 0:
             if out is not x:
                 out[...] = x
@@ -201,8 +207,8 @@ def dropout(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
 
     def into(*arrays: Any) -> None:
-        x, ratio, training = padded(arrays[:count], 3)
-        out, mask = padded(arrays[count:], 2)
+        x, ratio, training = pad_with_none(arrays[:count], 3)
+        out, mask = pad_with_none(arrays[count:], 2)
         drop(x, ratio, training, out, mask if with_mask else None)
 
     return Kernel(run, into, inplace=(0,))

@@ -22,8 +22,8 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
 from penstock.ops.common.elementwise import Body
-from penstock.ops.common.shape_rules import choice, given, padded, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.shape_rules import choice, given, pad_with_none, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.activation import (
     Formula,
     applied,
@@ -236,7 +236,7 @@ def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Sha
     return [(steps, n, batch, hidden), *[(n, batch, hidden)] * states]
 
 
-def infer_recurrent(kind: str) -> Infer:
+def _infer_recurrent(kind: str) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         layer = parse_layer(kind, attrs)
         sizes = sizes_of(layer, [tensor(types, i).shape for i in range(len(types))])
@@ -249,7 +249,7 @@ def infer_recurrent(kind: str) -> Infer:
 # Weights
 
 
-class Weights(NamedTuple):
+class RecurrentWeights(NamedTuple):
     """The weights of one direction.
 
     ``w`` and ``r`` are arrays, or other things with a method ``gatewise(out, batch)`` that does
@@ -263,9 +263,9 @@ class Weights(NamedTuple):
     peepholes: np.ndarray | None  # [3 * hidden]
 
 
-def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Weights]:
+def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
-    every = padded(inputs, 8)
+    every = pad_with_none(inputs, 8)
     ws, rs, bs, ps = (repeat(None) if every[i] is None else every[i] for i in (1, 2, 3, 7))
     found = []
     for w, r, b, p in zip(ws, rs, bs, ps, strict=False):
@@ -287,7 +287,7 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Weights]
         w, r = w.T, r.T
         if single:
             w, r = np.ascontiguousarray(w), np.ascontiguousarray(r)
-        found.append(Weights(w, r, bias, r_bias, p))
+        found.append(RecurrentWeights(w, r, bias, r_bias, p))
     return found
 
 
@@ -309,14 +309,16 @@ def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
 # Cells: steps act on gates of [gates, batch, hidden]
 
 
-class State(NamedTuple):
+class _State(NamedTuple):
     """Where an LSTM keeps its cell state: read from ``now``, written to ``next``, often one."""
 
     now: np.ndarray
     next: np.ndarray
 
 
-def _rnn_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: State) -> Step:
+def _rnn_step(
+    layer: Layer, d: int, weights: RecurrentWeights, gates: np.ndarray, state: _State
+) -> Step:
     (f,) = layer.activations[d]
     clip = layer.clip
     (gate,) = gates
@@ -344,7 +346,9 @@ def _half_sigmoid(dtype: np.dtype) -> Activation:
     return function
 
 
-def _gru_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: State) -> Step:
+def _gru_step(
+    layer: Layer, d: int, weights: RecurrentWeights, gates: np.ndarray, state: _State
+) -> Step:
     hidden = gates.shape[2]
     f, g = layer.activations[d]
     if layer.plain:
@@ -383,7 +387,9 @@ def _gru_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: 
     return step
 
 
-def _lstm_step(layer: Layer, d: int, weights: Weights, gates: np.ndarray, state: State) -> Step:
+def _lstm_step(
+    layer: Layer, d: int, weights: RecurrentWeights, gates: np.ndarray, state: _State
+) -> Step:
     multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
     i, o, f, new = gates
     sigmoids = gates[:3]
@@ -450,7 +456,7 @@ def _live(lengths: np.ndarray, steps: int) -> np.ndarray:
 
 
 def _buffered(
-    step: Step, h: np.ndarray, spare: np.ndarray, state: State, xs: Any, ys: Any, lives: Any
+    step: Step, h: np.ndarray, spare: np.ndarray, state: _State, xs: Any, ys: Any, lives: Any
 ) -> np.ndarray:
     """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state.
 
@@ -475,7 +481,7 @@ def layer_routine(
     layer: Layer,
     inputs: Tensors,
     outputs: Tensors,
-    weigh: Callable[[Sequence[Any], bool], Sequence[Weights]],
+    weigh: Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]],
     prepared: tuple[int, ...],
 ) -> Routine:
     x, w = inputs[0], inputs[1]
@@ -493,7 +499,7 @@ def layer_routine(
         time_first = (gates, first, second, hidden)
         order = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
 
-    layout, state = Layout(), (batch, hidden)
+    layout, state = ScratchLayout(), (batch, hidden)
     product_field = layout.field((gates, rows, hidden), dtype)
     gates_field = layout.field((gates, batch, hidden), dtype)
     h_field, spare_field = layout.field(state, dtype), layout.field(state, dtype)
@@ -503,9 +509,9 @@ def layer_routine(
     n_inputs = len(inputs)
 
     def into(*arguments: Any) -> None:
-        values = padded(arguments[:n_inputs], 8)
+        values = pad_with_none(arguments[:n_inputs], 8)
         x, _, _, _, lengths, h0, c0, _ = values[:8]
-        y, y_h, y_c = padded(arguments[n_inputs:-1], 3)
+        y, y_h, y_c = pad_with_none(arguments[n_inputs:-1], 3)
         workspace = arguments[-1]
         product, gate = product_field(workspace), gates_field(workspace)
         # All with time first: views.
@@ -525,7 +531,7 @@ def layer_routine(
             if lstm:
                 c = c_field(workspace) if y_c is None else y_c[d]
                 np.copyto(c, 0 if c0 is None else c0[d])
-            cell = State(c, c_next if ends else c)
+            cell = _State(c, c_next if ends else c)
             step = _STEPS[layer.kind](layer, d, weights, gate, cell)
             reverse = layer.reverse[d]
             if reverse:
@@ -558,8 +564,8 @@ def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
         fixed = all(consts[i] is not None for i in weights)
 
         @cache
-        def prepared(single: bool) -> Shared[list[Weights]]:
-            def make() -> list[Weights]:
+        def prepared(single: bool) -> Shared[list[RecurrentWeights]]:
+            def make() -> list[RecurrentWeights]:
                 wide = [
                     c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts
                 ]
@@ -568,7 +574,7 @@ def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
             name = kind, single, layer.halved, layer.linear_before_reset
             return shared(name, make, *[consts[i] for i in weights])
 
-        def weigh(inputs: Sequence[Any], single: bool) -> list[Weights]:
+        def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
             return prepared(single).value if fixed else _weights(layer, inputs, single)
 
         def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
@@ -580,4 +586,4 @@ def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
 
 
 for _kind in _GATES:
-    operator(_kind, infer=infer_recurrent(_kind))(_compiler(_kind))
+    operator(_kind, infer=_infer_recurrent(_kind))(_compiler(_kind))

@@ -20,11 +20,11 @@ from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.elementwise import in_range
 from penstock.ops.common.shape_rules import (
+    dim_product,
     given,
     ints,
     normalize_axes,
     normalize_axis,
-    product,
     tensor,
     with_data,
 )
@@ -32,7 +32,7 @@ from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
-class Form(NamedTuple):
+class _Form(NamedTuple):
     """How a shape is reduced along axes.
 
     ``axes`` count from the front; ``kept`` is the result's shape with dims of 1 for them, ``final``
@@ -52,9 +52,9 @@ class Form(NamedTuple):
 LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
 
 
-def form_of(
+def reduction_form(
     shape: tuple[int, ...], dtype: np.dtype, axes: Sequence[int] | None, keepdims: bool
-) -> Form:
+) -> _Form:
     """``axes`` are all of them if ``None``. A tensor of rank 0 counts as one of rank 1."""
     rank = len(shape)
     taken = tuple(range(rank)) if axes is None else tuple(sorted(normalize_axes(axes, rank)))
@@ -62,15 +62,15 @@ def form_of(
     final = kept if keepdims else tuple(d for i, d in enumerate(shape) if i not in taken)
     count = math.prod(shape[i] for i in taken)
     if not rank:
-        return Form((0,), (1,), (), 1)
+        return _Form((0,), (1,), (), 1)
     if dtype.kind != "f" or not taken or taken[-1] - taken[0] != len(taken) - 1 or not count:
-        return Form(taken, kept, final, count)
+        return _Form(taken, kept, final, count)
     group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
     ones = np.ones(count, dtype) if count <= LONG else None
-    return Form(taken, kept, final, count, group, ones)
+    return _Form(taken, kept, final, count, group, ones)
 
 
-Reduce: TypeAlias = Callable[[np.ndarray, Form, np.ndarray | None], Any]
+Reduce: TypeAlias = Callable[[np.ndarray, _Form, np.ndarray | None], Any]
 """``reduce(x, form, out)`` gives an array of shape ``form.kept``, ``out`` if that is one."""
 
 # Called as (x, axes, dtype, out, keepdims, initial).
@@ -80,7 +80,7 @@ _maximum: Callable[..., Any] = np.maximum.reduce
 _minimum: Callable[..., Any] = np.minimum.reduce
 
 
-def total(x: np.ndarray, form: Form, out: np.ndarray | None = None) -> Any:
+def _total(x: np.ndarray, form: _Form, out: np.ndarray | None = None) -> Any:
     """The sum, in the dtype of ``x``."""
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
@@ -99,12 +99,12 @@ def _into(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
-    result = total(x, form, out)
+def _mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+    result = _total(x, form, out)
     return np.divide(result, x.dtype.type(form.terms), result)
 
 
-def integer_mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+def _integer_mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     """Towards zero, as division of integers is; 0 of nothing."""
     dtype = np.dtype(np.uint64 if x.dtype.kind == "u" else np.int64)
     sums = _add(x, form.axes, dtype, None, True)
@@ -113,7 +113,7 @@ def integer_mean(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     return sums.astype(x.dtype) if out is None else _into(sums, out)
 
 
-def highest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+def _highest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     if form.group is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1 and before >= row_reduce.MANY and 1 < count <= row_reduce.SHORT:
@@ -121,7 +121,7 @@ def highest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
     return _maximum(x, form.axes, None, out, True, _extreme(x.dtype, -1))
 
 
-def lowest(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+def _lowest(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     return _minimum(x, form.axes, None, out, True, _extreme(x.dtype, 1))
 
 
@@ -135,40 +135,40 @@ def _extreme(dtype: np.dtype, sign: int) -> Any:
     return info.max if sign > 0 else info.min
 
 
-def multiplied(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+def _multiplied(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     return _multiply(x, form.axes, x.dtype, out, True)
 
 
-def absolute_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
-    return total(np.absolute(x), form, out)
+def _absolute_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+    return _total(np.absolute(x), form, out)
 
 
-def square_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+def _square_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1:
             matrix = x.reshape(before, count)
             return _into(np.vecdot(matrix, matrix).reshape(form.kept), out)
-    return total(np.square(x), form, out)
+    return _total(np.square(x), form, out)
 
 
-def norm(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
-    result = square_sum(x, form, out)
+def _norm(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+    result = _square_sum(x, form, out)
     return np.sqrt(result, result)
 
 
-def log_sum(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
-    result = total(x, form, out)
+def _log_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+    result = _total(x, form, out)
     return np.log(result, result)
 
 
-def log_sum_exp(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
+def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     """Relative to the maximum, so that nothing overflows."""
-    peak = highest(x, form, None)
+    peak = _highest(x, form, None)
     # Infinities less themselves would be NaN; relative to 0 they come out as they should.
     np.copyto(peak, 0, where=np.logical_not(np.isfinite(peak)))
     terms = np.subtract(x, peak)
-    result = total(np.exp(terms, terms), form, out)
+    result = _total(np.exp(terms, terms), form, out)
     np.log(result, result)
     return np.add(result, peak, result)
 
@@ -176,7 +176,7 @@ def log_sum_exp(x: np.ndarray, form: Form, out: np.ndarray | None) -> Any:
 # Registration
 
 
-class Reduction(NamedTuple):
+class _Reduction(NamedTuple):
     """A reduction on floats of 32 and 64 bits, and what differs for others.
 
     ``integers`` is its form for integers; without one, they are converted to float64 and back.
@@ -197,25 +197,25 @@ class Reduction(NamedTuple):
 
 
 _ALL = (
-    Reduction("ReduceSum", 13, total, total),
-    Reduction("ReduceMean", 18, mean, integer_mean),
-    Reduction("ReduceMax", 18, highest, native=True),
-    Reduction("ReduceMin", 18, lowest, native=True),
-    Reduction("ReduceProd", 18, multiplied, multiplied),
-    Reduction("ReduceL1", 18, absolute_sum, absolute_sum),
-    Reduction("ReduceL2", 18, norm),
-    Reduction("ReduceLogSum", 18, log_sum),
-    Reduction("ReduceLogSumExp", 18, log_sum_exp),
-    Reduction("ReduceSumSquare", 18, square_sum, square_sum),
+    _Reduction("ReduceSum", 13, _total, _total),
+    _Reduction("ReduceMean", 18, _mean, _integer_mean),
+    _Reduction("ReduceMax", 18, _highest, native=True),
+    _Reduction("ReduceMin", 18, _lowest, native=True),
+    _Reduction("ReduceProd", 18, _multiplied, _multiplied),
+    _Reduction("ReduceL1", 18, _absolute_sum, _absolute_sum),
+    _Reduction("ReduceL2", 18, _norm),
+    _Reduction("ReduceLogSum", 18, _log_sum),
+    _Reduction("ReduceLogSumExp", 18, _log_sum_exp),
+    _Reduction("ReduceSumSquare", 18, _square_sum, _square_sum),
 )
 
 
 def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
-    """Axes as ``form_of`` takes them: an empty list may stand for all."""
+    """Axes as ``reduction_form`` takes them: an empty list may stand for all."""
     return tuple(axes) if len(axes) or attrs.get("noop_with_empty_axes") else None
 
 
-def _compiler(reduction: Reduction) -> Compile:
+def _compiler(reduction: _Reduction) -> Compile:
     def compile(node: Node, types: Types) -> Kernel:
         keepdims = bool(node.attrs.get("keepdims", 1))
         count = len(node.inputs)
@@ -225,7 +225,7 @@ def _compiler(reduction: Reduction) -> Compile:
         if known:
             given = () if value is None or value.const is None else value.const.reshape(-1).tolist()
             fixed = _known_axes(given, node.attrs)
-        forms = lru_cache(maxsize=16)(form_of)
+        forms = lru_cache(maxsize=16)(reduction_form)
 
         def run(*arguments: Any) -> Any:
             x = arguments[0]
@@ -249,7 +249,7 @@ def _compiler(reduction: Reduction) -> Compile:
             assert kind.dtype is not None
             reduce, dtype = reduction.on(kind.dtype)
             if dtype == kind.dtype:
-                form = form_of(kind.dims, dtype, fixed, keepdims)
+                form = reduction_form(kind.dims, dtype, fixed, keepdims)
 
                 def into(*arguments: Any) -> None:
                     reduce(arguments[0], form, arguments[-1])
@@ -286,7 +286,7 @@ def _any_axes(kind: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     return TensorType(kind.dtype, (None,) * (len(kind.shape) - count))
 
 
-def infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
+def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         kind = tensor(types, 0)
         axes: Sequence[Dim] | None = ()
@@ -314,7 +314,7 @@ def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim
 
 
 _CONTENTS: dict[str, Callable[[tuple[Dim, ...]], Dim]] = {
-    "ReduceProd": product,
+    "ReduceProd": dim_product,
     "ReduceSum": _of_known(sum),
     "ReduceMax": _of_known(max),
     "ReduceMin": _of_known(min),
@@ -323,14 +323,14 @@ for _reduction in _ALL:
     operator(
         _reduction.name,
         since=_reduction.since,
-        infer=infer_reduction(_CONTENTS.get(_reduction.name)),
+        infer=_infer_reduction(_CONTENTS.get(_reduction.name)),
     )(_compiler(_reduction))
 
 
 # Running sums and products
 
 
-def infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     axis = ints(types, consts, 1)
     if kind.rank is not None and axis is not None:
@@ -371,5 +371,5 @@ def _cumulative(function: np.ufunc) -> Compile:
     return compile
 
 
-operator("CumSum", since=11, infer=infer_cumulative)(_cumulative(np.add))
-operator("CumProd", since=26, infer=infer_cumulative)(_cumulative(np.multiply))
+operator("CumSum", since=11, infer=_infer_cumulative)(_cumulative(np.add))
+operator("CumProd", since=26, infer=_infer_cumulative)(_cumulative(np.multiply))

@@ -11,7 +11,14 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, choice, given, product, same_dtype, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    choice,
+    dim_product,
+    given,
+    same_dtype,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.common.windows import windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
@@ -44,7 +51,7 @@ def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
 # RoiAlign
 
 
-def infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, count = _regions(types, 4)
     batch = tensor(types, 2).shape
     check_shape("batch_indices", batch, (count,))
@@ -91,7 +98,7 @@ class _Samples:
         return found.astype(dtype)
 
 
-@operator("RoiAlign", since=16, infer=infer_roi_align)
+@operator("RoiAlign", since=16, infer=_infer_roi_align)
 def roi_align(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     shifted = attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
@@ -154,7 +161,7 @@ def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
 # MaxRoiPool
 
 
-def infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, count = _regions(types, 5)
     size = attrs["pooled_shape"]
     if len(size) != 2 or min(size) < 1:
@@ -172,7 +179,7 @@ def _bins(start: float, end: float, count: int, size: int) -> list[tuple[int, in
     return [(int(low), int(high)) for low, high in zip(lows, highs, strict=True)]
 
 
-@operator("MaxRoiPool", infer=infer_max_roi_pool)
+@operator("MaxRoiPool", infer=_infer_max_roi_pool)
 def max_roi_pool(node: Node, types: Types) -> Kernel:
     scale = np.float32(node.attrs.get("spatial_scale", 1.0))
     bins = node.attrs["pooled_shape"]
@@ -207,7 +214,7 @@ def max_roi_pool(node: Node, types: Types) -> Kernel:
 # DeformConv
 
 
-def infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, w, offset, mask = (tensor(types, i) for i in (0, 1, 2, 4))
     dtype = same_dtype(types, range(len(types)))
     shape = conv_shape(x.shape, w.shape, attrs)
@@ -221,11 +228,11 @@ def infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
         raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
     kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
     for name, kind, each in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
-        check_shape(name, kind.shape, (shape[0], product((groups, each, *kernel)), *shape[2:]))
+        check_shape(name, kind.shape, (shape[0], dim_product((groups, each, *kernel)), *shape[2:]))
     return (TensorType(dtype, shape),)
 
 
-@operator("DeformConv", since=19, infer=infer_deform_conv)
+@operator("DeformConv", since=19, infer=_infer_deform_conv)
 def deform_conv(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     group, groups = attrs.get("group", 1), attrs.get("offset_group", 1)

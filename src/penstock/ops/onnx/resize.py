@@ -17,14 +17,14 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import choice, given, ints, normalize_axes, tensor
-from penstock.ops.common.specialize import Field, Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
 # Sizes
 
 
-class Axis(NamedTuple):
+class _Axis(NamedTuple):
     """One resized axis. ``width`` is the output size before it was rounded to ``out``."""
 
     axis: int
@@ -127,7 +127,7 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
     return [] if not axes else None
 
 
-def infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -139,7 +139,7 @@ def infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, tuple(shape)),)
 
 
-def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[Axis]:
+def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
     shape = tensor(types, 0).dims
     axes = _axes(attrs, len(shape))
     resized = _resized(types, attrs, consts)
@@ -154,31 +154,31 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[Axis]:
         if out and not shape[axis]:
             raise ShapeError(f"axis {axis} is empty and cannot be resized to {out}")
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
-        found.append(Axis(axis, shape[axis], out, scale, width, start, end))
+        found.append(_Axis(axis, shape[axis], out, scale, width, start, end))
     return found
 
 
 # Coordinates and tables
 
 
-def _corners(axis: Axis, x: np.ndarray) -> np.ndarray:
+def _corners(axis: _Axis, x: np.ndarray) -> np.ndarray:
     last = axis.size - 1
     return x * 0.0 if axis.width == 1 else x * last / (axis.width - 1)
 
 
-def _crop(axis: Axis, x: np.ndarray) -> np.ndarray:
+def _crop(axis: _Axis, x: np.ndarray) -> np.ndarray:
     last, extent = axis.size - 1, axis.end - axis.start
     if axis.out == 1:
         return x + 0.5 * (axis.start + axis.end) * last
     return axis.start * last + x * extent * last / (axis.width - 1)
 
 
-def _symmetric(axis: Axis, x: np.ndarray) -> np.ndarray:
+def _symmetric(axis: _Axis, x: np.ndarray) -> np.ndarray:
     offset = axis.size / 2 * (1 - axis.out / (axis.width or 1))
     return offset + (x + 0.5) / axis.scale - 0.5
 
 
-_COORDINATES: dict[str, Callable[[Axis, np.ndarray], np.ndarray]] = {
+_COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
     "half_pixel": lambda axis, x: (x + 0.5) / axis.scale - 0.5,
     "half_pixel_symmetric": _symmetric,
     "pytorch_half_pixel": lambda axis, x: (x + 0.5) / axis.scale - 0.5 if axis.out > 1 else x * 0.0,
@@ -222,7 +222,7 @@ class Table(NamedTuple):
     outside: np.ndarray | None  # bool [out]: positions that are extrapolated, if any
 
 
-def _table(axis: Axis, attrs: Attrs) -> Table:
+def _table(axis: _Axis, attrs: Attrs) -> Table:
     name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
     last = axis.size - 1
@@ -320,7 +320,7 @@ def _nearest(
 def _gatherer(
     shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype
 ) -> tuple[Resampler, int]:
-    layout, current = Layout(), list(shape)
+    layout, current = ScratchLayout(), list(shape)
     steps = []
     for table in tables:
         current[table.axis] = table.out
@@ -344,7 +344,7 @@ def _repeater(
     last = len(shape) - 1
     repeat = factors.get(last, 1)
     across = len(factors) > (repeat > 1)
-    layout, rows = Layout(), [*shape[:-1], shape[-1] * repeat]
+    layout, rows = ScratchLayout(), [*shape[:-1], shape[-1] * repeat]
     field = layout.field(rows, dtype) if across and repeat > 1 else None
     # Each axis as itself and its repetitions, for the rows and for the output.
     narrow = [d for size in rows for d in (size, 1)]
@@ -381,7 +381,7 @@ def _interpolate(
     if dtype.kind == "c":
         wide = dtype
     order = _sorted(tables)
-    layout = Layout()
+    layout = ScratchLayout()
     widened = layout.field(shape, wide) if dtype != wide else None
     current, passes = list(shape), []
     for table in order:
@@ -455,7 +455,7 @@ def _blocked(
     return blocks, size
 
 
-@operator("Resize", since=11, infer=infer_resize, strings=True)
+@operator("Resize", since=11, infer=_infer_resize, strings=True)
 def resize(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     nearest = (attrs.get("mode") or "nearest") == "nearest"

@@ -13,13 +13,13 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, Type
 
 
-def rotate(
+def _rotate(
     x: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
@@ -49,7 +49,7 @@ def rotate(
         np.copyto(out[..., 2 * half :], x[..., 2 * half :])
 
 
-def angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def _angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
         raise ShapeError(
@@ -81,7 +81,7 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
     return (shape[0], heads, shape[1], share(hidden, heads, "the input"))
 
 
-def infer_rotary(order: dict[str, int]) -> Infer:
+def _infer_rotary(order: dict[str, int]) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         x, cos, sin = (tensor(types, i) for i in (0, order["cos"], order["cos"] + 1))
         if x.shape is None or cos.shape is None:
@@ -123,7 +123,7 @@ def _compiler(order: dict[str, int]) -> Callable[[Node, Types], Kernel]:
             half = cos.dims[-1]
             batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
             four = len(x.dims) == 4
-            layout = Layout()
+            layout = ScratchLayout()
             spare_field = layout.field((batch, heads, length, half), x.dtype)
 
             def into(*arguments: Any) -> None:
@@ -138,8 +138,8 @@ def _compiler(order: dict[str, int]) -> Callable[[Node, Types], Kernel]:
                 else:
                     if positions.ndim == 1:
                         positions = positions + np.arange(length)[None]
-                    cos, sin = angles(cos, positions), angles(sin, positions)
-                rotate(x, cos, sin, out, spare_field(workspace), interleaved)
+                    cos, sin = _angles(cos, positions), _angles(sin, positions)
+                _rotate(x, cos, sin, out, spare_field(workspace), interleaved)
 
             return Routine(into, layout.size)
 
@@ -148,5 +148,7 @@ def _compiler(order: dict[str, int]) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("RotaryEmbedding", since=23, infer=infer_rotary(_ONNX))(_compiler(_ONNX))
-operator("RotaryEmbedding", domain=MICROSOFT, infer=infer_rotary(_MICROSOFT))(_compiler(_MICROSOFT))
+operator("RotaryEmbedding", since=23, infer=_infer_rotary(_ONNX))(_compiler(_ONNX))
+operator("RotaryEmbedding", domain=MICROSOFT, infer=_infer_rotary(_MICROSOFT))(
+    _compiler(_MICROSOFT)
+)

@@ -33,7 +33,7 @@ def _accumulation(attrs: Attrs) -> np.ufunc | None:
     return _ACCUMULATE.get(choice(attrs, "reduction", "none", ("none", *_ACCUMULATE)))
 
 
-def updating(place: Callable[..., None]) -> Kernel:
+def _updating(place: Callable[..., None]) -> Kernel:
     """The kernel that copies input 0 and calls ``place(copy, *other inputs)``."""
 
     def run(x: np.ndarray, *rest: Any) -> np.ndarray:
@@ -87,7 +87,7 @@ def _accumulate(
 # ScatterElements
 
 
-def infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
     check_same_rank(data, indices)
     check_same_rank(data, updates)
@@ -98,8 +98,8 @@ def infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (TensorType(same_dtype(types, (0, 2)), data.shape),)
 
 
-@operator("Scatter", since=9, infer=infer_scatter_elements)
-@operator("ScatterElements", since=11, infer=infer_scatter_elements, strings=True)
+@operator("Scatter", since=9, infer=_infer_scatter_elements)
+@operator("ScatterElements", since=11, infer=_infer_scatter_elements, strings=True)
 def scatter_elements(node: Node, types: Types) -> Kernel:
     axis, ufunc = node.attrs.get("axis", 0), _accumulation(node.attrs)
 
@@ -116,13 +116,13 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
         except IndexError as error:
             raise out_of_range(error, out) from None
 
-    return updating(place)
+    return _updating(place)
 
 
 # ScatterND
 
 
-def infer_scatter_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_scatter_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
     _accumulation(attrs)
     if data.shape is not None and indices.shape is not None and updates.shape is not None:
@@ -141,7 +141,7 @@ def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
     return (*indices[:-1], *dims[depth:])
 
 
-@operator("ScatterND", since=11, infer=infer_scatter_nd, strings=True)
+@operator("ScatterND", since=11, infer=_infer_scatter_nd, strings=True)
 def scatter_nd(node: Node, types: Types) -> Kernel:
     ufunc = _accumulation(node.attrs)
 
@@ -156,13 +156,13 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
         except IndexError as error:
             raise out_of_range(error, out) from None
 
-    return updating(place)
+    return _updating(place)
 
 
 # TensorScatter: new entries of a key or value cache
 
 
-def infer_tensor_scatter(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_tensor_scatter(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     cache, update = tensor(types, 0), tensor(types, 1)
     if cache.shape is not None and update.shape is not None:
         _check_update(cache.shape, update.shape, _cache_axis(attrs, len(cache.shape)))
@@ -183,7 +183,7 @@ def _check_update(cache: Shape, update: Shape, axis: int) -> None:
         raise ShapeError(f"an update of length {length} does not fit a cache of length {size}")
 
 
-@operator("TensorScatter", since=24, infer=infer_tensor_scatter, strings=True)
+@operator("TensorScatter", since=24, infer=_infer_tensor_scatter, strings=True)
 def tensor_scatter(node: Node, types: Types) -> Kernel:
     circular = choice(node.attrs, "mode", "linear", ("linear", "circular")) == "circular"
 
@@ -206,4 +206,4 @@ def tensor_scatter(node: Node, types: Types) -> Kernel:
         batch = np.arange(len(start))[:, None]
         np.moveaxis(out, axis, 1)[batch, positions] = np.moveaxis(update, axis, 1)
 
-    return updating(place)
+    return _updating(place)

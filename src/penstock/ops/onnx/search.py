@@ -13,7 +13,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Compile, Consts, Kernel, Types
 from penstock.ops.common.dtypes import is_small
-from penstock.ops.common.shape_rules import ints, normalize_axis, single, tensor
+from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
 from penstock.ops.onnx.reduce import reduced_type
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
@@ -21,7 +21,7 @@ from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 # ArgMax, ArgMin
 
 
-def infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     axis = attrs.get("axis", 0)
     if kind.rank == 0:
@@ -38,7 +38,7 @@ def _places(method: str) -> Compile:
         given = node.attrs.get("axis", 0)
         keepdims = bool(node.attrs.get("keepdims", 1))
         last = bool(node.attrs.get("select_last_index", 0))
-        infer_arg(types, node.attrs, ())
+        _infer_arg(types, node.attrs, ())
 
         def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
             axis = normalize_axis(given, max(x.ndim, 1))
@@ -58,14 +58,14 @@ def _places(method: str) -> Compile:
     return compile
 
 
-operator("ArgMax", since=1, infer=infer_arg)(_places("argmax"))
-operator("ArgMin", since=1, infer=infer_arg)(_places("argmin"))
+operator("ArgMax", since=1, infer=_infer_arg)(_places("argmax"))
+operator("ArgMin", since=1, infer=_infer_arg)(_places("argmin"))
 
 
 # TopK
 
 
-def infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.shape is None:
         return TensorType(kind.dtype), TensorType(INT64)
@@ -83,7 +83,7 @@ def infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return TensorType(kind.dtype, shape), TensorType(INT64, shape)
 
 
-def top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
+def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     """The places of the ``k`` most extreme elements along the last axis, the most extreme first.
 
     Of equal elements the first comes first, and NaNs are greater than all else.
@@ -122,7 +122,7 @@ def _ordered(x: np.ndarray) -> np.ndarray:
     return np.bitwise_xor(bits, flips, bits)
 
 
-@operator("TopK", since=10, infer=infer_top_k)
+@operator("TopK", since=10, infer=_infer_top_k)
 def top_k(node: Node, types: Types) -> Kernel:
     """Always sorted, which ``sorted=0`` allows."""
     given = node.attrs.get("axis", -1)
@@ -135,10 +135,10 @@ def top_k(node: Node, types: Types) -> Kernel:
         places: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         axis = normalize_axis(given, x.ndim)
-        count = int(single(k, "K"))
+        count = int(one_element(k, "K"))
         if not 0 <= count <= x.shape[axis]:
             raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
-        found = np.moveaxis(top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
+        found = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
         chosen = np.take_along_axis(x, found, axis)
         if values is not None:
             np.copyto(values, chosen)

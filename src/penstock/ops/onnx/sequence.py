@@ -16,7 +16,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
-    element_dtype,
+    dtype_attribute,
     ints,
     normalize_axis,
     same_dtype,
@@ -46,7 +46,7 @@ def _no_data(kind: Type | None) -> Type:
     return kind.without_data() if isinstance(kind, TensorType) else kind or ANY
 
 
-def infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not types:
         raise ShapeError("SequenceConstruct needs an input at least")
     same_dtype(types, range(len(types)))
@@ -56,21 +56,21 @@ def infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequ
     return (SequenceType(joined),)
 
 
-@operator("SequenceConstruct", since=11, infer=infer_sequence_construct, strings=True)
+@operator("SequenceConstruct", since=11, infer=_infer_sequence_construct, strings=True)
 def sequence_construct(node: Node, types: Types) -> Kernel:
     return Kernel(lambda *tensors: list(tensors))
 
 
-def infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (SequenceType(TensorType(element_dtype(attrs, "dtype") or FLOAT32)),)
+def _infer_sequence_empty(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (SequenceType(TensorType(dtype_attribute(attrs, "dtype") or FLOAT32)),)
 
 
-@operator("SequenceEmpty", since=11, infer=infer_sequence_empty)
+@operator("SequenceEmpty", since=11, infer=_infer_sequence_empty)
 def sequence_empty(node: Node, types: Types) -> Kernel:
     return Kernel(list)
 
 
-def infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (SequenceType(TensorType(x.dtype)),)
@@ -92,7 +92,7 @@ def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
     return split[0] if len(set(split)) == 1 else None
 
 
-@operator("SplitToSequence", since=11, infer=infer_split_to_sequence, strings=True)
+@operator("SplitToSequence", since=11, infer=_infer_split_to_sequence, strings=True)
 def split_to_sequence(node: Node, types: Types) -> Kernel:
     along, keepdims = node.attrs.get("axis", 0), node.attrs.get("keepdims", 1)
 
@@ -141,14 +141,14 @@ def _position(given: np.ndarray, count: int) -> int:
     return position % count
 
 
-def infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     element, added = _element(types), _no_data(types[1])
     if isinstance(element, TensorType) and isinstance(added, TensorType):
         same_dtype((element, added), (0, 1))
     return (SequenceType(join(element, added)),)
 
 
-@operator("SequenceInsert", since=11, infer=infer_sequence_insert, strings=True)
+@operator("SequenceInsert", since=11, infer=_infer_sequence_insert, strings=True)
 def sequence_insert(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
         n = len(sequence)
@@ -164,11 +164,11 @@ def sequence_insert(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (SequenceType(_element(types)),)
 
 
-@operator("SequenceErase", since=11, infer=infer_sequence_erase, strings=True)
+@operator("SequenceErase", since=11, infer=_infer_sequence_erase, strings=True)
 def sequence_erase(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
         last = np.array(-1) if position is None else position
@@ -181,11 +181,11 @@ def sequence_erase(node: Node, types: Types) -> Kernel:
 # What sequences contain
 
 
-def infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_element(types),)
 
 
-@operator("SequenceAt", since=11, infer=infer_sequence_at, strings=True)
+@operator("SequenceAt", since=11, infer=_infer_sequence_at, strings=True)
 def sequence_at(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray) -> Any:
         return sequence[_position(position, len(sequence))]
@@ -193,17 +193,17 @@ def sequence_at(node: Node, types: Types) -> Kernel:
     return Kernel(run, view=True)
 
 
-def infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_sequence_length(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     _element(types)
     return (TensorType(INT64, ()),)
 
 
-@operator("SequenceLength", since=11, infer=infer_sequence_length, strings=True)
+@operator("SequenceLength", since=11, infer=_infer_sequence_length, strings=True)
 def sequence_length(node: Node, types: Types) -> Kernel:
     return Kernel(lambda sequence: np.array(len(sequence), np.int64))
 
 
-def infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     element = _element(types)
     if not isinstance(element, TensorType):
         return (TensorType(),)
@@ -215,7 +215,7 @@ def infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> Se
     return (TensorType(element.dtype, (*element.shape[:axis], None, *element.shape[after:])),)
 
 
-@operator("ConcatFromSequence", since=11, infer=infer_concat_from_sequence, strings=True)
+@operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
 def concat_from_sequence(node: Node, types: Types) -> Kernel:
     axis = node.attrs["axis"]
     joined: Any = np.stack if node.attrs.get("new_axis", 0) else np.concatenate
@@ -235,24 +235,24 @@ def concat_from_sequence(node: Node, types: Types) -> Kernel:
 # Optionals: the value itself, or None
 
 
-def infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_optional(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if types and types[0] is not None:
         return (OptionalType(_no_data(types[0])),)
     declared = attrs.get("type")
     return (declared if isinstance(declared, OptionalType) else OptionalType(declared or ANY),)
 
 
-@operator("Optional", since=15, infer=infer_optional, strings=True)
+@operator("Optional", since=15, infer=_infer_optional, strings=True)
 def optional(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: x.copy() if isinstance(x, np.ndarray) else x)
 
 
-def infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = types[0] if types else None
     return (kind.element if isinstance(kind, OptionalType) else kind or ANY,)
 
 
-@operator("OptionalGetElement", since=15, infer=infer_optional_get_element, strings=True)
+@operator("OptionalGetElement", since=15, infer=_infer_optional_get_element, strings=True)
 def optional_get_element(node: Node, types: Types) -> Kernel:
     def run(x: Any) -> Any:
         if x is None:
@@ -262,10 +262,10 @@ def optional_get_element(node: Node, types: Types) -> Kernel:
     return Kernel(run, view=True)
 
 
-def infer_optional_has_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_optional_has_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, ()),)
 
 
-@operator("OptionalHasElement", since=15, infer=infer_optional_has_element, strings=True)
+@operator("OptionalHasElement", since=15, infer=_infer_optional_has_element, strings=True)
 def optional_has_element(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: np.array(x is not None))

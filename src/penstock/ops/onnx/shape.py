@@ -14,11 +14,11 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.shape_rules import (
     all_known,
     broadcast_shapes,
+    dim_product,
     ints,
     known_ints,
     normalize_axes,
     normalize_axis,
-    product,
     tensor,
     with_data,
 )
@@ -33,7 +33,7 @@ def view_kernel(view: Callable[..., Any]) -> Kernel:
     return returning(view, view=True)
 
 
-def refill(x: np.ndarray, out: np.ndarray) -> None:
+def _refill(x: np.ndarray, out: np.ndarray) -> None:
     """Copy the elements of ``x`` in order to ``out``, which has another shape."""
     if out.flags.c_contiguous:
         out.reshape(x.shape)[...] = x
@@ -41,7 +41,7 @@ def refill(x: np.ndarray, out: np.ndarray) -> None:
         out[...] = x.reshape(out.shape)
 
 
-def carried(kind: TensorType, source: TensorType) -> TensorType:
+def _carried(kind: TensorType, source: TensorType) -> TensorType:
     """``kind`` with the contents of ``source``, whose elements are the same in the same order."""
     return with_data(kind, lambda: source.data)
 
@@ -57,7 +57,7 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
 # Shape, Size
 
 
-def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     if shape is None:
         return (TensorType(INT64, (None,)),)
@@ -65,7 +65,7 @@ def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, (len(taken),), taken),)
 
 
-@operator("Shape", infer=infer_shape, strings=True)
+@operator("Shape", infer=_infer_shape, strings=True)
 def shape(node: Node, types: Types) -> Kernel:
     # Slices of Python clamp as the definition asks.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
@@ -79,12 +79,12 @@ def shape(node: Node, types: Types) -> Kernel:
     return Kernel(run, into)
 
 
-def infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims = tensor(types, 0).shape
-    return (TensorType(INT64, (), None if dims is None else (product(dims),)),)
+    return (TensorType(INT64, (), None if dims is None else (dim_product(dims),)),)
 
 
-@operator("Size", infer=infer_size, strings=True)
+@operator("Size", infer=_infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         return np.array(x.size, np.int64)
@@ -98,7 +98,7 @@ def size(node: Node, types: Types) -> Kernel:
 # Reshape, Flatten
 
 
-def quotient(dims: Sequence[Dim], given: Sequence[Dim]) -> Dim:
+def _quotient(dims: Sequence[Dim], given: Sequence[Dim]) -> Dim:
     """The product of ``dims`` divided by that of ``given``, as far as it is known.
 
     Equal names cancel. Raises ``ShapeError`` if it cannot be a whole number.
@@ -120,7 +120,7 @@ def quotient(dims: Sequence[Dim], given: Sequence[Dim]) -> Dim:
     raise ShapeError(f"{whole} elements cannot be divided into blocks of {divisor}")
 
 
-def reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
+def _reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
     """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known.
 
     Dims that 0 copies take no part in inferring -1, so that an empty batch keeps its other dims.
@@ -143,7 +143,7 @@ def reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shap
         return tuple(None if i in unknown else d for i, d in enumerate(result))
     if unknown:
         try:
-            result[unknown[0]] = quotient(rest, given)
+            result[unknown[0]] = _quotient(rest, given)
         except ShapeError as error:
             raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
         return tuple(result)
@@ -153,27 +153,27 @@ def reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shap
     return tuple(result)
 
 
-def infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     target = ints(types, consts, 1)
     if target is None:
         return (TensorType(x.dtype, unknown_shape(types, 1)),)
-    dims = reshaped(x.shape, target, bool(attrs.get("allowzero")))
-    return (carried(TensorType(x.dtype, dims), x),)
+    dims = _reshaped(x.shape, target, bool(attrs.get("allowzero")))
+    return (_carried(TensorType(x.dtype, dims), x),)
 
 
-@operator("Reshape", since=5, infer=infer_reshape, moves=True, view=True, strings=True)
+@operator("Reshape", since=5, infer=_infer_reshape, moves=True, view=True, strings=True)
 def reshape(node: Node, types: Types) -> Kernel:
     allowzero = bool(node.attrs.get("allowzero"))
     target = known_ints(node, types, 1)
     dims = all_known(tensor(types, 0).shape)
 
     def resolved(x: np.ndarray, spelled: Sequence[int]) -> np.ndarray:
-        shape: Any = reshaped(x.shape, spelled, allowzero)
+        shape: Any = _reshaped(x.shape, spelled, allowzero)
         return x.reshape(shape)
 
     def into(x: np.ndarray, _: Any, out: np.ndarray) -> None:
-        refill(x, out)
+        _refill(x, out)
 
     if target is None:
 
@@ -182,7 +182,7 @@ def reshape(node: Node, types: Types) -> Kernel:
 
         return Kernel(run, into, view=True)
 
-    fixed: Any = target if dims is None else reshaped(dims, target, allowzero)
+    fixed: Any = target if dims is None else _reshaped(dims, target, allowzero)
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 
@@ -195,12 +195,12 @@ def reshape(node: Node, types: Types) -> Kernel:
     return Kernel(run_fixed, into, view=True)
 
 
-def infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, (None, None)),)
     axis = _flatten_axis(attrs, len(x.shape))
-    return (TensorType(x.dtype, (product(x.shape[:axis]), product(x.shape[axis:]))),)
+    return (TensorType(x.dtype, (dim_product(x.shape[:axis]), dim_product(x.shape[axis:]))),)
 
 
 def _flatten_axis(attrs: Attrs, rank: int) -> int:
@@ -209,7 +209,7 @@ def _flatten_axis(attrs: Attrs, rank: int) -> int:
     return rank if axis == rank else normalize_axis(axis, rank)
 
 
-@operator("Flatten", infer=infer_flatten, moves=True, view=True, strings=True)
+@operator("Flatten", infer=_infer_flatten, moves=True, view=True, strings=True)
 def flatten(node: Node, types: Types) -> Kernel:
     def target(dims: Sequence[int]) -> tuple[int, int]:
         axis = _flatten_axis(node.attrs, len(dims))
@@ -217,15 +217,15 @@ def flatten(node: Node, types: Types) -> Kernel:
 
     dims = all_known(tensor(types, 0).shape)
     if dims is None:
-        return Kernel(lambda x: x.reshape(target(x.shape)), refill, view=True)
+        return Kernel(lambda x: x.reshape(target(x.shape)), _refill, view=True)
     fixed = target(dims)
-    return Kernel(lambda x: x.reshape(fixed), refill, view=True)
+    return Kernel(lambda x: x.reshape(fixed), _refill, view=True)
 
 
 # Squeeze, Unsqueeze, Transpose
 
 
-def infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -239,16 +239,16 @@ def infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         if axes is None:
             given = unknown_shape(types, 1)
             unknown: Shape | None = None if given is None else (None,) * (rank - len(given))
-            return (carried(TensorType(x.dtype, unknown), x),)
+            return (_carried(TensorType(x.dtype, unknown), x),)
         dropped = set(normalize_axes(axes, rank))
         for axis in dropped:
             if isinstance(x.shape[axis], int) and x.shape[axis] != 1:
                 raise ShapeError(f"axis {axis} of shape {list(x.shape)} is not 1")
     kept = tuple(dim for i, dim in enumerate(x.shape) if i not in dropped)
-    return (carried(TensorType(x.dtype, kept), x),)
+    return (_carried(TensorType(x.dtype, kept), x),)
 
 
-@operator("Squeeze", since=13, infer=infer_squeeze, moves=True, view=True, strings=True)
+@operator("Squeeze", since=13, infer=_infer_squeeze, moves=True, view=True, strings=True)
 def squeeze(node: Node, types: Types) -> Kernel:
     if len(node.inputs) < 2 or node.inputs[1] is None:
 
@@ -268,7 +268,7 @@ def squeeze(node: Node, types: Types) -> Kernel:
     return view_kernel(run)
 
 
-def infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     given = ints(types, consts, 1)
     axes = all_known(given)
@@ -278,14 +278,14 @@ def infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
         return (TensorType(x.dtype),)
     rank = len(x.shape) + len(given)
     if axes is None:
-        return (carried(TensorType(x.dtype, (None,) * rank), x),)
+        return (_carried(TensorType(x.dtype, (None,) * rank), x),)
     added = normalize_axes(axes, rank)
     dims = iter(x.shape)
     shape = tuple(1 if i in added else next(dims) for i in range(rank))
-    return (carried(TensorType(x.dtype, shape), x),)
+    return (_carried(TensorType(x.dtype, shape), x),)
 
 
-@operator("Unsqueeze", since=13, infer=infer_unsqueeze, moves=True, view=True, strings=True)
+@operator("Unsqueeze", since=13, infer=_infer_unsqueeze, moves=True, view=True, strings=True)
 def unsqueeze(node: Node, types: Types) -> Kernel:
     def index(axes: Sequence[int], rank: int) -> tuple[Any, ...]:
         added = normalize_axes(axes, rank + len(axes))
@@ -303,7 +303,7 @@ def unsqueeze(node: Node, types: Types) -> Kernel:
     return view_kernel(run)
 
 
-def infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     perm = attrs.get("perm")
     if x.shape is None:
@@ -312,10 +312,10 @@ def infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
         perm = range(len(x.shape))[::-1]
     elif sorted(perm) != list(range(len(x.shape))):
         raise ShapeError(f"perm {list(perm)} does not permute the axes of shape {list(x.shape)}")
-    return (carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
+    return (_carried(TensorType(x.dtype, tuple(x.shape[i] for i in perm)), x),)
 
 
-@operator("Transpose", infer=infer_transpose, moves=True, view=True, strings=True)
+@operator("Transpose", infer=_infer_transpose, moves=True, view=True, strings=True)
 def transpose(node: Node, types: Types) -> Kernel:
     perm = node.attrs.get("perm")
     if perm is None:
@@ -336,7 +336,7 @@ def transpose(node: Node, types: Types) -> Kernel:
 # Expand, Identity
 
 
-def infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     target = ints(types, consts, 1)
     if target is None:
@@ -356,7 +356,7 @@ def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
     return x.data * (count // len(x.data))
 
 
-@operator("Expand", since=8, infer=infer_expand, moves=True, strings=True)
+@operator("Expand", since=8, infer=_infer_expand, moves=True, strings=True)
 def expand(node: Node, types: Types) -> Kernel:
     target = known_ints(node, types, 1)
     dims = all_known(tensor(types, 0).shape)
@@ -381,11 +381,11 @@ def expand(node: Node, types: Types) -> Kernel:
     return Kernel(run, into, view=True)
 
 
-def infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_identity(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (types[0] if types and types[0] is not None else ANY,)
 
 
-@operator("Identity", infer=infer_identity, moves=True, view=True, strings=True)
+@operator("Identity", infer=_infer_identity, moves=True, view=True, strings=True)
 def identity(node: Node, types: Types) -> Kernel:
     if isinstance(types[0], TensorType):
         return view_kernel(lambda x: x)

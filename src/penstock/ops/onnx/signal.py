@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
-from penstock.ops.common.shape_rules import element_dtype, given, ints, single, tensor
-from penstock.ops.common.specialize import Layout, Routine, Tensors, specialized
+from penstock.ops.common.shape_rules import dtype_attribute, given, ints, one_element, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -112,7 +112,7 @@ def _dft_axis(attrs: Attrs, version: int) -> int | None:
     return int(attrs.get("axis", 1)) if version == 17 else None
 
 
-def infer_dft(version: int) -> Infer:
+def _infer_dft(version: int) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         x = tensor(types, 0)
         axis, length = _dft_sizes(types, attrs, consts, _dft_axis(attrs, version))
@@ -147,8 +147,8 @@ def _dft(version: int) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("DFT", since=17, version=19, infer=infer_dft(17))(_dft(17))
-operator("DFT", since=20, infer=infer_dft(20))(_dft(20))
+operator("DFT", since=17, version=19, infer=_infer_dft(17))(_dft(17))
+operator("DFT", since=20, infer=_infer_dft(20))(_dft(20))
 
 
 def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
@@ -186,7 +186,7 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
     return step, length, frames
 
 
-def infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     _, bins, frames = _stft_sizes(types, attrs, consts)
     if attrs.get("onesided", 1):
@@ -195,7 +195,7 @@ def infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (batch, frames, bins, 2)),)
 
 
-@operator("STFT", since=17, infer=infer_stft)
+@operator("STFT", since=17, infer=_infer_stft)
 def stft(node: Node, types: Types) -> Kernel:
     function = _function(False, bool(node.attrs.get("onesided", 1)))
 
@@ -205,7 +205,7 @@ def stft(node: Node, types: Types) -> Kernel:
         step, length, frames = _stft_sizes(inputs, node.attrs, consts)
         assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
         real, dtype = signal.dims[2] == 1, signal.dtype
-        layout = Layout()
+        layout = ScratchLayout()
         framed = layout.field(
             (signal.dims[0], frames, length), dtype if real else _complex_dtype(dtype)
         )
@@ -228,22 +228,22 @@ def stft(node: Node, types: Types) -> Kernel:
 # Windows
 
 
-def infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     size = _scalar(types, consts, 0, "size")
     if isinstance(size, int) and size < 0:
         raise ShapeError(f"size must not be negative, it is {size}")
-    return (TensorType(element_dtype(attrs, "output_datatype"), (size,)),)
+    return (TensorType(dtype_attribute(attrs, "output_datatype"), (size,)),)
 
 
 def _window(coefficients: tuple[float, ...]) -> Callable[[Node, Types], Kernel]:
     """The window ``sum((-1)^k * coefficients[k] * cos(k * 2 pi * n / N))``."""
 
     def compile(node: Node, types: Types) -> Kernel:
-        dtype = element_dtype(node.attrs, "output_datatype")
+        dtype = dtype_attribute(node.attrs, "output_datatype")
         periodic = bool(node.attrs.get("periodic", 1))
 
         def function(size: np.ndarray) -> np.ndarray:
-            n = int(single(size, "size"))
+            n = int(one_element(size, "size"))
             if n < 0:
                 raise ShapeError(f"size must not be negative, it is {n}")
             # A symmetric window of one sample: its middle would be 0 / 0.
@@ -259,32 +259,32 @@ def _window(coefficients: tuple[float, ...]) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("HannWindow", since=17, infer=infer_window)(_window((0.5, 0.5)))
-operator("HammingWindow", since=17, infer=infer_window)(_window((25 / 46, 21 / 46)))
-operator("BlackmanWindow", since=17, infer=infer_window)(_window((0.42, 0.5, 0.08)))
+operator("HannWindow", since=17, infer=_infer_window)(_window((0.5, 0.5)))
+operator("HammingWindow", since=17, infer=_infer_window)(_window((25 / 46, 21 / 46)))
+operator("BlackmanWindow", since=17, infer=_infer_window)(_window((0.42, 0.5, 0.08)))
 
 
-def infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     bands = _scalar(types, consts, 0, "num_mel_bins")
     length = _scalar(types, consts, 1, "dft_length")
     if any(isinstance(x, int) and x < 0 for x in (bands, length)):
         raise ShapeError(f"num_mel_bins {bands} and dft_length {length} must not be negative")
     bins = length // 2 + 1 if isinstance(length, int) else None
-    return (TensorType(element_dtype(attrs, "output_datatype"), (bins, bands)),)
+    return (TensorType(dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
 
 
-@operator("MelWeightMatrix", since=17, infer=infer_mel)
+@operator("MelWeightMatrix", since=17, infer=_infer_mel)
 def mel_weight_matrix(node: Node, types: Types) -> Kernel:
     """Triangles over the bins of a spectrum, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
 
     As in ONNX's own definition, the edges of the triangles are rounded down to whole bins, and the
     spacing counts one triangle more than there are.
     """
-    dtype = element_dtype(node.attrs, "output_datatype")
+    dtype = dtype_attribute(node.attrs, "output_datatype")
 
     def function(*inputs: np.ndarray) -> np.ndarray:
-        bands, length, rate = (int(single(x, "input")) for x in inputs[:3])
-        low, high = (float(single(x, "input")) for x in inputs[3:])
+        bands, length, rate = (int(one_element(x, "input")) for x in inputs[:3])
+        low, high = (float(one_element(x, "input")) for x in inputs[3:])
         if bands < 0 or length < 0 or rate < 1 or not 0 <= low <= high < np.inf:
             raise ShapeError(
                 f"{bands} mel bins from {low} to {high} hertz of a transform of length {length}"

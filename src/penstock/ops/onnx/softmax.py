@@ -29,32 +29,32 @@ Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
 """From an array of float32 or float64, along an axis, into another, or into the same one."""
 
 
-def highest(x: np.ndarray, axis: int) -> Any:
+def _highest(x: np.ndarray, axis: int) -> Any:
     """The maxima along ``axis``, kept as a dim of 1; NaN where there is one."""
     if x.ndim == 2 and axis == 1 and x.flags.c_contiguous:
         return row_reduce.maxima(x)
     return _maximum(x, axis, None, None, True, -math.inf)
 
 
-def total(x: np.ndarray, axis: int) -> Any:
+def _total(x: np.ndarray, axis: int) -> Any:
     """The sums along ``axis``, kept as a dim of 1."""
     if x.ndim == 2 and axis == 1:
         return row_reduce.sums(x)
     return _add(x, axis, None, None, True)
 
 
-def softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
-    np.subtract(x, highest(x, axis), out)
+def _softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    np.subtract(x, _highest(x, axis), out)
     np.exp(out, out)
-    np.divide(out, total(out, axis), out)
+    np.divide(out, _total(out, axis), out)
 
 
-def log_softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
-    np.subtract(x, highest(x, axis), out)
-    np.subtract(out, np.log(total(np.exp(out), axis)), out)
+def _log_softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+    np.subtract(x, _highest(x, axis), out)
+    np.subtract(out, np.log(_total(np.exp(out), axis)), out)
 
 
-def hardmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
+def _hardmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
     places = x.argmax(axis, keepdims=True)
     out[...] = 0
     np.put_along_axis(out, places, 1, axis)
@@ -95,7 +95,7 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
             np.copyto(target, block, casting="unsafe")
 
 
-def infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.rank is not None:
         normalize_axis(attrs.get("axis", -1), kind.rank)
@@ -105,7 +105,7 @@ def infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _along_axis(normalize: Normalize) -> Compile:
     def compile(node: Node, types: Types) -> Kernel:
         axis = node.attrs.get("axis", -1)
-        infer_axis(types, node.attrs, ())
+        _infer_axis(types, node.attrs, ())
 
         def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             out = np.empty(x.shape, x.dtype) if out is None else out
@@ -120,7 +120,7 @@ def _along_axis(normalize: Normalize) -> Compile:
     return compile
 
 
-def infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.rank is not None:
         _first_axis(attrs, kind.rank)
@@ -137,7 +137,7 @@ def _flattened(normalize: Normalize) -> Compile:
     """The meaning before version 13: ``axis`` and all that follow it are taken together."""
 
     def compile(node: Node, types: Types) -> Kernel:
-        infer_flattened(types, node.attrs, ())
+        _infer_flattened(types, node.attrs, ())
 
         def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
             out = np.empty(x.shape, x.dtype) if out is None else out
@@ -159,10 +159,10 @@ def _flattened(normalize: Normalize) -> Compile:
 
 
 _ALL: tuple[tuple[str, Normalize], ...] = (
-    ("Softmax", softmax),
-    ("LogSoftmax", log_softmax),
-    ("Hardmax", hardmax),
+    ("Softmax", _softmax),
+    ("LogSoftmax", _log_softmax),
+    ("Hardmax", _hardmax),
 )
 for _name, _normalize in _ALL:
-    operator(_name, since=13, infer=infer_axis)(_along_axis(_normalize))
-    operator(_name, since=1, version=12, infer=infer_flattened)(_flattened(_normalize))
+    operator(_name, since=13, infer=_infer_axis)(_along_axis(_normalize))
+    operator(_name, since=1, version=12, infer=_infer_flattened)(_flattened(_normalize))

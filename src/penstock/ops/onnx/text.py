@@ -28,12 +28,12 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
 # StringConcat
 
 
-def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = broadcast_shapes([tensor(types, 0).shape, tensor(types, 1).shape])
     return (TensorType(STRING, shape),)
 
 
-@operator("StringConcat", since=20, infer=infer_concat, strings=True)
+@operator("StringConcat", since=20, infer=_infer_concat, strings=True)
 def string_concat(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         try:
@@ -48,13 +48,13 @@ def string_concat(node: Node, types: Types) -> Kernel:
 # StringSplit
 
 
-def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     longer: Shape | None = None if shape is None else (*shape, None)
     return TensorType(STRING, longer), TensorType(INT64, shape)
 
 
-@operator("StringSplit", since=20, infer=infer_split, strings=True)
+@operator("StringSplit", since=20, infer=_infer_split, strings=True)
 def string_split(node: Node, types: Types) -> Kernel:
     delimiter = node.attrs.get("delimiter") or None
     limit = node.attrs.get("maxsplit")
@@ -91,7 +91,7 @@ def _names(shape: Shape) -> tuple[str, ...]:
     return tuple(dim for dim in shape if isinstance(dim, str))
 
 
-def infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     if shape is None:
         return (TensorType(STRING),)
@@ -99,7 +99,7 @@ def infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(STRING, (*(1,) * (len(shape) - 1), None)),)
 
 
-@operator("StringNormalizer", since=10, infer=infer_normalizer, strings=True)
+@operator("StringNormalizer", since=10, infer=_infer_normalizer, strings=True)
 def string_normalizer(node: Node, types: Types) -> Kernel:
     """Upper and lower case are those of Unicode, whatever the locale."""
     change = _CASES[choice(node.attrs, "case_change_action", "NONE", _CASES)]
@@ -118,11 +118,11 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
 # RegexFullMatch
 
 
-def infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, tensor(types, 0).shape),)
 
 
-@operator("RegexFullMatch", since=20, infer=infer_match, strings=True)
+@operator("RegexFullMatch", since=20, infer=_infer_match, strings=True)
 @by_attributes
 def regex_full_match(node: Node, types: Types) -> Kernel:
     try:
@@ -200,7 +200,7 @@ class _Pool:
         return np.where((keys[place] == wanted) & (nodes >= 0), targets[place], -1)
 
 
-def infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     if shape is None:
         return (TensorType(FLOAT32),)
@@ -209,7 +209,7 @@ def infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, (*shape[:-1], max(attrs["ngram_indexes"], default=-1) + 1)),)
 
 
-@operator("TfIdfVectorizer", since=9, infer=infer_tfidf, strings=True)
+@operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
 @by_attributes
 def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
     attrs = node.attrs

@@ -35,7 +35,7 @@ from penstock.types import (
 DOMAIN = "ai.onnx.ml"
 
 
-def like_input(dtype: np.dtype) -> Infer:
+def _like_input(dtype: np.dtype) -> Infer:
     """One output of ``dtype`` with the shape of the first input."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -52,7 +52,7 @@ def one_of(attrs: Attrs, *names: str) -> Any:
     return found[0] if found else None
 
 
-def features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
+def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
     """Parameters of the last axis: one for all, or one for each feature."""
     parameters: np.ndarray = np.asarray(values)
     if parameters.size != 1 and (array.ndim == 0 or parameters.size != array.shape[-1]):
@@ -72,15 +72,17 @@ def binarizer(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x: np.asarray(x > threshold).astype(x.dtype))
 
 
-@operator("Scaler", domain=DOMAIN, infer=like_input(FLOAT32))
+@operator("Scaler", domain=DOMAIN, infer=_like_input(FLOAT32))
 def scaler(node: Node, types: Types) -> Kernel:
     offset = np.array(node.attrs.get("offset") or [0.0], np.float32)
     scale = np.array(node.attrs.get("scale") or [1.0], np.float32)
 
     def run(x: np.ndarray) -> np.ndarray:
         wide = x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
-        shifted = wide - features(x, offset, "offset")
-        return np.asarray(shifted * features(x, scale, "scale")).reshape(x.shape).astype(np.float32)
+        shifted = wide - _features(x, offset, "offset")
+        return (
+            np.asarray(shifted * _features(x, scale, "scale")).reshape(x.shape).astype(np.float32)
+        )
 
     return Kernel(run)
 
@@ -92,7 +94,7 @@ _NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-@operator("Normalizer", domain=DOMAIN, infer=like_input(FLOAT32))
+@operator("Normalizer", domain=DOMAIN, infer=_like_input(FLOAT32))
 def normalizer(node: Node, types: Types) -> Kernel:
     """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
     norm = _NORMS[choice(node.attrs, "norm", "MAX", _NORMS)]
@@ -120,7 +122,7 @@ def imputer(node: Node, types: Types) -> Kernel:
         if (x.dtype.kind in "iu") != integers:
             kind = "integers" if integers else "floats"
             raise ShapeError(f"the imputed values are {kind}, the input is {dtype_name(x.dtype)}")
-        imputed = features(x, values, "the imputed values").astype(x.dtype)
+        imputed = _features(x, values, "the imputed values").astype(x.dtype)
         missing = np.isnan(x) if replaced != replaced else x == x.dtype.type(replaced)
         return np.asarray(np.where(missing, imputed, x)).reshape(x.shape)
 
@@ -130,7 +132,7 @@ def imputer(node: Node, types: Types) -> Kernel:
 # Choosing and joining features
 
 
-def infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, y = tensor(types, 0), tensor(types, 1)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -141,7 +143,7 @@ def infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
 
-@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=infer_extractor, strings=True)
+@operator("ArrayFeatureExtractor", domain=DOMAIN, infer=_infer_extractor, strings=True)
 def array_feature_extractor(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if x.ndim == 0:
@@ -153,7 +155,7 @@ def array_feature_extractor(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     first = tensor(types, 0).shape
     rows: Dim = None
     if first is not None:
@@ -162,7 +164,7 @@ def infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     return (TensorType(FLOAT32, (rows, sum(widths) if widths else None)),)
 
 
-@operator("FeatureVectorizer", domain=DOMAIN, infer=infer_vectorizer)
+@operator("FeatureVectorizer", domain=DOMAIN, infer=_infer_vectorizer)
 def feature_vectorizer(node: Node, types: Types) -> Kernel:
     widths = node.attrs.get("inputdimensions")
     if widths and len(widths) != len(node.inputs):
@@ -188,7 +190,7 @@ def feature_vectorizer(node: Node, types: Types) -> Kernel:
 # Looking up categories
 
 
-class Lookup:
+class _Lookup:
     """Where each element of an array is among ``keys``; the number of keys where it is not.
 
     Of equal keys the last counts. A float NaN equals any other.
@@ -224,7 +226,7 @@ class Lookup:
         return np.where(equal, self.order[place], self.count)
 
 
-def _mapper(lookup: Lookup, values: np.ndarray, default: Any) -> Kernel:
+def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Kernel:
     """Each input element to the value beside its key."""
     table = np.empty(lookup.count + 1, values.dtype)
     table[:-1] = values
@@ -241,19 +243,19 @@ def _between_ints_and_strings(ints: Sequence[int], names: Sequence[str], node: N
     if len(ints) != len(names):
         raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
     default = node.attrs.get("default_int64", -1)
-    to_int = _mapper(Lookup(names, STRING), np.array(ints, np.int64), default)
+    to_int = _mapper(_Lookup(names, STRING), np.array(ints, np.int64), default)
     default = node.attrs.get("default_string", "_Unused")
-    to_name = _mapper(Lookup(ints, INT64), strings(names, (len(names),)), default)
+    to_name = _mapper(_Lookup(ints, INT64), strings(names, (len(names),)), default)
     return Kernel(lambda x: (to_int if x.dtype == STRING else to_name)(x))
 
 
-def infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     other = None if x.dtype is None else INT64 if x.dtype == STRING else STRING
     return (TensorType(other, x.shape),)
 
 
-@operator("CategoryMapper", domain=DOMAIN, infer=infer_other, strings=True)
+@operator("CategoryMapper", domain=DOMAIN, infer=_infer_other, strings=True)
 @by_attributes
 def category_mapper(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -261,7 +263,7 @@ def category_mapper(node: Node, types: Types) -> Kernel:
     return _between_ints_and_strings(ints, names, node)
 
 
-@operator("LabelEncoder", domain=DOMAIN, version=1, infer=infer_other, strings=True)
+@operator("LabelEncoder", domain=DOMAIN, version=1, infer=_infer_other, strings=True)
 @by_attributes
 def label_encoder_1(node: Node, types: Types) -> Kernel:
     names = node.attrs.get("classes_strings") or []
@@ -287,11 +289,11 @@ def _labels(attrs: Attrs, kind: str) -> tuple[np.ndarray, str]:
     return np.array(found, _LISTS[name]), name
 
 
-def infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(_labels(attrs, "values")[0].dtype, tensor(types, 0).shape),)
 
 
-@operator("LabelEncoder", domain=DOMAIN, since=2, infer=infer_label_encoder, strings=True)
+@operator("LabelEncoder", domain=DOMAIN, since=2, infer=_infer_label_encoder, strings=True)
 @by_attributes
 def label_encoder(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -306,7 +308,7 @@ def label_encoder(node: Node, types: Types) -> Kernel:
         default = fill.get(values.dtype.kind, -1)
     else:
         default = attrs.get(_DEFAULTS[kind], {"strings": "_Unused", "floats": -0.0}.get(kind, -1))
-    return _mapper(Lookup(keys.tolist(), keys.dtype), values, default)
+    return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
 
 
 def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
@@ -316,16 +318,16 @@ def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
     return cats, STRING if attrs.get("cats_strings") else INT64
 
 
-def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = tensor(types, 0).shape
     cats, _ = _categories(attrs)
     return (TensorType(FLOAT32, None if shape is None else (*shape, len(cats))),)
 
 
-@operator("OneHotEncoder", domain=DOMAIN, infer=infer_one_hot, strings=True)
+@operator("OneHotEncoder", domain=DOMAIN, infer=_infer_one_hot, strings=True)
 def one_hot_encoder(node: Node, types: Types) -> Kernel:
     cats, dtype = _categories(node.attrs)
-    lookup = Lookup(cats, dtype)
+    lookup = _Lookup(cats, dtype)
     rows = np.eye(len(cats) + 1, len(cats), dtype=np.float32)  # the last is of zeros
     lenient = bool(node.attrs.get("zeros", 1))
 
@@ -356,11 +358,11 @@ def _vocabulary(attrs: Attrs) -> Any:
     return found
 
 
-def infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(_map_values(types), (1, len(_vocabulary(attrs)))),)
 
 
-@operator("DictVectorizer", domain=DOMAIN, infer=infer_dict_vectorizer, strings=True)
+@operator("DictVectorizer", domain=DOMAIN, infer=_infer_dict_vectorizer, strings=True)
 def dict_vectorizer(node: Node, types: Types) -> Kernel:
     vocabulary = _vocabulary(node.attrs)
     declared = _map_values(types)
@@ -390,7 +392,7 @@ _CASTS: Mapping[str, tuple[np.dtype, Callable[[Any], Any], Any]] = {
 }
 
 
-def infer_cast_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_cast_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype, _, _ = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
     return (TensorType(dtype, (1, attrs.get("max_map", 1) if _sparse(attrs) else None)),)
 
@@ -399,7 +401,7 @@ def _sparse(attrs: Attrs) -> bool:
     return choice(attrs, "map_form", "DENSE", ("DENSE", "SPARSE")) == "SPARSE"
 
 
-@operator("CastMap", domain=DOMAIN, infer=infer_cast_map, strings=True)
+@operator("CastMap", domain=DOMAIN, infer=_infer_cast_map, strings=True)
 def cast_map(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     dtype, cast, missing = _CASTS[choice(attrs, "cast_to", "TO_FLOAT", _CASTS)]
@@ -423,12 +425,12 @@ def cast_map(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     key = STRING if attrs.get("classlabels_strings") else INT64
     return (SequenceType(MapType(key, TensorType(FLOAT32, ()))),)
 
 
-@operator("ZipMap", domain=DOMAIN, infer=infer_zip_map)
+@operator("ZipMap", domain=DOMAIN, infer=_infer_zip_map)
 def zip_map(node: Node, types: Types) -> Kernel:
     labels = one_of(node.attrs, "classlabels_strings", "classlabels_int64s")
     if labels is None:

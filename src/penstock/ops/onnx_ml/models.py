@@ -29,7 +29,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-def logistic(scores: np.ndarray) -> np.ndarray:
+def _logistic(scores: np.ndarray) -> np.ndarray:
     return np.reciprocal(1 + np.exp(-scores))
 
 
@@ -55,7 +55,7 @@ def _probit(scores: np.ndarray) -> np.ndarray:
 TRANSFORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "NONE": lambda scores: scores,
     "SOFTMAX": _softmax,
-    "LOGISTIC": logistic,
+    "LOGISTIC": _logistic,
     "SOFTMAX_ZERO": _softmax_zero,
     "PROBIT": _probit,
 }
@@ -79,7 +79,7 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
     otherwise that is the negative score.
     """
     if transform == "LOGISTIC":
-        return logistic(np.stack([-score, score], 1))
+        return _logistic(np.stack([-score, score], 1))
     pair = np.stack([1 - score if complement else -score, score], 1)
     return _probit(pair) if transform == "PROBIT" else pair
 
@@ -109,14 +109,14 @@ def infer_classifier(ints: str, width: Callable[[Attrs, int], Dim]) -> Infer:
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         labels = Labels(attrs, ints)
-        rows = rows_of(tensor(types, 0))
+        rows = row_count(tensor(types, 0))
         scores = TensorType(FLOAT32, (rows, width(attrs, labels.count)))
         return TensorType(labels.dtype, (rows,)), scores
 
     return infer
 
 
-def rows_of(x: TensorType) -> Dim:
+def row_count(x: TensorType) -> Dim:
     """The number of rows of an input [N, F], or [F], which is one row."""
     if x.shape is None:
         return None
@@ -155,11 +155,11 @@ def _coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(weights.T), bias
 
 
-def infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), attrs.get("targets", 1))),)
+def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(FLOAT32, (row_count(tensor(types, 0)), attrs.get("targets", 1))),)
 
 
-@operator("LinearRegressor", domain=DOMAIN, infer=infer_regressor)
+@operator("LinearRegressor", domain=DOMAIN, infer=_infer_regressor)
 @by_attributes
 def linear_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -237,11 +237,11 @@ def _first_rho(attrs: Attrs) -> float:
     return float(rho[0])
 
 
-def infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), 1)),)
+def _infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(FLOAT32, (row_count(tensor(types, 0)), 1)),)
 
 
-@operator("SVMRegressor", domain=DOMAIN, infer=infer_svm_regressor)
+@operator("SVMRegressor", domain=DOMAIN, infer=_infer_svm_regressor)
 @by_attributes
 def svm_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -371,7 +371,7 @@ def _coupling(
 
     def couple(scores: np.ndarray) -> np.ndarray:
         versus = np.zeros((len(scores), classes, classes))
-        wins = np.clip(1 - logistic(scores * a + b), 1e-7, 1 - 1e-7)
+        wins = np.clip(1 - _logistic(scores * a + b), 1e-7, 1 - 1e-7)
         versus[:, left, right] = wins
         versus[:, right, left] = 1 - wins
         q = -versus.transpose(0, 2, 1) * versus

@@ -22,7 +22,7 @@ from penstock.ops.onnx_ml.models import (
     Labels,
     infer_classifier,
     matrix,
-    rows_of,
+    row_count,
     transform_of,
     transformed,
     two_scores,
@@ -51,7 +51,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-class Forest(NamedTuple):
+class _Forest(NamedTuple):
     """Nodes of all trees. A leaf is its own child, on both sides."""
 
     roots: np.ndarray  # [trees]
@@ -75,7 +75,7 @@ class Forest(NamedTuple):
         missing: np.ndarray,
         true: np.ndarray,
         false: np.ndarray,
-    ) -> Forest:
+    ) -> _Forest:
         """Check that indices are in range, and that every way down ends."""
         count = len(feature)
         inner = true != np.arange(count)
@@ -88,7 +88,7 @@ class Forest(NamedTuple):
             raise ShapeError("a tree node looks at a feature with a negative index")
         # NaN is neither less nor greater; but it is not equal.
         missing = missing.astype(np.bool_) | (mode == _LESS | _GREATER)
-        return Forest(
+        return _Forest(
             np.asarray(roots, np.intp),
             feature.astype(np.intp),
             threshold,
@@ -176,7 +176,7 @@ _COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 # What the leaves say
 
 
-class Votes:
+class _Votes:
     """The weights of the leaves for each of ``targets``, and how they are put together.
 
     ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some targets, and
@@ -234,7 +234,7 @@ class Votes:
         return np.where(np.isinf(scores), 0, scores) if combine is not np.add else scores
 
 
-def _scores(forest: Forest, votes: Votes, x: np.ndarray) -> np.ndarray:
+def _scores(forest: _Forest, votes: _Votes, x: np.ndarray) -> np.ndarray:
     """Scores [N, targets], a chunk of rows at a time."""
     if x.shape[1] < forest.features:
         raise ShapeError(
@@ -269,7 +269,7 @@ def _floats(attrs: Attrs, name: str) -> np.ndarray:
 # TreeEnsembleRegressor, TreeEnsembleClassifier
 
 
-def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
+def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
     """The trees of the older operations, and the place of each (tree, node) pair."""
     trees, numbers = _ints(attrs, "nodes_treeids"), _ints(attrs, "nodes_nodeids")
     count = len(trees)
@@ -313,7 +313,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
     if len(roots) != len(set(trees.tolist())):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
     usual = [mode for mode in modes if mode != "LEAF"][:1] or ["BRANCH_LEQ"]
-    forest = Forest.build(
+    forest = _Forest.build(
         list(roots.values()),
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
         threshold,
@@ -327,7 +327,7 @@ def _forest(attrs: Attrs) -> tuple[Forest, dict[tuple[int, int], int]]:
 
 def _votes(
     attrs: Attrs, prefix: str, targets: int, places: Mapping[tuple[int, int], int], aggregate: str
-) -> tuple[Votes, np.ndarray, np.ndarray]:
+) -> tuple[_Votes, np.ndarray, np.ndarray]:
     """The votes of the leaves, with the targets and the weights among the attributes."""
     trees, nodes = _ints(attrs, f"{prefix}_treeids"), _ints(attrs, f"{prefix}_nodeids")
     ids, weights = _ints(attrs, f"{prefix}_ids", len(trees)), _floats(attrs, f"{prefix}_weights")
@@ -339,7 +339,7 @@ def _votes(
         raise ShapeError(
             f"weights are given for a tree node that does not exist: {error}"
         ) from None
-    made = Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
+    made = _Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
     return made, ids, weights
 
 
@@ -357,11 +357,11 @@ def _base(attrs: Attrs, targets: int) -> np.ndarray:
     return base
 
 
-def infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, (rows_of(tensor(types, 0)), attrs.get("n_targets") or 1)),)
+def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(FLOAT32, (row_count(tensor(types, 0)), attrs.get("n_targets") or 1)),)
 
 
-@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=infer_regressor)
+@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=_infer_regressor)
 @by_attributes
 def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -432,12 +432,12 @@ def _done(scores: np.ndarray) -> np.ndarray:
 # TreeEnsemble
 
 
-def infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    return (TensorType(x.dtype, (rows_of(x), attrs.get("n_targets") or 1)),)
+    return (TensorType(x.dtype, (row_count(x), attrs.get("n_targets") or 1)),)
 
 
-@operator("TreeEnsemble", domain=DOMAIN, since=5, infer=infer_ensemble)
+@operator("TreeEnsemble", domain=DOMAIN, since=5, infer=_infer_ensemble)
 @by_attributes
 def tree_ensemble(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -449,7 +449,7 @@ def tree_ensemble(node: Node, types: Types) -> Kernel:
     leaf_targets, weights = _ints(attrs, "leaf_targetids"), attrs["leaf_weights"].reshape(-1)
     nodes = len(forest.feature)
     leaves = np.arange(nodes - len(weights), nodes)
-    votes = Votes(
+    votes = _Votes(
         nodes, targets, leaves, leaf_targets, weights.astype(np.float64), _AGGREGATES[aggregate]
     )
 
@@ -460,7 +460,7 @@ def tree_ensemble(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _ensemble(attrs: Attrs) -> Forest:
+def _ensemble(attrs: Attrs) -> _Forest:
     """The trees of TreeEnsemble: inner nodes first, what membership tests add, then the leaves."""
     modes = np.asarray(attrs["nodes_modes"]).reshape(-1).astype(np.int64)
     count, leaves = len(modes), len(attrs["leaf_targetids"])
@@ -512,7 +512,7 @@ def _ensemble(attrs: Attrs) -> Forest:
             feature[at], mode[at], true[at] = feature[node], _EQUAL, true[node]
             threshold[at], false[at] = member, last
             node, at = at, at + 1
-    return Forest.build(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
+    return _Forest.build(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
 
 
 def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:

@@ -60,31 +60,31 @@ def dtype_only(index: int = 0) -> Infer:
 # Constants.
 
 
-def infer_const(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_const(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (constant_type(attrs["value"]),)
 
 
-@operator("Const", domain=TENSORFLOW, infer=infer_const, strings=True)
+@operator("Const", domain=TENSORFLOW, infer=_infer_const, strings=True)
 def const(node: Node, types: Types) -> Kernel:
     value = node.attrs["value"]
     return Kernel(lambda: value)
 
 
-def infer_fill(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_fill(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(tensor(types, 1).dtype, lengths(ints(types, consts, 0))),)
 
 
-@operator("Fill", domain=TENSORFLOW, infer=infer_fill, strings=True)
+@operator("Fill", domain=TENSORFLOW, infer=_infer_fill, strings=True)
 def fill(node: Node, types: Types) -> Kernel:
     def function(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
         if value.size != 1:
             raise ShapeError(f"the value to fill with is a scalar, not of shape {value.shape}")
-        return np.full(shape_given(dims), value.reshape(())[()], value.dtype)
+        return np.full(_shape_given(dims), value.reshape(())[()], value.dtype)
 
     return Kernel(function)
 
 
-def shape_given(dims: np.ndarray) -> tuple[int, ...]:
+def _shape_given(dims: np.ndarray) -> tuple[int, ...]:
     """A shape that is given as a tensor."""
     if dims.ndim != 1 or (dims < 0).any():
         raise ShapeError(f"{dims.tolist()} is no shape")
@@ -102,7 +102,7 @@ def lin_space(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape, dtype = tensor(types, 0).shape, same_dtype(types, (2, 3))
     depth = lengths(ints(types, consts, 1))
     if shape is None:
@@ -112,7 +112,7 @@ def infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (*shape[:axis], dim, *shape[axis:])),)
 
 
-@operator("OneHot", domain=TENSORFLOW, infer=infer_one_hot, strings=True)
+@operator("OneHot", domain=TENSORFLOW, infer=_infer_one_hot, strings=True)
 def one_hot(node: Node, types: Types) -> Kernel:
     """Indices out of range, negative ones too, are nowhere hot."""
     axis = node.attrs.get("axis", -1)
@@ -129,7 +129,7 @@ def one_hot(node: Node, types: Types) -> Kernel:
 # Shapes.
 
 
-def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = named_dtype(attrs, "out_type", "int32")
     shape = tensor(types, 0).shape
     if shape is None:
@@ -137,7 +137,7 @@ def infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (len(shape),), shape),)
 
 
-@operator("Shape", domain=TENSORFLOW, infer=infer_shape, strings=True)
+@operator("Shape", domain=TENSORFLOW, infer=_infer_shape, strings=True)
 def shape(node: Node, types: Types) -> Kernel:
     dtype = named_dtype(node.attrs, "out_type", "int32")
     return Kernel(lambda x: np.array(x.shape, dtype))
@@ -151,25 +151,25 @@ def shape_n(node: Node, types: Types) -> Kernel:
     return Kernel(lambda *inputs: tuple([np.array(x.shape, dtype) for x in inputs]))
 
 
-def infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = named_dtype(attrs, "out_type", "int32")
     known = all_known(tensor(types, 0).shape)
     data = None if known is None else (int(np.prod(known, dtype=np.int64)),)
     return (TensorType(dtype, (), data),)
 
 
-@operator("Size", domain=TENSORFLOW, infer=infer_size, strings=True)
+@operator("Size", domain=TENSORFLOW, infer=_infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
     dtype = named_dtype(node.attrs, "out_type", "int32")
     return Kernel(lambda x: np.array(x.size, dtype))
 
 
-def infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     found = tensor(types, 0).shape
     return (TensorType(np.dtype(np.int32), (), None if found is None else (len(found),)),)
 
 
-@operator("Rank", domain=TENSORFLOW, infer=infer_rank, strings=True)
+@operator("Rank", domain=TENSORFLOW, infer=_infer_rank, strings=True)
 def rank(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x: np.array(x.ndim, np.int32))
 
@@ -177,7 +177,7 @@ def rank(node: Node, types: Types) -> Kernel:
 @operator("BroadcastArgs", domain=TENSORFLOW, infer=dtype_only())
 def broadcast_args(node: Node, types: Types) -> Kernel:
     def function(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.array(np.broadcast_shapes(shape_given(a), shape_given(b)), a.dtype)
+        return np.array(np.broadcast_shapes(_shape_given(a), _shape_given(b)), a.dtype)
 
     return Kernel(function)
 
@@ -211,7 +211,7 @@ def _index(
     return tuple(found) if Ellipsis in found else (*found, Ellipsis)
 
 
-def infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     begin, end, strides = (all_known(ints(types, consts, i)) for i in (1, 2, 3))
     if begin is None or end is None or strides is None or x.shape is None:
@@ -251,7 +251,7 @@ def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
     return tuple(found)
 
 
-@operator("StridedSlice", domain=TENSORFLOW, infer=infer_strided_slice, strings=True, moves=True)
+@operator("StridedSlice", domain=TENSORFLOW, infer=_infer_strided_slice, strings=True, moves=True)
 def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
@@ -265,7 +265,7 @@ def strided_slice(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-def infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     begin, sizes = all_known(ints(types, consts, 1)), all_known(ints(types, consts, 2))
     if x.shape is None or begin is None or sizes is None:
@@ -290,7 +290,7 @@ def _count(dim: int, first: int, count: int) -> int:
     return wanted
 
 
-@operator("Slice", domain=TENSORFLOW, infer=infer_slice, strings=True, moves=True)
+@operator("Slice", domain=TENSORFLOW, infer=_infer_slice, strings=True, moves=True)
 def slice_operator(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         if not begin.size == sizes.size == x.ndim:
@@ -301,11 +301,11 @@ def slice_operator(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-def infer_reverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_reverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (tensor(types, 0).without_data(),)
 
 
-@operator("ReverseV2", domain=TENSORFLOW, infer=infer_reverse, strings=True, moves=True)
+@operator("ReverseV2", domain=TENSORFLOW, infer=_infer_reverse, strings=True, moves=True)
 def reverse(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
         return np.flip(x, normalize_axes(axes.reshape(-1).tolist(), x.ndim))
@@ -325,7 +325,7 @@ def transpose(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-def infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype),)
@@ -334,7 +334,7 @@ def infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     return (TensorType(x.dtype, (*x.shape[:-2], x.shape[-1], x.shape[-2])),)
 
 
-@operator("MatrixTranspose", domain=TENSORFLOW, infer=infer_matrix_transpose, moves=True)
+@operator("MatrixTranspose", domain=TENSORFLOW, infer=_infer_matrix_transpose, moves=True)
 def matrix_transpose(node: Node, types: Types) -> Kernel:
     """The last two dims swapped, however many there are; conjugated where ``conjugate`` says so."""
     if node.attrs.get("conjugate"):
@@ -345,7 +345,7 @@ def matrix_transpose(node: Node, types: Types) -> Kernel:
 # Several as one, and one as several.
 
 
-def infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kinds = [tensor(types, i) for i in range(len(types))]
     dtype = same_dtype(types, range(len(types)))
     if any(kind.shape is None for kind in kinds):
@@ -370,7 +370,7 @@ def _known_of(dims: Sequence[Dim]) -> Dim:
     return next((dim for dim in dims if isinstance(dim, int)), dims[0])
 
 
-@operator("Pack", domain=TENSORFLOW, infer=infer_pack, strings=True, moves=True)
+@operator("Pack", domain=TENSORFLOW, infer=_infer_pack, strings=True, moves=True)
 def pack(node: Node, types: Types) -> Kernel:
     axis = node.attrs.get("axis", 0)
 
@@ -383,7 +383,7 @@ def pack(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     count = attrs["num"]
     if x.shape is None:
@@ -395,7 +395,7 @@ def infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(x.dtype, rest)] * count
 
 
-@operator("Unpack", domain=TENSORFLOW, infer=infer_unpack, strings=True, moves=True)
+@operator("Unpack", domain=TENSORFLOW, infer=_infer_unpack, strings=True, moves=True)
 def unpack(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), node.attrs["num"]
 
@@ -409,7 +409,7 @@ def unpack(node: Node, types: Types) -> Kernel:
     return Kernel(function, view=True)
 
 
-def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, axis = tensor(types, 0), all_known(ints(types, consts, 1))
     count = attrs["num_split"]
     if x.shape is None or axis is None:
@@ -422,7 +422,7 @@ def infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return [TensorType(x.dtype, (*x.shape[:place], part, *x.shape[place + 1 :]))] * count
 
 
-@operator("Split", domain=TENSORFLOW, infer=infer_split, strings=True, moves=True)
+@operator("Split", domain=TENSORFLOW, infer=_infer_split, strings=True, moves=True)
 def split(node: Node, types: Types) -> Kernel:
     """What is split comes first here, and then the axis."""
     count = node.attrs["num_split"]
@@ -503,7 +503,7 @@ def identity_n(node: Node, types: Types) -> Kernel:
 # Elements by their places.
 
 
-def infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, places = tensor(types, 0), tensor(types, 1)
     axis = all_known(ints(types, consts, 2)) if len(types) > 2 else (0,)
     if x.shape is None or places.shape is None or axis is None:
@@ -528,7 +528,7 @@ def _batch(attrs: Attrs, places: Sequence[Any]) -> int:
     return batch
 
 
-@operator("GatherV2", domain=TENSORFLOW, infer=infer_gather, strings=True, moves=True)
+@operator("GatherV2", domain=TENSORFLOW, infer=_infer_gather, strings=True, moves=True)
 def gather(node: Node, types: Types) -> Kernel:
     """Without an axis given, along the first."""
 
@@ -566,7 +566,7 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
     """Updates of one place add up."""
 
     def function(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np.ndarray:
-        out = np.zeros(shape_given(dims), updates.dtype)
+        out = np.zeros(_shape_given(dims), updates.dtype)
         limits = np.array(out.shape[: indices.shape[-1]])
         if indices.size and ((indices < 0) | (indices >= limits)).any():
             raise ShapeError(f"indices are out of bounds for shape {out.shape}")
@@ -576,7 +576,7 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@operator("InvertPermutation", domain=TENSORFLOW, infer=infer_reverse)
+@operator("InvertPermutation", domain=TENSORFLOW, infer=_infer_reverse)
 def invert_permutation(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray) -> np.ndarray:
         if x.ndim != 1 or not np.array_equal(np.sort(x), np.arange(x.size)):
@@ -601,12 +601,12 @@ def where(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x: np.argwhere(x))
 
 
-def infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = tensor(types, 1), tensor(types, 2)
     return (TensorType(same_dtype(types, (1, 2)), a.shape if a.shape is not None else b.shape),)
 
 
-@operator("Select", domain=TENSORFLOW, infer=infer_select, strings=True)
+@operator("Select", domain=TENSORFLOW, infer=_infer_select, strings=True)
 def select(node: Node, types: Types) -> Kernel:
     """A vector of conditions chooses among rows."""
 
@@ -623,7 +623,7 @@ def select(node: Node, types: Types) -> Kernel:
 # Reductions to truth values, over axes that are an input.
 
 
-def infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims, axes = tensor(types, 0).shape, all_known(ints(types, consts, 1))
     if dims is None or axes is None:
         return (TensorType(BOOL),)
@@ -646,8 +646,8 @@ def _truths(function: Callable[..., Any]) -> Callable[[Node, Types], Kernel]:
     return compile
 
 
-operator("All", domain=TENSORFLOW, infer=infer_truths)(_truths(np.all))
-operator("Any", domain=TENSORFLOW, infer=infer_truths)(_truths(np.any))
+operator("All", domain=TENSORFLOW, infer=_infer_truths)(_truths(np.all))
+operator("Any", domain=TENSORFLOW, infer=_infer_truths)(_truths(np.any))
 
 # Values that are there once.
 

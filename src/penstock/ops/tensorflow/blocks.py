@@ -145,13 +145,13 @@ def mirror_pad(node: Node, types: Types) -> Kernel:
 # FusedBatchNorm
 
 
-def infer_batch_norm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_batch_norm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, channels = tensor(types, 0), tensor(types, 1).shape
     vector = TensorType(FLOAT32, channels)
     return (x.without_data(), vector, vector, vector, vector, TensorType(FLOAT32, ()))
 
 
-@operator("FusedBatchNorm", domain=TENSORFLOW, infer=infer_batch_norm)
+@operator("FusedBatchNorm", domain=TENSORFLOW, infer=_infer_batch_norm)
 def fused_batch_norm(node: Node, types: Types) -> Kernel:
     """In training: by the mean and variance of the batch itself, which are given as well."""
     epsilon, factor = np.float32(node.attrs["epsilon"]), np.float32(node.attrs["factor"])

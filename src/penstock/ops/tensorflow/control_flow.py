@@ -50,7 +50,7 @@ def _outputs(count: int) -> Infer:
     return infer
 
 
-def infer_merge(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_merge(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return _kind(attrs), TensorType(INT32, ())
 
 
@@ -68,7 +68,7 @@ def _register(role: Role, names: Sequence[str], infer: Infer, arity: Arity) -> N
 
 _register(Role.SWITCH, ("Switch", "RefSwitch"), _outputs(2), (2, 2))
 _register(Role.SWITCH, ("_SwitchN",), _outputs(0), (2, None))
-_register(Role.MERGE, ("Merge", "RefMerge"), infer_merge, (None, 2))
+_register(Role.MERGE, ("Merge", "RefMerge"), _infer_merge, (None, 2))
 _register(Role.ENTER, ("Enter", "RefEnter"), _outputs(1), (1, 1))
 _register(Role.EXIT, ("Exit", "RefExit"), _outputs(1), (1, 1))
 _register(Role.NEXT_ITERATION, ("NextIteration", "RefNextIteration"), _outputs(1), (1, 1))

@@ -18,7 +18,7 @@ from penstock.types import FLOAT32, ShapeError, TensorType, Type
 # CropAndResize
 
 
-def infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_crop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     image, boxes = tensor(types, 0).shape, tensor(types, 1).shape
     size = lengths(ints(types, consts, 3)) or (None, None)
     count, channels = boxes and boxes[0], image and image[-1]
@@ -34,7 +34,7 @@ def _positions(low: np.ndarray, high: np.ndarray, length: int, count: int) -> np
     return (np.float32(0.5) * (low + high) * np.float32(length - 1))[:, np.newaxis]
 
 
-@operator("CropAndResize", domain=TENSORFLOW, infer=infer_crop)
+@operator("CropAndResize", domain=TENSORFLOW, infer=_infer_crop)
 def crop_and_resize(node: Node, types: Types) -> Kernel:
     """Samples outside of the image are the attribute ``extrapolation_value``."""
     outside = np.float32(node.attrs["extrapolation_value"])
@@ -96,7 +96,7 @@ def _areas(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return low, high, sides[..., 0] * sides[..., 1]
 
 
-def suppressed(
+def _suppressed(
     boxes: np.ndarray, scores: np.ndarray, most: int, overlap: float, least: float, sigma: float
 ) -> tuple[list[int], list[float]]:
     """Which boxes to keep, best first, and their scores.
@@ -137,7 +137,7 @@ def _one(x: Any, default: float) -> float:
     return default if x is None else float(np.asarray(x).reshape(-1)[0])
 
 
-def infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     most = lengths(ints(types, consts, 2)) if attrs.get("pad_to_max_output_size") else None
     indices = TensorType(INT32, (most[0] if most else None,))
     scores = TensorType(tensor(types, 1).dtype, indices.shape)
@@ -145,7 +145,7 @@ def infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return outputs.get(attrs.get("outputs", 1), (indices,))
 
 
-@operator("NonMaxSuppression", domain=TENSORFLOW, infer=infer_nms)
+@operator("NonMaxSuppression", domain=TENSORFLOW, infer=_infer_nms)
 def non_max_suppression(node: Node, types: Types) -> Kernel:
     """All versions: with a sigma (V5) there are scores as the second output, and with either of the
     last two versions the number of valid entries as the last."""
@@ -162,7 +162,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         sigma: Any = None,
     ) -> Any:
         limit = int(_one(most, 0))
-        kept, found = suppressed(
+        kept, found = _suppressed(
             boxes,
             scores,
             limit,
@@ -212,7 +212,7 @@ def combined(node: Node, types: Types) -> Kernel:
             found: list[tuple[float, int, int]] = []
             for kind in range(classes):
                 own = boxes[b, :, kind if boxes.shape[2] > 1 else 0]
-                kept, marks = suppressed(
+                kept, marks = _suppressed(
                     own, scores[b, :, kind], each, _one(overlap, 0.5), _one(least, -np.inf), 0.0
                 )
                 found += [(mark, kind, i) for i, mark in zip(kept, marks, strict=True)]

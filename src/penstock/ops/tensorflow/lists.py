@@ -13,12 +13,19 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import ints
 from penstock.ops.registry import TENSORFLOW, operator
-from penstock.ops.tensorflow.tensor_arrays import Dims, dims_of, known, matches, merged, of_type
+from penstock.ops.tensorflow.tensor_arrays import (
+    Dims,
+    dims_of,
+    matches,
+    merged,
+    of_type,
+    static_shape,
+)
 from penstock.types import ANY, INT64, ShapeError, TensorType, Type, dtypes
 
 
 @dataclass(frozen=True, slots=True)
-class TensorList:
+class _TensorList:
     """Tensors of one dtype, ``None`` where none was put yet, at most ``limit`` if not negative."""
 
     dtype: np.dtype
@@ -41,7 +48,7 @@ class TensorList:
             if not matches(found.shape, shape):
                 raise ShapeError(f"element {index} has shape {found.shape}, which is not {shape}")
             return found
-        dims = known(merged(merged(self.shape, shape), self._common()))
+        dims = static_shape(merged(merged(self.shape, shape), self._common()))
         if dims is None:
             raise ShapeError("an element is read that nobody has written, and has no known shape")
         return np.zeros(dims, self.dtype)
@@ -55,8 +62,8 @@ class TensorList:
         return f"TensorList({self.dtype}, {len(self.items)} elements)"
 
 
-def _list(value: Any) -> TensorList:
-    if not isinstance(value, TensorList):
+def _list(value: Any) -> _TensorList:
+    if not isinstance(value, _TensorList):
         raise ShapeError(f"a list of tensors is needed, not a {type(value).__name__}")
     return value
 
@@ -105,7 +112,7 @@ def _dtype(attrs: Attrs) -> np.dtype:
     return found
 
 
-def _place(found: TensorList, index: np.ndarray) -> int:
+def _place(found: _TensorList, index: np.ndarray) -> int:
     place = _count(index)
     if not 0 <= place < len(found.items):
         raise ShapeError(
@@ -117,37 +124,37 @@ def _place(found: TensorList, index: np.ndarray) -> int:
 @operator("EmptyTensorList", domain=TENSORFLOW)
 def empty(node: Node, types: Types) -> Kernel:
     dtype = _dtype(node.attrs)
-    return Kernel(lambda shape, limit: TensorList(dtype, _shape(shape), (), _count(limit)))
+    return Kernel(lambda shape, limit: _TensorList(dtype, _shape(shape), (), _count(limit)))
 
 
 @operator("TensorListReserve", domain=TENSORFLOW)
 def reserve(node: Node, types: Types) -> Kernel:
     dtype = _dtype(node.attrs)
 
-    def function(shape: np.ndarray, count: np.ndarray) -> TensorList:
+    def function(shape: np.ndarray, count: np.ndarray) -> _TensorList:
         if _count(count) < 0:
             raise ShapeError(f"a list of {_count(count)} elements")
-        return TensorList(dtype, _shape(shape), (None,) * _count(count))
+        return _TensorList(dtype, _shape(shape), (None,) * _count(count))
 
     return Kernel(function)
 
 
 @operator("TensorListFromTensor", domain=TENSORFLOW, strings=True)
 def from_tensor(node: Node, types: Types) -> Kernel:
-    def function(value: np.ndarray, shape: np.ndarray) -> TensorList:
+    def function(value: np.ndarray, shape: np.ndarray) -> _TensorList:
         if value.ndim < 1:
             raise ShapeError("a scalar is no list of tensors")
         if not matches(value.shape[1:], _shape(shape)):
             raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
         rows = tuple([np.asarray(row) for row in value.copy()])
-        return TensorList(value.dtype, _shape(shape), rows)
+        return _TensorList(value.dtype, _shape(shape), rows)
 
     return Kernel(function)
 
 
 @operator("TensorListPushBack", domain=TENSORFLOW, strings=True)
 def push_back(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, value: np.ndarray) -> TensorList:
+    def function(handle: Any, value: np.ndarray) -> _TensorList:
         found = _list(handle)
         if 0 <= found.limit <= len(found.items):
             raise ShapeError(f"the list has its maximum of {found.limit} elements")
@@ -156,13 +163,13 @@ def push_back(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return ANY, *_elements(1)(types, attrs, consts)
 
 
-@operator("TensorListPopBack", domain=TENSORFLOW, infer=infer_pop)
+@operator("TensorListPopBack", domain=TENSORFLOW, infer=_infer_pop)
 def pop_back(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, shape: np.ndarray) -> tuple[TensorList, np.ndarray]:
+    def function(handle: Any, shape: np.ndarray) -> tuple[_TensorList, np.ndarray]:
         found = _list(handle)
         if not found.items:
             raise ShapeError("Trying to pop from an empty list.")
@@ -185,7 +192,7 @@ def get_item(node: Node, types: Types) -> Kernel:
 def set_item(node: Node, types: Types) -> Kernel:
     grows = bool(node.attrs.get("resize_if_index_out_of_bounds"))
 
-    def function(handle: Any, index: np.ndarray, value: np.ndarray) -> TensorList:
+    def function(handle: Any, index: np.ndarray, value: np.ndarray) -> _TensorList:
         found = _list(handle)
         if grows and _count(index) >= len(found.items):
             missing = _count(index) + 1 - len(found.items)
@@ -197,9 +204,9 @@ def set_item(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def _stacked(found: TensorList, places: Sequence[int], shape: Dims | None) -> np.ndarray:
+def _stacked(found: _TensorList, places: Sequence[int], shape: Dims | None) -> np.ndarray:
     if not places:
-        dims = known(merged(found.shape, shape))
+        dims = static_shape(merged(found.shape, shape))
         if dims is None:
             raise ShapeError("an empty list is stacked whose elements have no known shape")
         return np.zeros((0, *dims), found.dtype)
@@ -236,7 +243,7 @@ def gather(node: Node, types: Types) -> Kernel:
 def scatter(node: Node, types: Types) -> Kernel:
     def function(
         value: np.ndarray, indices: np.ndarray, shape: np.ndarray, count: np.ndarray
-    ) -> TensorList:
+    ) -> _TensorList:
         places = indices.reshape(-1).tolist()
         length = max([*places, -1]) + 1 if _count(count) == -1 else _count(count)
         if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
@@ -246,7 +253,7 @@ def scatter(node: Node, types: Types) -> Kernel:
         items: list[np.ndarray | None] = [None] * length
         for place, row in zip(places, value.copy(), strict=True):
             items[place] = np.asarray(row)
-        return TensorList(value.dtype, _shape(shape), tuple(items))
+        return _TensorList(value.dtype, _shape(shape), tuple(items))
 
     return Kernel(function)
 
@@ -273,7 +280,7 @@ def element_shape(node: Node, types: Types) -> Kernel:
 
 @operator("TensorListResize", domain=TENSORFLOW)
 def resize(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, size: np.ndarray) -> TensorList:
+    def function(handle: Any, size: np.ndarray) -> _TensorList:
         found, count = _list(handle), _count(size)
         if count < 0:
             raise ShapeError(f"a list of {count} elements")
@@ -283,17 +290,17 @@ def resize(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return *of_type("element_dtype")(types, attrs, consts), TensorType(INT64, (None,))
 
 
-@operator("TensorListConcatV2", domain=TENSORFLOW, infer=infer_concat)
+@operator("TensorListConcatV2", domain=TENSORFLOW, infer=_infer_concat)
 def concat(node: Node, types: Types) -> Kernel:
     def function(handle: Any, shape: np.ndarray, dims: Any) -> tuple[np.ndarray, np.ndarray]:
         found = _list(handle)
         parts = [found.item(i, _shape(shape)) for i in range(len(found.items))]
         if not parts:
-            rest = known((_shape(shape) or (None, None))[1:])
+            rest = static_shape((_shape(shape) or (None, None))[1:])
             if rest is None:
                 raise ShapeError("an empty list is joined whose elements have no known shape")
             return np.zeros((0, *rest), found.dtype), np.zeros(0, np.int64)
@@ -306,11 +313,11 @@ def concat(node: Node, types: Types) -> Kernel:
 
 @operator("TensorListSplit", domain=TENSORFLOW, strings=True)
 def split(node: Node, types: Types) -> Kernel:
-    def function(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> TensorList:
+    def function(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorList:
         counts = lengths.reshape(-1).tolist()
         if value.ndim < 1 or sum(counts) != len(value) or min(counts, default=0) < 0:
             raise ShapeError(f"lengths {counts} do not fit a value of shape {value.shape}")
         parts = tuple(np.split(value.copy(), np.cumsum(counts)[:-1])) if counts else ()
-        return TensorList(value.dtype, _shape(shape), parts)
+        return _TensorList(value.dtype, _shape(shape), parts)
 
     return Kernel(function)

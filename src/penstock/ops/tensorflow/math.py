@@ -185,7 +185,7 @@ def l2_loss(node: Node, types: Types) -> Kernel:
 # Biases.
 
 
-def infer_bias_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_bias_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = tensor(types, 0)
     if kind.shape is None:
         return (TensorType(kind.dtype),)
@@ -198,7 +198,7 @@ def _channels(attrs: Attrs, rank: int) -> int:
     return 1 if attrs.get("data_format") == "NCHW" else rank - 1
 
 
-@operator("BiasAddGrad", domain=TENSORFLOW, infer=infer_bias_grad)
+@operator("BiasAddGrad", domain=TENSORFLOW, infer=_infer_bias_grad)
 def bias_grad(node: Node, types: Types) -> Kernel:
     def function(x: np.ndarray) -> Any:
         channels = _channels(node.attrs, x.ndim)
@@ -210,11 +210,11 @@ def bias_grad(node: Node, types: Types) -> Kernel:
 # Truth.
 
 
-def infer_truth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_truth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, ()),)
 
 
-@operator("ToBool", domain=TENSORFLOW, infer=infer_truth, strings=True)
+@operator("ToBool", domain=TENSORFLOW, infer=_infer_truth, strings=True)
 def to_bool(node: Node, types: Types) -> Kernel:
     """What an If takes for true: a scalar that is not 0 or "", or else a tensor with elements."""
     return Kernel(lambda x: np.bool_(x[()] if x.ndim == 0 else x.size))
@@ -259,7 +259,7 @@ def _summary(x: np.ndarray, shown: int) -> str:
 # 8-bit numbers as floats.
 
 
-def infer_fake(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_fake(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(FLOAT32, tensor(types, 0).shape),)
 
 
@@ -279,15 +279,15 @@ def _fake(x: np.ndarray, low: Any, high: Any, bits: int, narrow: bool) -> Any:
     return (np.floor(shifted / step + np.float32(0.5)) * step + low).astype(np.float32)
 
 
-@operator("FakeQuantWithMinMaxArgs", domain=TENSORFLOW, infer=infer_fake)
+@operator("FakeQuantWithMinMaxArgs", domain=TENSORFLOW, infer=_infer_fake)
 def fake_quant_args(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     bits, narrow = attrs["num_bits"], bool(attrs["narrow_range"])
     return Kernel(lambda x: _fake(x, attrs["min"], attrs["max"], bits, narrow))
 
 
-@operator("FakeQuantWithMinMaxVars", domain=TENSORFLOW, infer=infer_fake)
-@operator("FakeQuantWithMinMaxVarsPerChannel", domain=TENSORFLOW, infer=infer_fake)
+@operator("FakeQuantWithMinMaxVars", domain=TENSORFLOW, infer=_infer_fake)
+@operator("FakeQuantWithMinMaxVarsPerChannel", domain=TENSORFLOW, infer=_infer_fake)
 def fake_quant_vars(node: Node, types: Types) -> Kernel:
     bits, narrow = node.attrs["num_bits"], bool(node.attrs["narrow_range"])
     return Kernel(lambda x, low, high: _fake(x, low, high, bits, narrow))

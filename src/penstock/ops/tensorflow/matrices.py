@@ -20,7 +20,7 @@ def _scalar(x: np.ndarray) -> int:
     return int(x.reshape(())[()])
 
 
-class Band:
+class _Band:
     """The diagonals from ``low`` to ``high`` of matrices, 0 being the main one and positive ones
     above it, as rows of a tensor: the highest first, each of the length of the longest.
 
@@ -67,7 +67,7 @@ def matrix_diag(node: Node, types: Types) -> Kernel:
     def function(
         x: np.ndarray, k: np.ndarray, rows: np.ndarray, columns: np.ndarray, padding: np.ndarray
     ) -> np.ndarray:
-        band = Band(k, align)
+        band = _Band(k, align)
         if x.ndim < 1 or (band.count > 1 and (x.ndim < 2 or x.shape[-2] != band.count)):
             raise ShapeError(f"shape {x.shape} has no {band.count} diagonals")
         least = x.shape[-1] - min(band.high, 0), x.shape[-1] + max(band.low, 0)
@@ -108,7 +108,7 @@ def matrix_set_diag(node: Node, types: Types) -> Kernel:
     align = node.attrs.get("align", "RIGHT_LEFT")
 
     def function(x: np.ndarray, diagonal: np.ndarray, k: np.ndarray) -> np.ndarray:
-        band = Band(k, align)
+        band = _Band(k, align)
         _check_matrix(x)
         out = x.copy()
         longest = band.longest(*x.shape[-2:])
@@ -125,7 +125,7 @@ def matrix_diag_part(node: Node, types: Types) -> Kernel:
     align = node.attrs.get("align", "RIGHT_LEFT")
 
     def function(x: np.ndarray, k: np.ndarray, padding: np.ndarray) -> np.ndarray:
-        band = Band(k, align)
+        band = _Band(k, align)
         _check_matrix(x)
         shape = (*x.shape[:-2], band.count, band.longest(*x.shape[-2:]))
         out = np.full(shape, padding.reshape(())[()], x.dtype)

@@ -21,7 +21,7 @@ def _length(given: np.ndarray) -> int:
     return int(given.reshape(-1)[0])
 
 
-def infer_rfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_rfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
     dtype = named_dtype(attrs, "Tcomplex", "complex64", "c")
     if not dims or length is None:
@@ -29,14 +29,14 @@ def infer_rfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (*dims[:-1], length[0] // 2 + 1)),)
 
 
-@operator("RFFT", domain=TENSORFLOW, infer=infer_rfft)
+@operator("RFFT", domain=TENSORFLOW, infer=_infer_rfft)
 def rfft(node: Node, types: Types) -> Kernel:
     """Along the last dim, which is cut or padded to the length of the transform."""
     dtype = named_dtype(node.attrs, "Tcomplex", "complex64", "c")
     return Kernel(lambda x, length: np.fft.rfft(x, _length(length)).astype(dtype))
 
 
-def infer_irfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_irfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
     dtype = named_dtype(attrs, "Treal", "float32", "f")
     if not dims or length is None:
@@ -44,7 +44,7 @@ def infer_irfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, (*dims[:-1], length[0])),)
 
 
-@operator("IRFFT", domain=TENSORFLOW, infer=infer_irfft)
+@operator("IRFFT", domain=TENSORFLOW, infer=_infer_irfft)
 def irfft(node: Node, types: Types) -> Kernel:
     dtype = named_dtype(node.attrs, "Treal", "float32", "f")
     return Kernel(lambda x, length: np.fft.irfft(x, _length(length)).astype(dtype))
@@ -61,11 +61,11 @@ operator("FFT", domain=TENSORFLOW, infer=same_type)(_whole(np.fft.fft))
 operator("IFFT", domain=TENSORFLOW, infer=same_type)(_whole(np.fft.ifft))
 
 
-def infer_complex(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_complex(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(named_dtype(attrs, "Tout", "complex64", "c")),)
 
 
-@operator("Complex", domain=TENSORFLOW, infer=infer_complex)
+@operator("Complex", domain=TENSORFLOW, infer=_infer_complex)
 def complex_operator(node: Node, types: Types) -> Kernel:
     dtype = named_dtype(node.attrs, "Tout", "complex64", "c")
 

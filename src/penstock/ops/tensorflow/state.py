@@ -1,7 +1,7 @@
 """Variables: what a session remembers from one run to the next.
 
 The node of a variable has its ``store`` among its attributes, which all nodes of a model share and
-each session has for itself (``own_stores``). A handle is the ``Variable``; the arrays in it are
+each session has for itself (``own_stores``). A handle is the ``_Variable``; the arrays in it are
 never changed, only replaced, so that who has read one may keep it.
 """
 
@@ -22,7 +22,7 @@ from penstock.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dty
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 
 
-class Variable:
+class _Variable:
     """One variable; ``value`` is None until somebody assigns one."""
 
     __slots__ = ("kind", "lock", "name", "value")
@@ -70,15 +70,15 @@ class Store:
 
     def __init__(self, initial: Mapping[str, np.ndarray] | None = None) -> None:
         self.initial = dict(initial or {})
-        self._variables: dict[str, Variable] = {}
+        self._variables: dict[str, _Variable] = {}
         self._lock = threading.Lock()
 
-    def variable(self, name: str, kind: Type) -> Variable:
+    def variable(self, name: str, kind: Type) -> _Variable:
         """The variable of that name, the same for all who ask."""
         with self._lock:
             found = self._variables.get(name)
             if found is None:
-                found = Variable(name, kind, self.initial.get(name))
+                found = _Variable(name, kind, self.initial.get(name))
                 self._variables[name] = found
             return found
 
@@ -121,19 +121,19 @@ def handle(node: Node, types: Types) -> Kernel:
     return Kernel(lambda: variable)
 
 
-def infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = _declared(attrs)
     return (ANY if kind.dtype is None else kind,)
 
 
-@operator("ReadVariableOp", domain=TENSORFLOW, infer=infer_read, pure=False)
+@operator("ReadVariableOp", domain=TENSORFLOW, infer=_infer_read, pure=False)
 def read(node: Node, types: Types) -> Kernel:
     """A copy: what leaves a run is the caller's own."""
     return Kernel(lambda variable: _variable(variable).read().copy())
 
 
-def _variable(value: Any) -> Variable:
-    if not isinstance(value, Variable):
+def _variable(value: Any) -> _Variable:
+    if not isinstance(value, _Variable):
         raise ShapeError(f"a handle of a variable is needed, not a {type(value).__name__}")
     return value
 
@@ -172,7 +172,7 @@ def assign_variable(node: Node, types: Types) -> Kernel:
 def assign(node: Node, types: Types) -> Kernel:
     checked = bool(node.attrs.get("validate_shape", True))
 
-    def function(variable: Any, value: np.ndarray) -> Variable:
+    def function(variable: Any, value: np.ndarray) -> _Variable:
         found = _variable(variable)
         found.assign(value, checked=checked)
         return found
@@ -183,7 +183,7 @@ def assign(node: Node, types: Types) -> Kernel:
 def _updating(name: str, update: Callable[..., Any], *, gives: bool) -> None:
     @operator(name, domain=TENSORFLOW, pure=False)
     def compile(node: Node, types: Types) -> Kernel:
-        def function(variable: Any, value: np.ndarray) -> Variable | None:
+        def function(variable: Any, value: np.ndarray) -> _Variable | None:
             found = _variable(variable)
             found.update(update, value)
             return found if gives else None

@@ -28,7 +28,7 @@ _FLOW_TYPE = TensorType(FLOAT32, ())
 # Stacks.
 
 
-class Stack:
+class _Stack:
     """Values, of which the last one in is the first one out; ``limit`` of them, if not negative."""
 
     __slots__ = ("limit", "values")
@@ -38,15 +38,15 @@ class Stack:
         self.values: list[Any] = []
 
 
-def _stack(value: Any) -> Stack:
-    if not isinstance(value, Stack):
+def _stack(value: Any) -> _Stack:
+    if not isinstance(value, _Stack):
         raise ShapeError(f"a handle of a stack is needed, not a {type(value).__name__}")
     return value
 
 
 @operator("StackV2", domain=TENSORFLOW, pure=False)
 def stack(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda limit: Stack(_scalar(limit)))
+    return Kernel(lambda limit: _Stack(_scalar(limit)))
 
 
 def _scalar(value: np.ndarray) -> int:
@@ -55,12 +55,12 @@ def _scalar(value: np.ndarray) -> int:
     return int(value.reshape(())[()])
 
 
-def infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     kind = types[1]
     return (kind.without_data() if isinstance(kind, TensorType) else ANY,)
 
 
-@operator("StackPushV2", domain=TENSORFLOW, infer=infer_second, pure=False, strings=True)
+@operator("StackPushV2", domain=TENSORFLOW, infer=_infer_second, pure=False, strings=True)
 def stack_push(node: Node, types: Types) -> Kernel:
     def function(handle: Any, value: Any) -> Any:
         found = _stack(handle)
@@ -102,7 +102,7 @@ def stack_close(node: Node, types: Types) -> Kernel:
 # Tensor arrays.
 
 
-class Element:
+class _Element:
     """One place of a tensor array. ``shape`` is that of what was written, even after it is gone, or
     of what a gradient is to have here."""
 
@@ -114,7 +114,7 @@ class Element:
         self.read = False
 
 
-class TensorArray:
+class _TensorArray:
     """Tensors of one dtype, each written once. ``adds``: it is one of gradients, to which several
     writes to one place add up."""
 
@@ -128,15 +128,15 @@ class TensorArray:
         self.clears = bool(attrs.get("clear_after_read", True))
         self.identical = bool(attrs.get("identical_element_shapes"))
         self.adds = adds
-        self.elements = [Element() for _ in range(count)]
-        self.gradients: dict[str, TensorArray] = {}
+        self.elements = [_Element() for _ in range(count)]
+        self.gradients: dict[str, _TensorArray] = {}
 
-    def gradient(self, source: str) -> TensorArray:
+    def gradient(self, source: str) -> _TensorArray:
         """The array of gradients of that name, with zeros for what nobody writes."""
         found = self.gradients.get(source)
         if found is None:
             name, attrs = f"{self.name}@{source}", {"clear_after_read": self.clears}
-            found = TensorArray(name, self.dtype, len(self.elements), attrs, adds=True)
+            found = _TensorArray(name, self.dtype, len(self.elements), attrs, adds=True)
             found.shape = self.shape
             for mine, its in zip(self.elements, found.elements, strict=True):
                 its.shape = mine.shape
@@ -159,7 +159,7 @@ class TensorArray:
         if not matches(value.shape, self.shape):
             raise self.fault(f"elements of shape {self.shape} are expected, not {value.shape}")
         while index >= len(self.elements):
-            self.elements.append(Element())
+            self.elements.append(_Element())
         element = self.elements[index]
         if element.read:
             raise self.fault(f"Could not write index {index} twice because it was already read.")
@@ -191,7 +191,7 @@ class TensorArray:
             )
         found = element.value
         if found is None:
-            shape = element.shape if element.shape is not None else known(self.shape)
+            shape = element.shape if element.shape is not None else static_shape(self.shape)
             if shape is None:
                 raise self.fault(
                     f"Could not read from TensorArray index {index}: nobody has written it, and "
@@ -212,7 +212,7 @@ def dims_of(shape: Sequence[int] | None) -> Dims | None:
     return None if shape is None else tuple([None if d is None or d < 0 else d for d in shape])
 
 
-def known(shape: Dims | None) -> tuple[int, ...] | None:
+def static_shape(shape: Dims | None) -> tuple[int, ...] | None:
     """A shape of which every dim is known."""
     if shape is None or None in shape:
         return None
@@ -239,17 +239,17 @@ def merged(a: Dims | None, b: Dims | None) -> Dims | None:
     return tuple([y if x is None else x for x, y in zip(a, b, strict=True)])
 
 
-def _array(value: Any) -> TensorArray:
-    if not isinstance(value, TensorArray):
+def _array(value: Any) -> _TensorArray:
+    if not isinstance(value, _TensorArray):
         raise ShapeError(f"a handle of a tensor array is needed, not a {type(value).__name__}")
     return value
 
 
-def infer_array(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_array(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return ANY, _FLOW_TYPE
 
 
-@operator("TensorArrayV3", domain=TENSORFLOW, infer=infer_array, pure=False)
+@operator("TensorArrayV3", domain=TENSORFLOW, infer=_infer_array, pure=False)
 def tensor_array(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     name = attrs.get("tensor_array_name") or node.name
@@ -258,18 +258,18 @@ def tensor_array(node: Node, types: Types) -> Kernel:
         raise ShapeError(f"dtype {attrs.get('dtype')!r} is no element type")
 
     def function(size: np.ndarray) -> tuple[Any, np.ndarray]:
-        return TensorArray(name, dtype, _scalar(size), attrs, adds=False), FLOW
+        return _TensorArray(name, dtype, _scalar(size), attrs, adds=False), FLOW
 
     return Kernel(function)
 
 
-@operator("TensorArrayGradV3", domain=TENSORFLOW, infer=infer_array, pure=False)
+@operator("TensorArrayGradV3", domain=TENSORFLOW, infer=_infer_array, pure=False)
 def tensor_array_grad(node: Node, types: Types) -> Kernel:
     source = node.attrs.get("source", "")
     return Kernel(lambda handle, flow: (_array(handle).gradient(source), FLOW))
 
 
-def infer_flow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_flow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_FLOW_TYPE,)
 
 
@@ -277,7 +277,7 @@ def _effect(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function of a tensor array that changes it and gives the flow."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        @operator(name, domain=TENSORFLOW, infer=infer_flow, pure=False, strings=True)
+        @operator(name, domain=TENSORFLOW, infer=_infer_flow, pure=False, strings=True)
         def compile(node: Node, types: Types) -> Kernel:
             def run(handle: Any, *rest: Any) -> np.ndarray:
                 function(_array(handle), *rest[:-1])  # the last one is the flow
@@ -291,12 +291,12 @@ def _effect(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 @_effect("TensorArrayWriteV3")
-def write(array: TensorArray, index: np.ndarray, value: np.ndarray) -> None:
+def write(array: _TensorArray, index: np.ndarray, value: np.ndarray) -> None:
     array.write(_scalar(index), value)
 
 
 @_effect("TensorArrayScatterV3")
-def scatter(array: TensorArray, indices: np.ndarray, value: np.ndarray) -> None:
+def scatter(array: _TensorArray, indices: np.ndarray, value: np.ndarray) -> None:
     if indices.ndim != 1 or value.ndim < 1 or len(indices) != len(value):
         raise array.fault(f"{indices.shape} indices do not fit a value of shape {value.shape}")
     for index, row in zip(indices.tolist(), value, strict=True):
@@ -304,7 +304,7 @@ def scatter(array: TensorArray, indices: np.ndarray, value: np.ndarray) -> None:
 
 
 @_effect("TensorArraySplitV3")
-def split(array: TensorArray, value: np.ndarray, lengths: np.ndarray) -> None:
+def split(array: _TensorArray, value: np.ndarray, lengths: np.ndarray) -> None:
     counts = lengths.reshape(-1).tolist()
     if value.ndim < 1 or sum(counts) != len(value) or min(counts, default=0) < 0:
         raise array.fault(f"Expected sum of lengths {counts} to be equal to {value.shape[:1]}")
@@ -323,10 +323,10 @@ def read(node: Node, types: Types) -> Kernel:
     return Kernel(lambda handle, index, flow: _array(handle).read(_scalar(index)))
 
 
-def _rows(array: TensorArray, indices: Sequence[int], shape: Dims | None) -> np.ndarray:
+def _rows(array: _TensorArray, indices: Sequence[int], shape: Dims | None) -> np.ndarray:
     """Elements of one shape, stacked."""
     if not indices:
-        dims = known(merged(array.shape, shape))
+        dims = static_shape(merged(array.shape, shape))
         if dims is None:
             raise array.fault(
                 "TensorArray has zero size, but its element shape is not fully defined"
@@ -350,11 +350,11 @@ def gather(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-def infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return *of_type("dtype")(types, attrs, consts), TensorType(INT64, (None,))
 
 
-@operator("TensorArrayConcatV3", domain=TENSORFLOW, infer=infer_concat, pure=False)
+@operator("TensorArrayConcatV3", domain=TENSORFLOW, infer=_infer_concat, pure=False)
 def concat(node: Node, types: Types) -> Kernel:
     shape = dims_of(node.attrs.get("element_shape_except0"))
 
@@ -362,7 +362,7 @@ def concat(node: Node, types: Types) -> Kernel:
         array = _array(handle)
         parts = [array.read(i) for i in range(len(array.elements))]
         if not parts:
-            dims = known(shape)
+            dims = static_shape(shape)
             if dims is None:
                 raise array.fault("it is empty, and its element shape is not fully defined")
             return np.zeros((0, *dims), array.dtype), np.zeros(0, np.int64)

@@ -56,7 +56,7 @@ def _image(sizes: Sequence[Any], rank: int) -> list[Any]:
     return list(sizes[2 - rank :])
 
 
-def infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     given, weights = tensor(types, 0), tensor(types, 1)
     sizes = lengths(ints(types, consts, 2))
     rank = len(attrs["strides"]) + 2
@@ -66,8 +66,8 @@ def infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (TensorType(given.dtype, (batch, channels, *image)),)
 
 
-@operator("Conv2DBackpropInput", domain=TENSORFLOW, infer=infer_backward)
-@operator("Conv3DBackpropInputV2", domain=TENSORFLOW, infer=infer_backward)
+@operator("Conv2DBackpropInput", domain=TENSORFLOW, infer=_infer_backward)
+@operator("Conv3DBackpropInputV2", domain=TENSORFLOW, infer=_infer_backward)
 def conv_backward(node: Node, types: Types) -> Kernel:
     """What flows back [N, O, h, w], weights [O, I, kh, kw], and the size [..., H, W] of the image,
     channels first, or the same with depth; attributes as in ``backward_attrs``."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.type_inference import fault, node_types
+from penstock.analysis.type_inference import node_types
+from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import array_of
 from penstock.limits import Limits
@@ -94,7 +95,7 @@ class _Folder:
         except ShapeError as error:
             if not certain:
                 return None
-            raise fault(node, error) from error
+            raise compile_error(node, error) from error
         branch: Graph = node.attrs["then_branch" if chosen else "else_branch"]
         # Nobody outside would know that a branch's targets have to run.
         return None if branch.targets else branch

@@ -1,0 +1,36 @@
+"""Nodes in error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.errors import InternalError, InvalidModel, LimitExceeded, PenstockError
+from penstock.ir.graph import Node
+from penstock.types import ShapeError
+
+
+def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
+    """Return operation, origin and inputs of ``node`` for an error message.
+
+    ``inputs`` are the inputs as they are at hand ("x: float32[2]"), by default with the types that
+    they have in the graph.
+    """
+    if inputs is None:
+        inputs = ["none" if v is None else f"{v.name}: {v.type}" for v in node.inputs]
+    return f"{node.op.name} ({node.label}) with inputs ({', '.join(inputs)})"
+
+
+def compile_error(node: Node, error: Exception) -> PenstockError:
+    """Return the exception to raise for one out of an operation's own code, before any run.
+
+    Operations raise ``ShapeError`` for what is wrong with a model. Errors of Penstock's own stay as
+    they are; anything else but a lack of memory is a bug.
+    """
+    if isinstance(error, PenstockError):
+        return error
+    place = describe_node(node)
+    if isinstance(error, ShapeError):
+        return InvalidModel(f"{place}: {error}")
+    if isinstance(error, MemoryError):
+        return LimitExceeded(f"{place}: there is not enough memory to compile it: {error}")
+    return InternalError(f"{place}: compiling it failed with {error!r}. Please report it")
