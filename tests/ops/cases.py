@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.analysis.interpreter import evaluate
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type, constant_type
 from tests.ops.harness import check_node, node_model
@@ -79,7 +79,7 @@ def run(
     op_type: str, inputs: Sequence[Any], attrs: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[Any, ...]:
     """The outputs of a node that no other runtime is asked about."""
-    (node,) = load(node_model(op_type, inputs, attrs, **options)).graph.nodes
+    (node,) = load_onnx(node_model(op_type, inputs, attrs, **options)).graph.nodes
     return evaluate(node, list(inputs))
 
 
@@ -91,7 +91,7 @@ def fails(
     **options: Any,
 ) -> None:
     """The kernel must refuse, with its inputs unknown when compiling and known."""
-    (node,) = load(node_model(op_type, inputs, attrs, **options)).graph.nodes
+    (node,) = load_onnx(node_model(op_type, inputs, attrs, **options)).graph.nodes
     with pytest.raises(ShapeError, match=match):
         evaluate(node, list(inputs))
     with pytest.raises(ShapeError, match=match):

@@ -20,7 +20,7 @@ import onnx
 from onnx import helper
 
 from penstock.analysis.interpreter import evaluate
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Node
 from penstock.types import TensorType, accepts, constant_type, type_of
 
@@ -103,7 +103,7 @@ def check_node(
         wanted = run_ort(model, inputs)
     else:
         wanted = list(expected)
-    graph = load(model).graph
+    graph = load_onnx(model).graph
     (node,) = graph.nodes
     by_name = {f"x{i}": x for i, x in enumerate(inputs)}
     for i in constants:

@@ -20,7 +20,7 @@ from onnx.backend.test.runner import _normalize_tensor
 
 from penstock.analysis.interpreter import evaluate
 from penstock.errors import PenstockError
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.control_flow import is_control
 from penstock.types import ANY, TensorType
@@ -35,7 +35,7 @@ def graphs() -> Mapping[str, tuple[Graph, Sequence[Any]]]:
         warnings.simplefilter("ignore")  # what is wanted is computed when loading
         for case in load_model_tests(kind="node"):
             try:
-                graph = load(case.model).graph
+                graph = load_onnx(case.model).graph
             except PenstockError:  # what is not supported
                 continue
             ((inputs, _), *_) = case.data_sets

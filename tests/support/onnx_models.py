@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from penstock.analysis.interpreter import interpret
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model, sort
 from penstock.limits import Limits
 
@@ -56,5 +56,5 @@ def interpret_model(model: Model, *feeds: Any) -> list[Any]:
 
 def problems(proto: onnx.ModelProto, limits: Limits | None = None) -> tuple[str, ...]:
     with pytest.raises(InvalidModel) as caught:
-        load(proto, limits)
+        load_onnx(proto, limits)
     return caught.value.problems

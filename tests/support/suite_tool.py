@@ -13,7 +13,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
 from penstock.analysis.interpreter import interpret
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
             continue
         try:
             with warnings.catch_warnings():
-                model = load(case.model)
+                model = load_onnx(case.model)
             fallback = [
                 n.op.name for n in model.graph.walk() if "reference" in n.op.compile.__module__
             ]

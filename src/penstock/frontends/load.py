@@ -16,15 +16,15 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> Model:
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
-    ONNX models, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and folders of SavedModels are told
-    apart by what they look like. Raises ``InvalidModel`` with everything that is wrong with it, and
-    ``Unsupported`` with every operation that has no kernel.
+    Reads ONNX models, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and folders of SavedModels; the
+    format is recognised by the path and the first byte. Raises ``InvalidModel`` with all faults of
+    the model, or ``Unsupported`` with all operations that have no kernel.
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if not path.exists():
-            raise InvalidModel(f"there is no file {str(path)!r}")
+            raise InvalidModel(f"there is no file {str(path)!r}; check the path")
         source = path
     with gc_pause.paused():
         model = _read(source, limits)
@@ -34,30 +34,29 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
     return model
 
 
-# How messages begin: GraphDef with a node, a library or versions; ModelProto and SavedModel with a
-# number, the version of the format.
+# First bytes: a GraphDef begins with a node, a library or versions; ModelProto and SavedModel begin
+# with a number, the version of the format.
 _GRAPH_DEF = (b"\x0a", b"\x12", b"\x22")
 _TEXT = (".pbtxt", ".prototxt")
 
 
 def _read(source: Any, limits: Limits) -> Model:
-    """The model as its front end reads it."""
+    """The model as the front end of its format reads it."""
+    if isinstance(source, Path) and (source.is_dir() or source.stem == "saved_model"):
+        from penstock.frontends.tensorflow.saved_model import load_saved_model
+
+        return load_saved_model(source if source.is_dir() else source.parent, limits)
     if isinstance(source, Path):
-        if source.is_dir() or source.stem == "saved_model":
-            from penstock.frontends.tensorflow import saved_model
+        graph_def = _is_graph_def(source)
+    else:
+        graph_def = isinstance(source, bytes) and source.startswith(_GRAPH_DEF[0])
+    if graph_def:
+        from penstock.frontends.tensorflow.importer import load_graph_def
 
-            return saved_model.load(source if source.is_dir() else source.parent, limits)
-        if _is_graph_def(source):
-            from penstock.frontends.tensorflow import importer as graphdef
+        return load_graph_def(source, limits)
+    from penstock.frontends.onnx.importer import load_onnx
 
-            return graphdef.load(source, limits)
-    elif isinstance(source, bytes) and source.startswith(_GRAPH_DEF[0]):
-        from penstock.frontends.tensorflow import importer as graphdef
-
-        return graphdef.load(source, limits)
-    from penstock.frontends.onnx import importer as onnx
-
-    return onnx.load(source, limits)
+    return load_onnx(source, limits)
 
 
 def _is_graph_def(path: Path) -> bool:
@@ -69,4 +68,4 @@ def _is_graph_def(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(1) in (b"", *_GRAPH_DEF)
     except OSError:
-        return False  # which the other front end says
+        return False  # the other front end reports that

@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from penstock.analysis.interpreter import interpret
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 
 R = np.random.default_rng(7)
 
@@ -66,7 +66,7 @@ def test_scan_over_a_batch(lengths: bool, backward: int) -> None:
             state = state + x
             a[i, t], b[i, t] = state, x + x
         final[i] = state
-    model = load(proto)
+    model = load_onnx(proto)
     verify(model)
     feeds = [given, init, xs] if lengths else [init, xs]
     for got, want in zip(interpret(model.graph, feeds), (final, a, b), strict=True):
@@ -100,13 +100,13 @@ def test_flex_attention_calls_graphs(heads: int, attrs: Any) -> None:
             proto = flex(heads, softmax_precision=TensorProto.FLOAT, **attrs)
             for info in proto.graph.input:
                 info.ClearField("type")
-        model = load(proto)
+        model = load_onnx(proto)
         verify(model)
         np.testing.assert_allclose(interpret(model.graph, feeds)[0], wanted, rtol=1e-5)
 
 
 def test_flex_attention_with_faults() -> None:
     with pytest.raises(InvalidModel, match=r"score_mod of FlexAttention_0 .* has 2 inputs"):
-        load(flex(4, modifier_inputs=2))
+        load_onnx(flex(4, modifier_inputs=2))
     with pytest.raises(InvalidModel, match="softmax_precision 7"):
-        load(flex(4, softmax_precision=7))
+        load_onnx(flex(4, softmax_precision=7))

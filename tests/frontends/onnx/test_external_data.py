@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import penstock
 from penstock.errors import InvalidModel
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.limits import Limits
 
 VALUES = np.arange(6, dtype=np.float32)
@@ -37,14 +37,14 @@ def saved(folder: Path, tensor: TensorProto) -> Path:
 
 
 def weights(folder: Path, tensor: TensorProto, limits: Limits | None = None) -> np.ndarray:
-    const = load(saved(folder, tensor), limits).graph.outputs[0].const
+    const = load_onnx(saved(folder, tensor), limits).graph.outputs[0].const
     assert const is not None
     return const
 
 
 def problem(folder: Path, tensor: TensorProto) -> str:
     with pytest.raises(InvalidModel) as caught:
-        load(saved(folder, tensor))
+        load_onnx(saved(folder, tensor))
     (only,) = caught.value.problems
     assert only.startswith("initializer 'w' in model.onnx: ")
     return only
@@ -89,7 +89,7 @@ def test_a_file_is_mapped_once(folder: Path) -> None:
     outs = [onnx.ValueInfoProto(name=t.name) for t in tensors]
     proto = helper.make_model(helper.make_graph([], "g", [], outs, tensors))
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
-    constants = [v.const for v in load(folder / "model.onnx").graph.outputs]
+    constants = [v.const for v in load_onnx(folder / "model.onnx").graph.outputs]
     assert [float(c[0]) for c in constants if c is not None] == [0, 1, 2]
     assert len({id(mapping(c)) for c in constants if c is not None}) == 1
 
@@ -163,7 +163,7 @@ def test_symbolic_links(folder: Path) -> None:
 def test_the_models_own_path_may_lead_through_links(folder: Path, tmp_path: Path) -> None:
     path = saved(folder, external(location="w.bin", offset=4))
     (tmp_path / "alias").symlink_to(folder)
-    model = load(tmp_path / "alias" / path.name)
+    model = load_onnx(tmp_path / "alias" / path.name)
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 
@@ -211,7 +211,7 @@ def test_a_model_without_a_path_has_no_folder(folder: Path) -> None:
     data = saved(folder, external(location="w.bin", offset=4)).read_bytes()
     for source in (data, onnx.ModelProto.FromString(data)):
         with pytest.raises(InvalidModel, match="load the model from its path"):
-            load(source)
+            load_onnx(source)
 
 
 def test_external_data_of_attributes(folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_external_data_of_attributes(folder: Path) -> None:
     outs = [onnx.ValueInfoProto(name="w")]
     proto = helper.make_model(helper.make_graph([constant], "g", [], outs))
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
-    model = load(folder / "model.onnx")
+    model = load_onnx(folder / "model.onnx")
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 

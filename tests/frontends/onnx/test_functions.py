@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx import upgrades
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Model
 from penstock.limits import Limits
 from tests.support.onnx_models import interpret_model
@@ -78,7 +78,7 @@ def model_of(
 
 def check(proto: onnx.ModelProto) -> Model:
     """Compare with ONNX Runtime."""
-    model = load(proto)
+    model = load_onnx(proto)
     wanted = run_ort(proto, {"x": X})
     for got, want in zip(interpret_model(model, X), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -98,7 +98,7 @@ def run_ort(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
 
 def problem(proto: onnx.ModelProto, limits: Limits | None = None) -> str:
     with pytest.raises(InvalidModel) as caught:
-        load(proto, limits)
+        load_onnx(proto, limits)
     return "\n".join(caught.value.problems)
 
 
@@ -117,7 +117,7 @@ def test_a_call_is_replaced_by_the_body() -> None:
 def test_calls_without_names_or_with_the_same_names() -> None:
     body = [node("Add", "a a", "t"), node("Neg", "t", "b")]
     calls = [node("FNeg", "x", "h", "same"), node("FNeg", "h", "i", "same"), node("FNeg", "i", "y")]
-    model = load(model_of(calls, [function("FNeg", "a", "b", body)]))
+    model = load_onnx(model_of(calls, [function("FNeg", "a", "b", body)]))
     assert np.array_equal(interpret_model(model, X)[0], -8 * X)
     names = [v.name for n in model.graph.nodes for v in n.outputs if v is not None]
     assert len(set(names)) == len(names) == 6
@@ -140,7 +140,7 @@ def test_a_body_has_opsets_of_its_own() -> None:
     # The sum over axis 0 as an attribute in opset 11, as an input in the model's.
     body = [node("ReduceSum", "a", "b", axes=[0], keepdims=0)]
     total = function("FSum", "a", "b", body, opset=11)
-    model = load(model_of([node("FSum", "x", "y")], [total]))
+    model = load_onnx(model_of([node("FSum", "x", "y")], [total]))
     assert interpret_model(model, X)[0] == pytest.approx(2)
 
 
@@ -156,7 +156,7 @@ def test_attributes_that_a_call_leaves_out() -> None:
     leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
     with_default = function("FOne", "a", "b", [leaky], [], [helper.make_attribute("slope", 0.5)])
     without = function("FTwo", "a", "b", [leaky], ["slope"])  # then LeakyRelu's own default holds
-    model = load(
+    model = load_onnx(
         model_of([node("FOne", "x", "y"), node("FTwo", "x", "z")], [with_default, without], "yz")
     )
     y, z = interpret_model(model, X)
@@ -215,7 +215,7 @@ def test_a_graph_handed_to_a_body_sees_the_values_of_the_caller() -> None:
         taken,
     ]
     f = function("FBranch", "", "b", body, ["branch"])
-    model = load(model_of([node("FBranch", "", "y", branch=branch)], [f]))
+    model = load_onnx(model_of([node("FBranch", "", "y", branch=branch)], [f]))
     assert interpret_model(model, X)[0].tolist() == [1.5, -0.5, -3]
 
 
@@ -227,7 +227,7 @@ def test_inputs_and_outputs_that_are_left_out() -> None:
         helper.make_node("FClip", ["x", "", "one"], ["w"], domain="own"),
         helper.make_node("FClip", ["x"], ["", "y"], domain="own"),
     ]
-    model = load(model_of(nodes, [f], "wy"))
+    model = load_onnx(model_of(nodes, [f], "wy"))
     w, y = interpret_model(model, X)
     assert w.tolist() == [-1.5, 0.5, 1]
     assert np.array_equal(y, -X)
@@ -237,7 +237,7 @@ def test_inputs_and_outputs_that_are_left_out() -> None:
 def test_outputs_that_are_inputs_constants_or_the_same() -> None:
     body = [node("Constant", "", "k", value_floats=[1.0, 2.0]), node("Neg", "a", "b")]
     f = function("FMany", "a", "a k b b", body)
-    model = load(
+    model = load_onnx(
         model_of([node("FMany", "x", "p q r s", "many"), node("Neg", "q", "y")], [f], "pqrsy")
     )
     p, q, r, s, y = interpret_model(model, X)
@@ -253,22 +253,22 @@ def test_overloads() -> None:
     two = function("FPick", "a", "b", [node("Abs", "a", "b")], overload="two")
     calls = [node("FPick", "x", "y"), node("FPick", "x", "z")]
     calls[0].overload, calls[1].overload = "one", "two"
-    model = load(model_of(calls, [one, two], "yz"))
+    model = load_onnx(model_of(calls, [one, two], "yz"))
     assert [n.op.name for n in model.graph.nodes] == ["Neg", "Abs"]
     assert "own.FPick:one" in model.graph.nodes[0].origin
     with pytest.raises(Unsupported, match=r"own\.FPick"):
-        load(model_of([node("FPick", "x", "y")], [one, two]))
+        load_onnx(model_of([node("FPick", "x", "y")], [one, two]))
 
 
 def test_a_function_of_the_model_comes_before_an_operation_of_the_same_name() -> None:
     relu = function("Relu", "a", "b", [node("Neg", "a", "b")])
     relu.domain = ""
-    model = load(model_of([helper.make_node("Relu", ["x"], ["y"])], [relu]))
+    model = load_onnx(model_of([helper.make_node("Relu", ["x"], ["y"])], [relu]))
     assert [n.op.name for n in model.graph.nodes] == ["Neg"]
 
 
 def test_functions_called_before_their_inputs_are_made() -> None:
-    model = load(model_of([node("FTwice", "h", "y"), node("Neg", "x", "h")], [TWICE]))
+    model = load_onnx(model_of([node("FTwice", "h", "y"), node("Neg", "x", "h")], [TWICE]))
     assert np.array_equal(interpret_model(model, X)[0], -2 * X)
 
 
@@ -319,7 +319,7 @@ def test_depth_of_calls_is_bounded() -> None:
     ]
     proto = model_of([node("F99", "x", "y")], functions)
     assert "nests deeper than Limits.max_depth = 64" in problem(proto)
-    load(proto, Limits(max_depth=200))
+    load_onnx(proto, Limits(max_depth=200))
 
 
 def test_calls_that_do_not_fit() -> None:
@@ -390,7 +390,7 @@ def test_definitions_of_operations_without_a_kernel(
     upgrades.meaning.cache_clear()
     try:
         proto = model_of([node(op, "x", "y", "node", **attrs)], [], opset=opset)
-        model = load(proto)
+        model = load_onnx(proto)
     finally:
         upgrades.meaning.cache_clear()
     assert len(model.graph.nodes) > 1

@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx import file
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph
 from penstock.limits import Limits
 from penstock.types import ANY, INT64, STRING, MapType, OptionalType, SequenceType, TensorType
@@ -39,17 +39,17 @@ def test_a_path_bytes_and_a_proto_load_alike(tmp_path: Path) -> None:
     path = tmp_path / "relu.onnx"
     onnx.save(RELU, path)
     for source in (path, str(path), path.read_bytes(), RELU):
-        model = load(source)
+        model = load_onnx(source)
         assert model.path == (str(path) if isinstance(source, str | Path) else None)
         assert np.array_equal(interpret_model(model, X)[0], [0, 2])
-    assert load(path).graph.nodes[0].origin == "relu in relu.onnx"
+    assert load_onnx(path).graph.nodes[0].origin == "relu in relu.onnx"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"nothing\.onnx cannot be read: No such file"):
-        load(tmp_path / "nothing.onnx")
+        load_onnx(tmp_path / "nothing.onnx")
     with pytest.raises(InvalidModel, match="cannot be read: Is a directory"):
-        load(tmp_path)
+        load_onnx(tmp_path)
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     for size in range(len(data)):
         path.write_bytes(data[:size])
         with pytest.raises(InvalidModel, match=r"cut\.onnx"):
-            load(path)
+            load_onnx(path)
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -76,7 +76,7 @@ def test_random_and_damaged_bytes_are_refused_or_read(seed: int) -> None:
         data[at : at + seed % 3] = random.bytes(int(random.integers(4)))
     for source in (bytes(data), random.bytes(50 + seed)):
         try:
-            verify(load(source))
+            verify(load_onnx(source))
         except (InvalidModel, Unsupported) as error:
             assert str(error)
 
@@ -85,16 +85,16 @@ def test_wrong_wire_types_leave_no_graph() -> None:
     # Field 7, the graph, as a number; and a tensor where the model should be.
     for data in (b"\x38\x05", tensor("w", X).SerializeToString(), b""):
         with pytest.raises(InvalidModel, match=r"the model has no graph|cannot read this"):
-            load(data)
+            load_onnx(data)
 
 
 def test_names_that_are_no_text() -> None:
     data = RELU.SerializeToString().replace(b"\x01y", b"\x01\xff")
     with pytest.raises(InvalidModel, match=r"name b'\\xff' is not UTF-8"):
-        load(data)
+        load_onnx(data)
     data = RELU.SerializeToString().replace(b"Relu", b"Re\xffu")
     with pytest.raises(Unsupported, match="not UTF-8"):
-        load(data)
+        load_onnx(data)
 
 
 # Large files are read in pieces
@@ -131,9 +131,9 @@ def test_a_file_in_pieces_is_the_same_model(
 
 def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = large_model(tmp_path)
-    wanted = load(path)
+    wanted = load_onnx(path)
     monkeypatch.setattr(file, "LARGE_FILE", 0)
-    model = load(path)
+    model = load_onnx(path)
     constants = [n.inputs[1].const for n in model.graph.nodes if n.inputs[1] is not None]
     for got, node_ in zip(constants, wanted.graph.nodes, strict=True):
         assert node_.inputs[1] is not None
@@ -142,7 +142,7 @@ def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     for size in (*range(1, 400), *range(400, len(data), 997)):
         path.write_bytes(data[:size])
         with pytest.raises(InvalidModel, match=r"large\.onnx"):
-            load(path)
+            load_onnx(path)
 
 
 def test_a_model_with_its_graph_in_two_parts() -> None:
@@ -163,20 +163,20 @@ def test_a_model_with_its_graph_in_two_parts() -> None:
 
 
 def test_nodes_in_any_order() -> None:
-    model = load(model_of(node("Neg", "h", "y"), node("Relu", "x", "h")))
+    model = load_onnx(model_of(node("Neg", "h", "y"), node("Relu", "x", "h")))
     neg, relu = model.graph.nodes
     assert neg.inputs[0] is not None
     assert neg.inputs[0].producer is relu
 
 
 def test_an_undefined_name_is_left_to_verify() -> None:
-    model = load(model_of(node("Add", "x nobody", "y")))
+    model = load_onnx(model_of(node("Add", "x nobody", "y")))
     with pytest.raises(InvalidModel, match="reads 'nobody', which nothing makes"):
         verify(model)
 
 
 def test_a_name_defined_twice_is_two_values() -> None:
-    model = load(model_of(node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")))
+    model = load_onnx(model_of(node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")))
     a, b = model.graph.nodes
     assert model.graph.outputs == [b.outputs[0]]
     assert a.outputs[0] is not b.outputs[0]
@@ -185,14 +185,14 @@ def test_a_name_defined_twice_is_two_values() -> None:
 
 
 def test_outputs_that_are_inputs_or_constants() -> None:
-    model = load(model_of(outputs=("x", "w"), initializers=[tensor("w", X)]))
+    model = load_onnx(model_of(outputs=("x", "w"), initializers=[tensor("w", X)]))
     assert model.graph.outputs[0] is model.graph.inputs[0]
     assert np.array_equal(interpret_model(model, X)[1], X)
 
 
 def test_an_initializer_is_a_constant_even_if_it_is_an_input_too() -> None:
     proto = model_of(node("Add", "x w", "y"), inputs=("x", "w"), initializers=[tensor("w", X)])
-    model = load(proto)
+    model = load_onnx(proto)
     assert [v.name for v in model.graph.inputs] == ["x"]
     weight = model.graph.nodes[0].inputs[1]
     assert weight is not None
@@ -216,7 +216,7 @@ def test_nested_graphs_see_the_values_around_them() -> None:
         node("Neg", "h", "late"),
         initializers=[tensor("c", True)],
     )
-    model = load(proto)
+    model = load_onnx(proto)
     outer, relu, neg = model.graph.nodes
     deep = outer.attrs["then_branch"].nodes[0]
     add = deep.attrs["then_branch"].nodes[0]
@@ -228,7 +228,7 @@ def test_nested_graphs_see_the_values_around_them() -> None:
 def test_types_of_nested_inputs_are_left_to_inference() -> None:
     body = graph_of([node("Identity", "c", "c2"), node("Relu", "s", "t")], "ics", ("c2", "t"))
     proto = model_of(node("Loop", "n  x", "y", body=body), initializers=[tensor("n", 3)])
-    graph: Graph = load(proto).graph.nodes[0].attrs["body"]
+    graph: Graph = load_onnx(proto).graph.nodes[0].attrs["body"]
     assert [v.type for v in graph.inputs] == [ANY] * 3
 
 
@@ -244,7 +244,7 @@ def test_depth_is_bounded_and_nothing_recurses(depth: int) -> None:
     for if_node in _ifs(proto.graph):
         if len(if_node.attribute) == 1:
             if_node.attribute.append(helper.make_attribute("else_branch", graph_of([], (), ("x",))))
-    load(proto, Limits(max_depth=depth + 2))
+    load_onnx(proto, Limits(max_depth=depth + 2))
     (problem,) = problems(proto, Limits(max_depth=depth + 1))
     assert f"nests deeper than Limits.max_depth = {depth + 1}" in problem
 
@@ -260,7 +260,7 @@ def _ifs(graph: GraphProto) -> list[NodeProto]:
 
 def test_too_many_nodes() -> None:
     proto = model_of(*(node("Relu", "x", f"y{i}") for i in range(5)), outputs=("y0",))
-    load(proto, Limits(max_nodes=5))
+    load_onnx(proto, Limits(max_nodes=5))
     (problem,) = problems(proto, Limits(max_nodes=4))
     assert "more nodes than Limits.max_nodes = 4" in problem
 
@@ -309,7 +309,7 @@ def test_everything_unsupported_is_reported_at_once() -> None:
     )
     proto.opset_import.append(helper.make_opsetid("own", 1))
     with pytest.raises(Unsupported) as caught:
-        load(proto)
+        load_onnx(proto)
     assert [(o.operation, o.reason, o.nodes) for o in caught.value.operations] == [
         ("Gelu", "opset 17 of ai.onnx has no such operation", ("too_early in the model",)),
         (
@@ -322,7 +322,7 @@ def test_everything_unsupported_is_reported_at_once() -> None:
 
 def test_an_opset_of_the_future() -> None:
     with pytest.raises(Unsupported, match=r"opset 99 is newer than \d+, .* older opset"):
-        load(model_of(node("Relu", "x", "y"), opset=99))
+        load_onnx(model_of(node("Relu", "x", "y"), opset=99))
 
 
 def test_no_opset_at_all() -> None:
@@ -330,7 +330,7 @@ def test_no_opset_at_all() -> None:
     del proto.opset_import[:]
     assert "'ai.onnx' is undeclared" in problems(proto)[0]
     proto.ir_version = 2  # such files have no opsets, and mean the first
-    assert np.array_equal(interpret_model(load(proto), X)[0], [0, 2])
+    assert np.array_equal(interpret_model(load_onnx(proto), X)[0], [0, 2])
 
 
 def test_two_opsets_of_one_domain() -> None:
@@ -341,22 +341,22 @@ def test_two_opsets_of_one_domain() -> None:
 
 def test_the_two_names_of_the_domain_of_onnx() -> None:
     proto = model_of(helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx"))
-    load(proto)
+    load_onnx(proto)
     proto.opset_import[0].domain = "ai.onnx"
     proto.graph.node[0].domain = ""
-    assert load(proto).graph.nodes[0].op.full_name == "Relu"
+    assert load_onnx(proto).graph.nodes[0].op.full_name == "Relu"
 
 
 def test_attributes_get_the_defaults_of_their_own_version() -> None:
-    (selu,) = load(model_of(node("Selu", "x", "y"), opset=5)).graph.nodes
+    (selu,) = load_onnx(model_of(node("Selu", "x", "y"), opset=5)).graph.nodes
     assert selu.attrs["alpha"] == pytest.approx(1.6732, abs=1e-9) or selu.attrs["alpha"] < 1.67321
-    (shape,) = load(model_of(node("Shape", "x", "y"), opset=13)).graph.nodes
+    (shape,) = load_onnx(model_of(node("Shape", "x", "y"), opset=13)).graph.nodes
     assert shape.attrs == {"start": 0}  # which only later versions have
 
 
 def test_legacy_attributes_are_dropped() -> None:
     proto = model_of(node("Relu", "x", "y", consumed_inputs=[0]), opset=5)
-    assert load(proto).graph.nodes[0].attrs == {}
+    assert load_onnx(proto).graph.nodes[0].attrs == {}
 
 
 def test_an_attribute_twice() -> None:
@@ -369,7 +369,7 @@ def test_attributes_without_a_kind_as_the_first_files_have_them() -> None:
     proto = model_of(node("Flatten", "x", "y", axis=1), node("Transpose", "x", "z", perm=[0]))
     for each in proto.graph.node:
         each.attribute[0].ClearField("type")
-    flatten, transpose = load(proto).graph.nodes
+    flatten, transpose = load_onnx(proto).graph.nodes
     assert (flatten.attrs["axis"], transpose.attrs["perm"]) == (1, [0])
 
 
@@ -387,7 +387,7 @@ def test_references_to_attributes_of_no_function() -> None:
 def typed_input(proto: onnx.TypeProto) -> Any:
     graph = GraphProto(name="g", input=[onnx.ValueInfoProto(name="x", type=proto)])
     graph.output.append(onnx.ValueInfoProto(name="x"))
-    return load(helper.make_model(graph)).graph.inputs[0].type
+    return load_onnx(helper.make_model(graph)).graph.inputs[0].type
 
 
 def test_types_of_inputs() -> None:
@@ -432,5 +432,5 @@ def test_schemas_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(onnx.defs, "get_schema", counted)
     nodes = [node("Mul", f"v{i} w", f"v{i + 1}") for i in range(500)]
-    load(model_of(*nodes, inputs=("v0", "w"), outputs=("v500",)))
+    load_onnx(model_of(*nodes, inputs=("v0", "w"), outputs=("v500",)))
     assert count < 10

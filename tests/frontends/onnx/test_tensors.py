@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.tensors import _DTYPES
 from penstock.limits import Limits
 from penstock.types import STRING
@@ -34,7 +34,7 @@ X = np.array([-1, 2], np.float32)
     ],
 )
 def test_constant_nodes_become_constants(attrs: Any, wanted: Any) -> None:
-    model = load(model_of(node("Constant", "", "y", **attrs)))
+    model = load_onnx(model_of(node("Constant", "", "y", **attrs)))
     assert not model.graph.nodes
     const = model.graph.outputs[0].const
     assert const is not None
@@ -66,10 +66,10 @@ def sparse(name: str, values: Any, indices: Any, dims: Sequence[int]) -> onnx.Sp
 def test_sparse_initializers_become_dense(indices: Any) -> None:
     proto = model_of(node("Identity", "w", "y"), inputs=())
     proto.graph.sparse_initializer.append(sparse("w", [3, 4], indices, [2, 3]))
-    (y,) = interpret_model(load(proto))
+    (y,) = interpret_model(load_onnx(proto))
     assert np.array_equal(y, [[0, 3, 0], [0, 0, 4]])
     constant = model_of(node("Constant", "", "y", sparse_value=sparse("", [3, 4], indices, [2, 3])))
-    assert np.array_equal(interpret_model(load(constant), X)[0], y)
+    assert np.array_equal(interpret_model(load_onnx(constant), X)[0], y)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_every_element_type_raw_and_typed(code: int, count: int) -> None:
     assert raw.data_type == code
     typed = helper.make_tensor("w", code, [count], values)
     for proto in (raw, typed):
-        model = load(model_of(inputs=(), outputs=("w",), initializers=[proto]))
+        model = load_onnx(model_of(inputs=(), outputs=("w",), initializers=[proto]))
         got = model.graph.outputs[0].const
         assert got is not None
         assert got.dtype == dtype
@@ -130,7 +130,7 @@ def test_every_element_type_raw_and_typed(code: int, count: int) -> None:
 def test_negative_4_bit_integers() -> None:
     values = np.array([-8, 7, -1], ml_dtypes.int4)
     proto = model_of(inputs=(), outputs=("w",), initializers=[tensor("w", values)])
-    const = load(proto).graph.outputs[0].const
+    const = load_onnx(proto).graph.outputs[0].const
     assert const is not None
     assert const.astype(int).tolist() == [-8, 7, -1]
 
@@ -138,14 +138,18 @@ def test_negative_4_bit_integers() -> None:
 def test_strings_need_not_be_text() -> None:
     proto = TensorProto(name="w", data_type=TensorProto.STRING, dims=[2])
     proto.string_data.extend([b"abc", b"\xff"])
-    const = load(model_of(inputs=(), outputs=("w",), initializers=[proto])).graph.outputs[0].const
+    const = (
+        load_onnx(model_of(inputs=(), outputs=("w",), initializers=[proto])).graph.outputs[0].const
+    )
     assert const is not None
     assert const.tolist() == ["abc", "\udcff"]
 
 
 def test_bools_are_0_or_1_whatever_the_file_says() -> None:
     proto = TensorProto(name="w", data_type=TensorProto.BOOL, dims=[3], raw_data=b"\x00\x02\xff")
-    const = load(model_of(inputs=(), outputs=("w",), initializers=[proto])).graph.outputs[0].const
+    const = (
+        load_onnx(model_of(inputs=(), outputs=("w",), initializers=[proto])).graph.outputs[0].const
+    )
     assert const is not None
     assert const.view(np.uint8).tolist() == [0, 1, 1]
 
@@ -191,6 +195,6 @@ def test_faulty_tensors_among_attributes_are_named() -> None:
 def test_constants_are_bounded() -> None:
     weights = [tensor(f"w{i}", np.zeros(10, np.float32)) for i in range(3)]
     proto = model_of(node("Relu", "x", "y"), initializers=weights)
-    load(proto, Limits(max_constant_bytes=120))
+    load_onnx(proto, Limits(max_constant_bytes=120))
     (problem,) = problems(proto, Limits(max_constant_bytes=119))
     assert problem.startswith("initializer 'w2' in the model: with it, the constants take 120")

@@ -17,7 +17,7 @@ import pytest
 from onnx import helper
 
 from penstock.errors import InvalidModel, Unsupported
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.frontends.onnx.upgrades import UNCHANGED, UPGRADES, meaning
 from penstock.ir.graph import Model
 from penstock.ops import find
@@ -97,7 +97,7 @@ def check(
         proto = build(
             op, opset, inputs, attrs, outputs, domain=domain, typed=typed, constants=consts
         )
-        model = load(proto)
+        model = load_onnx(proto)
         for got, want in zip(run(model, inputs), wanted, strict=True):
             assert got.dtype == want.dtype or want.dtype.kind in "UO"
             assert got.shape == want.shape
@@ -211,7 +211,7 @@ def test_batch_normalization_in_training(opset: int) -> None:
 
 def test_training_outputs_without_a_meaning_are_refused() -> None:
     with pytest.raises(Unsupported, match="saved_mean"):
-        load(build("BatchNormalization", 9, [X, *STATISTICS], {}, 5))
+        load_onnx(build("BatchNormalization", 9, [X, *STATISTICS], {}, 5))
 
 
 @pytest.mark.parametrize("opset", [1, 5])
@@ -219,7 +219,7 @@ def test_cast_to_a_name(opset: int) -> None:
     check("Cast", opset, [A], {"to": "INT32"}, lambda a: a.astype(np.int32))
     check("Cast", opset, [A], {"to": "float16"}, lambda a: a.astype(np.float16))
     with pytest.raises(InvalidModel, match="node in the model casts to 'REAL'"):
-        load(build("Cast", opset, [A], {"to": "REAL"}))
+        load_onnx(build("Cast", opset, [A], {"to": "REAL"}))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
@@ -261,7 +261,7 @@ def test_dropout_in_inference(opset: int, attrs: Any) -> None:
 
 def test_dropout_in_training() -> None:
     x = np.ones(10_000, np.float32)
-    model = load(build("Dropout", 6, [x], {"ratio": 0.25}))
+    model = load_onnx(build("Dropout", 6, [x], {"ratio": 0.25}))
     (y,) = run(model, [x])
     assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
     assert 0.2 < np.mean(y == 0) < 0.3
@@ -288,9 +288,9 @@ def test_lp_pooling_with_a_float_for_p() -> None:
     wanted_global = np.abs(X).sum(axis=(2, 3), keepdims=True)
     check("GlobalLpPool", 1, [X], {"p": 1.0}, lambda x: wanted_global)
     with pytest.raises(Unsupported, match=r"p = 2.5 is not a whole number"):
-        load(build("GlobalLpPool", 1, [X], {"p": 2.5}))
+        load_onnx(build("GlobalLpPool", 1, [X], {"p": 2.5}))
     with pytest.raises(InvalidModel, match="kernel_shape"):
-        load(build("LpPool", 1, [X], {}))
+        load_onnx(build("LpPool", 1, [X], {}))
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
@@ -343,7 +343,7 @@ def test_softmax_over_all_axes_from_one_on(op: str, shape: Any) -> None:
 
 def test_softmax_needs_one_node_where_it_can() -> None:
     for shape, axis in (((2, 3), 1), ((2, 3, 1, 1), 1), ((2, 3, 4), -1)):
-        model = load(build("Softmax", 11, [floats(*shape)], {"axis": axis}))
+        model = load_onnx(build("Softmax", 11, [floats(*shape)], {"axis": axis}))
         assert [node.op.name for node in model.graph.nodes] == ["Softmax"]
 
 
@@ -426,7 +426,7 @@ def test_reshape_to_an_attribute() -> None:
     check("Reshape", 1, [A], attrs, lambda a: a.reshape(2, 12, 5))
     check("Reshape", 4, [A[:1, :1, :1, :1]], {"shape": []}, lambda a: a.reshape(()))
     with pytest.raises(InvalidModel, match="shape"):
-        load(build("Reshape", 1, [A], {}))
+        load_onnx(build("Reshape", 1, [A], {}))
 
 
 IMAGE = floats(1, 2, 5, 6)
@@ -480,7 +480,7 @@ def test_resize_modes_that_are_gone_are_refused() -> None:
     empty, factors = np.empty(0, np.float32), np.array([1, 1, 2, 2], np.float32)
     attrs = {"mode": "linear", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
     with pytest.raises(Unsupported, match="tf_half_pixel_for_nn"):
-        load(build("Resize", 11, [IMAGE, empty, factors], attrs))
+        load_onnx(build("Resize", 11, [IMAGE, empty, factors], attrs))
 
 
 def test_roi_align_began_without_half_pixels() -> None:

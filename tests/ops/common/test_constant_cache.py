@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import penstock as ps
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops.common.constant_cache import held, shared
 from penstock.types import TensorType, constant_type
 from tests.ops.harness import node_model
@@ -105,7 +105,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_share_what_is_made_of_constants(name):
     op, first, constants, attrs, more = CASES[name]
-    graph = load(node_model(op, [first(2), *constants], attrs, **more)).graph
+    graph = load_onnx(node_model(op, [first(2), *constants], attrs, **more)).graph
     (node,) = graph.nodes
     for value, const in zip(node.inputs[1:], constants, strict=True):
         if value is not None:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.op import Kernel
 from penstock.ops import find
 from penstock.ops.common import elementwise
@@ -42,7 +42,7 @@ CASES: list[tuple[str, list[Any], dict[str, Any]]] = [
 
 
 def compiled(op: str, inputs: list[Any], attrs: dict[str, Any], types: list[Any]) -> Kernel:
-    (node,) = load(node_model(op, inputs, attrs)).graph.nodes
+    (node,) = load_onnx(node_model(op, inputs, attrs)).graph.nodes
     return node.op.compile(node, types)
 
 
@@ -77,7 +77,7 @@ def test_workspace_is_bounded(op: str, arrays: int, dtype: str) -> None:
     itemsize = 8 if dtype == "f8" else 4
     for shape in ((1024, 1024, 1024), (3, 5), (0, 4)):
         kind = TensorType(np.dtype(dtype), shape)
-        (node,) = load(node_model(op, [np.zeros(3, dtype)])).graph.nodes
+        (node,) = load_onnx(node_model(op, [np.zeros(3, dtype)])).graph.nodes
         elements = min(math.prod(shape), elementwise.BLOCK)
         assert node.op.compile(node, [kind]).workspace == arrays * elements * itemsize
 
@@ -87,7 +87,7 @@ def test_one_ufunc_is_called_directly() -> None:
     for op, function in (("Add", np.add), ("Tanh", np.tanh), ("Equal", np.equal)):
         found = find(op)
         assert found is not None
-        (node,) = load(node_model(op, [np.zeros(16, "f4")] * function.nin)).graph.nodes
+        (node,) = load_onnx(node_model(op, [np.zeros(16, "f4")] * function.nin)).graph.nodes
         kernel = found.compile(node, [kind] * function.nin)
         out = np.empty(16, "f4")
         assert kernel.bind([out] * function.nin, [out], None)[0] is function

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
 from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node, node_model
@@ -160,7 +160,7 @@ def test_integers(op: str, dtype: str) -> None:
 def test_relu_of_a_dtype_unknown_when_compiled() -> None:
     for dtype in (F32, BF16, np.dtype("i4")):
         x = np.array([-1, 2], dtype)
-        (node,) = load(node_model("Relu", [x])).graph.nodes
+        (node,) = load_onnx(node_model("Relu", [x])).graph.nodes
         result = node.op.compile(node, [TensorType()])(x)
         assert result.dtype == dtype
         np.testing.assert_array_equal(result, np.array([0, 2], dtype))
@@ -285,7 +285,7 @@ def test_the_first_input_does_not_grow(op: str, domain: str) -> None:
     """Also where shapes are known in the run only."""
     x, other = normal(3), normal(2, 3)
     version = 1 if domain else 16
-    (node,) = load(node_model(op, [x, other], domain=domain, opset=version)).graph.nodes
+    (node,) = load_onnx(node_model(op, [x, other], domain=domain, opset=version)).graph.nodes
     kernel = node.op.compile(node, [TensorType(), TensorType()])
     kernel(other, x)
     with pytest.raises(ShapeError, match="does not broadcast"):

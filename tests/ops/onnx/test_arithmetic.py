@@ -100,9 +100,9 @@ def test_division_without_known_dtype() -> None:
 
 
 def _load(op: str, inputs: list[Any], **attrs: Any) -> list[Any]:
-    from penstock.frontends.onnx.importer import load
+    from penstock.frontends.onnx.importer import load_onnx
 
-    return load(node_model(op, inputs, attrs)).graph.nodes
+    return load_onnx(node_model(op, inputs, attrs)).graph.nodes
 
 
 @pytest.mark.parametrize("fmod", [0, 1])

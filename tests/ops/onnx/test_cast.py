@@ -181,12 +181,12 @@ def test_cast_to_the_same_type_is_a_view() -> None:
 
 
 def test_casts_of_unknown_types_share_no_memory() -> None:
-    from penstock.frontends.onnx.importer import load
+    from penstock.frontends.onnx.importer import load_onnx
 
     x = f32(3)
     for name, inputs in (("Cast", [x]), ("CastLike", [x, x])):
         attrs = {"to": code_of("float32")} if name == "Cast" else {}
-        (node,) = load(node_model(name, inputs, attrs)).graph.nodes
+        (node,) = load_onnx(node_model(name, inputs, attrs)).graph.nodes
         y = node.op.compile(node, [TensorType()] * len(inputs))(*inputs)
         np.testing.assert_array_equal(y, x)
         assert not np.shares_memory(y, x)

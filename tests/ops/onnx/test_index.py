@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.op import Kernel
 from penstock.ops import find
 from penstock.types import INT64, ShapeError, TensorType, constant_type
@@ -98,7 +98,7 @@ def compiled(
     types: list[Any] | None = None,
 ) -> Kernel:
     """The kernel of a node; a type of ``None`` is that of the input."""
-    (node,) = load(node_model(name, inputs, attrs)).graph.nodes
+    (node,) = load_onnx(node_model(name, inputs, attrs)).graph.nodes
     for i in constants:
         value = node.inputs[i]
         assert value is not None

@@ -63,10 +63,10 @@ def test_matmul_takes_strided_inputs():
 
 
 def _node(op, *inputs):
-    from penstock.frontends.onnx.importer import load
+    from penstock.frontends.onnx.importer import load_onnx
     from penstock.types import type_of
 
-    (node,) = load(node_model(op, inputs)).graph.nodes
+    (node,) = load_onnx(node_model(op, inputs)).graph.nodes
     return node, [type_of(x) for x in inputs]
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.analysis.interpreter import evaluate
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
 from penstock.ops.onnx import pooling as family
 from penstock.types import FLOAT32, INT64, ShapeError, TensorType
@@ -142,7 +142,7 @@ def test_rows_with_padding_give_what_positions_give(monkeypatch, number):
         check_node(op, [x], attrs, expected="ort", opset=21, rtol=1e-4, atol=1e-5)
     x.reshape(-1)[:: int(rng.integers(5, 40))] = rng.choice([np.nan, np.inf, -np.inf])
     for op in ("MaxPool", "AveragePool"):
-        (node,) = load(node_model(op, [x], attrs)).graph.nodes
+        (node,) = load_onnx(node_model(op, [x], attrs)).graph.nodes
         with monkeypatch.context() as patch:
             patch.setattr(family, "_rows", lambda *_: None)
             want = evaluate(node, [x])

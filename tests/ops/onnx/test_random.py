@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from penstock.frontends.onnx.importer import load
+from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.op import Kernel
 from penstock.ops import find
 from penstock.types import INT64, ShapeError, TensorType
@@ -23,7 +23,7 @@ DTYPES = {
 
 
 def compiled(name: str, inputs: list[Any], attrs: dict[str, Any], **options: Any) -> Kernel:
-    (node,) = load(node_model(name, inputs, attrs, **options)).graph.nodes
+    (node,) = load_onnx(node_model(name, inputs, attrs, **options)).graph.nodes
     return node.op.compile(node, [TensorType(x.dtype, x.shape) for x in inputs])
 
 

@@ -275,11 +275,11 @@ def test_identity() -> None:
     ],
 )
 def test_views_can_also_be_copied(name: str, inputs: list[Any], attrs: dict[str, Any]) -> None:
-    from penstock.frontends.onnx.importer import load
+    from penstock.frontends.onnx.importer import load_onnx
     from tests.ops.harness import node_model
 
     count = 2 if name == "Split" else 1
-    (node,) = load(node_model(name, inputs, attrs, outputs=count)).graph.nodes
+    (node,) = load_onnx(node_model(name, inputs, attrs, outputs=count)).graph.nodes
     kernel = node.op.compile(node, [TensorType(x.dtype, x.shape) for x in inputs])
     results = kernel(*inputs)
     results = results if count > 1 else (results,)

@@ -58,7 +58,7 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.types import ANY, Type, constant_type
 
 
-def load(source: Source, limits: Limits | None = None) -> Model:
+def load_onnx(source: Source, limits: Limits | None = None) -> Model:
     """Read an ONNX model from a path, from bytes or from a ``ModelProto``.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for

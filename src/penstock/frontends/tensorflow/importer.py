@@ -61,7 +61,7 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 _NO_RESULTS = frozenset({"Const", *PLACEHOLDERS})
 
 
-def load(source: bytes | Path, limits: Limits | None = None) -> Model:
+def load_graph_def(source: bytes | Path, limits: Limits | None = None) -> Model:
     """Read a GraphDef from bytes, or from a ``.pb`` or ``.pbtxt`` file.
 
     Its inputs are the placeholders, its outputs the values of nodes without readers. Raises

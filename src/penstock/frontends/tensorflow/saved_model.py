@@ -46,7 +46,7 @@ _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 
 
-def load(folder: Path, limits: Limits | None = None) -> Model:
+def load_saved_model(folder: Path, limits: Limits | None = None) -> Model:
     """Read a SavedModel, with a graph for each signature.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
