@@ -187,6 +187,23 @@ def test_plan_of_tasks(model):
     assert text.index("product") < text.index("task t1")
 
 
+@pytest.mark.parametrize("executor", ["linear", "parallel"])
+def test_plan_with_planner_all_compares_arenas(model, executor):
+    result = as_json("plan", model, "--planner", "all", "--executor", executor)
+    sizes, bounds = result["arena_bytes"], result["arena_lower_bound"]
+    assert list(sizes) == ["quick", "best", "wic", "first_fit", "bump"]
+    assert all(bounds[name] <= sizes[name] <= sizes["bump"] for name in sizes)
+    shown = call("plan", model, "--planner", "all", "--executor", executor).output
+    assert all(name in shown for name in sizes)
+
+
+def test_plan_names_its_planner(model):
+    assert "planner wic, lower bound" in as_json("plan", model, "--planner", "wic")["text"]
+    assert call("plan", model, "--planner", "none").exit_code == 2
+    run = ("run", model, "-i", "x=zeros:1x3", "-i", "scale=zeros", "--planner", "bump")
+    assert call(*run).exit_code == 0
+
+
 def test_plan_simulated(model):
     one, many = (as_json("plan", model, "--simulate", n) for n in ("1", "8"))
     assert one["makespan"] == pytest.approx(one["serial"])

@@ -14,6 +14,7 @@ from penstock.ops import find
 from penstock.session.options import CompileOptions, RunOptions
 from penstock.session.session import Session
 from penstock.tuning.measure import CostModel
+from tests.support.onnx_text import model_from_text
 
 
 def model() -> ps.ir.graph.Model:
@@ -61,6 +62,7 @@ def test_run_with_unknown_option_suggests_a_name(method) -> None:
     [
         ("executor", "fast", "executor 'fast' is not one of auto, linear"),
         ("precision", "fp8", "precision 'fp8' is not one of float32, bf16"),
+        ("memory_planner", "none", "memory_planner 'none' is not one of quick, best"),
         ("threads", 0, "threads=0"),
         ("max_streams", 0, "max_streams=0"),
     ],
@@ -97,3 +99,29 @@ def test_cost_model_decides_where_nodes_run() -> None:
     backends = [ps.backends.numpy.NumpyBackend(), Second()]
     session = ps.compile(model(), backends=backends, cost_model=NumpyIsSlow())
     assert [step.backend for step in session.plan.walk()] == ["second"]
+
+
+PRODUCTS = """g (float[8, 8] x) => (float[8, 8] y) {
+    a = MatMul(x, x) b = MatMul(a, x) c = MatMul(b, x) d = MatMul(c, x) e = MatMul(x, d)
+    f = Exp(x) h = MatMul(f, x) i = MatMul(h, f) j = Add(i, e) y = MatMul(j, x) }"""
+
+
+@pytest.mark.parametrize("executor", ["linear", "parallel", "streams"])
+def test_memory_planner_by_name_plans_the_arena(executor) -> None:
+    x = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    plans, outputs = {}, []
+    for name in ("quick", "best", "wic", "first_fit", "bump"):
+        session = ps.compile(
+            model_from_text(PRODUCTS),
+            executor=executor,
+            backends=["numpy"],
+            max_streams=2 if executor == "streams" else None,
+            memory_planner=name,
+        )
+        outputs.append(session.run({"x": x})["y"])
+        plans[name] = session.latest.arena_plan
+        assert plans[name].planner == name
+        assert f"planner {name}" in session.explain()
+    for output in outputs:
+        np.testing.assert_array_equal(output, outputs[0])
+    assert plans["best"].size <= plans["wic"].size < plans["bump"].size

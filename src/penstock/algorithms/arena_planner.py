@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, combinations
 
+MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
+"""The planners of ``plan_memory``, those of the smallest arenas first."""
+
 # What planner "best" may spend, counted and not timed, so that its result is the same on every
 # machine: pairs of buffers that it lists, and visits of its search to buffers and their neighbours:
 # so many rounds past all of them, but no more visits than take about a second.
@@ -156,6 +159,7 @@ def plan_memory_dag(
         "first_fit": lambda: blocks.place(blocks.filled, neighbours()),
         "wic": lambda: blocks.place(by_size, neighbours()),
         "best": best,
+        "quick": best,
         "reuse": lambda: blocks.reuse(conflicts),
     }
     return _chosen(planners, planner)()

@@ -1,6 +1,12 @@
-"""The plain interpreter: one node after the other, nothing planned.
+"""The reference interpreter: nodes in their order, each on its NumPy kernel, nothing planned.
 
-It is the meaning of every executor, serves constant folding, and is what tests compare with.
+It defines what every executor must compute. Constant folding evaluates single nodes with it, and
+the executor ``interpret`` (``executors/interpret.py``) runs whole graphs::
+
+    values = {inputs: feeds}
+    for node in graph.nodes:
+        values[node.outputs] = evaluate(node, values[node.inputs])
+    return values[graph.outputs]
 """
 
 from __future__ import annotations
@@ -9,15 +15,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import array_of
+from penstock.ir.op import Kernel, array_of
 from penstock.ops.onnx.control_flow import CONTROL, is_control
 from penstock.types import type_of
 
 
-def evaluate(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of one node without graphs, from the values of its inputs."""
-    types = [None if v is None else type_of(x) for v, x in zip(node.inputs, inputs, strict=True)]
-    result = node.op.compile(node, types)(*inputs)
+def evaluate(node: Node, inputs: Sequence[Any], kernel: Kernel | None = None) -> tuple[Any, ...]:
+    """The outputs of one node without sub-graphs, from the values of its inputs.
+
+    ``kernel`` is the node's NumPy kernel; without one, it is compiled for the types of ``inputs``.
+    """
+    if kernel is None:
+        types = [
+            None if v is None else type_of(x) for v, x in zip(node.inputs, inputs, strict=True)
+        ]
+        kernel = node.op.compile(node, types)
+    result = kernel(*inputs)
     results = result if len(node.outputs) != 1 else (result,)
     return tuple(array_of(x) for x in results)
 
@@ -25,32 +38,50 @@ def evaluate(node: Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
 def interpret(
     graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any] | None = None
 ) -> list[Any]:
-    """The outputs of ``graph``, whose nodes must be sorted, for one value for each input."""
-    values: dict[Value, Any] = dict(outer or {})
-    values.update(zip(graph.inputs, feeds, strict=True))
+    """The outputs of ``graph``, whose nodes must be sorted, for one value for each input.
 
-    def value_of(value: Value | None) -> Any:
-        if value is None:
-            return None
-        return value.const if value.const is not None else values[value]
-
-    for node in graph.nodes:
-        inputs = [value_of(value) for value in node.inputs]
-        if is_control(node):
-            results = _controlled(node, inputs, values)
-        else:
-            results = list(evaluate(node, inputs))
-        values.update((v, x) for v, x in zip(node.outputs, results, strict=False) if v is not None)
-    return [value_of(value) for value in graph.outputs]
+    ``outer`` has the values of enclosing graphs, if the graph is a sub-graph.
+    """
+    return Interpreter().run(graph, feeds, outer or {})
 
 
-def _controlled(node: Node, inputs: Sequence[Any], around: Mapping[Value, Any]) -> list[Any]:
-    """The outputs of a node that carries graphs, which read the values ``around`` them."""
-    steps = CONTROL[node.op.role](node, inputs)
-    try:
-        graph, fed = next(steps)
-        while True:
-            graph, fed = steps.send(interpret(graph, fed, around))
-    except StopIteration as end:
-        made: list[Any] = end.value
-        return made
+class Interpreter:
+    """Runs graphs. A subclass may override ``node`` to watch or to check what nodes compute."""
+
+    def run(self, graph: Graph, feeds: Sequence[Any], outer: Mapping[Value, Any]) -> list[Any]:
+        """The outputs of ``graph``; see ``interpret``."""
+        values = dict(outer)
+        values.update(zip(graph.inputs, feeds, strict=True))
+
+        def value_of(value: Value | None) -> Any:
+            if value is None:
+                return None
+            return value.const if value.const is not None else values[value]
+
+        for node in graph.nodes:
+            results = self.node(node, [value_of(value) for value in node.inputs], values)
+            values.update((v, x) for v, x in zip(node.outputs, results, strict=False) if v)
+        return [value_of(value) for value in graph.outputs]
+
+    def node(self, node: Node, inputs: Sequence[Any], values: Mapping[Value, Any]) -> Sequence[Any]:
+        """The outputs of one node; ``values`` are those that its sub-graphs may read."""
+        return self.control(node, inputs, values) if is_control(node) else evaluate(node, inputs)
+
+    def control(
+        self, node: Node, inputs: Sequence[Any], values: Mapping[Value, Any]
+    ) -> Sequence[Any]:
+        """The outputs of a node that runs sub-graphs."""
+        steps = CONTROL[node.op.role](node, inputs)
+        number = 0
+        try:
+            graph, feeds = next(steps)
+            while True:
+                self.enter(node, number)
+                graph, feeds = steps.send(self.run(graph, feeds, values))
+                number += 1
+        except StopIteration as end:
+            outputs: list[Any] = end.value
+            return outputs
+
+    def enter(self, node: Node, number: int) -> None:
+        """Called before a sub-graph of ``node`` runs for the ``number``-th time, from 0."""

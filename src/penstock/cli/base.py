@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import penstock
+from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.errors import PenstockError
 from penstock.ir.graph import Model
 from penstock.session.options import EXECUTORS, CompileOptions, help_of
@@ -114,6 +115,14 @@ def compile_option(name: str, **settings: Any) -> Callable[[Any], Any]:
 
 EXECUTOR = compile_option(
     "executor", type=click.Choice(EXECUTORS), default="auto", show_default=True
+)
+
+PLANNER = click.option(
+    "--planner",
+    type=click.Choice(MEMORY_PLANNERS),
+    default="quick",
+    show_default=True,
+    help=help_of(CompileOptions, "memory_planner"),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import MODEL, command, show_table
+from penstock.cli.base import MODEL, PLANNER, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
@@ -54,6 +54,7 @@ def _show_bench(result: Mapping[str, Any]) -> None:
     type=click.Choice(EXECUTORS),
     help="Executor to use; may be repeated. Default: auto.",
 )
+@PLANNER
 @click.option(
     "--threads",
     "-t",
@@ -80,6 +81,7 @@ def bench(
     inputs: Sequence[str],
     seed: int,
     executors: Sequence[str],
+    planner: str,
     threads: Sequence[int],
     clients: Sequence[int],
     seconds: float,
@@ -94,7 +96,7 @@ def bench(
     counts = sorted(set(threads) or {1, core_budget()})
     rows = []
     for executor, count, client_count in product(executors or ("auto",), counts, clients or (1,)):
-        with compile(loaded, executor=executor, threads=count) as session:
+        with compile(loaded, executor=executor, threads=count, memory_planner=planner) as session:
             names = [port.name for port in session.inputs]
             left = [name for name in names if not any(t.startswith(f"{name}=") for t in inputs)]
             given = [*(f"{name}=random" for name in left), *inputs]

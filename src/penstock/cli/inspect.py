@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.backends.registry import available, describe
 from penstock.cli.base import (
     EXECUTOR,
@@ -27,6 +29,7 @@ from penstock.inspect.explain import format_bytes
 from penstock.inspect.gantt import draw_charts, format_charts
 from penstock.ir.graph import Model, Value
 from penstock.ops.work_estimate import flops
+from penstock.session.options import CompileOptions, help_of
 from penstock.session.session import compile
 
 # info
@@ -144,6 +147,19 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     if "text" in result:
         click.echo(result["text"], nl=False)
         return
+    if "arena_bytes" in result:
+        bounds = result["arena_lower_bound"]
+        rows = [
+            (
+                name,
+                format_bytes(size),
+                format_bytes(bounds[name]),
+                f"{size / (bounds[name] or 1):.3f}",
+            )
+            for name, size in result["arena_bytes"].items()
+        ]
+        show_table(("planner", "arena", "lower bound", "ratio"), rows)
+        return
     workers = result["workers"]
     click.echo(f"serial         {result['serial'] * 1e3:.3f} ms")
     click.echo(f"makespan       {result['makespan'] * 1e3:.3f} ms on {workers} workers")
@@ -157,6 +173,13 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 @SHAPES
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
 @EXECUTOR
+@click.option(
+    "--planner",
+    type=click.Choice([*MEMORY_PLANNERS, "all"]),
+    default="quick",
+    show_default=True,
+    help=f'{help_of(CompileOptions, "memory_planner")} "all": compare the arenas of all.',
+)
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
 @compile_option("max_streams", type=click.IntRange(min=1))
 @click.option("--svg", type=click.Path(path_type=Path), help="File to draw the streams into.")
@@ -171,18 +194,30 @@ def plan(
     shapes: Sequence[str],
     source: bool,
     executor: str,
+    planner: str,
     streams: bool,
     max_streams: int | None,
     svg: Path | None,
     simulate: int | None,
 ) -> dict[str, Any]:
-    """How a model will run: its steps and their memory, or the generated program, its streams, or a
-    forecast."""
+    """How a model will run: its steps and their memory, or the generated program, its streams, a
+    forecast, or the arenas of all memory planners."""
     loaded = load(model)
     chosen = max_streams if executor == "streams" else None
-    session = compile(
-        loaded, executor=executor, shapes=all_shapes(loaded, shapes), max_streams=chosen
+    compiled = partial(
+        compile,
+        loaded,
+        executor=executor,
+        shapes=all_shapes(loaded, shapes),
+        max_streams=chosen,
     )
+    if planner == "all":
+        arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
+        return {
+            "arena_bytes": {name: arena.size for name, arena in arenas.items()},
+            "arena_lower_bound": {name: arena.lower_bound for name, arena in arenas.items()},
+        }
+    session = compiled(memory_planner=planner)
     if simulate is not None:
         return asdict(session.forecast(simulate))
     if svg is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import EXECUTOR, MODEL, command, read_dims, show_table
+from penstock.cli.base import EXECUTOR, MODEL, PLANNER, command, read_dims, show_table
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.trace import Trace
@@ -59,6 +59,7 @@ def _real(output: Mapping[str, Any], key: str) -> bool:
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Folder for .npy files.")
 @click.option("--timeout", type=float, help="Seconds after which the run is stopped.")
 @EXECUTOR
+@PLANNER
 @click.option(
     "--trace", type=click.Path(path_type=Path), help="File for a trace of the run, for Perfetto."
 )
@@ -70,12 +71,13 @@ def run(
     output: Path | None,
     timeout: float | None,
     executor: str,
+    planner: str,
     trace: Path | None,
     seed: int,
 ) -> dict[str, Any]:
     """Run a model once, and show or save its outputs."""
     begin = time.perf_counter()
-    session = compile(model, executor=executor)
+    session = compile(model, executor=executor, memory_planner=planner)
     recording = None if trace is None else Trace()
     feeds = read_feeds(session, inputs, np.random.default_rng(seed))
     compiled = time.perf_counter()

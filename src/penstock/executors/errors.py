@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
 from penstock.codegen.writer import Program
 from penstock.errors import InternalError, PenstockError, RunError
 from penstock.ir.describe import describe_node
+from penstock.ir.graph import Node
 from penstock.plan.plan import Plan, Step
-from penstock.types import ShapeError, TensorType
+from penstock.types import ShapeError, TensorType, type_of
 
 
 def raise_explained(error: Exception, program: Program, plan: Plan) -> NoReturn:
@@ -39,8 +41,24 @@ def explained(error: Exception, program: Program, plan: Plan) -> PenstockError:
         "none" if i < 0 else f"{plan.slots[i].name}: {types.get(i, plan.slots[i].type)}"
         for i in step.inputs
     ]
+    return _explanation(step.node, inputs, error)
+
+
+def explained_at(node: Node, inputs: Sequence[Any], error: Exception) -> PenstockError:
+    """An error that names ``node`` and the types of its ``inputs``."""
+    if isinstance(error, PenstockError):
+        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
+        return error
+    types = [
+        "none" if value is None else f"{value.name}: {type_of(x)}"
+        for value, x in zip(node.inputs, inputs, strict=True)
+    ]
+    return _explanation(node, types, error)
+
+
+def _explanation(node: Node, inputs: Sequence[str], error: Exception) -> PenstockError:
     reason = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
-    message = f"{describe_node(step.node, inputs)}: {reason}"
+    message = f"{describe_node(node, inputs)}: {reason}"
     # No input makes correct code use an undefined name or fail an assertion.
     if isinstance(error, AssertionError | NameError):
         return InternalError(f"{message}. This is a bug in Penstock: please report it")

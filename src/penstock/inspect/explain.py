@@ -16,10 +16,11 @@ def format_plan(plan: Plan, arena_plan: ArenaPlan, tasks: Tasks | None = None) -
 
     With ``tasks``, steps stand under their tasks, the more urgent first.
     """
+    planner = f"planner {arena_plan.planner}, " if arena_plan.planner else ""
     summary = (
         f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {plan.views} free views, "
         f"arena {format_bytes(arena_plan.size)} "
-        f"(lower bound {format_bytes(arena_plan.lower_bound)}), "
+        f"({planner}lower bound {format_bytes(arena_plan.lower_bound)}), "
         f"constants {format_bytes(plan.constant_bytes)}"
     )
     lines = [summary]

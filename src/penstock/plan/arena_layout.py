@@ -30,7 +30,7 @@ class ArenaPlan:
 
     ``offsets`` maps arena slots to bytes from the start of the arena; ``buffer_of`` to the buffer
     they share with others. ``lower_bound`` is the largest sum of live bytes over the steps: no
-    arena for this order can be smaller.
+    arena for this order can be smaller. ``planner`` chose the offsets (``plan_memory``).
     """
 
     order: tuple[int, ...]
@@ -38,6 +38,7 @@ class ArenaPlan:
     buffer_of: dict[int, int]
     size: int
     lower_bound: int
+    planner: str = ""
 
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
@@ -52,11 +53,14 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     return best
 
 
-def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "best") -> ArenaPlan:
-    """Offsets for any order in which ``tasks`` may run, on any number of workers."""
+def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
+    """Offsets for any order in which ``tasks`` may run, on any number of workers.
+
+    With many buffers, the planner "reuse" takes the place of those that compare all pairs.
+    """
     order = _Order(tasks)
     liveness = _Liveness(plan, range(len(plan.steps)), order)
-    if len(liveness.owners()) > _MOST_BUFFERS:
+    if len(liveness.owners()) > _MOST_BUFFERS and planner != "bump":
         order.exclusive = False
         planner = "reuse"
     return liveness.arena_plan(planner)
@@ -320,4 +324,6 @@ class _Liveness:
             arena = plan_memory_dag([b.size for b in buffers], conflict, planner=planner)
         at = dict(zip(self.owners(), arena.offsets, strict=True))
         offsets = {slot: at[buffer] for slot, buffer in self.buffer_of.items()}
-        return ArenaPlan(self.order, offsets, self.buffer_of, arena.size, lower_bound(buffers))
+        return ArenaPlan(
+            self.order, offsets, self.buffer_of, arena.size, lower_bound(buffers), planner
+        )

@@ -29,6 +29,7 @@ from penstock.executors.frames.calls import Calls
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
 from penstock.executors.frames.tokens import Slots, alone
+from penstock.executors.interpret import InterpretExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
@@ -51,7 +52,7 @@ from penstock.passes.lowering.partition import Part, partition
 from penstock.passes.pipeline import LOWER, STRUCTURE, optimize, run_passes
 from penstock.passes.structure.raise_control_flow import raise_control_flow
 from penstock.passes.structure.relax_control_edges import release
-from penstock.plan.arena_layout import plan_arena_for_tasks
+from penstock.plan.arena_layout import plan_arena, plan_arena_for_tasks
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
 from penstock.plan.plan import Plan, Step, compile_plan
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
@@ -100,7 +101,9 @@ class Compiler:
         if self.executor != "frames":
             context = self._context()
             run_passes(STRUCTURE, graph, context)
-            if not is_framed(graph):
+            if not is_framed(graph) and self.executor == "interpret":
+                infer_types(graph)
+            elif not is_framed(graph):
                 optimize(graph, context)
         return graph
 
@@ -175,7 +178,9 @@ class Compiler:
             for value, kind in zip(graph.inputs, types, strict=True):
                 value.type = kind
             try:
-                if special:
+                if self.executor == "interpret":
+                    infer_types(graph)
+                elif special:
                     optimize(graph, self._context())
                 check_sizes(graph, self.limits)
                 yield graph
@@ -190,6 +195,9 @@ class Compiler:
         for backend in self.hosts:
             if backend.threads_of_caller:
                 backend.set_threads(self.threads or core_budget())
+        if self.executor == "interpret":
+            plan = compile_plan(graph, [NumpyBackend()], {}, planned=False)
+            return InterpretExecutor(graph, plan, self.hosts, self.limits, threads=self.threads)
         kernels = KernelTable()
         costs: CostModel = self.options.cost_model or GraphProfiler(
             graph, {}, self.backends, values, self.limits, kernels
@@ -207,9 +215,19 @@ class Compiler:
             return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)
         if self.executor == "streams":
             return self._streams(plan, costs)
-        linear = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        linear = self._linear(plan)
         parallel = self.executor in ("parallel", "auto")
         return self._parallel(plan, costs, linear) if parallel else linear
+
+    def _linear(self, plan: Plan, name: str = "linear") -> LinearExecutor:
+        return LinearExecutor(
+            plan,
+            self.hosts,
+            self.limits,
+            threads=self.threads,
+            arena_plan=plan_arena(plan, self.options.memory_planner),
+            name=name,
+        )
 
     @property
     def _one_memory(self) -> bool:
@@ -326,7 +344,7 @@ class Compiler:
             release(graph)
             optimize(graph, PassContext(limits=self.limits))
         plan = compile_plan(graph, self.hosts, {}, planned=False)
-        inner = LinearExecutor(plan, self.hosts, self.limits, threads=self.threads)
+        inner = self._linear(plan)
 
         def function(control: Control, *inputs: Any) -> Any:
             outputs = inner.run([inputs[i] for i in taken], control)
@@ -336,8 +354,7 @@ class Compiler:
 
     def _streams(self, plan: Plan, costs: CostModel) -> Executor:
         """The executor of streams; a plan on one stream is run as the linear one runs it."""
-        options: dict[str, Any] = {"threads": self.threads, "name": "streams"}
-        linear = LinearExecutor(plan, self.hosts, self.limits, **options)
+        linear = self._linear(plan, "streams")
         workers = self._workers()
         forced = self.max_streams is not None
         most = self.max_streams if self.max_streams is not None else workers
@@ -365,9 +382,12 @@ class Compiler:
             self.limits,
             [Queue(workers, pool())],
             0.0 if forced else HAND_OVER_S,
-            arena_plan=plan_arena_for_tasks(plan, stream_segments(plan, found)),
+            arena_plan=plan_arena_for_tasks(
+                plan, stream_segments(plan, found), self.options.memory_planner
+            ),
             devices=devices,
-            **options,
+            threads=self.threads,
+            name="streams",
         )
         return made if forced or devices else costs.faster(made, linear, _TRIED["streams"])
 
@@ -412,7 +432,14 @@ class Compiler:
         away = [Queue(by_name[name].workers, pool(name, by_name[name].workers)) for name in names]
         all_queues = [Queue(workers, pool()), *away]
         made = ParallelExecutor(
-            plan, tasks, self.hosts, self.limits, all_queues, HAND_OVER_S, threads=self.threads
+            plan,
+            tasks,
+            self.hosts,
+            self.limits,
+            all_queues,
+            HAND_OVER_S,
+            threads=self.threads,
+            arena_plan=plan_arena_for_tasks(plan, tasks, self.options.memory_planner),
         )
         return costs.faster(made, linear, _TRIED[self.executor])
 

@@ -12,13 +12,14 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
+from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.backends.base import Backend
 from penstock.executors.control import CancelToken
 from penstock.limits import Limits
 from penstock.observers.base import Observer
 from penstock.tuning.measure import CostModel
 
-EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames")
+EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
 PRECISIONS = ("float32", "bf16")
 
 
@@ -40,8 +41,10 @@ class CompileOptions:
         'How plans run. "linear": in a fixed order, as one generated function; "dataflow": step by '
         'step, as inputs become ready; "parallel": on several threads, where a simulated schedule '
         'says that this is no slower; "streams": on streams scheduled at compile time, where these '
-        'pay off; "frames": by tokens, as TensorFlow does, every node as it is; "auto": "frames" '
-        'where the model needs it, else "linear", or "parallel" where it clearly wins.',
+        'pay off; "frames": by tokens, as TensorFlow does, every node as it is; "interpret": for '
+        "debugging, every node as it is on its NumPy kernel, every value checked against its "
+        'declared type; "auto": "frames" where the model needs it, else "linear", or "parallel" '
+        "where it clearly wins.",
     )
     backends: Sequence[str | Backend] | None = option(
         None,
@@ -71,6 +74,12 @@ class CompileOptions:
     max_streams: int | None = option(
         None, "Use at most N streams, even if they do not pay off; by default as many as pay off."
     )
+    memory_planner: str = option(
+        "quick",
+        'How offsets in the arena are chosen. "quick": a search for the smallest arena; "best": a '
+        'longer one; "wic": largest tensors first; "first_fit": in order of first use; "bump": no '
+        "memory is used twice, for debugging.",
+    )
     devices: int | Sequence[str] | None = option(
         None,
         "Virtual devices of this process, their number or their names: the frames executor runs "
@@ -87,6 +96,10 @@ class CompileOptions:
             raise ValueError(f"precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
         if self.executor not in EXECUTORS:
             raise ValueError(f"executor {self.executor!r} is not one of {', '.join(EXECUTORS)}")
+        if self.memory_planner not in MEMORY_PLANNERS:
+            raise ValueError(
+                f"memory_planner {self.memory_planner!r} is not one of {', '.join(MEMORY_PLANNERS)}"
+            )
         if self.threads is not None and not self.threads >= 1:
             raise ValueError(f"threads={self.threads}: a run needs at least one thread")
         if self.max_streams is not None and not self.max_streams >= 1:

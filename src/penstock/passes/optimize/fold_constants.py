@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.analysis.interpreter import evaluate
 from penstock.analysis.type_inference import node_types
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
@@ -157,11 +157,9 @@ class _Folder:
             # Elements that a stride of 0 repeats take no memory, but time.
             if not kernel.view and max(made, read - held) > most:
                 return None
-            results = kernel(*consts)
+            arrays = evaluate(node, consts, kernel)
         except Exception:
             return None  # it fails when it runs, if it ever runs, with everything at hand
-        outputs = results if len(node.outputs) != 1 else (results,)
-        arrays = [array_of(x) for x in outputs]
         return arrays if all(isinstance(x, np.ndarray) for x in arrays) else None
 
     def replaced(self, node: Node, held: int) -> int:

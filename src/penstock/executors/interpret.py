@@ -1,0 +1,131 @@
+"""The executor ``interpret``, for debugging: the reference interpreter, which checks every value.
+
+Nodes run one by one, in the order of the graph and as the model has them, each on its NumPy kernel;
+nothing is optimised, fused or planned. So an answer that differs from another executor's is that
+executor's fault, or that of a pass; and a kernel that breaks its node's declared type is reported
+where it does, not where its value is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.analysis.interpreter import Interpreter, evaluate
+from penstock.backends.base import Backend
+from penstock.codegen.helpers import awaited, too_many, unshared
+from penstock.errors import InternalError
+from penstock.executors.base import Done, quiet, run_inline, share_of
+from penstock.executors.control import Control
+from penstock.executors.errors import explained_at
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Kernel
+from penstock.limits import Limits
+from penstock.plan.arena_layout import ArenaPlan
+from penstock.plan.plan import Plan, Step
+from penstock.types import accepts, type_of
+
+
+class InterpretExecutor:
+    """Runs ``graph`` with the interpreter; ``plan``, of the same graph, is what observers see."""
+
+    name = "interpret"
+    tasks = None
+    arena_bytes = 0
+    plan_bytes = 0
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        hosts: Sequence[Backend],
+        limits: Limits,
+        *,
+        threads: int | None = None,
+        observed: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.arena_plan = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+        self._arguments = graph, plan, hosts, limits
+        self._limits = limits
+        self._threads = threads
+        self._observed = observed
+        self._share = share_of(plan, hosts, threads=threads)
+        self._step_of = {step.node: step for step in plan.walk()}
+
+    @property
+    def source(self) -> str:
+        """The nodes in the order in which they run."""
+        return "\n".join(map(repr, self.graph.nodes)) + "\n"
+
+    def observed(self) -> InterpretExecutor:
+        return InterpretExecutor(*self._arguments, threads=self._threads, observed=True)
+
+    def trim(self) -> None:
+        pass
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        interpreter = _CheckedInterpreter(self._step_of, control, self._limits, self._observed)
+        with self._share:
+            outputs = quiet(interpreter.run, self.graph, inputs, {})
+        return tuple([unshared(output) for output in outputs])
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        run_inline(self, inputs, control, done)
+
+
+class _CheckedInterpreter(Interpreter):
+    """One run: looks at ``control`` before each node, and checks what each node gives."""
+
+    def __init__(
+        self, step_of: Mapping[Node, Step], control: Control, limits: Limits, observed: bool
+    ) -> None:
+        self._step_of = step_of
+        self._control = control
+        self._most_iterations = limits.max_iterations
+        self._observed = observed
+
+    def node(self, node: Node, inputs: Sequence[Any], values: Mapping[Value, Any]) -> Sequence[Any]:
+        control, step = self._control, self._step_of[node]
+        try:
+            if control.stopped:
+                control.stop()
+            if self._observed:
+                control.observer.step_begin(control.run, step, inputs)
+            outputs = self._outputs(node, step, inputs, values)
+        except Exception as error:
+            if getattr(error, "__notes__", None):
+                raise  # a node of its sub-graphs has explained it
+            explanation = explained_at(node, inputs, error)
+            if explanation is error:
+                raise
+            raise explanation from error
+        for value, output in zip(node.outputs, outputs, strict=False):
+            if value is not None and not accepts(value.type, type_of(output)):
+                raise InternalError(
+                    f"{node.op.name} ({node.label}) computed a {type_of(output)} as "
+                    f"{value.name!r}, which is declared {value.type}. This is a bug in Penstock: "
+                    "please report it"
+                )
+        if self._observed:
+            control.observer.step_end(control.run, step, outputs)
+        return outputs
+
+    def _outputs(
+        self, node: Node, step: Step, inputs: Sequence[Any], values: Mapping[Value, Any]
+    ) -> Sequence[Any]:
+        kernel = step.kernel
+        if kernel is None:
+            return self.control(node, inputs, values)
+        if kernel.begin is not None:
+            kernel = Kernel(partial(awaited, self._control, kernel.begin))
+        return evaluate(node, inputs, kernel)
+
+    def enter(self, node: Node, number: int) -> None:
+        control, most = self._control, self._most_iterations
+        if control.stopped:
+            control.stop()
+        if most is not None and number >= most and node.op.name != "If":
+            too_many(most, node.label)
