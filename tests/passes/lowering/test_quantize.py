@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.analysis.interpreter import interpret
+from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel
 from penstock.passes.context import PassContext
@@ -261,7 +262,7 @@ def test_weights_of_what_is_not_quantised_are_dequantised_at_once():
     assert ops(graph) == {"Conv": 1}
 
 
-class Refusing(ps.backends.numpy.NumpyBackend):
+class Refusing(NumpyBackend):
     """NumPy, asked for fused nodes, of which it takes none."""
 
     fuses = True
