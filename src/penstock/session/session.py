@@ -119,6 +119,8 @@ class Session:
 
     def _run(self, options: RunOptions) -> dict[str, Any]:
         """A run that can be stopped or observed."""
+        if self._closed:
+            raise PenstockError("the session is closed")
         run = Run(options)
         executor, values, request = self._prepare(options, run.observed)
         return request.named(run.run_inline(executor, values))
@@ -305,8 +307,6 @@ class Session:
 
     def _prepare(self, options: RunOptions, observed: bool) -> PreparedRun:
         """The executor and the values of a run; ``observed``, one that tells observers of steps."""
-        if self._closed:
-            raise PenstockError("the session is closed")
         request, key, values = self._subgraphs.resolve(
             options.feeds, options.fetches, options.targets
         )
