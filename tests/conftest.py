@@ -1,4 +1,13 @@
-"""What all tests share: a cache folder that is not the user's."""
+"""Configuration of the whole suite: a cache folder of its own, and the profiles of Hypothesis.
+
+Choose a profile with ``--hypothesis-profile=NAME``:
+
+- ``default``: no deadlines, because the machines that run the suite are shared, and a blob with
+  each failure, with which ``@reproduce_failure`` repeats it elsewhere;
+- ``ci``: the same without the database of examples, so that each run draws anew. Hypothesis
+  would choose a profile of that name by itself where ``CI`` is set, and derandomize it: then no
+  run would ever try an example that the last one did not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,16 @@ import os
 import tempfile
 from pathlib import Path
 
-# Measured costs would otherwise be read from, and kept in, the user's own folder. Set before
-# anything is imported, and inherited by processes that tests start.
+import pytest
+from hypothesis import settings
+
+# Measured costs would otherwise be read from the user's own folder, and kept in it. Set before
+# anything is imported, and inherited by the processes that tests start.
 os.environ["PENSTOCK_CACHE"] = str(Path(tempfile.gettempdir(), f"penstock-tests-{os.getpid()}"))
+
+# Failing assertions of these show their operands, as those of test modules do.
+pytest.register_assert_rewrite("tests.support", "tests.executors.conformance")
+
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("ci", settings.get_profile("default"), database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "default")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations, permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import arena_planner
@@ -23,10 +23,8 @@ from penstock.algorithms.arena_planner import (
 
 PLANNERS = ["bump", "first_fit", "wic", "best"]
 
+
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None)
-
-
 def assert_sound(buffers: Sequence[Buffer], arena: Arena) -> None:
     """Aligned, of the size of the highest end, and disjoint while live (by a sweep over steps)."""
     assert len(arena.offsets) == len(buffers)
@@ -123,7 +121,6 @@ def test_the_lower_bound_takes_an_iterator():
 
 
 @given(buffer_lists)
-@untimed
 def test_the_lower_bound_is_that_of_every_single_step(buffers):
     steps = range(-5, 40)
     sums = (sum(b.size for b in buffers if b.first <= step <= b.last) for step in steps)
@@ -135,20 +132,17 @@ def test_the_lower_bound_is_that_of_every_single_step(buffers):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(buffers=buffer_lists)
-@untimed
 def test_buffers_live_at_once_never_overlap(planner, buffers):
     assert_sound(buffers, plan_memory(buffers, planner))
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(buffers=buffer_lists)
-@untimed
 def test_best_is_never_larger(planner, buffers):
     assert plan_memory(buffers).size <= plan_memory(buffers, planner).size
 
 
 @given(buffers=buffer_lists)
-@untimed
 def test_plans_do_not_depend_on_what_was_planned_before(buffers):
     assert plan_memory(buffers) == plan_memory(buffers)
 
@@ -304,7 +298,6 @@ def best_of_all_orders(buffers: Sequence[Buffer]) -> int:
         max_size=5,
     )
 )
-@untimed
 def test_best_is_the_best_of_all_orders_for_few_buffers(buffers):
     assert plan_memory(buffers).size == best_of_all_orders(buffers)
 
@@ -581,7 +574,6 @@ def overlap(buffers: Sequence[Buffer]) -> Callable[[int, int], bool]:
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(buffers=buffer_lists)
-@untimed
 def test_with_the_conflicts_of_lifetimes_the_plan_is_sound(planner, buffers):
     sizes, aligns = [b.size for b in buffers], [b.align for b in buffers]
     arena = plan_memory_dag(sizes, overlap(buffers), aligns=aligns, planner=planner)
@@ -589,7 +581,6 @@ def test_with_the_conflicts_of_lifetimes_the_plan_is_sound(planner, buffers):
 
 
 @given(buffers=buffer_lists)
-@untimed
 def test_by_size_both_forms_agree(buffers):
     buffers = sorted(buffers, key=lambda b: b.first)  # in which order ties are broken
     sizes, aligns = [b.size for b in buffers], [b.align for b in buffers]
@@ -607,7 +598,6 @@ conflict_graphs = st.integers(0, 9).flatmap(
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(drawn=conflict_graphs)
-@untimed
 def test_buffers_that_conflict_never_overlap(planner, drawn):
     sizes, pairs = drawn
     arena = plan_memory_dag(sizes, lambda i, j: (i, j) in pairs, planner=planner)
@@ -621,7 +611,6 @@ def test_buffers_that_conflict_never_overlap(planner, drawn):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(drawn=conflict_graphs)
-@untimed
 def test_best_is_never_larger_for_conflicts(planner, drawn):
     sizes, pairs = drawn
 

@@ -14,7 +14,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None, max_examples=300)
+many_examples = settings(max_examples=300)
 
 
 @st.composite
@@ -56,7 +56,7 @@ def test_a_graph_without_implied_edges_stays_as_it_is():
 def test_edges_are_implied_if_they_start_before_another_one_that_ends_there(batch, monkeypatch):
     monkeypatch.setattr(chains, "_BATCH", batch)
 
-    @untimed
+    @many_examples
     @given(dag=dags())
     def check(dag: Dag) -> None:
         above = ancestors(dag)
@@ -99,7 +99,7 @@ def wide(above: list[set[int]], nodes: list[int]) -> int:
     return max(k for k in range(len(nodes) + 1) if any(map(free, combinations(nodes, k))))
 
 
-@untimed
+@many_examples
 @given(dag=dags(), data=st.data())
 def test_chains_are_as_few_as_the_graph_is_wide(dag, data):
     order, above = topological_order(dag), ancestors(dag)
@@ -125,7 +125,7 @@ def test_chains_are_as_few_as_the_graph_is_wide(dag, data):
 # Ends of chains.
 
 
-@untimed
+@many_examples
 @given(dag=dags(ordered=True), data=st.data())
 def test_ends_are_found_behind_the_nodes_that_depend_on_them(dag, data):
     above, ends = ancestors(dag), Ends(dag.n)

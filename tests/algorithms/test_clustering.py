@@ -15,7 +15,7 @@ from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None, max_examples=300)
+many_examples = settings(max_examples=300)
 
 COSTS = [0.0, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0, 1.1, 5.0]
 
@@ -88,7 +88,7 @@ def assert_groups(problem: Problem) -> None:
     assert problem.over.n == len(problem.groups)
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_groups_never_wait_for_each_other(problem):
     assert_groups(problem)
@@ -108,7 +108,7 @@ def assert_chains_whole(problem: Problem) -> None:
                 assert problem.group_of[a] == problem.group_of[b]
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_what_only_waits_for_what_only_it_reads_is_in_its_group(problem):
     assert_chains_whole(problem)
@@ -140,7 +140,7 @@ def assert_heavy_nodes_wait_for_their_own(problem: Problem) -> None:
                 ready.append(s)
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_no_heavy_node_waits_for_another_because_of_its_group(problem):
     assert_heavy_nodes_wait_for_their_own(problem)
@@ -156,7 +156,7 @@ def test_the_same_graph_has_the_same_groups(seed):
     assert drawn(seed).groups == drawn(seed).groups
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_groups_stand_in_the_order_of_their_first_nodes(problem):
     # Nodes stand in an order in which they can run, and keep it.

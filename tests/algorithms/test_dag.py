@@ -8,14 +8,12 @@ import pickle
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms.dag import CycleError, Dag, strongly_connected_components
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None)
-
 #     0
 #    / \
 #   1   2
@@ -147,7 +145,6 @@ def edge_lists() -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 @given(edge_lists())
-@untimed
 def test_a_graph_is_refused_exactly_if_it_has_a_cycle(edges):
     # Reachable by at least one edge, by Warshall's method.
     reach = {*edges}
@@ -193,7 +190,6 @@ def test_components_of_a_long_chain_do_not_recurse():
     assert sorted(strongly_connected_components(cycle)[0]) == list(range(n))
 
 
-@untimed
 @given(st.integers(1, 12), st.data())
 def test_components_are_the_classes_of_mutual_reachability(n: int, data: st.DataObject):
     nodes = st.integers(0, n - 1)

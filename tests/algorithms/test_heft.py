@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import heft as module
@@ -35,8 +35,6 @@ from penstock.algorithms.heft import (
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None)
-
 # Sums in another order differ in the last bits.
 ROUNDING = 1 + 1e-9
 
@@ -550,14 +548,12 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-@untimed
 def test_placements_can_run(problem):
     assert_valid(problem, heft(*problem))
     assert_valid(problem, place(*problem))
 
 
 @given(problems())
-@untimed
 def test_a_placement_beats_all_obvious_ones_but_not_the_bound(problem):
     dag, cost, transfer, workers = problem
     makespan = place(*problem).makespan
@@ -576,7 +572,6 @@ def test_a_placement_beats_all_obvious_ones_but_not_the_bound(problem):
 
 
 @given(problems())
-@untimed
 def test_a_replay_with_the_same_costs_takes_the_makespan(problem):
     dag, cost, transfer, _ = problem
     for placement in (heft(*problem), place(*problem)):
@@ -584,7 +579,6 @@ def test_a_replay_with_the_same_costs_takes_the_makespan(problem):
 
 
 @given(problems(), st.lists(st.floats(1, 5), min_size=9, max_size=9))
-@untimed
 def test_a_replay_with_higher_costs_takes_no_less(problem, factors):
     dag, cost, transfer, _ = problem
     slower = [[c and c * f for c in row] for row, f in zip(cost, factors, strict=False)]
@@ -594,14 +588,12 @@ def test_a_replay_with_higher_costs_takes_no_less(problem, factors):
 
 
 @given(problems())
-@untimed
 def test_the_same_problem_has_the_same_placement(problem):
     dag, *rest = problem
     assert place(*problem) == place(Dag(dag.n, reversed(dag.edges)), *rest)
 
 
 @given(problems(), st.integers(1, 4))
-@untimed
 def test_n_workers_take_no_longer_than_list_scheduling_can(problem, n):
     """Graham 1966: at most 2 - 1 / n times as long as need be."""
     dag, cost, *_ = problem

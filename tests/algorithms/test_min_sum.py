@@ -7,14 +7,12 @@ import random
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms.min_sum import Once, Pair, cut, eliminate
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None)
-
 NUMBER = st.one_of(
     st.integers(0, 5),
     st.floats(0, 10, allow_subnormal=False),
@@ -45,7 +43,6 @@ def tables(draw: st.DrawFn) -> tuple[list[list[float]], list[Pair]]:
 
 
 @given(tables())
-@untimed
 def test_elimination_finds_the_least_sum(problem):
     own, pairs = problem
     found = eliminate(own, pairs, 10**6)
@@ -115,7 +112,6 @@ def terms(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Once]]:
 
 
 @given(terms())
-@untimed
 def test_a_cut_finds_the_least_sum(problem):
     costs, found = problem
     sums = {s: sum_of_terms(costs, found, s) for s in product((0, 1), repeat=len(costs))}

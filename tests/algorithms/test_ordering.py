@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import ordering as order_module
@@ -22,10 +22,8 @@ from penstock.algorithms.ordering import (
     topological_order,
 )
 
+
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None)
-
-
 def assert_can_run(dag: Dag, order: Sequence[int]) -> None:
     place = {i: k for k, i in enumerate(order)}
     assert len(order) == dag.n == len(place)
@@ -79,14 +77,12 @@ def test_priority_for_other_than_all_nodes_is_refused():
 
 
 @given(dags(), st.lists(st.floats(allow_nan=False), min_size=8, max_size=8))
-@untimed
 def test_a_topological_order_can_run(dag, priority):
     assert_can_run(dag, topological_order(dag))
     assert_can_run(dag, topological_order(dag, priority[: dag.n]))
 
 
 @given(dags())
-@untimed
 def test_without_priority_the_order_is_the_smallest_of_all(dag):
     def smallest(done: tuple[int, ...]) -> tuple[int, ...]:
         ready = (i for i in range(dag.n) if i not in done and set(dag.pred[i]) <= set(done))
@@ -145,7 +141,6 @@ def chains(dag: Dag, i: int) -> list[list[int]]:
 
 
 @given(dags(largest=7), st.lists(st.integers(0, 9), min_size=7, max_size=7))
-@untimed
 def test_ranks_are_those_of_all_chains(dag, cost):
     cost = cost[: dag.n]
     longest = [max(sum(cost[j] for j in chain) for chain in chains(dag, i)) for i in range(dag.n)]
@@ -327,7 +322,6 @@ def dags_with_buffers(draw: st.DrawFn) -> tuple[Dag, list[list[Output]]]:
 
 
 @given(dags_with_buffers())
-@untimed
 def test_a_memory_order_can_run_and_needs_no_more_than_the_plain_order(drawn):
     dag, outputs = drawn
     order = memory_order(dag, outputs)
@@ -337,7 +331,6 @@ def test_a_memory_order_can_run_and_needs_no_more_than_the_plain_order(drawn):
 
 
 @given(dags_with_buffers())
-@untimed
 def test_consumers_named_twice_change_nothing(drawn):
     dag, outputs = drawn
     twice = [[(size, c and [*c, *c]) for size, c in produced] for produced in outputs]
@@ -345,7 +338,6 @@ def test_consumers_named_twice_change_nothing(drawn):
 
 
 @given(dags_with_buffers())
-@untimed
 def test_the_peak_is_the_largest_sum_of_live_bytes(drawn):
     dag, outputs = drawn
     order = topological_order(dag)

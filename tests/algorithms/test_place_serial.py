@@ -11,7 +11,7 @@ from statistics import mean
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import min_sum
@@ -28,8 +28,6 @@ from tests.algorithms.test_heft import (
 )
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None)
-
 # Sums in another order differ in the last bits.
 ROUNDING = 1 + 1e-9
 
@@ -187,7 +185,6 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-@untimed
 def test_a_plan_is_no_worse_than_the_obvious_ones(problem):
     dag, cost, transfer = problem
     plan = place_serial(*problem)
@@ -202,7 +199,6 @@ def test_a_plan_is_no_worse_than_the_obvious_ones(problem):
 
 
 @given(problems())
-@untimed
 def test_the_same_problem_has_the_same_plan(problem):
     dag, *rest = problem
     assert place_serial(*problem) == place_serial(Dag(dag.n, reversed(dag.edges)), *rest)

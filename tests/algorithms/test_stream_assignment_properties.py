@@ -17,7 +17,7 @@ from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams
 from tests.support.stream_replay import END, Replay, certain, emitters, needs, with_less
 
 # What an example takes says more about the machine than about the code.
-untimed = settings(deadline=None, max_examples=300)
+many_examples = settings(max_examples=300)
 
 
 @dataclass
@@ -153,13 +153,13 @@ def assert_consistent(problem: Problem, schedule: StreamSchedule) -> None:
     assert waited | set(schedule.end) == set(emitted)
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_schedules_are_what_they_are_said_to_be(problem):
     assert_consistent(problem, problem.solved())
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_nodes_between_sources_and_destinations_are_scheduled(problem):
     assert set(problem.solved().order) == problem.kept
@@ -184,26 +184,26 @@ def assert_least(schedule: StreamSchedule) -> None:
         assert certain(less) < pairs
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_all_dependencies_are_certain(problem):
     assert_ordered(problem, problem.solved())
 
 
-@untimed
+@many_examples
 @given(problem=problems(), choose=st.randoms(use_true_random=False))
 def test_no_timing_breaks_a_dependency_or_ends_in_deadlock(problem, choose):
     Replay(problem.part, problem.solved(), choose.randrange).run()
 
 
-@untimed
+@many_examples
 @given(problem=problems(), hurried=st.integers(0, 8))
 def test_nor_does_one_stream_that_is_always_ahead(problem, hurried):
     Replay(problem.part, problem.solved(), lambda n: hurried % n).run()
     Replay(problem.part, problem.solved(), lambda n: n - 1 - hurried % n).run()
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_no_wait_can_be_left_out(problem):
     assert_least(problem.solved())
@@ -237,13 +237,13 @@ def assert_narrow(problem: Problem, schedule: StreamSchedule) -> None:
     assert not most or schedule.n_streams <= most
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_streams_are_never_more_than_the_graph_is_wide(problem):
     assert_narrow(problem, problem.solved())
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_nodes_of_a_stream_depend_on_each_other_if_their_number_is_not_bounded(problem):
     above = reached(problem.part)
@@ -252,21 +252,21 @@ def test_nodes_of_a_stream_depend_on_each_other_if_their_number_is_not_bounded(p
             assert set(program[:k]) <= above[i]
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_a_bound_that_is_not_reached_changes_nothing(problem):
     free = problem.solved(max_streams=0)
     assert problem.solved(max_streams=max(free.n_streams, 1)) == free
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_the_same_graph_gets_the_same_streams(problem):
     again = Dag(problem.dag.n, reversed(problem.dag.edges))
     assert Problem(again, problem.arguments).solved() == problem.solved()
 
 
-@untimed
+@many_examples
 @given(problem=problems(partial=False))
 def test_a_single_stream_has_no_signals(problem):
     schedule = problem.solved(devices=None, max_streams=1)
@@ -278,7 +278,7 @@ def test_a_single_stream_has_no_signals(problem):
 # What it takes.
 
 
-@untimed
+@many_examples
 @given(problem=problems(), signal=st.sampled_from([0.0, 0.5]))
 def test_the_simulated_times_are_possible(problem, signal):
     schedule = problem.solved()
@@ -293,7 +293,7 @@ def test_the_simulated_times_are_possible(problem, signal):
         assert finish[i] - start[i] == took
 
 
-@untimed
+@many_examples
 @given(problem=problems())
 def test_without_a_bound_streams_delay_nothing(problem):
     """On one device each, and with signals that take nothing, nodes start when they can."""

@@ -37,7 +37,7 @@ class OnDevices(ExecutorConformance):
         backends = [DelayedBackend("one", most=5e-4), "numpy", DelayedBackend("two", most=5e-4)]
         return super().compile(source, backends=backends, **options)
 
-    def test_an_error_on_the_pool_is_the_futures(self):
+    def test_error_of_a_submitted_run_is_raised_by_its_future(self):
         """It comes out where the value that is not there is brought to the host."""
         text = "g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"
         session = self.compile(model_from_text(text))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -715,7 +715,7 @@ def test_iterations_at_once_are_told_apart_by_their_threads(clock, threads):
 PLAN = planned(NESTED)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_course_of_events_makes_a_trace(data):
     """Steps of several runs begin and end in any order, on any threads, at any times."""

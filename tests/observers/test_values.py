@@ -121,7 +121,7 @@ def test_int4_ranges_are_those_of_its_values():
     assert seen(values) == Range(-8, 7, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     arrays.arrays(
         st.sampled_from([np.float16, np.float32, np.float64]),

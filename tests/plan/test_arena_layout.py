@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.backend.test.loader import load_model_tests
 
@@ -49,7 +49,7 @@ def slot(plan: Plan, name: str) -> int:
 # Random graphs.
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200)
 @given(graph=graphs(), planner=st.sampled_from(["best", "first_fit", "wic", "bump"]))
 def test_nothing_is_overwritten_while_it_is_read(graph, planner):
     plan = plan_of(graph)

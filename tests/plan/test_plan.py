@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
@@ -209,7 +209,7 @@ def test_an_order_that_frees_early_is_found():
     assert arena_plan.size < 2 * 32_000
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100)
 @given(graph=graphs())
 def test_arenas_are_close_to_their_lower_bounds(graph):
     copy = clone(graph)

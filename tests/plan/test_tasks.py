@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.algorithms.clustering import cluster
@@ -173,7 +173,7 @@ def test_every_step_is_in_one_task_and_tasks_in_an_order(seed, grouping, planned
     assert_tasks(plan, arrange(plan, way), way)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100)
 @given(graph=graphs(), seed=st.integers(0, 3), planned=st.booleans())
 def test_of_any_graph(graph, seed, planned):
     plan = plan_of(graph, planned=planned)

@@ -141,7 +141,7 @@ def test_model_golden() -> None:
 # Round trips
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(graphs())
 def test_round_trip(original: Graph) -> None:
     text = format_graph(original)
@@ -150,14 +150,12 @@ def test_round_trip(original: Graph) -> None:
     assert format_graph(back) == text
 
 
-@settings(deadline=None)
 @given(TYPES)
 def test_types_round_trip(kind: object) -> None:
     back = graph(f"graph(x: {format_type(kind)}) -> () {{ }}")  # type: ignore[arg-type]
     assert back.inputs[0].type == kind
 
 
-@settings(deadline=None)
 @given(arrays(), st.booleans())
 def test_constants_round_trip(array: np.ndarray, vague: bool) -> None:
     kind = TensorType(array.dtype, None) if vague else ANY
@@ -323,7 +321,7 @@ def test_model_errors() -> None:
 SEEDS = [path.read_text() for path in sorted(GOLDEN.glob("*.txt"))]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(st.data())
 def test_the_parser_never_crashes(data: st.DataObject) -> None:
     """Golden texts with pieces cut out, moved or replaced."""

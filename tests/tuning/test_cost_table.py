@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.ir.graph import Graph, Node, Value
@@ -28,8 +28,6 @@ from penstock.tuning.node_signature import NodeSignature, node_signature, tensor
 from penstock.types import BOOL, FLOAT32, INT64, STRING, SequenceType, TensorType
 from tests.support.costs import cost_rows
 from tests.support.graphs import any_op
-
-untimed = settings(deadline=None)
 
 
 def sized(nbytes: int, exact: str | None = None, operation: str = "Add") -> NodeSignature:
@@ -258,7 +256,6 @@ def filled(points: dict[int, float]) -> CostTable:
 
 
 @given(POINTS, st.data())
-@untimed
 def test_estimate_lies_between_its_neighbours(points, data):
     size = data.draw(st.integers(min(points), max(points)))
     below = points[max(s for s in points if s <= size)]
@@ -273,7 +270,6 @@ def test_estimate_at_measured_size_is_exact():
 
 
 @given(POINTS, st.lists(st.integers(0, 10**12), min_size=2, max_size=2))
-@untimed
 def test_extrapolation_is_monotonic(points, sizes):
     table, (few, many) = filled(points), sorted(sizes)
     if few >= max(points) or many <= min(points):
@@ -282,7 +278,6 @@ def test_extrapolation_is_monotonic(points, sizes):
 
 
 @given(POINTS, st.randoms())
-@untimed
 def test_estimate_does_not_depend_on_order_of_records(points, random):
     shuffled = list(points.items())
     random.shuffle(shuffled)
@@ -336,7 +331,6 @@ NAMES = st.text(max_size=8)
     ),
     st.dictionaries(st.tuples(NAMES, NAMES, st.integers(0, 2**40)), st.floats(0, 1e6), max_size=4),
 )
-@untimed
 def test_saved_records_are_read_again(tmp_path_factory, nodes, transfers):
     path = tmp_path_factory.mktemp("costs") / "costs.sqlite"
     table = CostTable(path, "here")
@@ -601,7 +595,6 @@ def test_record_out_of_range_is_skipped(table, path, numbers):
 
 
 @given(st.lists(st.tuples(st.integers(0, 8191), st.binary(min_size=1, max_size=64)), max_size=4))
-@untimed
 def test_table_works_after_any_damage_to_file(tmp_path_factory, damages):
     path = tmp_path_factory.mktemp("costs") / "costs.sqlite"
     table = CostTable(path, "here")

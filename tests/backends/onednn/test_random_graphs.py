@@ -181,7 +181,7 @@ def models(draw: Callable[..., Any]) -> tuple[onnx.ModelProto, dict[str, np.ndar
     return builder.build(), builder.feeds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(models(), st.sampled_from(["linear", "dataflow"]))
 def test_random_graphs(drawn, executor):
     proto, feeds = drawn

@@ -23,13 +23,13 @@ from tests.support.tf_cases import Case, cases, check, feeds, follow
 class TestFrames(ExecutorConformance):
     executor = "frames"
 
-    def test_runs_at_once_are_as_many_as_memory_allows(self):
+    def test_concurrent_runs_stay_within_the_limit_of_bytes(self):
         """It plans no memory, and so has no arenas to bound."""
         session = self.compile(model_from_text("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
         session.run({"x": np.zeros(4, np.float32)})
         assert session.memory.arenas == 0
 
-    def test_observers_see_each_step_once_and_what_it_makes(self):
+    def test_observer_sees_each_step_once_with_its_outputs(self):
         """A node with graphs of its own is one step, as it is in TensorFlow."""
         session = self.compile(
             model_from_text("""g (float[2] x, int64 n) => (float[2] y) {

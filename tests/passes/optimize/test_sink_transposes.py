@@ -216,7 +216,7 @@ def test_in_a_branch_what_comes_from_outside_is_followed():
 CONSTANTS = [(), (4,), (1,), (5, 4), (6, 1, 1), (1, 1, 1, 4), (2, 6, 5, 4), (1, 6, 1, 4)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_random_nets_with_channels_last_mean_what_they_did(data):
     net = Net(2, 6, 5, 3)

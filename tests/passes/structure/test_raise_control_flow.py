@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -105,7 +105,6 @@ def raised(
 
 
 def test_nothing_of_a_program_stays() -> None:
-    @settings(deadline=None)
     @given(programs(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
     def agrees(program: Block, numbers: tuple[int, int]) -> None:
         with np.errstate(over="ignore"):

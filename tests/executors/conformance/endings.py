@@ -1,0 +1,120 @@
+"""Failures, deadlines, cancellation, interrupts and limits."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.executors.conformance.base import ENDLESS, ExecutorTests
+from tests.support.onnx_text import model_from_text
+
+
+class Endings(ExecutorTests):
+    """Failures, deadlines, cancellation, interrupts and limits."""
+
+    def test_error_of_a_node_names_its_origin_and_shapes(self):
+        session = self.compile(
+            model_from_text("""g (float[3] x, int64[N] i) => (float[N] y) {
+                t = Neg(x)
+                [picker] y = Gather(t, i)
+            }""")
+        )
+        x = np.zeros(3, np.float32)
+        with pytest.raises(ps.RunError, match=r"Gather \(picker.*") as caught:
+            session.run({"x": x, "i": np.array([7])})
+        assert "int64[1]" in str(caught.value)
+        # The session is as good as before.
+        assert session.run({"x": x, "i": np.array([2])})["y"].shape == (1,)
+
+    def test_endless_loop_stops_at_the_deadline(self):
+        session = self.compile(model_from_text(ENDLESS))
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+        with pytest.raises(ps.DeadlineExceeded, match=r"0\.05 s"):
+            session.run(feeds, timeout=0.05)
+        feeds["n"] = np.array(3)
+        assert session.run(feeds, timeout=60)["y"].tolist() == [0, 0, 0, 0]
+
+    def test_timeout_of_zero_fails_before_the_run_begins(self):
+        session = self.compile(model_from_text(ENDLESS))
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(1)}
+        with pytest.raises(ps.DeadlineExceeded):
+            session.run(feeds, timeout=0)
+
+    def test_cancel_from_another_thread_ends_the_run(self):
+        session = self.compile(model_from_text(ENDLESS))
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+        token = ps.CancelToken()
+        timer = threading.Timer(0.05, token.cancel)
+        timer.start()
+        with pytest.raises(ps.Cancelled):
+            session.run(feeds, cancel=token)
+        timer.join()
+        with pytest.raises(ps.Cancelled):
+            session.run({"x": feeds["x"], "n": np.array(1)}, cancel=token)
+
+    def test_stopped_run_names_the_node_it_had_reached(self):
+        session = self.compile(model_from_text(ENDLESS))
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(2**62)}
+        with pytest.raises(ps.DeadlineExceeded) as caught:
+            session.run(feeds, timeout=0.02)
+        assert caught.value.__cause__ is None
+        assert "Loop_0" in caught.value.__notes__[0]
+
+    @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
+    def test_session_runs_again_after_a_keyboard_interrupt(self):
+        session = self.compile(model_from_text(ENDLESS))
+        feeds = {"x": np.ones(4, np.float32), "n": np.array(2**62)}
+        short = feeds | {"n": np.array(2)}
+        session.run(short)
+        arenas = session.memory.arenas
+        me = threading.get_ident()
+        # Python ignores interrupts where whoever started it did (a shell, in the background).
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            for _ in range(5):
+                timer = threading.Timer(0.02, signal.pthread_kill, (me, signal.SIGINT))
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    session.run(feeds)
+                timer.join()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert session.run(short)["y"].tolist() == [4] * 4
+        assert session.memory.arenas == arenas
+
+    def test_limit_of_iterations_ends_the_run(self):
+        session = self.compile(model_from_text(ENDLESS), limits=ps.Limits(max_iterations=10))
+        x = np.zeros(4, np.float32)
+        assert session.run({"x": x, "n": np.array(10)})["y"].tolist() == [0, 0, 0, 0]
+        with pytest.raises(ps.LimitExceeded, match=r"Loop_0 in the model.* 10 iterations"):
+            session.run({"x": x, "n": np.array(11)})
+
+    def test_deleted_session_is_collected(self):
+        session = self.compile(model_from_text(ENDLESS))
+        session.run({"x": np.zeros(4, np.float32), "n": np.array(1)})
+        gone = weakref.ref(session)
+        del session
+        gc.collect()
+        assert gone() is None
+
+    def test_failing_runs_leak_neither_arenas_nor_threads(self):
+        session = self.compile(
+            model_from_text(
+                "g (float[3] x, int64[N] i) => (float[N] y) { t = Neg(x) y = Gather(t, i) }"
+            )
+        )
+        feeds = {"x": np.zeros(3, np.float32), "i": np.array([7])}
+        with pytest.raises(ps.RunError):
+            session.run(feeds)
+        arenas, threads = session.memory.arenas, threading.active_count()
+        for _ in range(1000):
+            with pytest.raises(ps.RunError):
+                session.run(feeds, timeout=60)
+        assert session.memory.arenas == arenas
+        assert threading.active_count() <= threads + 1  # the one that watches deadlines

@@ -1,0 +1,117 @@
+"""What observers and traces see of a run."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.ir.graph import Model
+from penstock.observers.base import Observer
+from tests.executors.conformance.base import INHERITED, ExecutorTests, Recorder
+from tests.support.onnx_text import model_from_text
+from tests.support.random_graphs import feeds_for, graphs
+
+
+class Observers(ExecutorTests):
+    """What observers and traces see of a run."""
+
+    def test_observer_sees_each_step_once_with_its_outputs(self):
+        session = self.compile(
+            model_from_text("""g (float[2] x, int64 n) => (float[2] y) {
+                [first] a = Exp(x)
+                [loop] l = Loop (n, , a) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+                    { d = Identity(c) [inner] w = Neg(v) }>
+                [last] y = Sin(l)
+            }""")
+        )
+        x = np.array([1, 2], np.float32)
+        seen = Recorder()
+        with np.errstate(all="raise"):
+            outputs = session.run({"x": x, "n": np.array(3)}, observers=[seen])
+        self.assert_same(outputs["y"], np.sin(-np.exp(x)))
+        assert seen.begun == seen.ended == {"first": 1, "loop": 1, "inner": 3, "last": 1}
+        self.assert_same(seen.made["first"][0], np.exp(x))
+        self.assert_same(seen.made["last"][0], outputs["y"])
+        assert seen.runs == [None]
+        assert seen.executor == session.latest.name
+        # The next run is not observed, and another observer sees its own runs only.
+        session.run({"x": x, "n": np.array(3)})
+        other = Recorder()
+        session.submit({"x": x, "n": np.array(0)}, trace=other).result(10)
+        assert other.ended == {"first": 1, "loop": 1, "last": 1}
+        assert sum(seen.ended.values()) == 6
+
+    @settings(max_examples=60, suppress_health_check=INHERITED)
+    @given(graph=graphs(), seed=st.integers(0, 3))
+    def test_observed_run_of_a_random_graph_equals_a_plain_run(self, graph, seed):
+        given = feeds_for(seed)
+        feeds = {value.name: given[value.name] for value in graph.inputs}
+        session = self.compile(Model({"random": graph}, "random"))
+        seen = Recorder()
+        self.assert_same(session.run(feeds, observers=[seen]), session.run(feeds))
+        assert seen.begun == seen.ended
+        assert 0 <= seen.live <= seen.most
+
+    @settings(max_examples=40, suppress_health_check=INHERITED)
+    @given(graph=graphs(), seed=st.integers(0, 3))
+    def test_trace_of_a_random_graph_is_well_formed(self, graph, seed):
+        """Spans of a track nest, what waits is begun, arrows go forward in time, nothing is held."""
+        given = feeds_for(seed)
+        session = self.compile(Model({"random": graph}, "random"))
+        trace, seen = ps.Trace(), Recorder()
+        feeds = {value.name: given[value.name] for value in graph.inputs}
+        session.run(feeds, trace=trace, observers=[seen])
+        counts = {
+            name: n
+            for name, n in trace.counts.items()
+            if not name.endswith(("/one", "/two", "/host"))
+        }
+        assert counts == dict(seen.ended)
+        events = json.loads(json.dumps(trace.to_dict(), allow_nan=False))["traceEvents"]
+        tracks: dict[int, list[tuple[float, float]]] = {}
+        for event in events:
+            if event["ph"] == "X":
+                tracks.setdefault(event["tid"], []).append(
+                    (event["ts"], event["ts"] + event["dur"])
+                )
+        for spans in tracks.values():
+            open_until: list[float] = []
+            for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+                while open_until and open_until[-1] <= begin:
+                    open_until.pop()
+                assert not open_until or end <= open_until[-1] + 1e-3
+                open_until.append(end)
+        assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events)
+        starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+        assert all(starts[e["id"]] <= e["ts"] for e in events if e["ph"] == "f")
+
+    def test_error_of_an_observer_ends_the_run(self):
+        session = self.compile(
+            model_from_text("g (float[2] x) => (float[2] y) { t = Neg(x) y = Exp(t) }")
+        )
+        x = np.ones(2, np.float32)
+
+        class Refuses(Observer):
+            def step_end(self, run, step, outputs):
+                raise ps.RunError(f"no {step.node.op.name}")
+
+        seen = Recorder()
+        with pytest.raises(ps.RunError, match="no Neg"):
+            session.run({"x": x}, observers=[seen, Refuses()])
+        assert [str(error) for error in seen.runs] == ["no Neg"]
+        self.assert_same(session(x), np.exp(-x))
+
+    def test_observer_is_told_the_error_of_a_failing_run(self):
+        session = self.compile(
+            model_from_text("g (float[3] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
+        )
+        seen = Recorder()
+        with pytest.raises(ps.RunError):
+            session.run({"x": np.zeros(3, np.float32), "i": np.array([3])}, observers=[seen])
+        (error,) = seen.runs
+        assert isinstance(error, ps.RunError)
