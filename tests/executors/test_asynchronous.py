@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ from penstock.ops.common.shape_rules import same_type
 from tests.support.onnx_text import model_from_text
 from tests.support.tf_graphs import Builder
 from tests.support.tf_loops import counting
+from tests.support.timing import SOON, wait_until
 
-SOON = 10  # seconds that a test waits before it fails
 EXECUTORS = ["linear", "dataflow", "parallel", "streams", "frames"]
 
 
@@ -175,8 +174,7 @@ def test_frames_go_on_meanwhile():
 
     future = session.submit({"x": X}, observers=[Ends()])
     first, second = ASKED.get(timeout=SOON), ASKED.get(timeout=SOON)
-    while "Neg" not in seen:
-        time.sleep(0.001)
+    wait_until(lambda: "Neg" in seen)
     second.done(5 * X)
     first.done(3 * X)
     np.testing.assert_array_equal(future.result(SOON)["y"], 7 * X)
@@ -237,27 +235,33 @@ def test_a_hook_that_fails_changes_nothing(monkeypatch):
             compile(text, executor).run({"x": X}, timeout=0.02)
 
 
-def test_iterations_wait_beside_each_other():
-    """As many at once as may: a body that only waits, in a loop of frames."""
+@pytest.mark.parametrize("parallel", [1, 4, 16])
+def test_frames_iterations_wait_at_once_up_to_parallel_iterations(parallel):
+    """The body of the loop only waits, so that as many iterations wait as the frame allows."""
+    asked_count = answered = most = 0
+
+    def begin(done, x):
+        nonlocal asked_count, most
+        asked_count += 1
+        most = max(most, asked_count - answered)
+        asked = Asked(done, x)
+        ASKED.put(asked)
+        return asked.cancelled.set
 
     class Asking(NumpyBackend):
         def kernel(self, node, types):
-            return ask(node, types) if node.op.name == "Neg" else super().kernel(node, types)
+            return asynchronous(begin) if node.op.name == "Neg" else super().kernel(node, types)
 
-    for parallel in (1, 4, 16):
-        b = Builder()
-        total = counting(b, b.placeholder("n", "int32"), parallel)
-        session = ps.compile(b.bytes(), executor="frames", backends=[Asking()])
-        future = session.submit({"n": np.int32(20)}, [total])
-        answered = 0
-        while answered < 20:
-            left = [ASKED.get(timeout=SOON) for _ in range(min(parallel, 20 - answered))]
-            time.sleep(0.002)
-            assert ASKED.empty()
-            answered += len(left)
-            for asked in left:
-                asked.done(-asked.x)
-        assert future.result(SOON)[total] == sum(range(20))
+    b = Builder()
+    total = counting(b, b.placeholder("n", "int32"), parallel)
+    session = ps.compile(b.bytes(), executor="frames", backends=[Asking()])
+    future = session.submit({"n": np.int32(20)}, [total])
+    while answered < 20:
+        for asked in [ASKED.get(timeout=SOON) for _ in range(min(parallel, 20 - answered))]:
+            answered += 1
+            asked.done(-asked.x)
+    assert future.result(SOON)[total] == sum(range(20))
+    assert most == parallel
 
 
 def test_who_waits_for_an_outcome_can_be_interrupted():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,7 +30,7 @@ from penstock.session import compiler
 from tests.executors.test_parallel import OfAllSteps, Unmeasured
 from tests.support.flows import BrokenError, ended, idle, on
 from tests.support.onnx_text import compile_text, graph_from_text
-from tests.support.timing import SOON, uncollected
+from tests.support.timing import SOON, uncollected, wait_until
 
 # Through executors.
 
@@ -228,8 +227,7 @@ def test_runs_that_wait_for_the_one_arena_follow_each_other(workers):
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
-    while executor._arenas.free:
-        time.sleep(0)
+    wait_until(lambda: not executor._arenas.free)
     others = [Outcome() for _ in range(10)]
     for each in others:
         executor.run_async([X, np.array(1)], Control(), each)
@@ -245,8 +243,7 @@ def test_one_that_waits_for_an_arena_can_be_stopped(workers):
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
-    while executor._arenas.free:
-        time.sleep(0)
+    wait_until(lambda: not executor._arenas.free)
     waits, second = Control(), Outcome()
     executor.run_async([X, np.array(1)], waits, second)
     waits.set(ps.DeadlineExceeded("late"))
@@ -335,8 +332,7 @@ def test_an_arena_is_given_back_when_nobody_writes_to_it_any_more(workers, gate)
             raised.append(error)
 
     caller = on(threading.Thread(target=call))
-    while not control.stopped:
-        time.sleep(0)
+    wait_until(lambda: control.stopped)
     gate.set()
     ended(caller)
     assert given == [0]
@@ -379,8 +375,7 @@ def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
     executor.run([X, np.array(1)], Control())  # what is imported by the first run
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
-    while executor._arenas.free:
-        time.sleep(0)
+    wait_until(lambda: not executor._arenas.free)
 
     def child() -> None:
         done = Outcome()
@@ -402,8 +397,7 @@ def test_nor_does_it_wait_for_the_arena_of_that_run(workers):
     executor.run([X, np.array(1)], Control())
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
-    while executor._arenas.free:
-        time.sleep(0)
+    wait_until(lambda: not executor._arenas.free)
 
     def child() -> None:
         late = Control()

@@ -20,7 +20,7 @@ from penstock.executors.control import Control
 from penstock.executors.task_loop import Queue
 from penstock.host.threads import Workers
 from tests.support.flows import Log, Meeting, begin, drawn, ended, on, turning
-from tests.support.timing import SOON
+from tests.support.timing import SOON, slow
 
 # At the same time.
 
@@ -56,7 +56,7 @@ def test_there_are_never_more_at_once_than_the_queue_allows(limit):
             inside += 1
             most = max(most, inside)
         for _ in range(50):
-            time.sleep(0)
+            slow(0)
         with lock:
             inside -= 1
 

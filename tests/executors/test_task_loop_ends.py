@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ from tests.support.flows import (
     on,
     turning,
 )
-from tests.support.timing import SOON, switching, uncollected
+from tests.support.timing import SOON, switching, uncollected, wait_until
 
 # Failures.
 
@@ -69,8 +68,7 @@ def test_a_failing_task_lets_what_runs_end_and_nothing_else_begin(workers, gate)
 
     caller = on(threading.Thread(target=call))
     assert inside.wait(SOON)
-    while not control.stopped:  # which tells loops that are inside
-        time.sleep(0)
+    wait_until(lambda: control.stopped)  # which tells loops that are inside
     assert caller.is_alive()
     gate.set()
     ended(caller)
@@ -89,9 +87,7 @@ def test_the_first_to_fail_wins(workers):
 
     def second(control: Control, V: list[Any]) -> None:
         meet.wait(SOON)
-        end = time.monotonic() + SOON
-        while not control.stopped and time.monotonic() < end:
-            time.sleep(0)
+        wait_until(lambda: control.stopped)
         raise errors[1]
 
     for _ in range(20):
@@ -301,8 +297,7 @@ def test_a_run_that_waits_for_a_busy_pool_can_be_stopped(other, workers, gate, w
             over.set()
 
     caller = on(threading.Thread(target=call))
-    while not run.workers[1] or run.running:
-        time.sleep(0)
+    wait_until(lambda: run.workers[1] and not run.running)
     control.set(ps.Cancelled("enough"))
     try:
         assert over.wait(SOON)

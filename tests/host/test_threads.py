@@ -24,6 +24,7 @@ from penstock.executors.control import CancelToken, Control, _Watchdog, begin_ru
 from penstock.host import gc_pause, threads
 from penstock.host.threads import Workers, pool, run_on
 from tests.support.onnx_text import compile_text
+from tests.support.timing import wait_until
 
 LOOP = """g (float[4] x, int64 n) => (float[4] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
@@ -95,17 +96,9 @@ def busy(workers: Workers, gate: threading.Event, n: int = 1) -> None:
         assert begun.acquire(timeout=60)
 
 
-def until(accepted: Callable[[], bool]) -> bool:
-    """Ask again until yes: a worker whose job has just ended takes a moment to be idle."""
-    end = time.monotonic() + 60
-    while not (yes := accepted()) and time.monotonic() < end:
-        time.sleep(0)
-    return yes
-
-
 def finished(workers: Workers) -> None:
     """Return when all jobs are done and all threads idle."""
-    assert until(lambda: workers._free == workers.threads)
+    wait_until(lambda: workers._free == workers.threads)
 
 
 def failing_silently(monkeypatch) -> list[type[BaseException]]:
@@ -152,10 +145,10 @@ def test_an_offer_is_refused_when_all_are_busy(workers, closed):
     assert workers.offer(done.release)  # by a second thread
     assert done.acquire(timeout=60)
     finished_one = threading.Event()
-    assert until(lambda: workers.offer(finished_one.set))
+    wait_until(lambda: workers.offer(finished_one.set))
     assert finished_one.wait(60)
     assert workers.threads == 2
-    assert until(lambda: workers.offer(lambda: closed.wait(60)))
+    wait_until(lambda: workers.offer(lambda: closed.wait(60)))
     assert not workers.offer(done.release)
     closed.set()
     finished(workers)
@@ -317,7 +310,7 @@ def test_a_closed_pool_finishes_its_jobs_and_refuses_others(closed):
     workers.submit(job)
     closer = threading.Thread(target=workers.close)
     closer.start()
-    assert until(lambda: workers._closing)
+    wait_until(lambda: workers._closing)
     closing.set()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the pool 'test' is closed"):
@@ -481,6 +474,7 @@ def late():
     print(pool().offer(print))
 atexit.register(late)  # what was registered first is called last
 from penstock.host.threads import pool
+from tests.support.timing import wait_until
 pool().submit(lambda: None)
 """
     assert end_of(program).splitlines() == [

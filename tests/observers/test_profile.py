@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from time import sleep
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from penstock.tuning.node_signature import node_signature
 from tests.support.costs import measured_variants
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
+from tests.support.timing import slow
 
 X = np.array([1, 2, 3], np.float32)
 
@@ -96,7 +96,7 @@ def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
             kernel = super().kernel(node, types)
 
             def function(*inputs):
-                sleep(1e-3)
+                slow(1e-3)
                 return kernel.function(*inputs)
 
             return Kernel(function)

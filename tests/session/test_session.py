@@ -10,9 +10,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, product
-from time import sleep
 
 import numpy as np
 import onnx
@@ -20,6 +19,7 @@ import pytest
 
 import penstock as ps
 from tests.support.onnx_text import compile_text, model_from_text
+from tests.support.timing import SOON, wait_until
 
 AFFINE = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y, float[N, 3] z) <float[3] b = {1, 2, 3}> {
     product = Mul(x, scale)
@@ -41,6 +41,16 @@ def session(proto) -> ps.Session:
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 BIAS = np.array([1, 2, 3], np.float32)
 SCALE = np.array([1, 10, 100], np.float32)
+
+
+class Begun(ps.Observer):
+    """Says when a run has begun."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def run_begin(self, run) -> None:
+        self.event.set()
 
 
 def endless() -> ps.Session:
@@ -193,12 +203,12 @@ def test_signatures_are_bounded():
 
 def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch):
     session = ps.compile(proto)
-    compiled = []
+    compiled, running = [], []
     compile_one = session._compiler.compile
 
     def compile_slowly(graph, values):
         compiled.append(values[0].shape)
-        sleep(0.02)
+        wait_until(lambda: len(running) == 8)
         return compile_one(graph, values)
 
     monkeypatch.setattr(session._compiler, "compile", compile_slowly)
@@ -206,6 +216,7 @@ def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch)
 
     def job(n: int) -> None:
         start.wait()
+        running.append(n)
         session.run({"x": np.ones((n, 3), np.float32), "scale": SCALE})
 
     with ThreadPoolExecutor(8) as pool:
@@ -459,8 +470,9 @@ def test_runs_in_flight_end_though_their_session_is_closed():
     session = endless()
     token = ps.CancelToken()
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(session.run, FOREVER, cancel=token)
-        sleep(0.05)
+        begun = Begun()
+        run = pool.submit(session.run, FOREVER, cancel=token, observers=[begun])
+        assert begun.event.wait(SOON)
         session.close()
         session.trim()
         token.cancel()
@@ -529,12 +541,11 @@ def test_submit_and_arun(session):
 @pytest.mark.parametrize("given", [True, False])
 def test_cancelling_a_task_cancels_its_run_and_no_other(given):
     session = endless()
-    ended: list[BaseException | None] = []
+    futures: list[Future] = []
 
     def submit(*arguments, **options):
-        future = ps.Session.submit(session, *arguments, **options)
-        future.add_done_callback(lambda f: ended.append(f.exception()))
-        return future
+        futures.append(ps.Session.submit(session, *arguments, **options))
+        return futures[-1]
 
     session.submit = submit  # type: ignore[method-assign]
     token = ps.CancelToken()
@@ -543,13 +554,13 @@ def test_cancelling_a_task_cancels_its_run_and_no_other(given):
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(session.arun(FOREVER, **options), 0.05)
-        while not ended:
-            await asyncio.sleep(0.005)
-        assert isinstance(ended[0], ps.Cancelled)
+        error = await asyncio.to_thread(futures[0].exception, SOON)
+        assert isinstance(error, ps.Cancelled)
         assert not token.cancelled
         # The token still does for others.
-        task = asyncio.ensure_future(session.arun(FOREVER, cancel=token))
-        await asyncio.sleep(0.02)
+        begun = Begun()
+        task = asyncio.ensure_future(session.arun(FOREVER, cancel=token, observers=[begun]))
+        assert await asyncio.to_thread(begun.event.wait, SOON)
         token.cancel()
         with pytest.raises(ps.Cancelled):
             await task

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
@@ -14,6 +13,7 @@ import numpy as np
 
 from penstock.ir.op import Kernel
 from tests.support.far_backend import Far, FarBackend
+from tests.support.timing import slow
 
 
 class Later:
@@ -69,7 +69,7 @@ class Lane:
 def _work(jobs: SimpleQueue[Callable[[], None] | None], delay: Callable[[], float]) -> None:
     np.seterr(all="ignore")
     while (job := jobs.get()) is not None:
-        time.sleep(delay())
+        slow(delay())
         job()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from penstock.ir.graph import Node
 from penstock.ops import find
 from penstock.plan.plan import Step
 from penstock.plan.tasks import Task, Tasks
-from tests.support.timing import SOON
+from tests.support.timing import SOON, wait_until
 
 
 def drawn(
@@ -96,10 +95,7 @@ def ended(*threads: threading.Thread) -> None:
 
 def idle(*pools: Workers) -> None:
     """Return when all jobs are done and all threads idle."""
-    end = time.monotonic() + SOON
-    while any(pool._free != pool.threads for pool in pools):
-        assert time.monotonic() < end
-        time.sleep(0)
+    wait_until(lambda: all(pool._free == pool.threads for pool in pools))
 
 
 class Log:

@@ -1,19 +1,44 @@
-"""What tests of threads and lifetimes share: nobody sleeps, and nothing waits for the collector."""
+"""Helpers for tests of threads, time and lifetimes.
+
+Tests do not sleep: they wait for events, barriers and conditions, with a limit that only a failing
+test comes to. The two functions here are the only ones that let time pass.
+"""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# What only a failing test comes to.
+# Seconds after which a wait is given up: only a failing test comes to that.
 SOON = 30
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Return as soon as ``condition`` holds, asked again and again; fail after ``SOON`` seconds.
+
+    For what has no event to wait for, such as a thread of a pool that becomes idle.
+    """
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end, f"waited {SOON} s in vain"
+        time.sleep(0)
+
+
+def slow(seconds: float) -> None:
+    """Take that long, as a slow kernel or device does; other threads run meanwhile.
+
+    Only for doubles whose duration is what the code under test measures or copes with: to wait for
+    another thread, use an event.
+    """
+    time.sleep(seconds)
 
 
 @contextmanager
 def switching() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -24,7 +49,7 @@ def switching() -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Nothing goes but what nobody refers to."""
+    """Keep the garbage collector off: only objects without references are freed."""
     gc.collect()
     gc.disable()
     try:

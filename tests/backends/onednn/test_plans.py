@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from penstock.backends.onednn.library import library
 from penstock.host.threads import core_budget
 from penstock.ops.internal.fused import parts
 from tests.support.onnx_text import compile_text, graph_from_text, model_from_text
+from tests.support.timing import SOON
 
 pytestmark = [pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")]
 
@@ -176,13 +176,16 @@ def test_what_one_thread_raises_is_raised_when_all_have_ended(own, monkeypatch, 
     helpers = Helpers(1)
     monkeypatch.setattr(attention, "pool", lambda: helpers)
     run, caller, ended = attention._Program.run, threading.current_thread(), []
+    caller_ended = threading.Event()
 
     def broken(self):
         mine = threading.current_thread() is caller
-        if not mine:
-            time.sleep(0.05)
+        if not mine:  # still at work when the caller raises
+            assert caller_ended.wait(SOON)
         run(self)
         ended.append(self)
+        if mine:
+            caller_ended.set()
         if mine is own:
             raise KeyboardInterrupt
 

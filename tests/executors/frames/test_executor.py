@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from penstock.ir.op import Kernel
 from tests.executors.conformance import ExecutorConformance, Recorder
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.tf_cases import Case, cases, check, feeds, follow
+from tests.support.timing import slow, wait_until
 
 
 class TestFrames(ExecutorConformance):
@@ -123,15 +123,13 @@ def test_a_run_leaves_nothing_behind():
         for _ in range(3):
             session.run({"n": np.int32(5)}, ["while/Exit"])
             session.submit({"n": np.int32(5)}, ["while/Exit"]).result(30)
-        time.sleep(0.05)
-        left = [each for each in gc.get_objects() if isinstance(each, FramesRun)]
+        wait_until(lambda: not any(isinstance(x, FramesRun) for x in gc.get_objects()))
     finally:
         gc.enable()
-    assert not left
 
 
 def test_long_kernels_run_beside_each_other():
-    #  two sleeps of 30 ms in each of ten turns: on two threads, once they are known to be long
+    # Two kernels of 10 ms, many times: on two threads, once they are known to be long.
     names: set[str] = set()
 
     class Slow(NumpyBackend):
@@ -142,7 +140,7 @@ def test_long_kernels_run_beside_each_other():
 
             def function(x):
                 names.add(threading.current_thread().name)
-                time.sleep(0.01)
+                slow(0.01)
                 return kernel.function(x)
 
             return Kernel(function)

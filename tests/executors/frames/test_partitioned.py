@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import queue
 import threading
-import time
 from random import Random
 
 import numpy as np
@@ -27,8 +26,7 @@ from tests.support.random_frames import RandomGraph
 from tests.support.tf_cases import Case, cases, feeds, follow
 from tests.support.tf_graphs import Builder
 from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
-
-SOON = 20  # seconds that a test waits before it fails
+from tests.support.timing import SOON, wait_until
 
 
 def place(source: Model, devices: int, seed: int = 0) -> Model:
@@ -235,8 +233,7 @@ def test_a_run_ends_when_all_parts_have():
     seen = Recorder()
     future = session.submit({"x": np.int32(3)}, [y], [slow], observers=[seen])
     done, value = asked.get(timeout=SOON)
-    while y not in seen.ended:
-        time.sleep(0.001)
+    wait_until(lambda: y in seen.ended)
     assert not future.done()
     done(-value)
     assert future.result(SOON)[y] == 6
@@ -285,12 +282,10 @@ def test_a_run_leaves_nothing_behind():
         for _ in range(3):
             session.run({"n": np.int32(5)}, [total])
             session.submit({"n": np.int32(5)}, [total]).result(SOON)
-        time.sleep(0.05)
         kinds = FramesRun | Barrier | Rendezvous
-        left = [each for each in gc.get_objects() if isinstance(each, kinds)]
+        wait_until(lambda: not any(isinstance(x, kinds) for x in gc.get_objects()))
     finally:
         gc.enable()
-    assert not left
 
 
 def test_long_kernels_of_two_devices_run_at_the_same_time():
