@@ -1,49 +1,45 @@
-"""The examples in the docstrings of modules run, and print what the docstrings say."""
+"""The examples in docstrings of the package show what the code does."""
 
 from __future__ import annotations
 
 import doctest
-import importlib
-from functools import cache
+import re
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.plan import plan as plan_module
 
-ROOT = Path(penstock.__file__).parent
-FOLDERS = ("plan", "codegen")
+SOURCE = Path(penstock.__file__).parent
 
 
 def modules_with_examples() -> list[str]:
-    """The names of all modules in ``FOLDERS`` with a docstring that has an example."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    named = {path: path.relative_to(ROOT.parent).with_suffix("").parts for path in paths}
-    return [".".join(parts) for path, parts in named.items() if ">>> " in path.read_text()]
+    """The modules of the package in whose source an example stands."""
+    files = [f for f in sorted(SOURCE.rglob("*.py")) if ">>> " in f.read_text()]
+    parts = [("penstock", *f.relative_to(SOURCE).with_suffix("").parts) for f in files]
+    return [".".join(p[:-1] if p[-1] == "__init__" else p) for p in parts]
 
 
-def run_examples(module: ModuleType, globals_: dict[str, Any]) -> dict[str, Any]:
-    """Run the examples of a module, and return the names that the last of them has defined."""
-    runner = doctest.DocTestRunner()
-    defined = dict(globals_)
-    for test in doctest.DocTestFinder().find(module, extraglobs=globals_):
-        output: list[str] = []
-        runner.run(test, out=output.append, clear_globs=False)
-        assert not runner.failures, "".join(output)
-        if test.examples:
-            defined = test.globs
-    return defined
+def names_before(module: str) -> dict[str, Any]:
+    """What an example begins with: all names that "the example of ``another.module``" leaves, if
+    the docstring of ``module`` says that it goes on from that one."""
+    text = import_module(module).__doc__ or ""
+    continued = re.search(r"\bexample\s+of\s+``(penstock[\w.]+)``", text)
+    if continued is None:
+        return {}
+    earlier = import_module(continued[1])
+    names = {**vars(earlier), **names_before(continued[1])}
+    test = doctest.DocTestParser().get_doctest(earlier.__doc__ or "", names, continued[1], None, 0)
+    assert not doctest.DocTestRunner().run(test, clear_globs=False).failed
+    return dict(test.globs)
 
 
-@cache
-def example_plan() -> Any:
-    """The plan that the docstring of ``penstock.plan.plan`` compiles; other examples continue it."""
-    return run_examples(plan_module, {})["plan"]
-
-
-@pytest.mark.parametrize("name", modules_with_examples())
-def test_examples_in_docstrings_print_what_they_show(name):
-    run_examples(importlib.import_module(name), {"plan": example_plan()})
+@pytest.mark.parametrize("module", modules_with_examples())
+def test_examples_of_module_give_what_they_show(module: str) -> None:
+    loaded = import_module(module)
+    names = {**names_before(module), **vars(loaded)}
+    failed, examples = doctest.testmod(loaded, globs=names, optionflags=doctest.ELLIPSIS)
+    assert examples
+    assert not failed, "see the examples that failed above"
