@@ -25,6 +25,7 @@ from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.common.reference import reference_op
+from penstock.ops.internal.case import CASE, expand_case
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, filled, number
 from penstock.types import (
     ANY,
@@ -44,7 +45,10 @@ Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:
-    """The operation of that name in the table, or among those of ``onnx.reference``."""
+    """The operation of that name in the table, or among those of ``onnx.reference``; or Case, of
+    which the graph gets what it expands to."""
+    if (name, domain) == (CASE.name, CASE.domain):
+        return CASE
     found = ops.find(name, domain, version)
     if found is None and version is not None:
         return reference_op(name, domain, version)
@@ -114,6 +118,7 @@ class _NodeText:
     inputs: list[_Reference | None]
     attrs: dict[str, Any]
     graphs: dict[str, _GraphText]
+    offset: int
     after: list[_Reference] = field(default_factory=list)
     device: str = ""
     name: str = ""
@@ -351,6 +356,7 @@ class _Parser:
         return declared
 
     def node(self, outputs: list[_Declaration | None]) -> _NodeText:
+        start = self.token.offset
         op = self.operation()
         attrs: dict[str, Any] = {}
         if self.sees("{"):
@@ -359,7 +365,7 @@ class _Parser:
                     self.fail(offset, f"there is an attribute {key!r} already")
                 attrs[key] = attribute
         inputs = self.many("(", self.optional_reference, ")")
-        node = _NodeText(op, outputs, inputs, attrs, {})
+        node = _NodeText(op, outputs, inputs, attrs, {}, start)
         self.clauses(node)
         if self.accept("{"):
             while not self.accept("}"):
@@ -591,7 +597,16 @@ class _Parser:
                 )
             )
         targets = self.connect(text, nodes)
+        nodes = list(chain.from_iterable(map(self.expand, nodes, text.nodes)))
         return Graph(inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
+
+    def expand(self, node: Node, text: _NodeText) -> Sequence[Node]:
+        if node.op is not CASE:
+            return (node,)
+        try:
+            return expand_case(node)
+        except ValueError as error:
+            self.fail(text.offset, str(error))
 
     def connect(self, text: _GraphText, nodes: list[Node]) -> list[Node]:
         """Resolve the control inputs of the nodes of one graph; its targets."""

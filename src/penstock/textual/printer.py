@@ -32,7 +32,8 @@ What the marks mean, where it is not plain:
 
 A constant stands in the innermost graph around all that use it. Where a value and a constant, or
 two constants, or in an invalid graph two values have one name, a suffix tells them apart. Comments
-begin with ``#``. ``penstock.textual.parser`` reads all this back.
+begin with ``#``. ``penstock.textual.parser`` reads all this back, and ``penstock.Case(i)`` with
+graphs ``branch_0``, ``branch_1`` ... and ``default``, which becomes a tree of If nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One of several branches by a number."""
+"""One of several branches by a number, as the text form says it."""
 
 from __future__ import annotations
 
@@ -6,90 +6,118 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.ir.graph import Graph, Model, Node, Value
-from penstock.ops import find
-from penstock.ops.internal.case import case_of
-from penstock.types import BOOL, FLOAT32, INT64, TensorType
+from penstock.errors import InvalidModel
+from penstock.ir.graph import Graph, Model
+from penstock.ops.internal.case import CASE
+from penstock.textual.parser import parse_graph
+from penstock.textual.printer import format_graph
 
 NAMES = ["Sin", "Cos", "Neg", "Abs", "Exp", "Tanh", "Floor"]
 FUNCTIONS = [np.sin, np.cos, np.negative, np.abs, np.exp, np.tanh, np.floor]
-KIND, NUMBER = TensorType(FLOAT32, (4,)), TensorType(INT64, ())
 X = np.linspace(-2, 2, 4, dtype=np.float32)
 EXECUTORS = ["linear", "dataflow", "parallel", "streams"]
 
 
-def branch(x: Value, name: str, b: int) -> Graph:
-    """name(x) * |x|, on two streams if there are."""
-    one, other, both = (Value(f"{name}{b}_{k}", KIND) for k in range(3))
-    nodes = [
-        Node(find(name), [x], [one]),
-        Node(find("Abs"), [x], [other]),
-        Node(find("Mul"), [one, other], [both]),
+def branches(count: int, x: str) -> str:
+    """Graphs that compute f(x) * |x|, on two streams if there are; and x for any other number."""
+    texts = [
+        f"branch_{b}: graph() -> (m{b}) {{ f{b} = {NAMES[b]}({x}) a{b} = Abs({x}) "
+        f"m{b} = Mul(f{b}, a{b}) }}"
+        for b in range(count)
     ]
-    return Graph([], [both], nodes, f"branch{b}")
+    return " ".join([*texts, f"default: graph() -> ({x}) {{ }}"])
 
 
-def cases(count: int) -> Model:
-    index, x = Value("i", NUMBER), Value("x", KIND)
-    nodes = case_of(index, [branch(x, NAMES[b], b) for b in range(count)], [x])
-    return Model({"g": Graph([index, x], nodes[-1].outputs, nodes, "g")}, "g")
+def case_graph(count: int) -> Graph:
+    return parse_graph(
+        f"graph g(i: int64[], x: float32[4]) -> (y) {{ "
+        f"y = penstock.Case(i) {{ {branches(count, 'x')} }} }}"
+    )
 
 
-def compiled(model: Model, executor: str) -> ps.Session:
+def compiled(graph: Graph, executor: str) -> ps.Session:
     streams = {"max_streams": 2} if executor == "streams" else {}
+    model = Model({graph.name: graph}, graph.name)
     return ps.compile(model, executor=executor, backends=["numpy"], **streams)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_the_branch_of_that_number_or_none(count, executor):
-    session = compiled(cases(count), executor)
+def test_case_runs_the_branch_of_its_number_else_the_default(count: int, executor: str) -> None:
+    session = compiled(case_graph(count), executor)
     for i in (-(2**40), -1, *range(count), count, 2**40):
-        (found,) = session.run({"i": np.int64(i), "x": X}).values()
-        wanted = FUNCTIONS[i](X) * np.abs(X) if 0 <= i < count else X
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        result = session.run({"i": np.int64(i), "x": X})["y"]
+        expected = FUNCTIONS[i](X) * np.abs(X) if 0 <= i < count else X
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_another_branch_in_each_turn_of_a_loop(executor):
-    #  while i < n: case i - 1 of sin, cos, neg; before and behind these, what there was
-    n, x = Value("n", NUMBER), Value("x", KIND)
-    i, go, v = Value("t", NUMBER), Value("c", TensorType(BOOL, ())), Value("v", KIND)
-    k = Value("k", NUMBER)
-    one = Value("one", const=np.array(1, np.int64))
-    nodes = [Node(find("Sub"), [i, one], [k])]
-    nodes += case_of(k, [branch(v, NAMES[b], b) for b in range(3)], [v])
-    body = Graph([i, go, v], [go, nodes[-1].outputs[0]], nodes, "body")
-    y = Value("y", KIND)
-    loop = Node(find("Loop"), [n, None, x], [y], {"body": body})
-    session = compiled(Model({"g": Graph([n, x], [y], [loop], "g")}, "g"), executor)
-    wanted = X
-    for turns in range(6):
-        found = session.run({"n": np.int64(turns), "x": X})["y"]
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
-        if 1 <= turns <= 3:
-            wanted = FUNCTIONS[turns - 1](wanted) * np.abs(wanted)
-
-
-def test_senseless_cases_are_refused():
-    x = Value("x", KIND)
-    with pytest.raises(ValueError, match="no branch"):
-        case_of(Value("i", NUMBER), [], [x])
-    with pytest.raises(ValueError, match="as many values"):
-        case_of(Value("i", NUMBER), [branch(x, "Sin", 0)], [])
-
-
-def test_many_branches_nest_little():
-    count = 1000
-    index, x = Value("i", NUMBER), Value("x", KIND)
-    constants = [
-        Graph([], [Value(f"c{b}", const=np.full(4, b, np.float32))], [], f"b{b}")
-        for b in range(count)
-    ]
-    nodes = case_of(index, constants, [x])
-    session = compiled(
-        Model({"g": Graph([index, x], nodes[-1].outputs, nodes, "g")}, "g"), "linear"
+def test_case_in_a_loop_takes_another_branch_in_each_iteration(executor: str) -> None:
+    graph = parse_graph(
+        f"""
+        graph g(n: int64[], x: float32[4]) -> (y) {{
+          one: int64[] = const 1
+          y = Loop(n, _, x) {{
+            body: graph body(t: int64[], c: bool[], v: float32[4]) -> (c, w) {{
+              k = Sub(t, one)
+              w = penstock.Case(k) {{ {branches(3, "v")} }}
+            }}
+          }}
+        }}
+        """
     )
-    for i in (0, 1, 499, 500, 998, 999):
-        (found,) = session.run({"i": np.int64(i), "x": X}).values()
-        assert found.tolist() == [i] * 4
+    session = compiled(graph, executor)
+    expected = X
+    for trips in range(6):
+        result = session.run({"n": np.int64(trips), "x": X})["y"]
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+        if 1 <= trips <= 3:
+            expected = FUNCTIONS[trips - 1](expected) * np.abs(expected)
+
+
+def test_case_expands_to_a_tree_with_a_logarithm_of_comparisons() -> None:
+    graph = case_graph(7)
+    assert not any(node.op is CASE for node in graph.walk())
+    assert sum(node.op.name == "If" for node in graph.walk()) == 7  # 6 in the tree, 1 in front
+    assert format_graph(graph).count("Less(") == 7
+    assert str(parse_graph(format_graph(graph))) == str(graph)
+
+
+def test_case_keeps_name_device_and_control_inputs_on_the_last_node() -> None:
+    graph = parse_graph(
+        f"graph g(i: int64[], x: float32[4]) -> (y) {{ z = Neg(x) as before "
+        f'y = penstock.Case(i) after(before) on "/device:CPU:0" as pick '
+        f"{{ {branches(2, 'x')} }} }}"
+    )
+    node = graph.nodes[-1]
+    assert (node.op.name, node.name, node.device) == ("If", "pick", "/device:CPU:0")
+    assert node.control_inputs == [graph.nodes[0]]
+    assert {n.device for n in graph.nodes[1:]} == {"/device:CPU:0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("penstock.Case(i) { branch_0: graph() -> (x) { } }", "branch_0, branch_1 ... and default"),
+        ("penstock.Case(i) { default: graph() -> (x) { } }", "branch_0, branch_1 ... and default"),
+        (
+            "penstock.Case(i) { branch_1: graph() -> (x) { } default: graph() -> (x) { } }",
+            "branch_0, branch_1 ... and default",
+        ),
+        ("penstock.Case{k=1}(i) { " + branches(1, "x") + " }", "and nothing else"),
+        ("penstock.Case(i, x) { " + branches(1, "x") + " }", "one input"),
+        ("penstock.Case(_) { " + branches(1, "x") + " }", "one input"),
+        (
+            "penstock.Case(i) { branch_0: graph() -> (x, x) { } default: graph() -> (x) { } }",
+            "one for each output of the node, not 0 and 2",
+        ),
+        (
+            "penstock.Case(i) { branch_0: graph(z) -> (x) { } default: graph() -> (x) { } }",
+            "no inputs and 1 outputs",
+        ),
+    ],
+)
+def test_case_with_wrong_branches_is_refused_with_its_position(text: str, problem: str) -> None:
+    with pytest.raises(InvalidModel, match=r"line 1, column 49") as raised:
+        parse_graph(f"graph g(i: int64[], x: float32[4]) -> (y) {{ y = {text} }}")
+    assert problem in str(raised.value)

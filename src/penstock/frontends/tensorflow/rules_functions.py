@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
 from penstock.frontends.tensorflow.attrs import FunctionReference
 from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, Rule
@@ -26,6 +24,7 @@ from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tensors import declared_type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import INT32
+from penstock.ops.internal.case import case_condition
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.types import BOOL, INT64, TensorType
 
@@ -265,32 +264,11 @@ def case(c: Conversion) -> None:
         expansion.starts = [c.nodes[-1]]
         expansion.finish(graphs[0].outputs, graphs[0].targets)
         return
-    halves, less = _halves(c, branch, graphs, 0, len(graphs))
+    less, halves = case_condition(
+        branch, graphs, c.outputs, c.name, device=c.device, origin=c.origin
+    )
     c.nodes.append(less)
     c.emit_final("If", less.outputs, halves)
-
-
-def _halves(
-    c: Conversion, index: Value, graphs: Sequence[Graph], first: int, end: int
-) -> tuple[dict[str, Graph], Node]:
-    """The branches of an If that chooses among the graphs from ``first`` to ``end``, and the node
-    of its condition."""
-    middle = (first + end) // 2
-    bound = Value(f"{c.name}#{middle}", const=np.array(middle, np.int32))
-    name = f"{c.name}#less_{middle}"
-    less = _node(c, "Less", [index, bound], [Value(name, _TRUTH)], None, name)
-    branches = [_half(c, index, graphs, a, b) for a, b in ((first, middle), (middle, end))]
-    return {"then_branch": branches[0], "else_branch": branches[1]}, less
-
-
-def _half(c: Conversion, index: Value, graphs: Sequence[Graph], first: int, end: int) -> Graph:
-    if end - first == 1:
-        return graphs[first]
-    halves, less = _halves(c, index, graphs, first, end)
-    name = f"{c.name}#{first}_{end}"
-    outputs = [Value(f"{name}:{i}", value.type) for i, value in enumerate(c.outputs)]
-    node = _node(c, "If", less.outputs, outputs, halves, name)
-    return Graph([], outputs, [less, node], name, [node])
 
 
 def while_(c: Conversion) -> None:

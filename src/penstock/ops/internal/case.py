@@ -1,68 +1,139 @@
-"""One of several branches by a number: If inside of If, halving what is left."""
+"""Case: one of several branches, chosen by a number.
+
+No executor knows it: where a graph is built it becomes a binary tree of If nodes, so that one of n
+branches is found by log2(n) comparisons::
+
+    Case(i) of 4 branches  ->  If(i < 2) { If(i < 1) { 0 } else { 1 } } else { If(i < 3) { 2 } ...
+
+TensorFlow's Case becomes such a tree when it is imported, ``penstock.Case`` when a text is parsed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Op
-from penstock.ops.registry import find
+from penstock.ir.op import Kernel, Op, Types
+from penstock.ops.registry import find, unknown_types
 from penstock.types import BOOL, TensorType
 
 
-def case_of(
-    index: Value, branches: Sequence[Graph], bypass: Sequence[Value], name: str = "case"
-) -> list[Node]:
-    """Nodes of which the last gives what ``branches[index]`` gives; ``bypass`` for any other index.
+def _without(node: Node, types: Types) -> Kernel:
+    raise InternalError("Case has no kernel: it becomes a tree of If nodes")
 
-    ``index`` is one integer; each branch is a graph without inputs, with as many outputs as there
-    are values in ``bypass``. It is the "case..of" of NNC (libnnc), whose branches are passed by
-    where the number is negative.
+
+CASE = Op("Case", "penstock", 1, 1, unknown_types, _without)
+"""Input: an integer tensor of one element. Attributes: the graphs ``branch_0``, ``branch_1`` ...,
+and ``default``, which runs for any other number. They have no inputs, and as many outputs as the
+node."""
+
+
+def expand_case(node: Node) -> list[Node]:
+    """Turn a ``Case`` node into an If; return the nodes that compute its condition, then itself.
+
+    Raises ``ValueError`` where attributes or inputs are not those of a Case.
     """
-    if not branches:
-        raise ValueError("there is no branch to take")
-    if any(len(branch.outputs) != len(bypass) for branch in branches):
-        raise ValueError("a branch gives as many values as there are to go by it with")
-    past = Graph([], bypass, [], f"{name}_past")
-    inside = Graph([], *_chosen(index, branches, 0, len(branches), name), f"{name}_taken")
-    low, low_value = _node("GreaterOrEqual", index, 0, f"{name}_low")
-    high, high_value = _node("Less", index, len(branches), f"{name}_high")
-    both = Value(f"{name}_is", TensorType(BOOL))
-    is_one = Node(_op("And"), [low_value, high_value], [both], name=f"{name}_is")
-    return [low, high, is_one, _if(both, inside, past, name)]
+    graphs = dict(node.graphs)
+    default = graphs.pop("default", None)
+    branches = [graphs.pop(f"branch_{i}", None) for i in range(len(graphs))]
+    if (
+        default is None
+        or not branches
+        or None in branches
+        or graphs
+        or len(node.graphs) < len(node.attrs)
+    ):
+        raise ValueError("Case has graphs branch_0, branch_1 ... and default, and nothing else")
+    (index,) = node.inputs if len(node.inputs) == 1 else (None,)
+    if index is None:
+        raise ValueError("Case has one input, the number of the branch")
+    for graph in (*branches, default):
+        assert graph is not None
+        if graph.inputs or len(graph.outputs) != len(node.outputs):
+            raise ValueError(
+                f"a branch of Case has no inputs and {len(node.outputs)} outputs, one for each "
+                f"output of the node, not {len(graph.inputs)} and {len(graph.outputs)}"
+            )
+    outputs = [value for value in node.outputs if value is not None]
+    name = node.name or (outputs[0].name if outputs else "case")
+    chosen = [branch for branch in branches if branch is not None]
+    tree = _Tree(index, chosen, outputs, name, node.device, node.origin)
+    low, is_low = tree.compare("GreaterOrEqual", 0)
+    high, is_high = tree.compare("Less", len(branches))
+    in_range = Value(f"{name}#in_range", TensorType(BOOL))
+    both = tree.node("And", [is_low, is_high], [in_range], in_range.name)
+    node.op, node.inputs = _op("If"), [in_range]
+    node.attrs = {"then_branch": tree.graph(0, len(branches)), "else_branch": default}
+    return [low, high, both, node]
 
 
-def _chosen(
-    index: Value, branches: Sequence[Graph], first: int, end: int, name: str
-) -> tuple[list[Value], list[Node]]:
-    """The outputs, and the nodes, of the branches from ``first`` to ``end``."""
-    if end - first == 1:
-        return list(branches[first].outputs), list(branches[first].nodes)
-    middle = (first + end) // 2
-    here = f"{name}_{first}_{end}"
-    less, is_less = _node("Less", index, middle, f"{here}_less")
-    halves = [
-        Graph([], *_chosen(index, branches, a, b, name), f"{name}_{a}_{b}")
-        for a, b in ((first, middle), (middle, end))
-    ]
-    node = _if(is_less, halves[0], halves[1], here)
-    return [value for value in node.outputs if value is not None], [less, node]
+def case_condition(
+    index: Value,
+    branches: Sequence[Graph],
+    outputs: Sequence[Value],
+    name: str,
+    *,
+    device: str = "",
+    origin: str = "",
+) -> tuple[Node, dict[str, Graph]]:
+    """Return the condition's node and the attributes of the If that runs ``branches[index]``.
+
+    ``index`` must be in range, and there must be two branches or more. ``outputs`` give the types
+    of the results; names of nodes begin with ``name``.
+    """
+    return _Tree(index, branches, outputs, name, device, origin).halves(0, len(branches))
 
 
-def _node(op: str, index: Value, bound: int, name: str) -> tuple[Node, Value]:
-    kind = index.type
-    dtype = kind.dtype if isinstance(kind, TensorType) and kind.dtype is not None else np.int64
-    made = Value(name, TensorType(BOOL))
-    known = Value(f"{name}_bound", const=np.array(bound, dtype))
-    return Node(_op(op), [index, known], [made], name=name), made
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """Builds the nodes of a tree, which share device and origin."""
 
+    index: Value
+    branches: Sequence[Graph]
+    outputs: Sequence[Value]
+    name: str
+    device: str
+    origin: str
 
-def _if(condition: Value, one: Graph, other: Graph, name: str) -> Node:
-    made = [Value(f"{name}_{i}") for i in range(len(one.outputs))]
-    attrs = {"then_branch": one, "else_branch": other}
-    return Node(_op("If"), [condition], made, attrs, name=name)
+    def node(
+        self, op: str, inputs: Sequence[Value], outputs: Sequence[Value], name: str, **attrs: Any
+    ) -> Node:
+        device, origin = self.device, self.origin
+        return Node(_op(op), inputs, outputs, attrs, name=name, device=device, origin=origin)
+
+    def compare(self, op: str, bound: int) -> tuple[Node, Value]:
+        """A node that compares the index with ``bound``, and its output."""
+        type_ = self.index.type
+        dtype = type_.dtype if isinstance(type_, TensorType) and type_.dtype else np.int64
+        name = f"{self.name}#{op.lower()}_{bound}"
+        output = Value(name, TensorType(BOOL))
+        constant = Value(f"{name}_bound", const=np.array(bound, dtype))
+        return self.node(op, [self.index, constant], [output], name), output
+
+    def halves(self, first: int, end: int) -> tuple[Node, dict[str, Graph]]:
+        middle = (first + end) // 2
+        less, _ = self.compare("Less", middle)
+        return less, {
+            "then_branch": self.graph(first, middle),
+            "else_branch": self.graph(middle, end),
+        }
+
+    def graph(self, first: int, end: int) -> Graph:
+        """The graph that runs one of the branches from ``first`` to ``end``."""
+        if end - first == 1:
+            return self.branches[first]
+        less, halves = self.halves(first, end)
+        name = f"{self.name}#{first}_{end}"
+        outputs = [Value(f"{name}:{i}", value.type) for i, value in enumerate(self.outputs)]
+        (condition,) = less.outputs
+        assert condition is not None
+        node = self.node("If", [condition], outputs, name, **halves)
+        return Graph([], outputs, [less, node], name, [node])
 
 
 def _op(name: str) -> Op:
