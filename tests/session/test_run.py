@@ -22,7 +22,7 @@ from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph
 from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun, Observer
-from penstock.plan.plan import Plan
+from penstock.plan.plan import StepTable
 from penstock.session.options import RunOptions
 from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.subgraphs import Request, Subgraph
@@ -30,14 +30,14 @@ from tests.host.test_threads import end_of, in_child
 from tests.support.onnx_text import compile_text
 from tests.support.timing import uncollected
 
-PLAN = Plan("g", (), (), (), ())
+PLAN = StepTable("g", (), (), (), ())
 
 
 class Fake:
     """An executor whose runs do what they are told to."""
 
     name = "fake"
-    plan = PLAN
+    table = PLAN
 
     def __init__(self, outcome: Callable[[Control], Any] = lambda control: (1,)) -> None:
         self.outcome = outcome
@@ -68,7 +68,7 @@ class Seen(Observer):
         self.end = end
 
     def run_begin(self, run: ObservedRun) -> None:
-        assert (run.plan, run.executor) == (PLAN, "fake")
+        assert (run.table, run.executor) == (PLAN, "fake")
         self.told.append("begin")
         if self.begin is not None:
             raise self.begin

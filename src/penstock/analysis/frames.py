@@ -1,13 +1,14 @@
-"""In which frame of TensorFlow's control flow each node runs, and whether the frames make sense.
+"""The frames of TensorFlow's control flow: which one each node runs in; whether they are valid.
 
-An Enter runs in the frame that it leaves, an Exit in the one that it leaves, all other nodes in the
-frame of what they read and wait for. What is fed, and nodes that come after nobody, are in the
-root frame. This can only be asked of what a run needs: other parts of the graph may be broken.
+An Enter and an Exit run in the frame that they leave, all other nodes in the frame of their inputs
+and control inputs. Inputs of the graph, and nodes without inputs, are in the root frame. Analyse
+only the part of a graph that a run needs: other parts may be broken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, Value, captures
@@ -15,11 +16,11 @@ from penstock.ir.op import Role
 
 
 class Frame:
-    """A frame as the graph has it; each time it is entered, a run makes one of its own.
+    """A frame of a graph; a run creates an instance each time that it is entered.
 
-    ``enters``: the nodes that enter it, of which the first says how many iterations may go on at
-    once (``parallel_iterations``). ``parent`` is None for the root. ``loop_cond``: the one node
-    that says whether a loop goes on, if there is a loop.
+    ``enters``: the nodes that enter it, of which the first says how many iterations may run at once
+    (``parallel_iterations``). ``parent`` is None for the root. ``loop_cond``: the one node that
+    says whether its loop continues, if there is a loop.
     """
 
     __slots__ = ("enters", "loop_cond", "name", "parallel_iterations", "parent")
@@ -39,35 +40,44 @@ class Frame:
     @property
     def depth(self) -> int:
         """How many frames are around it."""
-        depth, frame = 0, self.parent
-        while frame is not None:
-            depth, frame = depth + 1, frame.parent
-        return depth
+        return len(self.path)
 
     def __repr__(self) -> str:
         return f"Frame({self.name!r}, depth {self.depth})"
 
 
-def frame_of(graph: Graph) -> dict[Node, Frame]:
-    """The frame that each node of ``graph`` runs in; ``graph`` must be sorted.
+@dataclass(frozen=True, eq=False, slots=True)
+class Frames:
+    """The frames of one graph: ``of`` each node the one that it runs in, and the one that its
+    outputs are in (``of_outputs``). The two differ for an Enter and an Exit alone."""
 
-    Raises ``InvalidModel``: where a node comes after nodes of different frames, an Exit or a
-    NextIteration is in none, a frame has two parents, or two LoopConds.
+    of: Mapping[Node, Frame]
+    of_outputs: Mapping[Node, Frame]
+
+    def paths(self) -> dict[Node, tuple[str, ...]]:
+        """The ``path`` of the frame that each node runs in."""
+        known: dict[Frame, tuple[str, ...]] = {}
+        for frame in self.of.values():
+            if frame not in known:
+                known[frame] = frame.path
+        return {node: known[frame] for node, frame in self.of.items()}
+
+
+def find_frames(graph: Graph) -> Frames:
+    """The frames of ``graph``, which must be sorted.
+
+    Raises ``InvalidModel`` where the inputs of a node are in different frames, an Exit or a
+    NextIteration is in none, or a frame has two parents or two LoopConds.
     """
-    return _Frames(graph).of
+    finder = _Finder(graph)
+    return Frames(finder.of, finder.after)
 
 
-def frames_of(graph: Graph) -> tuple[dict[Node, Frame], dict[Node, Frame]]:
-    """As ``frame_of``, and the frame that each node leaves what it makes in."""
-    found = _Frames(graph)
-    return found.of, found.after
-
-
-class _Frames:
+class _Finder:
     def __init__(self, graph: Graph) -> None:
         self.root = Frame("", None)
         self.of: dict[Node, Frame] = {}
-        self.after: dict[Node, Frame] = {}  # the frame of what a node makes
+        self.after: dict[Node, Frame] = {}  # the frame of the outputs of a node
         self.by_name: dict[str, Frame] = {}
         for node in graph.nodes:
             frame = self.common(node)
@@ -78,26 +88,28 @@ class _Frames:
                 self.check_merge(node)
 
     def common(self, node: Node) -> Frame:
-        """The frame of all that ``node`` comes after."""
-        found: Frame | None = None
+        """The frame of all inputs of ``node``."""
+        common: Frame | None = None
         first = ""
         for name, frame in self.sources(node):
-            if found is not None and frame is not found:
+            if common is not None and frame is not common:
                 raise InvalidModel(
                     f"{node.label} ({node.op.name}) has inputs from different frames: {first!r} is "
-                    f"in {_shown(found)}, {name!r} in {_shown(frame)}; let all of them enter, or "
-                    "leave, the same one"
+                    f"in {_name(common)}, {name!r} in {_name(frame)}; let all of them "
+                    "enter, or leave, the same one"
                 )
-            found, first = frame, name
-        return found or self.root
+            common, first = frame, name
+        return common or self.root
 
     def sources(self, node: Node) -> Iterator[tuple[str, Frame]]:
-        """What ``node`` comes after, and in which frame it leaves that behind; without what comes
-        from the iteration before."""
-        read: list[Value | None] = list(node.inputs)
+        """The name and the frame of each input and control input of ``node``, captures included.
+
+        Without those from the iteration before, whose producers come later in the graph.
+        """
+        inputs: list[Value | None] = list(node.inputs)
         for _, inner in node.graphs:
-            read += captures(inner)
-        for value in read:
+            inputs += captures(inner)
+        for value in inputs:
             if value is None or value.const is not None:
                 continue
             producer = value.producer
@@ -110,12 +122,14 @@ class _Frames:
                 yield f"^{source.name}", self.after[source]
 
     def through(self, node: Node, frame: Frame) -> Frame:
-        """The frame of what a node makes that runs in ``frame``."""
+        """The frame of the outputs of a node that runs in ``frame``."""
         if node.op.role is Role.ENTER:
             return self.entered(node, frame)
         if node.op.role is Role.EXIT:
             if frame.parent is None:
-                raise InvalidModel(f"{node.label} is an Exit of no frame: nothing before it enters")
+                raise InvalidModel(
+                    f"{node.label} is an Exit of no frame: none of its inputs enters one"
+                )
             return frame.parent
         if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
             raise InvalidModel(
@@ -124,7 +138,7 @@ class _Frames:
         if node.op.role is Role.LOOP_COND:
             if frame.loop_cond is not None:
                 raise InvalidModel(
-                    f"{_shown(frame)} has two LoopConds, {frame.loop_cond.label} and {node.label}; "
+                    f"{_name(frame)} has two LoopConds, {frame.loop_cond.label} and {node.label}; "
                     "give each loop a frame of its own"
                 )
             frame.loop_cond = node
@@ -139,14 +153,14 @@ class _Frames:
         elif frame.parent is not parent:
             assert frame.parent is not None
             raise InvalidModel(
-                f"{_shown(frame)} is entered from {_shown(parent)} by {node.label}, and from "
-                f"{_shown(frame.parent)} by {frame.enters[0].label}; rename one of the two"
+                f"{_name(frame)} is entered from {_name(parent)} by {node.label}, and from "
+                f"{_name(frame.parent)} by {frame.enters[0].label}; rename one of the two"
             )
         frame.enters.append(node)
         return frame
 
     def check_merge(self, node: Node) -> None:
-        """What comes back to a Merge does so in its own frame."""
+        """Check that the inputs of a Merge from the iteration before are in its frame as well."""
         for value in node.inputs:
             source = None if value is None else value.producer
             if source is None or source not in self.after:
@@ -154,10 +168,10 @@ class _Frames:
             if self.after[source] is not self.of[node]:
                 raise InvalidModel(
                     f"{node.label} ({node.op.name}) has inputs from different frames: it is in "
-                    f"{_shown(self.of[node])}, {source.label} in {_shown(self.after[source])}; let "
+                    f"{_name(self.of[node])}, {source.label} in {_name(self.after[source])}; let "
                     "all of them enter the same one"
                 )
 
 
-def _shown(frame: Frame) -> str:
+def _name(frame: Frame) -> str:
     return "the root frame" if frame.parent is None else f"frame {frame.name!r}"

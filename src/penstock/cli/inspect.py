@@ -84,7 +84,7 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
     except InvalidInput as error:
         return {**result, "plan": None, "why": str(error)}
     executor = session.latest
-    plan = executor.plan
+    plan, arena_plan = executor.table, executor.arena_plan
     result["plan"] = {
         "inputs": {plan.slots[i].name: str(plan.slots[i].type) for i in plan.inputs},
         "outputs": {
@@ -93,8 +93,8 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
         },
         "steps": sum(1 for _ in plan.walk()),
         "flops": sum(flops(step.node) for step in plan.walk()),
-        "arena_bytes": executor.arena_plan.size,
-        "arena_lower_bound": executor.arena_plan.lower_bound,
+        "arena_bytes": 0 if arena_plan is None else arena_plan.size,
+        "arena_lower_bound": 0 if arena_plan is None else arena_plan.lower_bound,
         "constant_bytes": plan.constant_bytes,
     }
     return result
@@ -214,8 +214,8 @@ def plan(
     if planner == "all":
         arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
         return {
-            "arena_bytes": {name: arena.size for name, arena in arenas.items()},
-            "arena_lower_bound": {name: arena.lower_bound for name, arena in arenas.items()},
+            "arena_bytes": {name: a.size if a else 0 for name, a in arenas.items()},
+            "arena_lower_bound": {name: a.lower_bound if a else 0 for name, a in arenas.items()},
         }
     session = compiled(memory_planner=planner)
     if simulate is not None:

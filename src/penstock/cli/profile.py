@@ -76,7 +76,7 @@ def profile(
     what runs in parallel. Inputs that are not given are random.
     """
     loaded = load(model)
-    session = compile(loaded, executor="dataflow")
+    session = compile(loaded)
     names = [port.name for port in session.inputs]
     missing = [name for name in names if not any(text.startswith(f"{name}=") for text in inputs)]
     # Random values first, so that arrays from files replace them.

@@ -32,7 +32,7 @@ def ended(control: Any, step: Step, *outputs: Any) -> None:
         observer.transfer(run, step, _nbytes(outputs[0]))
     observer.step_end(run, step, outputs)
     if not step.into:
-        slots = run.plan.slots
+        slots = run.table.slots
         values = zip(step.outputs, outputs, strict=True)
         nbytes = sum([_nbytes(x) for i, x in values if i >= 0 and _allocated(slots[i])])
         if nbytes:

@@ -15,7 +15,7 @@ from penstock.executors.control import Control
 from penstock.host.thread_share import ThreadShare
 from penstock.ops.work_estimate import flops
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan
+from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
 
 T = TypeVar("T")
@@ -25,7 +25,11 @@ class Executor(Protocol):
     """How a plan is run: built from a plan once, it serves any number of runs at once."""
 
     name: str
-    plan: Plan
+
+    @property
+    def table(self) -> StepTable:
+        """The steps that it runs: a ``Plan``, but of an executor that plans nothing."""
+        ...
 
     @property
     def tasks(self) -> Tasks | None:
@@ -55,7 +59,7 @@ class Executor(Protocol):
         ...
 
     @property
-    def arena_plan(self) -> ArenaPlan:
+    def arena_plan(self) -> ArenaPlan | None:
         """Where values lie in the arena."""
         ...
 
@@ -88,9 +92,14 @@ class CompiledExecutor:
     """What executors of generated code have in common: ``watched``, whether observers are told, and
     ``_arenas``, None where nothing is planned."""
 
+    plan: Plan
     watched: bool
     _program: Program
     _arenas: Arenas[Any] | None = None
+
+    @property
+    def table(self) -> StepTable:
+        return self.plan
 
     @property
     def source(self) -> str:

@@ -24,12 +24,12 @@ from penstock.errors import Cancelled, DeadlineExceeded
 from penstock.host.fork import in_child
 from penstock.host.threads import report_thread_exception
 from penstock.observers.base import ObservedRun, Observer
-from penstock.plan.plan import Plan
+from penstock.plan.plan import StepTable
 
 StopListener = Callable[[Exception], None]
 
 _NO_OBSERVER = Observer()
-_NO_RUN = ObservedRun(Plan("", (), (), (), ()), "")
+_NO_RUN = ObservedRun(StepTable("", (), (), (), ()), "")
 
 
 class Control:

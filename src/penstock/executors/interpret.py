@@ -22,7 +22,6 @@ from penstock.executors.errors import explained_at
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
-from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Step
 from penstock.types import accepts, type_of
 
@@ -32,6 +31,7 @@ class InterpretExecutor:
 
     name = "interpret"
     tasks = None
+    arena_plan = None
     arena_bytes = 0
     plan_bytes = 0
 
@@ -46,8 +46,7 @@ class InterpretExecutor:
         observed: bool = False,
     ) -> None:
         self.graph = graph
-        self.plan = plan
-        self.arena_plan = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+        self.table = plan
         self._arguments = graph, plan, hosts, limits
         self._limits = limits
         self._threads = threads

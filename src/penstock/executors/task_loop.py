@@ -385,7 +385,7 @@ class TaskRun:
                     self._freed(slot, value)
 
     def _freed(self, slot: int, value: Any) -> None:
-        where = self.control.run.plan.slots[slot]
+        where = self.control.run.table.slots[slot]
         if where.owned and where.base < 0 and hasattr(value, "nbytes"):
             self.control.observer.allocation(self.control.run, -value.nbytes)
 

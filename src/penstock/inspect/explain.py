@@ -7,38 +7,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import parts
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, SlotKind, Step
+from penstock.plan.plan import Plan, SlotKind, Step, StepTable
 from penstock.plan.tasks import Tasks
 
 
-def format_plan(plan: Plan, arena_plan: ArenaPlan, tasks: Tasks | None = None) -> str:
+def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | None = None) -> str:
     """A plan and its memory, a line a step; offsets are bytes from the start of the arena.
 
-    With ``tasks``, steps stand under their tasks, the more urgent first.
+    With ``tasks``, steps stand under their tasks, the more urgent first. Without an ``arena_plan``
+    neither an order nor memory is planned.
     """
-    planner = f"planner {arena_plan.planner}, " if arena_plan.planner else ""
-    summary = (
-        f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {plan.views} free views, "
-        f"arena {format_bytes(arena_plan.size)} "
-        f"({planner}lower bound {format_bytes(arena_plan.lower_bound)}), "
+    memory = "no order and no arena planned"
+    if arena_plan is not None:
+        views = plan.views if isinstance(plan, Plan) else 0
+        planner = f"planner {arena_plan.planner}, " if arena_plan.planner else ""
+        memory = (
+            f"{views} free views, arena {format_bytes(arena_plan.size)} "
+            f"({planner}lower bound {format_bytes(arena_plan.lower_bound)})"
+        )
+    lines = [
+        f"plan {plan.name!r}: {sum(1 for _ in plan.walk())} steps, {memory}, "
         f"constants {format_bytes(plan.constant_bytes)}"
-    )
-    lines = [summary]
+    ]
     for title, slots in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         text = ", ".join(f"{plan.slots[i].name}: {plan.slots[i].type}" for i in slots)
         lines.append(f"{title} ({text})")
     formatter = _Formatter(plan, arena_plan)
     if tasks is None:
-        lines.extend(formatter.steps([plan.steps[i] for i in arena_plan.order], 0))
+        order = range(len(plan.steps)) if arena_plan is None else arena_plan.order
+        lines.extend(formatter.steps([plan.steps[i] for i in order], 0))
     else:
         lines.extend(formatter.tasks(tasks, 0, 0))
     return "\n".join(lines) + "\n"
 
 
 class _Formatter:
-    def __init__(self, plan: Plan, arena_plan: ArenaPlan) -> None:
+    def __init__(self, plan: StepTable, arena_plan: ArenaPlan | None) -> None:
         self.plan = plan
-        self.arena_plan = arena_plan
+        self.offsets = {} if arena_plan is None else arena_plan.offsets
         self.number = 0
 
     def steps(self, steps: Sequence[Step], depth: int) -> Iterator[str]:
@@ -102,9 +108,9 @@ class _Formatter:
         """Where the value of a slot lives: ``@offset`` in the arena, constant, or dynamic."""
         slot = self.plan.slots[index]
         if slot.kind is SlotKind.ARENA:
-            return f"@{self.arena_plan.offsets[index]}"
+            return f"@{self.offsets[index]}"
         if slot.kind is SlotKind.ALIAS:
-            return f"@{self.arena_plan.offsets[slot.base] + slot.offset}"
+            return f"@{self.offsets[slot.base] + slot.offset}"
         return f"<{slot.kind.value}>"
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from penstock.algorithms.heft import bound, place
 from penstock.algorithms.ordering import critical_path
+from penstock.errors import Unsupported, UnsupportedOperation
+from penstock.ir.op import Op, Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
-from penstock.plan.plan import Plan
+from penstock.plan.plan import StepTable
 from penstock.plan.tasks import dependencies
 
 
@@ -24,11 +26,36 @@ class Forecast:
     bound: float
 
 
-def forecast(plan: Plan, seconds: Seconds, workers: int) -> Forecast:
+def check_static(plan: StepTable) -> None:
+    """Raise ``Unsupported`` for a plan that no schedule can be simulated of before a run.
+
+    That is one with loops of TensorFlow's frames, or with parts on several devices.
+    """
+    reasons: dict[Role | None, str] = {
+        Role.NEXT_ITERATION: "how often its loop runs is known only during a run",
+        Role.RECV: "the parts of the graph on its devices wait for one another during a run",
+    }
+    nodes: dict[Op, list[str]] = {}
+    for step in plan.steps:
+        if step.node.op.role in reasons:
+            nodes.setdefault(step.node.op, []).append(step.node.label)
+    if nodes:
+        advice = "no schedule can be simulated; measure runs with profile() or a trace instead"
+        raise Unsupported(
+            [
+                UnsupportedOperation(op.full_name, f"{reasons[op.role]}: {advice}", tuple(labels))
+                for op, labels in nodes.items()
+            ]
+        )
+
+
+def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     """Simulate the steps of ``plan``, of which an If or a loop is one, on so many workers.
 
-    ``seconds(step)`` is what a step with a kernel takes. Raises ``ValueError`` for no workers.
+    ``seconds(step)`` is what a step with a kernel takes. Raises ``ValueError`` for no workers, and
+    ``Unsupported`` as ``check_static`` does.
     """
+    check_static(plan)
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")
     whole = ClusteredGrouping(plan, seconds, 1)

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from penstock.algorithms.ordering import ranks
 from penstock.inspect.explain import block_names, format_operation
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Step, StepTable
 from penstock.plan.streams import StreamSchedules
 
 
@@ -58,7 +58,7 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
-def charts(plan: Plan, schedules: StreamSchedules) -> list[Chart]:
+def charts(plan: StepTable, schedules: StreamSchedules) -> list[Chart]:
     """The plan's own block, and those inside of it that have streams of their own."""
     return list(_charts(plan.steps, f"plan {plan.name!r}", schedules, 0))
 

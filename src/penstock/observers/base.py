@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Step, StepTable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ObservedRun:
     """One run, as observers are told of it: what runs, and by which executor."""
 
-    plan: Plan
+    table: StepTable
     executor: str
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from penstock.observers.base import ObservedRun
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Step, StepTable
 
 RUN_BEGIN, RUN_END, READY, BEGIN, END, TRANSFER, ALLOCATION = range(7)
 
@@ -91,7 +91,7 @@ class _Lineage:
     no step's output comes from: what a view is of, what enters a loop's body.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: StepTable) -> None:
         self.parents: dict[Step, Step] = {}
         self.sources: dict[int, list[int]] = {
             i: [slot.base] for i, slot in enumerate(plan.slots) if slot.base >= 0
@@ -128,7 +128,7 @@ class Replay:
         self.arrows: list[tuple[Span, Span, str]] = []
         self.memory: list[tuple[int, int]] = []
         self.ready: list[tuple[int, int]] = []
-        self._plans: dict[Plan, _Lineage] = {}
+        self._plans: dict[StepTable, _Lineage] = {}
         self._runs: dict[ObservedRun, RunSpan] = {}
         self._begun = 0
         for place, record in enumerate(records):
@@ -181,9 +181,9 @@ class Replay:
             del self._runs[told]
 
     def _begin(self, told: ObservedRun, now: int, thread: int, place: int) -> RunSpan:
-        lineage = self._plans.get(told.plan)
+        lineage = self._plans.get(told.table)
         if lineage is None:
-            lineage = self._plans[told.plan] = _Lineage(told.plan)
+            lineage = self._plans[told.table] = _Lineage(told.table)
         self._begun += 1
         run = self._runs[told] = RunSpan(self._begun, told, lineage)
         run.span = Span(run, None, thread, now, place)
@@ -204,7 +204,7 @@ class Replay:
             maker = run.maker(slot) if slot >= 0 else None
             if maker is not None:
                 makers.setdefault(maker, slot)
-        slots = run.told.plan.slots
+        slots = run.told.table.slots
         self.arrows += [(maker, span, slots[slot].name) for maker, slot in makers.items()]
 
     def _working(self, run: RunSpan, step: Step, thread: int) -> Span | None:

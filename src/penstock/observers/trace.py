@@ -33,7 +33,7 @@ from penstock.observers.timeline import (
     Span,
     assign_lanes,
 )
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Step, StepTable
 from penstock.types import TensorType
 
 
@@ -198,7 +198,7 @@ class _Writer:
         return event | more
 
     def _complete(self, span: Span) -> _Event:
-        run, step, plan = span.run, span.step, span.run.told.plan
+        run, step, plan = span.run, span.step, span.run.told.table
         args: dict[str, Any] = {"run": run.number}
         if step is None:
             name, category = f"run {plan.name}", "run"
@@ -247,7 +247,7 @@ def _name(step: Step) -> str:
     return step.node.name or step.node.label
 
 
-def _values(plan: Plan, slots: Sequence[int], shapes: Sequence[Any]) -> list[str]:
+def _values(plan: StepTable, slots: Sequence[int], shapes: Sequence[Any]) -> list[str]:
     """Names and shapes as text, of which none may be a key: Perfetto takes keys for paths."""
     texts = []
     for slot, shape in zip(slots, shapes, strict=False):

@@ -116,7 +116,7 @@ class Ranges(Observer):
         return f"Ranges({len(self._ranges)} values)"
 
     def run_begin(self, run: ObservedRun) -> None:
-        self._unread[run] = set(run.plan.inputs)
+        self._unread[run] = set(run.table.inputs)
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         self._unread.pop(run, None)
@@ -132,12 +132,12 @@ class Ranges(Observer):
                 unread.remove(slot)
             except KeyError:  # another thread was faster
                 continue
-            self._see(run.plan.slots[slot], value)
+            self._see(run.table.slots[slot], value)
 
     def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
         for slot, value in zip(step.outputs, outputs, strict=True):
             if slot >= 0:
-                self._see(run.plan.slots[slot], value)
+                self._see(run.table.slots[slot], value)
 
     def _see(self, slot: Slot, value: Any) -> None:
         numbers = _numbers(value)
@@ -299,7 +299,7 @@ class NanGuard(Observer):
                 raise RunError(self._message(run, watched, step, looks, slot, look))
 
     def _look_in(self, run: ObservedRun, watched: _Watched, slot: int, value: Any) -> _Look:
-        if run.plan.slots[slot].kind is not SlotKind.CONSTANT and slot not in run.plan.inputs:
+        if run.table.slots[slot].kind is not SlotKind.CONSTANT and slot not in run.table.inputs:
             return _look(value, self.infinities)
         look = watched.fixed.get(slot)
         if look is None:
@@ -315,7 +315,7 @@ class NanGuard(Observer):
         made: int,
         look: _Look,
     ) -> str:
-        slots = run.plan.slots
+        slots = run.table.slots
         where = f"{step.node.op.name} ({step.node.label})"
         output = f"output {slots[made].name!r}, {look.text},"
         inputs = {
@@ -336,7 +336,7 @@ class NanGuard(Observer):
         told = []
         for slot, seen in (sources or faulty).items():
             name = repr(slots[slot].name)
-            if slot in run.plan.inputs:
+            if slot in run.table.inputs:
                 name = f"input {name} of the model"
             else:
                 name = f"{'constant' if slot in sources else 'value'} {name}"

@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from penstock.ir.graph import Graph, Node
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.passes.check import check_graph
+
+if TYPE_CHECKING:
+    from penstock.passes.structure.raise_control_flow import Unraised
 
 
 class Property(Enum):
@@ -84,5 +87,7 @@ class PassContext:
     placement: dict[Node, Place] = field(default_factory=dict)
     """The place of each node but those of control flow, once it is decided. Passes that replace or
     add nodes afterwards keep it complete."""
+    unraised: list[Unraised] = field(default_factory=list)
+    """The primitives of control flow that could not be raised, each with the reason."""
     after_pass: AfterPass | None = field(default_factory=_debug_hook)
     """Called with each pass that ran, and the graph as that left it."""

@@ -11,7 +11,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import simulate
 from penstock.algorithms.ordering import critical_path
 from penstock.ops.work_estimate import seconds as estimated
-from penstock.plan.plan import Plan, Step, walk
+from penstock.plan.plan import Step, StepTable, walk
 from penstock.plan.tasks import dependencies
 
 Seconds = Callable[[Step], float]
@@ -60,7 +60,7 @@ class ClusteredGrouping:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: StepTable,
         seconds: Seconds,
         workers: int,
         queues: dict[str, int] | None = None,
@@ -188,14 +188,14 @@ class ClusteredGrouping:
         return best, least
 
 
-def control_flow_cost(plan: Plan, step: Step, block_seconds: Sequence[float]) -> float:
+def control_flow_cost(plan: StepTable, step: Step, block_seconds: Sequence[float]) -> float:
     """Seconds that an If or a loop takes, from the seconds of each of its blocks."""
     if step.node.op.name == "If":
         return max(block_seconds)
     return trip_count(plan, step) * block_seconds[0]
 
 
-def trip_count(plan: Plan, step: Step) -> int:
+def trip_count(plan: StepTable, step: Step) -> int:
     """The number of iterations of a loop if its limit is a constant, else a guess."""
     limit = step.inputs[0] if step.node.op.name == "Loop" else -1
     const = plan.slots[limit].const if limit >= 0 else None

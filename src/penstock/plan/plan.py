@@ -144,16 +144,17 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """A compiled graph. ``steps`` are in an order in which they can run."""
+class StepTable:
+    """The steps of a graph and the slots that they read and write, as observers see them.
+
+    It promises neither an order of the steps nor where values live.
+    """
 
     name: str
     steps: tuple[Step, ...]
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    views: int = field(default=0)
-    """nodes that need no step because their outputs are fixed views"""
 
     def walk(self) -> Iterator[Step]:
         """Every step, those of blocks after the step that carries them."""
@@ -170,6 +171,14 @@ class Plan:
                     array = array.base
                 seen[address(array)] = array.nbytes
         return sum(seen.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan(StepTable):
+    """A compiled graph. ``steps`` are in an order in which they can run."""
+
+    views: int = field(default=0)
+    """nodes that need no step because their outputs are fixed views"""
 
 
 def walk(steps: Sequence[Step]) -> Iterator[Step]:

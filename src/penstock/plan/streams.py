@@ -15,7 +15,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Plan, Step, StepTable
 from penstock.plan.tasks import Arranger, Draft, Signals, Tasks, arrange, dependencies
 
 # What several streams must win, as a part of what one takes.
@@ -52,7 +52,7 @@ class StreamSchedules:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: StepTable,
         seconds: Seconds,
         most: int,
         *,

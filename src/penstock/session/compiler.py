@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.frames import frame_of
+from penstock.analysis.frames import find_frames
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
@@ -23,18 +23,14 @@ from penstock.errors import (
     UnsupportedOperation,
 )
 from penstock.executors.base import Executor
-from penstock.executors.control import Control
 from penstock.executors.dataflow import DataflowExecutor
-from penstock.executors.frames.calls import Calls
-from penstock.executors.frames.executor import FramesExecutor
-from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
-from penstock.executors.frames.tokens import Slots, alone
+from penstock.executors.frames.builder import FrameGraphBuilder
 from penstock.executors.interpret import InterpretExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
-from penstock.host.threads import Workers, core_budget, pool
-from penstock.inspect.forecast import Forecast, forecast
+from penstock.host.threads import core_budget, pool
+from penstock.inspect.forecast import Forecast, check_static, forecast
 from penstock.ir.describe import compile_error
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, clone
@@ -42,25 +38,24 @@ from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST
-from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.context import FusionPolicy, PassContext, Place
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign
-from penstock.passes.lowering.partition import Part, partition
+from penstock.passes.lowering.partition import partition
 from penstock.passes.pipeline import LOWER, STRUCTURE, optimize, run_passes
-from penstock.passes.structure.raise_control_flow import raise_control_flow
+from penstock.passes.structure.raise_control_flow import Unraised
 from penstock.passes.structure.relax_control_edges import release
 from penstock.plan.arena_layout import plan_arena, plan_arena_for_tasks
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
-from penstock.plan.plan import Plan, Step, compile_plan
+from penstock.plan.plan import Plan, Step, StepTable, compile_plan
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
 from penstock.plan.tasks import arrange
 from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
 from penstock.session.options import CompileOptions
-from penstock.tuning.measure import CostModel, GraphProfiler
+from penstock.tuning.measure import CostModel, GraphProfiler, profile_runs
 from penstock.tuning.placement import Placement, choose
 from penstock.types import OptionalType, TensorType, Type
 
@@ -95,17 +90,17 @@ class Compiler:
         who asks for these wants to know how often each node runs."""
         return self.executor == "frames" or is_framed(graph)
 
-    def prepare(self, graph: Graph) -> Graph:
+    def prepare(self, graph: Graph) -> tuple[Graph, Sequence[Unraised]]:
         """``graph``, which must be sorted, as simple as it can be without shapes: with structured
-        control flow where it has TensorFlow's, but for what must stay."""
+        control flow where it has TensorFlow's; and the primitives that could not be raised."""
+        context = self._context()
         if self.executor != "frames":
-            context = self._context()
             run_passes(STRUCTURE, graph, context)
             if not is_framed(graph) and self.executor == "interpret":
                 infer_types(graph)
             elif not is_framed(graph):
                 optimize(graph, context)
-        return graph
+        return graph, context.unraised
 
     def _context(
         self,
@@ -119,8 +114,10 @@ class Compiler:
             choose_places=choose_places,
         )
 
-    def compile(self, graph: Graph, values: Sequence[Any]) -> Executor:
-        """The executor of ``graph`` for values of these shapes."""
+    def compile(
+        self, graph: Graph, values: Sequence[Any], unraised: Sequence[Unraised] = ()
+    ) -> Executor:
+        """The executor of a prepared ``graph`` for values of these shapes."""
         if self.keeps(graph):
             check_dims(graph.inputs, values)
             with compile_guard():
@@ -129,12 +126,15 @@ class Compiler:
                     value.type = _concrete(value.type, given)
                 if not is_framed(graph):
                     infer_types(graph)
-                return self._frames(graph)
+                return self._frames(graph, unraised)
         with self._specialised(graph, values) as special:
             return self._executor(special, values)
 
     def profile(self, graph: Graph, values: Sequence[Any], runs: int) -> Profile:
-        """What the nodes of ``graph`` take on each backend, measured in so many runs."""
+        """What the nodes of ``graph`` take, measured in ``runs`` runs: on each backend, or of one
+        that only frames can run, by the frames executor."""
+        if is_framed(graph):
+            return profile_runs(self.compile(graph, values).observed(), values, runs)
         with self._specialised(graph, values) as special:
             kernels = KernelTable()
             profiler = GraphProfiler(special, {}, self.backends, values, self.limits, kernels)
@@ -142,15 +142,16 @@ class Compiler:
             profiler.allowed = placement.candidates(special)
             return profiler.profile(runs)
 
-    def forecast(self, plan: Plan, workers: int) -> Forecast:
+    def forecast(self, plan: StepTable, workers: int) -> Forecast:
         """What ``plan`` would take with so many workers of one thread each."""
         by_name = {backend.name: backend for backend in self.backends}
         costs = self.options.cost_model or CostModel(self.backends)
         return forecast(plan, lambda step: costs.of_step(step, by_name, True), workers)
 
-    def streaming(self, plan: Plan, max_streams: int | None) -> StreamSchedules:
+    def streaming(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
         """``plan`` on streams, by what is known of costs: on as many as pay, or as ``max_streams``
         says."""
+        check_static(plan)
         most = self._workers() if max_streams is None else max_streams
         by_name = {backend.name: backend for backend in self.backends}
         costs = self.options.cost_model or CostModel(self.backends)
@@ -269,46 +270,31 @@ class Compiler:
             )
         return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
-    def _frames(self, graph: Graph) -> Executor:
+    def _frames(self, graph: Graph, unraised: Sequence[Unraised]) -> Executor:
         """The executor of frames, on the host."""
         if self.executor not in ("auto", "frames"):
-            frame_of(graph)  # what makes no sense is wrong, not unsupported
-            _, stays = raise_control_flow(graph)
-            reason = '{}, so that only executor="frames" or "auto" runs it'
+            find_frames(graph)  # InvalidModel comes before Unsupported
             raise Unsupported(
                 [
                     UnsupportedOperation(
-                        each.node.op.full_name, reason.format(each.reason), (each.node.label,)
+                        primitive.node.op.full_name,
+                        f'{primitive.reason}, so that only executor="frames" or "auto" runs it',
+                        (primitive.node.label,),
                     )
-                    for each in stays
+                    for primitive in unraised
                 ]
             )
-        if self.devices:
-            assign(graph, self.devices)
-            parts = partition(graph, {node: node.device for node in graph.nodes})
-            if len(parts) > 1:
-                return self._partitioned(graph, parts)
-        return FramesExecutor(self._calls().tokens(graph), pool(), self.limits)
-
-    def _partitioned(self, graph: Graph, parts: Sequence[Part]) -> Executor:
-        """The executor of the parts of ``graph``, on a device each."""
-        slots = Slots()
-        outputs = list(graph.outputs)
-        placed: list[DevicePart] = []
-        steps: list[Step] = []
-        for part in parts:
-            for i, value in zip(part.inputs, part.graph.inputs, strict=True):
-                slots.same(value, graph.inputs[i])
-            for i, value in zip(part.outputs, part.graph.outputs, strict=True):
-                outputs[i] = value
-            tokens = self._calls().tokens(part.graph, slots)
-            steps += tokens.steps
-            inner = FramesExecutor(tokens, self._workers_of(part.device), self.limits)
-            placed.append(DevicePart(part.device, inner, part.inputs, part.outputs))
-        return PartitionedExecutor(placed, slots.plan(graph.name, steps, graph.inputs, outputs))
-
-    def _calls(self) -> Calls:
-        return Calls(self._body, self._function, self.limits)
+        builder = FrameGraphBuilder(
+            self._host_kernel, self._inner, self._body, self.limits, self.hosts[-1].name
+        )
+        if not self.devices:
+            return builder.build(graph)
+        assign(graph, self.devices)
+        frames = find_frames(graph)
+        parts = partition(graph, frames, {node: node.device for node in graph.nodes})
+        if len(parts) > 1:
+            return builder.build_parts(graph, parts, len(self.devices))
+        return builder.build(graph, frames)
 
     def _body(self, name: str) -> Graph:
         """A copy of a function's graph, without dead code."""
@@ -316,41 +302,30 @@ class Compiler:
         prune(graph)
         return graph
 
-    def _workers_of(self, device: str) -> Workers:
-        """The threads of a virtual device: its share of the cores."""
-        share = max(1, core_budget() // len(self.devices))
-        return pool(device.rpartition("/device:")[2].lower(), share)
-
-    def _function(self, node: Node) -> Kernel:
-        """The kernel of a node whose shapes are known only in runs. What has graphs becomes a plan
-        of its own, which takes what these read from outside as well."""
+    def _host_kernel(self, node: Node) -> Kernel:
+        """The kernel of a node whose shapes are known only in runs."""
         types = [None if value is None else value.type for value in node.inputs]
-        if not is_control(node):
-            backend = self.hosts[-1]
-            try:
-                kernel = backend.kernel(node, types)
-            except Exception as error:
-                if isinstance(error, PenstockError):
-                    raise
-                raise compile_error(node, error) from error
-            if kernel is None:
-                reason = f"no kernel for it on {backend.name}"
-                raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
-            return kernel
-        graph, taken = alone(node)
+        backend = self.hosts[-1]
+        try:
+            kernel = backend.kernel(node, types)
+        except Exception as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise compile_error(node, error) from error
+        if kernel is None:
+            reason = f"no kernel for it on {backend.name}"
+            raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
+        return kernel
+
+    def _inner(self, graph: Graph) -> Executor:
+        """The executor of a graph without frames inside of one with frames."""
         if self.executor == "frames":
             infer_types(graph)
         else:
             release(graph)
             optimize(graph, PassContext(limits=self.limits))
         plan = compile_plan(graph, self.hosts, {}, planned=False)
-        inner = self._linear(plan)
-
-        def function(control: Control, *inputs: Any) -> Any:
-            outputs = inner.run([inputs[i] for i in taken], control)
-            return outputs[0] if len(outputs) == 1 else outputs
-
-        return Kernel(function)
+        return self._linear(plan)
 
     def _streams(self, plan: Plan, costs: CostModel) -> Executor:
         """The executor of streams; a plan on one stream is run as the linear one runs it."""

@@ -37,7 +37,7 @@ class Run:
         if control.stopped:
             control.stop()
         if self.observed:
-            control.run = ObservedRun(executor.plan, executor.name)
+            control.run = ObservedRun(executor.table, executor.name)
             self._began = True
             control.observer.run_begin(control.run)
 

@@ -27,7 +27,7 @@ from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.state import own_stores
-from penstock.plan.plan import Plan
+from penstock.plan.plan import StepTable
 from penstock.session.compiler import Compiler
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
@@ -215,16 +215,16 @@ class Session:
         return self.latest.source
 
     @property
-    def plan(self) -> Plan:
-        """The plan that was used last."""
-        return self.latest.plan
+    def plan(self) -> StepTable:
+        """The plan that was used last; of executor "frames", which plans nothing, its steps."""
+        return self.latest.table
 
     @property
     def memory(self) -> Memory:
         """Bytes held."""
         executors = self._plans.executors()
         return Memory(
-            max((e.plan.constant_bytes for e in executors), default=0),
+            max((e.table.constant_bytes for e in executors), default=0),
             sum(e.arena_bytes for e in executors),
             sum(e.plan_bytes for e in executors),
             len(executors),
@@ -233,7 +233,7 @@ class Session:
     def explain(self) -> str:
         """How the last plan will run: its steps, its memory, what was simplified away."""
         executor = self.latest
-        return format_plan(executor.plan, executor.arena_plan, executor.tasks)
+        return format_plan(executor.table, executor.arena_plan, executor.tasks)
 
     def trim(self) -> None:
         """Give back the arenas that no run holds."""
@@ -317,7 +317,7 @@ class Session:
 
     def _executor(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """The executor for these values, compiled if it is new."""
-        compile = partial(self._compiler.compile, subgraph.graph, values)
+        compile = partial(self._compiler.compile, subgraph.graph, values, subgraph.unraised)
         return self._plans.get(subgraph, key, False, compile)
 
 

@@ -17,6 +17,7 @@ from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.dead_code import cut, unfed
+from penstock.passes.structure.raise_control_flow import Unraised
 from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import checked, convert
 from penstock.types import ANY, AnyType, TensorType, Type
@@ -31,11 +32,15 @@ class Subgraph:
     """The part of a model that one set of feeds, fetches and targets needs.
 
     ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
-    is possible without shapes.
+    is possible without shapes. ``unraised``: TensorFlow's primitives that it still contains, though
+    structured control flow was asked for.
     """
 
-    def __init__(self, graph: Graph, outputs: Iterable[str]) -> None:
+    def __init__(
+        self, graph: Graph, outputs: Iterable[str], unraised: Sequence[Unraised] = ()
+    ) -> None:
         self.graph = graph
+        self.unraised = unraised
         self.names = tuple(value.name for value in graph.inputs)
         self.types = tuple(value.type for value in graph.inputs)
         self.dtypes = tuple(
@@ -89,15 +94,16 @@ class Subgraphs:
     """The subgraphs of one model that were asked for so far, those used last kept.
 
     ``main`` is the subgraph from the model's inputs to its outputs, ``all`` the request for all of
-    these. ``aliases`` are other names of values. ``structure`` simplifies a new subgraph's graph;
-    ``on_evict`` is told of each subgraph that is forgotten.
+    these. ``aliases`` are other names of values. ``structure`` simplifies a new subgraph's graph,
+    and returns the primitives that remain in it; ``on_evict`` is told of each subgraph that is
+    forgotten.
     """
 
     def __init__(
         self,
         graph: Graph,
         aliases: Mapping[str, str],
-        structure: Callable[[Graph], Graph],
+        structure: Callable[[Graph], tuple[Graph, Sequence[Unraised]]],
         on_evict: Callable[[Subgraph], None],
     ) -> None:
         self._graph = graph
@@ -210,7 +216,8 @@ class Subgraphs:
     ) -> Subgraph:
         """The part of the model that ``fetches`` and ``targets`` need, given ``feeds``."""
         with compile_guard():
-            return Subgraph(self._structure(self._cut(feeds, fetches, targets)), fetches)
+            graph, unraised = self._structure(self._cut(feeds, fetches, targets))
+            return Subgraph(graph, fetches, unraised)
 
     def _cut(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]

@@ -109,6 +109,23 @@ def measure(
     return profile
 
 
+def profile_runs(executor: Executor, values: Sequence[Any], runs: int) -> Profile:
+    """A profile of ``runs`` runs of an observed executor, after one to warm up.
+
+    Nothing is kept in the table of costs: the shapes of its nodes may differ from step to step.
+    """
+    profile = Profile()
+    for i in range(1 + runs):
+        control = Control()
+        control.run = ObservedRun(executor.table, executor.name)
+        if i:
+            control.observer = profile
+        control.observer.run_begin(control.run)
+        executor.run(values, control)
+        control.observer.run_end(control.run, None)
+    return profile
+
+
 def _contiguous(values: Sequence[Any]) -> list[Any]:
     """``values`` to measure with: what stands for values of a shape only, takes no memory of its
     own and is read at another speed."""

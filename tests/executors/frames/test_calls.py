@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.executors.frames import executor, scheduler
+from penstock.executors.frames import run, scheduler
 from tests.support.tf_graphs import Flow, Func, Shape, Type
 
 INT32 = Type("int32")
@@ -112,7 +112,7 @@ def test_calls_that_branch_go_on_one_after_the_other(executor: str) -> None:
 
 def test_calls_at_once_are_bounded_by_their_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     alive, most = 0, 0
-    begin, resume = scheduler.Flow.begin, executor.FramesRun._resume
+    begin, resume = scheduler.TokenScheduler.begin, run.FramesRun._resume
 
     def begun(*arguments: Any) -> None:
         nonlocal alive, most
@@ -125,8 +125,8 @@ def test_calls_at_once_are_bounded_by_their_depth(monkeypatch: pytest.MonkeyPatc
         alive -= 1
         resume(*arguments)
 
-    monkeypatch.setattr(scheduler.Flow, "begin", begun)
-    monkeypatch.setattr(executor.FramesRun, "_resume", resumed)
+    monkeypatch.setattr(scheduler.TokenScheduler, "begin", begun)
+    monkeypatch.setattr(run.FramesRun, "_resume", resumed)
     assert fibonacci().value(12) == 144
     assert alive == 1  # the run's own graph
     assert most <= 12 * len(("F", "the branch", "Both"))
@@ -293,7 +293,7 @@ def endless(calls: int) -> Functions:
 def test_endless_recursion_is_an_error_that_names_the_function(calls: int, executor: str) -> None:
     with pytest.raises(ps.LimitExceeded, match=r"function 'F' .*Limits.max_calls = 200") as caught:
         endless(calls).value(1, executor, max_calls=200)
-    assert "may call itself without an end" in str(caught.value)
+    assert "may call itself without end" in str(caught.value)
 
 
 def test_endless_recursion_without_results() -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from penstock.errors import Aborted
-from penstock.executors.frames.rendezvous import Rendezvous, edge
+from penstock.executors.frames.rendezvous import Rendezvous, edge_key
 
 
 class Taken:
@@ -146,5 +146,5 @@ def test_abort_leaves_nobody_waiting():
 
 
 def test_edges_have_both_ends_and_a_name():
-    made = {edge(a, b, name) for a in "AB" for b in "AB" for name in ("x:0", "^x")}
+    made = {edge_key(a, b, name) for a in "AB" for b in "AB" for name in ("x:0", "^x")}
     assert len(made) == 8

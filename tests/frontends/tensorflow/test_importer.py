@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import text_format
 
 import penstock as ps
-from penstock.analysis.frames import frame_of
+from penstock.analysis.frames import find_frames
 from penstock.errors import InvalidInput, InvalidModel, PenstockError, RunError, Unsupported
 from penstock.passes.dead_code import cut
 from tests.support.tf_cases import Case, array, cases, check, feeds
@@ -60,9 +60,9 @@ def test_frames_are_right_where_tensorflow_says_so(case: Case) -> None:
         message = run["expect"].get("message", "")
         if "different frames" in message or "LoopCond" in message:
             with pytest.raises(InvalidModel, match=r"different frames|two LoopConds"):
-                frame_of(part)
+                find_frames(part)
         else:
-            found = frame_of(part)
+            found = find_frames(part).of
             counted = set(run["expect"].get("live_exec", ()))
             assert counted <= {node.name for node in found}
 
@@ -249,7 +249,7 @@ def loop(**attrs: object) -> Builder:
 
 def test_a_loop_is_a_cycle_that_loads() -> None:
     model = ps.load(loop().bytes())
-    frames = frame_of(model.graph)
+    frames = find_frames(model.graph).of
     names = {node.name: frame.name for node, frame in frames.items()}
     assert names["e"] == ""
     assert {names[each] for each in ("m", "less", "cond", "s", "next", "out")} == {"f"}
@@ -268,7 +268,7 @@ def test_who_leaves_a_frame_is_in_one(op: str) -> None:
     g.placeholder("x", "float32")
     g.node(op, "x", name="y", T=Type("float32"))
     with pytest.raises(InvalidModel, match=f"y in the model is an? {op} of no frame"):
-        frame_of(ps.load(g.bytes()).graph)
+        find_frames(ps.load(g.bytes()).graph)
 
 
 def test_a_frame_has_one_parent() -> None:
@@ -276,7 +276,7 @@ def test_a_frame_has_one_parent() -> None:
     g.node("Enter", "e", name="inner", T=Type("float32"), frame_name="g")
     g.node("Enter", "x", name="other", T=Type("float32"), frame_name="g")
     with pytest.raises(InvalidModel, match="frame 'g' is entered from"):
-        frame_of(ps.load(g.bytes()).graph)
+        find_frames(ps.load(g.bytes()).graph)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 40, -1])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Never
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.analysis.frames import frame_of
+from penstock.analysis.frames import find_frames
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.control import Control
-from penstock.executors.frames.executor import FramesExecutor
-from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
-from penstock.executors.frames.tokens import Slots, Tokens
+from penstock.executors.frames.builder import FrameGraphBuilder
+from penstock.executors.frames.partitioned import PartitionedExecutor
 from penstock.ir.device_name import DeviceName, local
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel
@@ -40,7 +40,7 @@ def graph_of(b: Builder, *fetches: str) -> Graph:
 
 def parts_of(b: Builder, *fetches: str) -> dict[str, Part]:
     graph = graph_of(b, *fetches)
-    return {part.device: part for part in partition(graph, by_name(graph))}
+    return {part.device: part for part in partition(graph, find_frames(graph), by_name(graph))}
 
 
 def by_name(graph: Graph) -> dict[Node, str]:
@@ -157,7 +157,7 @@ def test_a_loop_across_devices_has_a_control_loop_where_its_loop_cond_is_not():
     assert counts(parts[B]) == {**loop, "_Recv": 2, "Neg": 1, "_Send": 1}
     assert counts(parts[A])["_Recv"] == 1
     assert counts(parts[A])["Merge"] == 2  # its own variables
-    frames = frame_of(parts[B].graph)
+    frames = find_frames(parts[B].graph).of
     names = {node.op.name: frames[node].path for node in parts[B].graph.nodes}
     assert names.pop("Enter") == ()
     assert set(names.values()) == {("while",)}
@@ -215,7 +215,7 @@ def test_loops_in_loops_have_control_loops_in_control_loops():
     sums = [node.name for node in b.proto.node if node.op == "AddV2"]
     on(b, B, sums[0])
     parts = parts_of(b, ended)
-    frames = frame_of(parts[B].graph)
+    frames = find_frames(parts[B].graph).of
     (there,) = [node for node in parts[B].graph.nodes if node.op.name == "Add"]
     assert frames[there].path == ("outer", "inner")
     entered = {
@@ -246,7 +246,7 @@ def test_a_partition_leaves_the_graph_as_it_was():
     b = Builder()
     graph = graph_of(b, loop_with(b))
     before = [(node.name, node.device, list(node.inputs)) for node in graph.nodes]
-    partition(graph, by_name(graph))
+    partition(graph, find_frames(graph), by_name(graph))
     assert [(node.name, node.device, list(node.inputs)) for node in graph.nodes] == before
 
 
@@ -259,28 +259,25 @@ def executor_of(graph: Graph, parts: list[Part]) -> PartitionedExecutor:
     def kernel(node: Node) -> Kernel:
         return backend.kernel(node, [None if v is None else v.type for v in node.inputs])
 
-    slots = Slots()
+    def unused(_: object) -> Never:
+        raise AssertionError
+
     backend = NumpyBackend()
-    placed = []
-    for part in parts:
-        paths = {node: frame.path for node, frame in frame_of(part.graph).items()}
-        tokens = Tokens(part.graph, paths, kernel, slots)
-        made = FramesExecutor(tokens, None, Limits())
-        placed.append(DevicePart(part.device, made, part.inputs, part.outputs))
-    return PartitionedExecutor(placed, slots.plan("twice", [], [], []))
+    builder = FrameGraphBuilder(kernel, unused, unused, Limits(), backend.name)
+    return builder.build_parts(graph, parts, len(parts))
 
 
 def twice(graph: Graph) -> list[Part]:
     """By worker, then by device."""
     workers = {node: node.device.rpartition("/device:")[0] for node in graph.nodes}
     found = []
-    for outer in partition(graph, workers):
+    for outer in partition(graph, find_frames(graph), workers):
         own = {node: node.device for node in outer.graph.nodes}
         assert {device.rpartition("/device:")[0] for device in own.values()} <= {outer.device}
-        for inner in partition(outer.graph, own):
+        for inner in partition(outer.graph, find_frames(outer.graph), own):
             inputs = tuple(outer.inputs[i] for i in inner.inputs)
             outputs = tuple(outer.outputs[i] for i in inner.outputs)
-            found.append(Part(inner.device, inner.graph, inputs, outputs))
+            found.append(Part(inner.device, inner.graph, inputs, outputs, inner.paths))
     return found
 
 
@@ -294,7 +291,12 @@ def test_partitions_of_partitions_run_alike(seed):
         node.device = node.device or "/job:w/task:0/device:CPU:0"
     parts = twice(graph)
     assert len(parts) == len({node.device for node in graph.nodes})
-    whole = executor_of(graph, partition(graph, dict.fromkeys(graph.nodes, "")))
+    for part in parts:
+        assert part.paths == find_frames(part.graph).paths()
+    for part in parts:
+        assert part.paths == find_frames(part.graph).paths()
+    frames = find_frames(graph)
+    whole = executor_of(graph, partition(graph, frames, dict.fromkeys(graph.nodes, "")))
     x = [np.int32(seed % 5)] if graph.inputs else []
     assert executor_of(graph, parts).run(x, Control()) == whole.run(x, Control())
 

@@ -332,7 +332,7 @@ def test_who_fetches_inside_of_a_loop_gets_what_frames_give() -> None:
     assert "is fetched from inside of a loop" in reasons(g, ["f/add"])
     assert answers(g, ["f/add"], fed(most=1)) == [1]
     session = ps.compile(g.bytes(), executor="auto", backends=["numpy"])
-    with pytest.raises(ps.RunError, match="made twice"):
+    with pytest.raises(ps.RunError, match="computed twice"):
         session.run({"x": np.int32(0), "most": np.int32(2)}, ["f/add"])
 
 

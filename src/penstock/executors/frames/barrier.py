@@ -1,10 +1,9 @@
-"""What the parts of one run share: the threads that go on with them, the first error, the end.
+"""What the parts of one run share: the threads that run them, the first error, and the end.
 
-A part moves its tokens on one thread at a time, and rests when it has nothing to do. What comes for
-it from elsewhere, a value of another part perhaps, wakes it. The thread that brought it does not
-enter the part at once, which could go around in circles, but once it is through with its own; or
-another does, before this one begins something long. The run ends when all parts rest: nobody is
-left who could wake one.
+A part moves its tokens on one thread at a time, and rests when it has nothing to do. A job from
+elsewhere, such as a value of another part, wakes it. The thread that brought the job does not enter
+the part at once, which could recurse without end, but after its own part; or another thread does,
+if this one begins something long. The run ends when all parts rest, since none can wake another.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import Workers
 
 
-class Part(Protocol):
-    """A part of a run. ``active`` while some thread is at work on it, or about to be; ``resting``
-    while it has nothing to do, and no kernel of it runs elsewhere."""
+class PartRun(Protocol):
+    """A part of a run. ``active`` while some thread works on it, or is about to; ``resting`` while
+    it has nothing to do, and none of its kernels runs elsewhere."""
 
     active: bool
     resting: bool
@@ -35,7 +34,7 @@ class Part(Protocol):
         ...
 
     def post(self, *job: Any) -> None:
-        """Let its thread call a function, the first of ``job``, with the others."""
+        """Let its thread call a function, the first of ``job``, with the rest of it."""
         ...
 
     def check(self) -> None:
@@ -44,25 +43,31 @@ class Part(Protocol):
 
 
 class Barrier:
-    """Of one run. Its ``lock`` is that of its parts, too. ``on_end`` is called once, by the thread
-    that ends the run. Only a run of several parts has a ``rendezvous``."""
+    """The shared state of the parts of one run, whose ``lock`` they use as well.
+
+    ``on_end`` is called once, by the thread that ends the run. Only a run of several parts has a
+    ``rendezvous``.
+    """
 
     def __init__(self, control: Control, on_end: Callable[[], None]) -> None:
         self.control = control
         self.lock = threading.Lock()
         self.rendezvous: Rendezvous | None = None
-        self.parts: Sequence[Part] = ()
+        self.parts: Sequence[PartRun] = ()
         self.error: BaseException | None = None
-        self._on_end: Callable[[], None] | None = on_end  # which leads back to us
-        self._ready: deque[Part] = deque()
+        self._on_end: Callable[[], None] | None = on_end  # refers to this barrier: see ``end``
+        self._ready: deque[PartRun] = deque()
         self._threads: set[int] = set()
         self._busy = 0
         self._over = False
         self._listens = False
 
-    def begin(self, parts: Sequence[Part], *, listens: bool) -> None:
-        """Run parts that begin now, as long as there is something to do for the calling thread.
-        ``listens``: whether they may all wait for somebody outside, and not see a stop."""
+    def begin(self, parts: Sequence[PartRun], *, listens: bool) -> None:
+        """Run new parts, as long as there is something to do for the calling thread.
+
+        ``listens``: whether all of them may wait for something outside the run, so that none would
+        notice a stop.
+        """
         self.parts = parts
         if len(parts) > 1:
             self.rendezvous = Rendezvous()
@@ -73,9 +78,8 @@ class Barrier:
             self.control.add_listener(self._stopped)
         self._work()
 
-    def resume(self, part: Part) -> None:
-        """Somebody must go on with a part that is active: it has just become so, or leaves its
-        thread to another."""
+    def resume(self, part: PartRun) -> None:
+        """Queue a part that has become active, or that leaves its thread to another part."""
         self._ready.append(part)
         if get_ident() not in self._threads:
             quiet(self._work)
@@ -86,7 +90,7 @@ class Barrier:
         return bool(self._ready)
 
     def help(self, pool: Workers) -> None:
-        """This thread begins something long: other threads are to go on with other parts."""
+        """Ask for another thread for waiting parts: this one begins something long."""
         if self._ready:
             pool.offer(partial(quiet, self._work))
 
@@ -105,7 +109,7 @@ class Barrier:
 
     # With the lock held.
 
-    def woke(self, part: Part) -> bool:
+    def woke(self, part: PartRun) -> bool:
         """A part that was resting goes on; False if the run is over."""
         if not self._over:
             self._busy += 1
@@ -120,7 +124,7 @@ class Barrier:
     # Ends.
 
     def fail(self, error: BaseException) -> None:
-        """The first error is the one that the run ends with, and ends the other parts."""
+        """Let the run end with ``error`` if it is the first, and stop the other parts."""
         with self.lock:
             if self.error is not None:
                 return
@@ -131,7 +135,7 @@ class Barrier:
             self.control.set(Cancelled("another part of the run has failed"))
 
     def end(self) -> None:
-        """The run is over."""
+        """End the run: all parts rest."""
         if self._listens:
             self.control.remove_listener(self._stopped)
         if self.rendezvous is not None:
@@ -141,14 +145,25 @@ class Barrier:
         on_end()
 
     def _stopped(self, error: Exception) -> None:
-        """Somebody has stopped the run, perhaps while no thread is at work on it."""
+        """Wake the parts after a stop, which may come while no thread works on the run."""
         for part in self.parts:
             if not part.resting:
                 part.post(part.check)
 
 
 class MultiPartExecutor:
-    """``run`` and ``run_async`` of executors whose runs have parts that meet at a barrier."""
+    """Base of the executors whose runs have parts that meet at a barrier.
+
+    They run nodes as tokens reach them, and plan neither an order nor memory.
+    """
+
+    name = "frames"
+    arena_plan = None
+    tasks = None
+    arena_bytes = 0
+
+    def trim(self) -> None:
+        """Do nothing: there are no arenas to give back."""
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()
@@ -158,7 +173,7 @@ class MultiPartExecutor:
         try:
             quiet(self._begin, barrier, inputs)
             ended.acquire()
-        except BaseException:  # an interrupt; the run ends on its own
+        except BaseException:  # an interrupt; the run ends by itself
             control.set(Cancelled("the run was interrupted"))
             raise
         return self._end(barrier)
@@ -176,7 +191,7 @@ class MultiPartExecutor:
         quiet(self._begin, barrier, inputs)
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
-        """Make the parts of a run, and run them."""
+        """Create the parts of a run, and run them."""
         raise NotImplementedError
 
     def _outputs(self, parts: Sequence[Any]) -> tuple[Any, ...]:
@@ -184,12 +199,12 @@ class MultiPartExecutor:
         raise NotImplementedError
 
     def _end(self, barrier: Barrier) -> tuple[Any, ...]:
-        """What a run that is over gives; raises what it ended with."""
-        parts, barrier.parts = barrier.parts, ()  # which lead back to the barrier
+        """The outputs of a run that is over; raises the error that it ended with."""
+        parts, barrier.parts = barrier.parts, ()  # they refer to the barrier
         error, barrier.error = barrier.error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error, parts  # it holds this frame
+                del error, parts  # the traceback holds this frame
         return self._outputs(parts)

@@ -1,7 +1,7 @@
-"""The frames executor on several devices: an executor for each part of a graph, joined in a run.
+"""The frames executor on several devices: one executor for each part of a graph, joined in a run.
 
-The parts are executors of their own, passed in: this one hands them what they are fed, lets their
-runs meet at a barrier, and puts together what they give.
+Each part has an executor of its own, passed in: this one feeds them, lets their runs meet at a
+barrier, and puts their outputs together.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from penstock.executors.frames.barrier import Barrier, MultiPartExecutor
-from penstock.executors.frames.barrier import Part as PartRun
-from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan
+from penstock.executors.frames.barrier import Barrier, MultiPartExecutor, PartRun
+from penstock.plan.plan import StepTable
 
 
 class PartExecutor(Protocol):
@@ -27,7 +25,7 @@ class PartExecutor(Protocol):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether its runs may wait for somebody outside of all parts."""
+        """Whether its runs may wait for something outside of all parts."""
         ...
 
     def observed(self) -> PartExecutor: ...
@@ -37,13 +35,14 @@ class PartExecutor(Protocol):
         ...
 
     def results(self, run: Any) -> tuple[Any, ...]:
-        """The outputs of such a run, when it has ended."""
+        """The outputs of such a run that has ended."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class DevicePart:
-    """An executor, the device that it stands for, and which inputs and outputs are its own."""
+    """An executor, the device that it stands for, and which inputs and outputs of the whole graph
+    are its own."""
 
     device: str
     executor: PartExecutor
@@ -52,16 +51,11 @@ class DevicePart:
 
 
 class PartitionedExecutor(MultiPartExecutor):
-    """Runs the parts of a graph beside each other; ``plan`` is that of all of them."""
+    """Runs the parts of a graph side by side; ``table`` has the steps of all of them."""
 
-    name = "frames"
-    tasks = None
-    arena_bytes = 0
-
-    def __init__(self, parts: Sequence[DevicePart], plan: Plan) -> None:
+    def __init__(self, parts: Sequence[DevicePart], table: StepTable) -> None:
         self.parts = tuple(parts)
-        self.plan = plan
-        self.arena_plan = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+        self.table = table
 
     @property
     def source(self) -> str:
@@ -73,11 +67,8 @@ class PartitionedExecutor(MultiPartExecutor):
         return sum(part.executor.plan_bytes for part in self.parts)
 
     def observed(self) -> PartitionedExecutor:
-        watched = [replace(part, executor=part.executor.observed()) for part in self.parts]
-        return PartitionedExecutor(watched, self.plan)
-
-    def trim(self) -> None:
-        pass
+        parts = [replace(part, executor=part.executor.observed()) for part in self.parts]
+        return PartitionedExecutor(parts, self.table)
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
         runs = [
@@ -87,7 +78,7 @@ class PartitionedExecutor(MultiPartExecutor):
         barrier.begin(runs, listens=listens)
 
     def _outputs(self, parts: Sequence[PartRun]) -> tuple[Any, ...]:
-        found: dict[int, Any] = {}
+        outputs: dict[int, Any] = {}
         for part, run in zip(self.parts, parts, strict=True):
-            found.update(zip(part.outputs, part.executor.results(run), strict=True))
-        return tuple([found[i] for i in range(len(found))])
+            outputs.update(zip(part.outputs, part.executor.results(run), strict=True))
+        return tuple([outputs[i] for i in range(len(outputs))])

@@ -1,7 +1,7 @@
-"""Where values wait for who takes them: a queue for each key, in which nobody ever blocks.
+"""Where values and the parts of a run that need them meet: a queue for each key; nothing blocks.
 
-Whoever comes first leaves a value, or a function to call with it. Values for one key are taken in
-the order in which they were sent, by those who have asked in the order in which they did.
+The side that comes first leaves a value, or a function to call with it. The values of one key are
+taken in the order in which they were sent, by their receivers in the order in which these asked.
 """
 
 from __future__ import annotations
@@ -12,78 +12,79 @@ from typing import Any
 
 from penstock.errors import Aborted
 
-Take = Callable[[Any, bool, Aborted | None], None]
-"""Takes a value, and whether it is dead; or None, and the error that nothing will come for."""
+Receiver = Callable[[Any, bool, Aborted | None], None]
+"""Takes a value, and whether it is dead; or None, False and the error because of which none
+comes."""
 
 
-def edge(source: str, target: str, name: str) -> str:
-    """What keys have of an edge: the devices at its ends, and the name of what is sent."""
+def edge_key(source: str, target: str, name: str) -> str:
+    """What the keys of an edge have in common: the devices at its ends, and the value's name."""
     return f"{source};{target};{name}"
 
 
 class Rendezvous:
     """The queues of one run.
 
-    A key is whatever both ends agree on: an ``edge``, with the frame and the iteration that a value
-    is sent in.
+    A key is whatever both ends agree on: an ``edge_key``, with the frame and the iteration in which
+    a value is sent.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Lists, which are short: a deque takes four times as long to make.
+        # Lists, which are short: a deque takes four times as long to create.
         self._sent: dict[Hashable, list[tuple[Any, bool]]] = {}
-        self._asked: dict[Hashable, list[Take]] = {}
+        self._waiting: dict[Hashable, list[Receiver]] = {}
         self._error: str | None = None
 
     def send(self, key: Hashable, value: Any, dead: bool = False) -> None:
-        """Leave a value, or call who waits for it, here and now. Raises ``Aborted``."""
+        """Leave a value, or call the receiver that waits for it. Raises ``Aborted``."""
         with self._lock:
             if self._error is not None:
                 raise Aborted(self._error)
-            takers = self._asked.get(key)
-            if takers is None:
+            receivers = self._waiting.get(key)
+            if receivers is None:
                 self._sent.setdefault(key, []).append((value, dead))
                 return
-            take = takers.pop(0)
-            if not takers:
-                del self._asked[key]
-        take(value, dead, None)
+            receiver = receivers.pop(0)
+            if not receivers:
+                del self._waiting[key]
+        receiver(value, dead, None)
 
-    def recv(self, key: Hashable, take: Take) -> tuple[Any, bool] | None:
-        """The next value, and whether it is dead, if it is there; else None, and ``take`` is called
-        with it, on the thread that sends it. Raises ``Aborted``."""
+    def recv(self, key: Hashable, receiver: Receiver) -> tuple[Any, bool] | None:
+        """The next value, and whether it is dead, if it has been sent; else None, and ``receiver``
+        is called with it on the thread that sends it. Raises ``Aborted``."""
         with self._lock:
             if self._error is not None:
                 raise Aborted(self._error)
-            waiting = self._sent.get(key)
-            if waiting is None:
-                self._asked.setdefault(key, []).append(take)
+            values = self._sent.get(key)
+            if values is None:
+                self._waiting.setdefault(key, []).append(receiver)
                 return None
-            found = waiting.pop(0)
-            if not waiting:
+            value = values.pop(0)
+            if not values:
                 del self._sent[key]
-            return found
+            return value
 
     def abort(self, error: BaseException) -> None:
-        """End it: all who wait are told an ``Aborted`` that speaks of ``error``, and whoever comes
-        has one raised."""
+        """Give up all transfers because of ``error``: waiting receivers are called with an
+        ``Aborted`` that quotes it, and later calls raise one."""
         with self._lock:
             if self._error is not None:
                 return
             self._error = f"a transfer was given up, because of {error!r}"
-            asked, self._asked = self._asked, {}
+            waiting, self._waiting = self._waiting, {}
             self._sent.clear()
-        for takers in asked.values():
-            for take in takers:
-                take(None, False, Aborted(self._error))
+        for receivers in waiting.values():
+            for receiver in receivers:
+                receiver(None, False, Aborted(self._error))
 
     def close(self) -> None:
-        """The run is over: forget who waits, and what was sent, without a word."""
+        """Drop waiting receivers and values at the end of the run; no receiver is called."""
         with self._lock:
-            self._asked.clear()
+            self._waiting.clear()
             self._sent.clear()
 
     def __len__(self) -> int:
-        """How many values, and how many who take them, are waiting."""
+        """How many values and receivers are waiting."""
         with self._lock:
-            return sum(map(len, self._sent.values())) + sum(map(len, self._asked.values()))
+            return sum(map(len, self._sent.values())) + sum(map(len, self._waiting.values()))

@@ -1,11 +1,12 @@
 """One run of the frames executor.
 
-A token is a value on its way to a node, in one iteration of one frame, or the word that there will
-be none. A node runs when a token has come on each of its inputs; a Merge when the first living one
-has. Kernels that take long run on the pool of the process, all else on the thread that the run is
-on: only that thread touches what changes during a run, so that nothing of it is locked. Who ends a
-kernel when that thread has left for want of work goes on in its place. Asynchronous kernels end on
-whatever thread ends them, and so do Recvs, whose values other parts of the run send.
+A token is a value on its way to a node in one iteration of one frame, or a *dead* token, which says
+that no value will come. A node runs when a token has arrived on each of its inputs; a Merge when
+the first live one has. Kernels that take long run on the pool of the process, everything else on
+the thread that the run is on: only that thread touches the state of the run, so that none of it is
+locked. If that thread has left for want of work, the thread on which a kernel ends goes on in its
+place. Asynchronous kernels end on any thread, and so do Recvs, whose values other parts of the run
+send.
 """
 
 from __future__ import annotations
@@ -22,34 +23,44 @@ from penstock.errors import Aborted, Cancelled, LimitExceeded, PenstockError, Ru
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.barrier import Barrier
-from penstock.executors.frames.scheduler import DEAD, Call, Flow, Iteration, Token, caller, missing
-from penstock.executors.frames.tokens import FrameNode, Kind, Tokens
+from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, TokenRule
+from penstock.executors.frames.scheduler import (
+    DEAD,
+    CallInstance,
+    IterationState,
+    Token,
+    TokenScheduler,
+    enclosing_call,
+    missing_output,
+)
 from penstock.host.threads import Workers, report_thread_exception
 from penstock.ir.describe import describe_node
 from penstock.ir.op import array_of
 from penstock.limits import Limits
 from penstock.types import ShapeError
 
-_ORDINARY, _SWITCH, _TRIGGER, _FETCH = Kind.ORDINARY, Kind.SWITCH, Kind.TRIGGER, Kind.FETCH
-_CALL, _RETURN, _ASYNCHRONOUS = Kind.CALL, Kind.RETURN, Kind.ASYNCHRONOUS
-_SEND, _RECV = Kind.SEND, Kind.RECV
+# Attributes of an enum are slow to read.
+_ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.TRIGGER
+_CALL, _RETURN, _FETCH = TokenRule.CALL, TokenRule.RETURN, TokenRule.FETCH
+_SEND, _RECV, _ASYNCHRONOUS = TokenRule.SEND, TokenRule.RECV, TokenRule.ASYNCHRONOUS
 
 _ndarray = np.ndarray
 
 Outputs = Sequence[Any]
 
-# Seconds from which on a kernel is worth another thread, and how much of what a kernel took last
-# counts for what it is taken to take. Cheap ones are measured once in so many times.
+# Kernels that take longer than this, in seconds, run on another thread.
 _LONG_S = 200e-6
+# The weight of the newest sample in the moving average of a kernel's seconds.
 _WEIGHT = 0.25
-_SAMPLED = 16
+# Short kernels are measured once in this many runs.
+_SAMPLE_INTERVAL = 16
 
-# Tokens that one part of a run moves before another has its turn on the same thread: 1 ms or so.
+# Tokens that one part of a run moves before another gets the thread: about 1 ms.
 _TURN = 1000
 
 
-class _Answer:
-    """What an asynchronous kernel is told to call when it has ended; forgets the run then."""
+class _Completion:
+    """What an asynchronous kernel calls when it has ended; refers to the run until then."""
 
     __slots__ = ("cancel", "run", "token")
 
@@ -61,15 +72,15 @@ class _Answer:
     def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
         run, self.run = self.run, None
         if run is not None:
-            run.post(run._answered, self, outputs, error)
+            run.post(run._completed, self, outputs, error)
 
 
 class FramesRun:
-    """One run of one part of a graph: all that changes while it goes on."""
+    """One run of one part of a graph: all state that changes during it."""
 
     def __init__(
         self,
-        tokens: Tokens,
+        graph: FrameGraph,
         inputs: Sequence[Any],
         pool: Workers | None,
         observe: bool,
@@ -81,18 +92,18 @@ class FramesRun:
         self.pool = pool
         self.observe = observe
         self.barrier = barrier
-        self.root = Call(tokens)
-        self.flow = Flow(limits.max_iterations)
+        self.root = CallInstance(graph)
+        self.scheduler = TokenScheduler(limits.max_iterations)
         self.heavy: list[Token] = []
         self.calls: list[Token] = []
         self.error: BaseException | None = None
-        # By item, what a Switch has chosen last: it may be asked why a value is dead.
+        # The output that each Switch has chosen last, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
-        self.away = 0  # kernels on other threads, asynchronous ones included
-        self.asked: set[_Answer] = set()
-        # What other threads have left to do for the thread of the run.
+        self.away = 0  # kernels that run elsewhere, asynchronous ones included
+        self.pending: set[_Completion] = set()
+        # Jobs of other threads for the thread of the run.
         self.lock = barrier.lock
-        self.back: deque[tuple[Any, ...]] = deque([(self.flow.begin, self.root, inputs)])
+        self.back: deque[tuple[Any, ...]] = deque([(self.scheduler.begin, self.root, inputs)])
         self.active = True
         self.resting = False
 
@@ -106,7 +117,7 @@ class FramesRun:
                 self._fail(error)
                 if not isinstance(error, Exception):
                     self.control.set(Cancelled("the run was interrupted"))
-            if self.flow.ready or self.heavy or self.calls:  # it is another part's turn
+            if self.scheduler.ready or self.heavy or self.calls:  # another part gets the thread
                 self.barrier.resume(self)
                 return
             with self.lock:
@@ -120,21 +131,26 @@ class FramesRun:
             return
 
     def check(self) -> None:
-        """Nothing to do but to look at the control, as the thread of the run does all the time."""
+        """Do nothing: the thread of the run looks at its control before every token."""
 
     def _work(self) -> None:
-        """Go on until nothing is left to do, or another part has its turn."""
+        """Go on until nothing is left to do, or another part gets the thread."""
         while self._turn():
             if self.barrier.waiting:
                 return
 
     def _turn(self) -> bool:
-        """Let so many tokens pass their items as one turn has; False if no more are left.
+        """Let up to ``_TURN`` tokens pass their nodes; False if none are left.
 
-        The way of most tokens is written out here: to call a method for each takes a third longer.
+        The path of most tokens is inlined here: a method call for each takes a third longer.
         """
-        back, control, ready, send = self.back, self.control, self.flow.ready, self.flow.send
-        observe, spent = self.observe, self.flow.spent
+        back, control, ready, send = (
+            self.back,
+            self.control,
+            self.scheduler.ready,
+            self.scheduler.send,
+        )
+        observe, spent = self.observe, self.scheduler.spent
         for _ in range(_TURN):
             while back:
                 function, *arguments = back.popleft()
@@ -145,121 +161,121 @@ class FramesRun:
                 if self.heavy:
                     self._share()
                 elif self.calls:
-                    # The latest first, so that few go on at once.
+                    # The latest first, so that few are in progress at once.
                     self._call(self.calls.pop())
                 else:
                     return False
                 continue
             token = ready.popleft()
-            item, iteration, dead = token
+            node, iteration, dead = token
             if dead or observe:
                 self._token(token)
                 continue
-            if item.passes:
-                outputs: Outputs = iteration.inputs[item.first : item.end]
-            elif item.left:
-                item.left -= 1
-                inputs = iteration.inputs[item.first : item.end]
+            if node.forwards:
+                outputs: Outputs = iteration.inputs[node.first : node.end]
+            elif node.unmeasured:
+                node.unmeasured -= 1
+                inputs = iteration.inputs[node.first : node.end]
                 try:
-                    result = item.function(*inputs)  # type: ignore[misc]
-                    if item.outputs == 1:
+                    result = node.function(*inputs)  # type: ignore[misc]
+                    if node.outputs == 1:
                         outputs = (result if result.__class__ is _ndarray else array_of(result),)
                     else:
-                        outputs = _outputs(item, result)
+                        outputs = _outputs(node, result)
                 except Exception as error:
-                    self._fail(_explained(item, inputs, error))
+                    self._fail(_annotated(node, inputs, error))
                     continue
-            elif item.kind is _SWITCH:
-                inputs = iteration.inputs[item.first : item.end]
+            elif node.rule is _SWITCH:
+                inputs = iteration.inputs[node.first : node.end]
                 try:
-                    outputs = self._switch(item, *inputs)
+                    outputs = self._switch(node, *inputs)
                 except Exception as error:
-                    self._fail(_explained(item, inputs, error))
+                    self._fail(_annotated(node, inputs, error))
                     continue
             else:
                 self._token(token)
                 continue
-            single = item.single
-            if single is None:
-                send(item, iteration, outputs)
+            only_edge = node.only_edge
+            if only_edge is None:
+                send(node, iteration, outputs)
                 continue
-            reader, at, place = single
-            iteration.inputs[place] = outputs[0]
+            reader, at, position = only_edge
+            iteration.inputs[position] = outputs[0]
             waits = iteration.waits
             waits[at] = left = waits[at] - 1
             if not left:
-                # One token for another.
+                # One token takes the place of the other.
                 ready.append((reader, iteration, False))
             else:
                 spent(reader, iteration, left)
         return True
 
     def _stop(self) -> None:
-        """Somebody has stopped the run; say where it was."""
+        """End a run that was stopped, and say where it was."""
         error = self.control.error or Cancelled("the run was stopped")
-        for item, *_ in [*self.flow.ready, *self.heavy, *self.calls][:1]:
-            if item.node is not None:
-                error.add_note(f"The run had come to {item.node.op.name} ({item.node.label}).")
+        for node, *_ in [*self.scheduler.ready, *self.heavy, *self.calls][:1]:
+            if node.node is not None:
+                error.add_note(f"The run had come to {node.node.op.name} ({node.node.label}).")
         self._fail(error)
 
     def _token(self, token: Token) -> None:
-        """Let a token pass its item, of whatever kind that is."""
-        item, iteration, dead = token
-        if dead and item.kind is not _TRIGGER:
-            if item.kind is _RECV:
+        """Let a token pass its node, by whatever rule."""
+        node, iteration, dead = token
+        if dead and node.rule is not _TRIGGER:
+            if node.rule is _RECV:
                 self._receive(token)
                 return
-            if item.kind is _FETCH:
-                self._fetch(item, iteration, DEAD)
-            elif item.kind is _SEND:
-                self._send(item, iteration, None, True)
-            self.flow.bury(item, iteration)
-        elif item.kind is _ORDINARY:
-            if item.cost > _LONG_S and self.pool is not None and not self.observe:
+            if node.rule is _FETCH:
+                self._fetch(node, iteration, DEAD)
+            elif node.rule is _SEND:
+                self._send(node, iteration, None, True)
+            self.scheduler.bury(node, iteration)
+        elif node.rule is _ORDINARY:
+            if node.cost > _LONG_S and self.pool is not None and not self.observe:
                 self.heavy.append(token)
             else:
                 self._run(token)
-        elif item.kind is _CALL:
+        elif node.rule is _CALL:
             self.calls.append(token)
-        elif item.kind is _RETURN:
-            self._resume(caller(iteration.frame))
-        elif item.kind is _RECV:
+        elif node.rule is _RETURN:
+            self._resume(enclosing_call(iteration.frame))
+        elif node.rule is _RECV:
             self._receive(token)
-        elif item.kind is _ASYNCHRONOUS:
-            self._ask(token)
+        elif node.rule is _ASYNCHRONOUS:
+            self._begin_kernel(token)
         else:
             inputs = _inputs(token)
             try:
-                outputs = self._primitive(item, iteration, inputs)
+                outputs = self._primitive(node, iteration, inputs)
             except Exception as error:
-                self._fail(_explained(item, inputs, error))
+                self._fail(_annotated(node, inputs, error))
                 return
-            if self.observe and item.node is not None:
-                self._begun(item, inputs)
-                self._ended(item, outputs)
-            self.flow.send(item, iteration, outputs)
+            if self.observe and node.node is not None:
+                self._begun(node, inputs)
+                self._ended(node, outputs)
+            self.scheduler.send(node, iteration, outputs)
 
-    def _primitive(self, item: FrameNode, iteration: Iteration, inputs: list[Any]) -> Outputs:
-        """What a living primitive makes of its inputs."""
-        kind = item.kind
-        if kind is _SWITCH:
-            return self._switch(item, *inputs)
-        if kind is _FETCH:
-            self._fetch(item, iteration, inputs[0])
+    def _primitive(self, node: FrameNode, iteration: IterationState, inputs: list[Any]) -> Outputs:
+        """The outputs of a live primitive."""
+        rule = node.rule
+        if rule is _SWITCH:
+            return self._switch(node, *inputs)
+        if rule is _FETCH:
+            self._fetch(node, iteration, inputs[0])
             return ()
-        if kind is _SEND:
-            self._send(item, iteration, *inputs)
+        if rule is _SEND:
+            self._send(node, iteration, *inputs)
             return ()
         return inputs
 
-    def _switch(self, item: FrameNode, value: Any, predicate: Any) -> Outputs:
+    def _switch(self, node: FrameNode, value: Any, predicate: Any) -> Outputs:
         if predicate.size != 1:
             shape = list(predicate.shape)
             raise ShapeError(f"a predicate must have one element, not shape {shape}")
-        which, count = int(predicate.item()), item.outputs
+        which, count = int(predicate.item()), node.outputs
         if not 0 <= which < count:
             which = count - 1
-        self.chosen[item] = which
+        self.chosen[node] = which
         if count == 2:
             return (DEAD, value) if which else (value, DEAD)
         outputs = [DEAD] * count
@@ -267,81 +283,81 @@ class FramesRun:
         return outputs
 
     def _run(self, token: Token) -> None:
-        """Run a kernel here, and measure it."""
-        item, iteration, _ = token
+        """Run a kernel on this thread, and measure it."""
+        node, iteration, _ = token
         inputs = _inputs(token)
         if self.observe:
-            self._begun(item, inputs)
+            self._begun(node, inputs)
         start = perf_counter()
         try:
-            outputs = _called(item, inputs, self.control)
+            outputs = _call_kernel(node, inputs, self.control)
         except Exception as error:
-            self._fail(_explained(item, inputs, error))
+            self._fail(_annotated(node, inputs, error))
             return
-        _took(item, perf_counter() - start)
+        _record_cost(node, perf_counter() - start)
         if self.observe:
-            self._ended(item, outputs)
-        self.flow.send(item, iteration, outputs)
+            self._ended(node, outputs)
+        self.scheduler.send(node, iteration, outputs)
 
-    # Calls of functions, and of graphs that call them.
+    # Calls of functions, and of the graphs of nodes.
 
     def _call(self, token: Token) -> None:
-        """Begin a call; it has ended when there is nothing more to run for it."""
-        item, iteration, _ = token
+        """Begin a call."""
+        node, iteration, _ = token
         inputs = _inputs(token)
         if self.observe:
-            self._begun(item, inputs)
-        assert item.function is not None
-        self._go_on(item, iteration, item.function(*inputs), None)
+            self._begun(node, inputs)
+        assert node.function is not None
+        self._go_on(node, iteration, node.function(*inputs), None)
 
     def _go_on(
-        self, item: FrameNode, iteration: Iteration, calling: Any, results: Outputs | None
+        self, node: FrameNode, iteration: IterationState, steps: Any, results: Outputs | None
     ) -> None:
-        """Run what a call asks for next, or pass on what it has made."""
+        """Run the next graph of a call, or deliver the outputs of its node."""
         try:
-            tokens, inputs = calling.send(results)
-            call = Call(tokens, iteration, item, calling)
+            graph, inputs = steps.send(results)
+            call = CallInstance(graph, iteration, node, steps)
             if call.depth > self.limits.max_calls:
                 raise LimitExceeded(
-                    f"function {tokens.function!r} is called at the end of more calls than "
-                    f"Limits.max_calls = {self.limits.max_calls}: it may call itself without an "
-                    "end; raise the limit if the model should go that deep"
+                    f"the call of function {graph.function!r} is nested in more calls than "
+                    f"Limits.max_calls = {self.limits.max_calls}: it may call itself without "
+                    "end; raise the limit if the model should nest that deep"
                 )
         except StopIteration as end:
             outputs = end.value
         except Exception as error:
-            self._fail(_explained(item, iteration.inputs[item.first : item.end], error))
+            self._fail(_annotated(node, iteration.inputs[node.first : node.end], error))
             return
         else:
-            self.flow.begin(call, inputs)
+            self.scheduler.begin(call, inputs)
             return
         if self.observe:
-            self._ended(item, outputs)
-        self.flow.send(item, iteration, outputs)
+            self._ended(node, outputs)
+        self.scheduler.send(node, iteration, outputs)
 
-    def _resume(self, call: Call) -> None:
-        """A call has run all that it had to."""
-        error = missing(call, self.chosen)
+    def _resume(self, call: CallInstance) -> None:
+        """Continue a call whose graph has ended."""
+        error = missing_output(call, self.chosen)
         if error is not None:
             self._fail(error)
             return
-        assert call.item is not None and call.around is not None
-        self._go_on(call.item, call.around, call.calling, call.results)
+        assert call.node is not None and call.around is not None
+        self._go_on(call.node, call.around, call.steps, call.results)
 
     # Observers.
 
-    def _begun(self, item: FrameNode, inputs: Sequence[Any]) -> None:
-        if item.step is not None:
-            known = inputs[: len(item.step.inputs)]
-            self.control.observer.step_begin(self.control.run, item.step, known)
+    def _begun(self, node: FrameNode, inputs: Sequence[Any]) -> None:
+        if node.step is not None:
+            own = inputs[: len(node.step.inputs)]  # without captures
+            self.control.observer.step_begin(self.control.run, node.step, own)
 
-    def _ended(self, item: FrameNode, outputs: Outputs) -> None:
-        if item.step is not None:
-            made = [None if value is DEAD else value for value in outputs]
-            self.control.observer.step_end(self.control.run, item.step, made)
+    def _ended(self, node: FrameNode, outputs: Outputs) -> None:
+        if node.step is not None:
+            live = [None if value is DEAD else value for value in outputs]
+            self.control.observer.step_end(self.control.run, node.step, live)
 
     def _share(self) -> None:
-        """Hand long kernels to other threads, but for one, which this thread runs."""
+        """Hand all long kernels but one to other threads, and run that one."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
         if pool is not None:
@@ -358,15 +374,15 @@ class FramesRun:
         start = perf_counter()
         result, error = None, None
         try:
-            result = quiet(_called, token[0], inputs, self.control)
+            result = quiet(_call_kernel, token[0], inputs, self.control)
         except BaseException as raised:
             error = (
-                _explained(token[0], inputs, raised) if isinstance(raised, Exception) else raised
+                _annotated(token[0], inputs, raised) if isinstance(raised, Exception) else raised
             )
-        self.post(self._came, token, result, error, perf_counter() - start)
+        self.post(self._returned, token, result, error, perf_counter() - start)
 
     def post(self, *job: Any) -> None:
-        """Leave something to do for the thread of the run, which is this one if there is none."""
+        """Leave a job for the thread of the run; this one becomes it if there is none."""
         with self.lock:
             self.back.append(job)
             if self.active or (self.resting and not self.barrier.woke(self)):
@@ -375,153 +391,154 @@ class FramesRun:
             self.resting = False
         self.barrier.resume(self)
 
-    def _came(self, token: Token, result: Any, error: BaseException | None, seconds: float) -> None:
-        """A kernel has ended on another thread."""
-        item, iteration, _ = token
+    def _returned(
+        self, token: Token, result: Any, error: BaseException | None, seconds: float
+    ) -> None:
+        """Deliver the outputs of a kernel that has ended on another thread."""
+        node, iteration, _ = token
         self.away -= 1
-        _took(item, seconds)
+        _record_cost(node, seconds)
         if error is not None:
             self._fail(error)
         elif self.error is None:
-            self.flow.send(item, iteration, result)
+            self.scheduler.send(node, iteration, result)
 
-    # Asynchronous kernels, and what comes from other parts of the run.
+    # Asynchronous kernels, and values of other parts of the run.
 
-    def _ask(self, token: Token) -> None:
+    def _begin_kernel(self, token: Token) -> None:
         """Begin an asynchronous kernel."""
-        item, inputs = token[0], _inputs(token)
-        answer = _Answer(self, token)
+        node, inputs = token[0], _inputs(token)
+        completion = _Completion(self, token)
         self.away += 1
-        self.asked.add(answer)
+        self.pending.add(completion)
         if self.observe:
-            self._begun(item, inputs)
-        assert item.function is not None
+            self._begun(node, inputs)
+        assert node.function is not None
         try:
-            answer.cancel = item.function(answer, *inputs)
+            completion.cancel = node.function(completion, *inputs)
         except Exception as error:
-            answer(error=error)
+            completion(error=error)
 
-    def _answered(self, answer: _Answer, result: Any, error: BaseException | None) -> None:
-        """An asynchronous kernel has ended."""
-        if answer not in self.asked:
-            return  # nobody waits for it any more
-        self.asked.remove(answer)
+    def _completed(self, completion: _Completion, result: Any, error: BaseException | None) -> None:
+        """Deliver the outputs of an asynchronous kernel that has ended."""
+        if completion not in self.pending:
+            return  # the run has failed meanwhile
+        self.pending.remove(completion)
         self.away -= 1
-        item, iteration, _ = answer.token
-        inputs = _inputs(answer.token)
+        node, iteration, _ = completion.token
+        inputs = _inputs(completion.token)
         if error is None:
             try:
-                outputs = _outputs(item, result)
+                outputs = _outputs(node, result)
             except Exception as raised:
-                self._fail(_explained(item, inputs, raised))
+                self._fail(_annotated(node, inputs, raised))
                 return
             if self.observe:
-                self._ended(item, outputs)
-            self.flow.send(item, iteration, outputs)
+                self._ended(node, outputs)
+            self.scheduler.send(node, iteration, outputs)
         else:
-            self._fail(_explained(item, inputs, error))
+            self._fail(_annotated(node, inputs, error))
 
     def _send(
-        self, item: FrameNode, iteration: Iteration, value: Any = None, dead: bool = False
+        self, node: FrameNode, iteration: IterationState, value: Any = None, dead: bool = False
     ) -> None:
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
-        rendezvous.send(_key(item, iteration), value, dead)
+        rendezvous.send(_key(node, iteration), value, dead)
 
     def _receive(self, token: Token) -> None:
-        item, iteration, _ = token
+        node, iteration, _ = token
         if self.observe:
-            self._begun(item, ())
+            self._begun(node, ())
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
         try:
-            found = rendezvous.recv(
-                _key(item, iteration), partial(self.post, self._received, token)
-            )
+            sent = rendezvous.recv(_key(node, iteration), partial(self.post, self._received, token))
         except Aborted as error:
             self._fail(error)
             return
-        if found is not None:
-            self._received(token, *found, None)
+        if sent is not None:
+            self._received(token, *sent, None)
 
     def _received(self, token: Token, value: Any, dead: bool, error: Aborted | None) -> None:
         if error is not None:
             self._fail(error)
         elif self.error is None:
-            item, iteration, _ = token
+            node, iteration, _ = token
             if dead:
-                self.flow.bury(item, iteration)
+                self.scheduler.bury(node, iteration)
                 return
             if self.observe:
-                self._ended(item, (value,))
-            self.flow.send(item, iteration, (value,))
+                self._ended(node, (value,))
+            self.scheduler.send(node, iteration, (value,))
 
     def _fail(self, error: BaseException) -> None:
-        """The first error ends the run: nothing that is ready will run."""
+        """End the run with its first error: no node that is ready runs any more."""
         if self.error is None:
             self.error = error
-        self.flow.ready.clear()
+        self.scheduler.ready.clear()
         self.heavy.clear()
         self.calls.clear()
         self.barrier.fail(error)
-        while self.asked:
-            answer = self.asked.pop()
-            answer.run = None
+        while self.pending:
+            completion = self.pending.pop()
+            completion.run = None
             self.away -= 1
-            if answer.cancel is not None:
+            if completion.cancel is not None:
                 try:
-                    answer.cancel()
+                    completion.cancel()
                 except Exception:  # the run has its error already
                     report_thread_exception()
 
-    def _fetch(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
-        call = caller(iteration.frame)
-        known = call.results[item.port]
-        if known is not None and known is not DEAD:
+    def _fetch(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+        call = enclosing_call(iteration.frame)
+        result = call.results[node.port]
+        if result is not None and result is not DEAD:
             if value is DEAD:
                 return  # in another iteration
-            name = call.tokens.graph.outputs[item.port].name
+            name = call.frame_graph.graph.outputs[node.port].name
             raise RunError(
-                f"{name!r} was made twice: it is inside of a loop. Fetch what leaves the loop"
+                f"{name!r} was computed twice: it is inside of a loop. Fetch a value that leaves "
+                "the loop"
             )
-        call.results[item.port] = value
+        call.results[node.port] = value
 
 
-def _key(item: FrameNode, iteration: Iteration) -> tuple[Any, ...]:
-    """The key of a value on its way between parts."""
+def _key(node: FrameNode, iteration: IterationState) -> tuple[Any, ...]:
+    """The rendezvous key of a value that goes from one part to another."""
     frame = iteration.frame
-    return item.key, frame.id or frame.name(), iteration.number
+    return node.key, frame.id or frame.name(), iteration.number
 
 
 def _inputs(token: Token) -> list[Any]:
-    item, iteration, _ = token
-    return iteration.inputs[item.first : item.end]
+    node, iteration, _ = token
+    return iteration.inputs[node.first : node.end]
 
 
-def _took(item: FrameNode, seconds: float) -> None:
-    """Note what a kernel took, and how often it runs before it is measured again: long ones, and
-    those with graphs, are measured each time."""
-    item.cost += _WEIGHT * (seconds - item.cost)
-    item.left = 0 if item.cost > _LONG_S or item.nested else _SAMPLED
+def _record_cost(node: FrameNode, seconds: float) -> None:
+    """Note the seconds of a kernel, and when it is measured again: one that is long, or has graphs,
+    each time."""
+    node.cost += _WEIGHT * (seconds - node.cost)
+    node.unmeasured = 0 if node.cost > _LONG_S or node.nested else _SAMPLE_INTERVAL
 
 
-def _called(item: FrameNode, inputs: Sequence[Any], control: Control) -> Outputs:
+def _call_kernel(node: FrameNode, inputs: Sequence[Any], control: Control) -> Outputs:
     """The outputs of a kernel."""
-    assert item.function is not None
-    result = item.function(control, *inputs) if item.nested else item.function(*inputs)
-    return _outputs(item, result)
+    assert node.function is not None
+    result = node.function(control, *inputs) if node.nested else node.function(*inputs)
+    return _outputs(node, result)
 
 
-def _outputs(item: FrameNode, result: Any) -> Outputs:
-    """What a kernel has made, one for each output."""
-    if item.outputs == 1:
+def _outputs(node: FrameNode, result: Any) -> Outputs:
+    """The result of a kernel as a sequence with one array for each output."""
+    if node.outputs == 1:
         return (array_of(result),)
-    return () if result is None else tuple([array_of(each) for each in result])
+    return () if result is None else tuple([array_of(output) for output in result])
 
 
-def _explained(item: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
-    """The error of a kernel, with its node."""
-    node = item.node
+def _annotated(at: FrameNode, inputs: Sequence[Any], error: BaseException) -> PenstockError:
+    """The error of a kernel, with its node, its origin and the types of its inputs."""
+    node = at.node
     if node is None:
         return error if isinstance(error, PenstockError) else RunError(f"a fetch failed: {error!r}")
     if isinstance(error, PenstockError):
@@ -533,7 +550,7 @@ def _explained(item: FrameNode, inputs: Sequence[Any], error: BaseException) -> 
         else f"{v.name}: {getattr(x, 'dtype', '?')}{list(getattr(x, 'shape', None) or ())}"
         for v, x in zip(node.inputs, inputs, strict=True)
     ]
-    what = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
-    found = RunError(f"{describe_node(node, shapes)}: {what}")
-    found.__cause__ = error
-    return found
+    text = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
+    run_error = RunError(f"{describe_node(node, shapes)}: {text}")
+    run_error.__cause__ = error
+    return run_error

@@ -1,7 +1,9 @@
-"""Tokens on their way: the frames of a run, their iterations, and what becomes ready in them.
+"""Tokens on their way: the frames of a run, their iterations, and the nodes that become ready.
 
-What an item has made is brought to all who wait for it; whoever then has all that it waits for is
-``ready``. Nothing here runs a node, and only the thread that a run is on touches any of it.
+The outputs of a node are delivered to all of their readers; a node that then waits for nothing more
+is ``ready``. Nothing here runs a node, and only the thread that a run is on touches any of it.
+
+``_deliver``, ``_kill_readers`` and ``_signal`` have the transitions of ``readiness.py`` inlined.
 """
 
 from __future__ import annotations
@@ -11,37 +13,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.errors import DeadTensor, LimitExceeded
-from penstock.executors.frames.tokens import DEATH, FrameInfo, FrameNode, Kind, Tokens
+from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, StaticFrame, TokenRule
+from penstock.executors.frames.readiness import DEATH
 from penstock.ir.graph import Value
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 """Stands for a value that will not come."""
 
-_ENTER, _EXIT, _NEXT_ITERATION = Kind.ENTER, Kind.EXIT, Kind.NEXT_ITERATION
+_ENTER, _EXIT, _NEXT_ITERATION = TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION
+_MERGE = TokenRule.MERGE
 
 
-class Iteration:
-    """One iteration of a frame: its inputs, what its items wait for, how many tokens are on their
-    way in it, and the frames inside of it."""
+class IterationState:
+    """One iteration of a frame: its inputs, what its nodes wait for (``readiness.py``), how many
+    tokens are on their way in it, and the instances of frames inside of it."""
 
     __slots__ = ("children", "frame", "inputs", "number", "tokens", "waits")
 
-    def __init__(self, frame: Frame, number: int, inputs: list[Any], waits: list[int]) -> None:
+    def __init__(
+        self, frame: FrameInstance, number: int, inputs: list[Any], waits: list[int]
+    ) -> None:
         self.frame = frame
         self.number = number
         self.inputs = inputs
         self.waits = waits
         self.tokens = 0
-        self.children: dict[str, Frame] | None = None
+        self.children: dict[str, FrameInstance] | None = None
 
 
-class Frame:
-    """A frame that was entered, in iteration ``around`` of another one, if it is not that of a run.
+class FrameInstance:
+    """A frame that was entered in iteration ``around`` of another one, or the root of a call.
 
-    ``last`` is its newest iteration, ``entering`` how many tokens are yet to enter. What comes to
-    all iterations stands in ``inputs`` and ``waits``, with which a new one begins, and ``begun``
-    are the items that then have all that they wait for. ``deferred`` wait for another iteration to
-    begin, dead ``exits`` for the frame to end.
+    ``last`` is its newest iteration, ``entering`` how many tokens are yet to enter. Values for all
+    iterations stand in ``inputs`` and ``waits``, with which a new one begins; the tokens in
+    ``begun`` are then ready. ``deferred`` values wait for another iteration to begin, dead
+    ``exits`` for the frame to end.
     """
 
     __slots__ = (
@@ -51,22 +57,23 @@ class Frame:
         "entering",
         "exits",
         "id",
-        "info",
         "inputs",
         "iterations",
         "last",
+        "static",
         "waits",
     )
 
-    def __init__(self, info: FrameInfo, around: Iteration | None) -> None:
-        self.info = info
+    def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
+        self.static = static
         self.around = around
-        self.inputs = info.inputs
-        self.waits = info.waits
+        self.inputs = static.inputs
+        self.waits = static.waits
         self.begun: list[Token] = []
-        self.iterations = {0: Iteration(self, 0, info.inputs.copy(), info.waits.copy())}
+        first = IterationState(self, 0, static.inputs.copy(), static.waits.copy())
+        self.iterations = {0: first}
         self.last = 0
-        self.entering = info.enters
+        self.entering = static.enters
         self.deferred: list[tuple[FrameNode, Any]] = []
         self.exits: list[FrameNode] = []
         self.id = ""
@@ -75,75 +82,75 @@ class Frame:
         """What distinguishes it from all other frames of the run, in all parts of that."""
         around = self.around
         if not self.id and around is not None:
-            self.id = f"{around.frame.name()}/{around.number};{self.info.name}"
+            self.id = f"{around.frame.name()}/{around.number};{self.static.name}"
         return self.id
 
 
-class Call(Frame):
-    """A graph that runs, in a frame of its own: that of the run, or what ``item`` calls in
-    iteration ``around``, the ``depth``-th call of a function around this one included. ``calling``
-    goes on with its ``results``."""
+class CallInstance(FrameInstance):
+    """The root frame of a graph that runs: of the run itself, or called by ``node`` in iteration
+    ``around``. ``depth`` counts the calls of functions around it, itself included. ``steps`` is the
+    call in progress, which continues with the ``results``."""
 
-    __slots__ = ("calling", "depth", "item", "results", "tokens")
+    __slots__ = ("depth", "frame_graph", "node", "results", "steps")
 
     def __init__(
         self,
-        tokens: Tokens,
-        around: Iteration | None = None,
-        item: FrameNode | None = None,
-        calling: Any = None,
+        frame_graph: FrameGraph,
+        around: IterationState | None = None,
+        node: FrameNode | None = None,
+        steps: Any = None,
     ) -> None:
-        super().__init__(tokens.root, around)
-        self.tokens = tokens
-        self.item = item
-        self.calling = calling
-        self.results: list[Any] = [None] * len(tokens.fetches)
+        super().__init__(frame_graph.root, around)
+        self.frame_graph = frame_graph
+        self.node = node
+        self.steps = steps
+        self.results: list[Any] = [None] * len(frame_graph.fetches)
         self.depth: int = 0
         if around is not None:
-            self.depth = caller(around.frame).depth + bool(tokens.function)
+            self.depth = enclosing_call(around.frame).depth + bool(frame_graph.function)
 
 
-def caller(frame: Frame) -> Call:
+def enclosing_call(frame: FrameInstance) -> CallInstance:
     """The call that a frame is in, or is."""
-    while not isinstance(frame, Call):
+    while not isinstance(frame, CallInstance):
         assert frame.around is not None
         frame = frame.around.frame
     return frame
 
 
-Token: TypeAlias = tuple[FrameNode, Iteration, bool]
-"""An item that has all that it waits for, in which iteration, and whether it is dead."""
+Token: TypeAlias = tuple[FrameNode, IterationState, bool]
+"""A node that waits for nothing more, in which iteration, and whether it is dead."""
 
 
-class Flow:
-    """The tokens of one run. ``most``: how many iterations a frame may have."""
+class TokenScheduler:
+    """The tokens of one run. ``max_iterations``: how many iterations a frame may have."""
 
-    def __init__(self, most: int | None) -> None:
+    def __init__(self, max_iterations: int | None) -> None:
         self.ready: deque[Token] = deque()
-        self._most = most
+        self._max_iterations = max_iterations
 
-    def begin(self, call: Call, inputs: Sequence[Any]) -> None:
+    def begin(self, call: CallInstance, inputs: Sequence[Any]) -> None:
         """Let a graph begin with its inputs."""
-        tokens, iteration = call.tokens, call.iterations[0]
-        iteration.tokens = len(tokens.roots)
-        self.ready.extend([(item, iteration, False) for item in tokens.roots])
-        for item, value in zip(tokens.feeds, inputs, strict=True):
-            self._deliver(item, iteration, (value,))
+        graph, iteration = call.frame_graph, call.iterations[0]
+        iteration.tokens = len(graph.roots)
+        self.ready.extend([(node, iteration, False) for node in graph.roots])
+        for feed, value in zip(graph.feeds, inputs, strict=True):
+            self._deliver(feed, iteration, (value,))
         if not iteration.tokens:
             self._close(iteration)
 
-    def send(self, item: FrameNode, iteration: Iteration, outputs: Sequence[Any]) -> None:
-        """Bring on what a living item has made, and count its own token as gone."""
-        if item.leaves:
-            self._leave(item, iteration, outputs[0])
+    def send(self, node: FrameNode, iteration: IterationState, outputs: Sequence[Any]) -> None:
+        """Deliver the outputs of a live node, whose own token is gone with that."""
+        if node.leaves:
+            self._leave(node, iteration, outputs[0])
         else:
-            self._deliver(item, iteration, outputs)
+            self._deliver(node, iteration, outputs)
         iteration.tokens -= 1
         if not iteration.tokens:
             self._close(iteration)
 
-    def spent(self, reader: FrameNode, iteration: Iteration, left: int) -> None:
-        """A token has gone to a reader that waits for more, or that now dies."""
+    def spent(self, reader: FrameNode, iteration: IterationState, left: int) -> None:
+        """Count a token as gone that went to a reader that waits for more, or that now dies."""
         if left == DEATH:
             before = len(self.ready)
             self._die(reader, iteration)
@@ -152,23 +159,23 @@ class Flow:
         if not iteration.tokens:
             self._close(iteration)
 
-    def bury(self, item: FrameNode, iteration: Iteration) -> None:
-        """As ``send``, for a dead item: who waits for it learns that nothing will come."""
-        if item.kind is _ENTER:
-            self._enter(item, iteration, DEAD)
+    def bury(self, node: FrameNode, iteration: IterationState) -> None:
+        """As ``send``, for a dead node: its outputs are dead."""
+        if node.rule is _ENTER:
+            self._enter(node, iteration, DEAD)
         else:
-            self._kill(item, iteration)
+            self._kill(node, iteration)
         iteration.tokens -= 1
         if not iteration.tokens:
             self._close(iteration)
 
     # Within an iteration.
 
-    def _deliver(self, item: FrameNode, iteration: Iteration, outputs: Sequence[Any]) -> None:
-        """Bring outputs to all who wait for them in an iteration."""
+    def _deliver(self, node: FrameNode, iteration: IterationState, outputs: Sequence[Any]) -> None:
+        """Deliver outputs to all of their readers in an iteration."""
         inputs, waits, ready = iteration.inputs, iteration.waits, self.ready
         before = len(ready)
-        for (readers, merges), value in zip(item.edges, outputs, strict=True):
+        for (readers, merges), value in zip(node.edges, outputs, strict=True):
             if value is DEAD:
                 self._kill_readers(readers, merges, iteration, False)
                 continue
@@ -181,29 +188,29 @@ class Flow:
                     self._die(reader, iteration)
             for reader, at, index in merges:
                 left = waits[at]
-                # The first that lives counts: later ones find the bit gone.
-                if left & 1:
+                # Only the first one that lives counts: later ones find the bit cleared.
+                if left & 1:  # MERGE_DATA
                     inputs[reader.first : reader.end] = value, index
                     waits[at] = left = left - 1
                     if not left:
                         ready.append((reader, iteration, False))
-        if item.controls:
-            self._signal(item, iteration, False)
+        if node.controls:
+            self._signal(node, iteration, False)
         iteration.tokens += len(ready) - before
 
-    def _kill(self, item: FrameNode, iteration: Iteration) -> None:
-        """Let all who wait for an item know that it is dead."""
+    def _kill(self, node: FrameNode, iteration: IterationState) -> None:
+        """Let all outputs and control edges of a node be dead."""
         before = len(self.ready)
-        for readers, merges in item.edges:
-            self._kill_readers(readers, merges, iteration, item.kind is _ENTER)
-        self._signal(item, iteration, True)
+        for readers, merges in node.edges:
+            self._kill_readers(readers, merges, iteration, node.rule is _ENTER)
+        self._signal(node, iteration, True)
         iteration.tokens += len(self.ready) - before
 
     def _kill_readers(
         self,
         readers: Iterable[tuple[FrameNode, int, int]],
         merges: Iterable[tuple[FrameNode, int, Any]],
-        iteration: Iteration,
+        iteration: IterationState,
         entered: bool,
     ) -> None:
         waits, ready = iteration.waits, self.ready
@@ -213,30 +220,30 @@ class Flow:
                 self._die(reader, iteration)
         for reader, at, _ in merges:
             waits[at + 1] += 1
-            # What comes back around a loop is not waited for if nothing enters.
-            if waits[at] == 1 and (entered or waits[at + 1] == reader.data):
+            # The back edge of a loop that is not entered would never come.
+            if waits[at] == 1 and (entered or waits[at + 1] == reader.data_inputs):
                 waits[at] = 0
                 ready.append((reader, iteration, True))
 
-    def _die(self, item: FrameNode, iteration: Iteration) -> None:
-        """An item has all that it waits for, and something of that is dead."""
-        if item.kind is _EXIT:
+    def _die(self, node: FrameNode, iteration: IterationState) -> None:
+        """Let a node die that waits for nothing more, with a dead input."""
+        if node.rule is _EXIT:
             # Kept until the frame ends, or another iteration begins.
             if iteration.number == iteration.frame.last:
-                iteration.frame.exits.append(item)
-        elif item.kind is not _NEXT_ITERATION:
-            self.ready.append((item, iteration, True))
+                iteration.frame.exits.append(node)
+        elif node.rule is not _NEXT_ITERATION:
+            self.ready.append((node, iteration, True))
 
-    def _signal(self, item: FrameNode, iteration: Iteration, dead: bool) -> None:
-        """Let those go on who wait for an item, whatever it makes."""
+    def _signal(self, node: FrameNode, iteration: IterationState, dead: bool) -> None:
+        """Deliver the control edges of a node."""
         waits, ready = iteration.waits, self.ready
-        for reader in item.controls:
-            at = reader.place
-            if reader.kind is Kind.MERGE:
-                waits[at] = left = waits[at] - 2
+        for reader in node.controls:
+            at = reader.counter
+            if reader.rule is _MERGE:
+                waits[at] = left = waits[at] - 2  # MERGE_CONTROL
                 if not left:
                     ready.append((reader, iteration, False))
-                elif left == 1 and waits[at + 1] == reader.data:
+                elif left == 1 and waits[at + 1] == reader.data_inputs:
                     waits[at] = 0
                     ready.append((reader, iteration, True))
                 continue
@@ -251,84 +258,84 @@ class Flow:
 
     # Between frames and iterations.
 
-    def _leave(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
-        """Bring a living value to another iteration or frame."""
+    def _leave(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+        """Deliver a live value in another iteration or frame."""
         frame = iteration.frame
-        if item.kind is _NEXT_ITERATION:
+        if node.rule is _NEXT_ITERATION:
             number = iteration.number
             if number == frame.last:
-                if len(frame.iterations) >= frame.info.parallel:
-                    frame.deferred.append((item, value))
+                if len(frame.iterations) >= frame.static.parallel:
+                    frame.deferred.append((node, value))
                     return
                 self._advance(frame)
-            self._deliver(item, frame.iterations[number + 1], (value,))
-        elif item.kind is _EXIT:
+            self._deliver(node, frame.iterations[number + 1], (value,))
+        elif node.rule is _EXIT:
             assert frame.around is not None
-            self._deliver(item, frame.around, (value,))
+            self._deliver(node, frame.around, (value,))
         else:
-            self._enter(item, iteration, value)
+            self._enter(node, iteration, value)
 
-    def _enter(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
-        info = item.child
-        assert info is not None
+    def _enter(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
+        static = node.child
+        assert static is not None
         children = iteration.children
         if children is None:
             children = iteration.children = {}
-        child = children.get(info.name)
+        child = children.get(static.name)
         if child is None:
-            child = children[info.name] = Frame(info, iteration)
+            child = children[static.name] = FrameInstance(static, iteration)
         child.entering -= 1
-        reached = list(child.iterations.values()) if item.constant else [child.iterations[0]]
-        for each in reached:
-            self._arrive(item, each, value)
-        if item.constant:
-            self._keep(item, child, value)
+        entered = list(child.iterations.values()) if node.constant else [child.iterations[0]]
+        for reached in entered:
+            self._arrive(node, reached, value)
+        if node.constant:
+            self._keep(node, child, value)
         first = child.iterations.get(0)
         if first is not None and not first.tokens and not child.entering:
             self._close(first)
 
-    def _arrive(self, item: FrameNode, iteration: Iteration, value: Any) -> None:
+    def _arrive(self, node: FrameNode, iteration: IterationState, value: Any) -> None:
         if value is DEAD:
-            self._kill(item, iteration)
+            self._kill(node, iteration)
         else:
-            self._deliver(item, iteration, (value,))
+            self._deliver(node, iteration, (value,))
 
-    def _keep(self, item: FrameNode, frame: Frame, value: Any) -> None:
-        """Bring a value to all iterations to come: they begin as copies of one that has it."""
-        if frame.inputs is frame.info.inputs:
+    def _keep(self, node: FrameNode, frame: FrameInstance, value: Any) -> None:
+        """Deliver a value in all iterations to come: these begin as copies of one that has it."""
+        if frame.inputs is frame.static.inputs:
             frame.inputs, frame.waits = frame.inputs.copy(), frame.waits.copy()
         ready, self.ready = self.ready, deque()
-        self._arrive(item, Iteration(frame, -1, frame.inputs, frame.waits), value)
+        self._arrive(node, IterationState(frame, -1, frame.inputs, frame.waits), value)
         frame.begun += self.ready
         self.ready = ready
 
-    def _advance(self, frame: Frame) -> None:
+    def _advance(self, frame: FrameInstance) -> None:
         """Begin another iteration."""
         number = frame.last
-        if self._most is not None and number >= self._most:
+        if self._max_iterations is not None and number >= self._max_iterations:
             raise LimitExceeded(
-                f"the frame {frame.info.name!r} passed the limit of {self._most} iterations; raise "
-                "Limits.max_iterations if that is what the model should do"
+                f"the frame {frame.static.name!r} passed the limit of {self._max_iterations} "
+                "iterations; raise Limits.max_iterations if the model should run that many"
             )
         frame.last = number = number + 1
-        iteration = Iteration(frame, number, frame.inputs.copy(), frame.waits.copy())
+        iteration = IterationState(frame, number, frame.inputs.copy(), frame.waits.copy())
         frame.iterations[number] = iteration
         if frame.exits:
             frame.exits.clear()
         if frame.begun:
             iteration.tokens = len(frame.begun)
-            self.ready.extend([(item, iteration, dead) for item, _, dead in frame.begun])
+            self.ready.extend([(node, iteration, dead) for node, _, dead in frame.begun])
         if frame.deferred:
             deferred, frame.deferred = frame.deferred, []
-            for item, value in deferred:
-                self._deliver(item, iteration, (value,))
+            for node, value in deferred:
+                self._deliver(node, iteration, (value,))
 
-    def _close(self, iteration: Iteration) -> None:
-        """End iterations, from this one on, and frames, as far as nothing goes on in them."""
+    def _close(self, iteration: IterationState) -> None:
+        """End iterations, from this one on, and frames, in which nothing is left to run."""
         while True:
             frame, number = iteration.frame, iteration.number
             iterations = frame.iterations
-            next_: Iteration | None = iterations.get(number)
+            next_: IterationState | None = iterations.get(number)
             while (
                 next_ is not None
                 and not next_.tokens
@@ -343,51 +350,53 @@ class Flow:
             around = frame.around
             if iterations or frame.entering or around is None:
                 return
-            if isinstance(frame, Call):
-                self.ready.append((frame.tokens.end, iteration, False))
+            if isinstance(frame, CallInstance):
+                self.ready.append((frame.frame_graph.end, iteration, False))
                 return
             assert around.children is not None
-            del around.children[frame.info.name]
-            for item in frame.exits:
-                self._kill(item, around)
+            del around.children[frame.static.name]
+            for node in frame.exits:
+                self._kill(node, around)
             if around.tokens:
                 return
             iteration = around
 
 
-# What a graph has not made.
+# Outputs that are missing at the end.
 
 
-def missing(call: Call, chosen: Mapping[FrameNode, int]) -> DeadTensor | None:
-    """The error of a graph that has ended without one of its results, if one is missing."""
-    for value, result in zip(call.tokens.graph.outputs, call.results, strict=True):
+def missing_output(call: CallInstance, chosen: Mapping[FrameNode, int]) -> DeadTensor | None:
+    """The error of a call that has ended without one of its outputs; None if it has all.
+
+    ``chosen``: the output that each Switch has chosen last.
+    """
+    for value, result in zip(call.frame_graph.graph.outputs, call.results, strict=True):
         if result is None or result is DEAD:
             return _dead(value, result is DEAD, chosen)
     return None
 
 
 def _dead(value: Value, dead: bool, chosen: Mapping[FrameNode, int]) -> DeadTensor:
-    """The error of a fetch without a value, with what has killed it, if that was a Switch."""
+    """The error of a fetch without a value, with the Switch that has killed it, if one has."""
     if not dead:
         return DeadTensor(
-            f"{value.name!r} was never made: what it waits for did not come. It may be inside of a "
-            "loop, or wait for a value that only the first iteration has"
+            f"{value.name!r} was never computed: some of its inputs did not come. It may be inside "
+            "of a loop, or need a value that only the first iteration has"
         )
-    by_node = {item.node: item for item in chosen}
+    switches = {switch.node: output for switch, output in chosen.items()}
     seen: set[Value] = {value}
     queue = deque([value])
     while queue:
         node = queue.popleft().producer
         if node is None:
             continue
-        item = by_node.get(node)
-        if item is not None:
+        if node in switches:
             return DeadTensor(
                 f"{value.name!r} has no value: it is in a branch that was not taken. {node.label} "
-                f"chose its output {chosen[item]}"
+                f"chose its output {switches[node]}"
             )
-        for each in node.inputs:
-            if each is not None and each not in seen:
-                seen.add(each)
-                queue.append(each)
+        for read in node.inputs:
+            if read is not None and read not in seen:
+                seen.add(read)
+                queue.append(read)
     return DeadTensor(f"{value.name!r} has no value: it is in a branch that was not taken")

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.frames import Frame, frames_of
+from penstock.analysis.frames import Frame, Frames
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, Value, captures, clone, sort
 from penstock.ir.op import Role
@@ -37,23 +37,27 @@ Need = Value | Node
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a graph that one device runs. ``inputs`` and ``outputs``: which inputs and
-    outputs of the whole graph its own are."""
+    """The part of a graph that one device runs.
+
+    ``inputs`` and ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``:
+    of each of its nodes, the names of the frames that it runs in, from the outermost one inwards.
+    """
 
     device: str
     graph: Graph
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    paths: Mapping[Node, tuple[str, ...]]
 
 
-def partition(graph: Graph, devices: Mapping[Node, str]) -> list[Part]:
-    """The parts of ``graph``, which must be sorted and stays as it is, in the order in which its
-    nodes come to their ``devices``.
+def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list[Part]:
+    """The parts of ``graph``, which must be sorted and is not changed, in the order in which its
+    nodes first name their ``devices``. ``frames`` are those of the graph.
 
     Nodes keep the ``device`` that they have; those that are added have that of a node they serve.
     Raises ``InvalidModel`` where a loop spans devices that has no LoopCond.
     """
-    whole = _Whole(graph, devices)
+    whole = _Whole(graph, frames, devices)
     names = dict.fromkeys(devices[node] for node in graph.nodes)
     drafts = {name: _Draft(whole, name) for name in names or {"": None}}
     for draft in drafts.values():
@@ -74,11 +78,12 @@ class _Whole:
     that of what it makes. ``looping`` are the frames with iterations, ``pivots`` has what their
     LoopConds say, ``homes`` the devices of the nodes in each frame."""
 
-    def __init__(self, graph: Graph, devices: Mapping[Node, str]) -> None:
+    def __init__(self, graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> None:
         self.graph = graph
         self.devices = devices
         self.inputs = set(graph.inputs)
-        self.frames, self.after = frames_of(graph)
+        self.frames, self.after = frames.of, frames.of_outputs
+        self.paths = frames.paths()
         self.looping: set[Frame] = set()
         self.pivots: dict[Frame, Value] = {}
         self.homes: dict[Frame, set[str]] = {}
@@ -122,6 +127,7 @@ class _Draft:
         self.receives: dict[Need, Node] = {}
         self.triggers: dict[Frame, Node] = {}
         self.added: list[Node] = []
+        self.paths: dict[Node, tuple[str, ...]] = {}
 
     # What is needed of others.
 
@@ -205,6 +211,7 @@ class _Draft:
         for node, mine in self.node_of.items():
             both = zip(node.outputs, mine.outputs, strict=True)
             self.value_of.update((a, b) for a, b in both if a is not None and b is not None)
+        self.paths = {mine: self.whole.paths[node] for node, mine in self.node_of.items()}
         del graph.inputs[len(inputs) :]  # the others are made here
         self.add_receives()
         self.add_copies()
@@ -217,7 +224,7 @@ class _Draft:
         self.add_sends()
         graph.nodes += self.added
         sort(graph)
-        return Part(self.device, graph, tuple(inputs), tuple(outputs))
+        return Part(self.device, graph, tuple(inputs), tuple(outputs), self.paths)
 
     def gives(self, value: Value, foremost: bool) -> bool:
         """Whether an output of the whole is one of this part."""
@@ -236,7 +243,7 @@ class _Draft:
             node = Node(RECV, [], [value], attrs, name=f"{name} received", device=device)
             node.origin = f"the transfer of {name!r}"
             self.receives[need] = node
-            self.added.append(node)
+            self.add(node, self.whole.after[source])
 
     def add_sends(self) -> None:
         for need, target in self.sent:
@@ -251,7 +258,7 @@ class _Draft:
                 device=_source(need).device,
                 origin=f"the transfer of {name!r}",
             )
-            self.added.append(node)
+            self.add(node, self.whole.after[_source(need)])
 
     @staticmethod
     def transfer(source: str, target: str, name: str) -> dict[str, Any]:
@@ -269,7 +276,7 @@ class _Draft:
                 origin=node.origin,
             )
             self.node_of[node] = mine
-            self.added.append(mine)
+            self.add(mine, self.whole.frames[node])
 
     def here(self, value: Value | None) -> Value | None:
         return value if value is None or value.const is not None else self.value_of[value]
@@ -360,8 +367,13 @@ class _Draft:
             device=self.driven[frame],
             origin=f"the control loop of {frame.name!r} on {self.device}",
         )
-        self.added.append(node)
+        self.add(node, frame.parent if name == "Enter" and frame.parent else frame)
         return node
+
+    def add(self, node: Node, frame: Frame) -> None:
+        """Add a node of this part alone, that runs in ``frame``."""
+        self.added.append(node)
+        self.paths[node] = frame.path
 
 
 def _source(need: Need) -> Node:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.analysis.frames import Frame, frame_of
+from penstock.analysis.frames import Frame, find_frames
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, captures, clone, topological
 from penstock.ir.op import Role
@@ -44,7 +44,8 @@ class RaiseControlFlow(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         if not is_framed(graph):
             return False
-        raised, _ = raise_control_flow(graph)
+        raised, unraised = raise_control_flow(graph)
+        context.unraised.extend(unraised)
         graph.inputs, graph.outputs = raised.inputs, raised.outputs
         graph.nodes, graph.targets = raised.nodes, raised.targets
         return True
@@ -106,7 +107,7 @@ class _Raising:
 
     def run(self) -> None:
         try:
-            frames = frame_of(self.graph)
+            frames = find_frames(self.graph).of
         except InvalidModel:
             return  # who runs it will say so
         for node, frame in frames.items():

@@ -1,0 +1,201 @@
+"""Compile a graph with frames, the functions that it calls, and its parts, each once.
+
+Each function, and each graph of a node that contains frames, becomes a ``FrameGraph`` of its own; a
+node that calls it waits for it as for a kernel. A run keeps calls side by side, not on Python's
+stack, so that only memory and ``Limits.max_calls`` bound how deep they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.analysis.frames import Frames, find_frames
+from penstock.codegen.helpers import too_many
+from penstock.executors.base import Executor
+from penstock.executors.control import Control
+from penstock.executors.frames.executor import FramesExecutor
+from penstock.executors.frames.frame_graph import (
+    CallSteps,
+    FrameGraph,
+    FramePath,
+    StartCall,
+    ValueNumbers,
+    all_inputs,
+    isolate,
+)
+from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
+from penstock.host.threads import Workers, core_budget, pool
+from penstock.ir.graph import Graph, Node, captures, clone
+from penstock.ir.op import Kernel, Role
+from penstock.limits import Limits
+from penstock.ops.onnx.control_flow import CONTROL, is_control
+from penstock.plan.plan import Step
+
+
+class GraphPart(Protocol):
+    """The part of a graph that one device runs (``passes.lowering.partition``).
+
+    ``inputs`` and ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``:
+    the frame of each of its nodes.
+    """
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def inputs(self) -> tuple[int, ...]: ...
+    @property
+    def outputs(self) -> tuple[int, ...]: ...
+    @property
+    def paths(self) -> Mapping[Node, FramePath]: ...
+
+
+class FrameGraphBuilder:
+    """Builds the executor of one graph.
+
+    ``kernel`` compiles an ordinary node on ``backend``, ``executor`` a graph without frames, whose
+    types are not inferred yet. ``function`` returns a copy of a function's graph, without dead
+    code.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[[Node], Kernel],
+        executor: Callable[[Graph], Executor],
+        function: Callable[[str], Graph],
+        limits: Limits,
+        backend: str,
+    ) -> None:
+        self._backend = backend
+        self._kernel_of = kernel
+        self._executor_of = executor
+        self._function_graph = function
+        self._limits = limits
+        self._functions: dict[str, FrameGraph] = {}
+        self._called: list[str] = []  # functions that are yet to be compiled
+        self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
+
+    def build(self, graph: Graph, frames: Frames | None = None) -> FramesExecutor:
+        """The executor of ``graph``, which must be sorted, on the host.
+
+        ``frames`` are those of the graph, if they have been computed.
+        """
+        frames = find_frames(graph) if frames is None else frames
+        return FramesExecutor(self._whole(graph, frames.paths()), pool(), self._limits)
+
+    def build_parts(
+        self, graph: Graph, parts: Sequence[GraphPart], devices: int
+    ) -> PartitionedExecutor:
+        """The executor of the ``parts`` of ``graph``, each with a share of the host's cores.
+
+        ``devices``: how many share them.
+        """
+        numbers = ValueNumbers()
+        outputs = list(graph.outputs)
+        device_parts: list[DevicePart] = []
+        steps: list[Step] = []
+        for part in parts:
+            for i, value in zip(part.inputs, part.graph.inputs, strict=True):
+                numbers.share(value, graph.inputs[i])
+            for i, value in zip(part.outputs, part.graph.outputs, strict=True):
+                outputs[i] = value
+            frame_graph = self._whole(part.graph, part.paths, numbers)
+            steps += frame_graph.steps
+            inner = FramesExecutor(frame_graph, _workers_of(part.device, devices), self._limits)
+            device_parts.append(DevicePart(part.device, inner, part.inputs, part.outputs))
+        table = numbers.table(graph.name, steps, graph.inputs, outputs)
+        return PartitionedExecutor(device_parts, table)
+
+    def _whole(
+        self,
+        graph: Graph,
+        paths: Mapping[Node, FramePath],
+        numbers: ValueNumbers | None = None,
+    ) -> FrameGraph:
+        """Compile a graph, or a part of it, and the functions that it calls."""
+        frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers)
+        while self._called:
+            name = self._called.pop()
+            if name not in self._functions:
+                self._functions[name] = self._callee(self._function_graph(name))
+                self._functions[name].function = name
+        frame_graph.asynchronous |= self._asynchronous
+        return frame_graph
+
+    def _callee(self, graph: Graph) -> FrameGraph:
+        """Compile a graph that is called, of which observers see no steps of its own."""
+        paths = find_frames(graph).paths()
+        frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend)
+        self._asynchronous |= frame_graph.asynchronous
+        for node in frame_graph.nodes:
+            node.step = None
+        return frame_graph
+
+    def _kernel(self, node: Node) -> Kernel:
+        """The kernel of a node; if that has graphs without frames, an executor of its own runs it.
+
+        Such a kernel takes what the graphs capture behind the inputs of the node.
+        """
+        if not is_control(node):
+            return self._kernel_of(node)
+        graph, indices = isolate(node)
+        inner = self._executor_of(graph)
+
+        def function(control: Control, *inputs: Any) -> Any:
+            outputs = inner.run([inputs[i] for i in indices], control)
+            return outputs[0] if len(outputs) == 1 else outputs
+
+        return Kernel(function)
+
+    def _call(self, node: Node) -> StartCall:
+        if node.op.role is Role.CALL:
+            return self._call_function(node)
+        return self._call_graphs(node)
+
+    def _call_function(self, node: Node) -> StartCall:
+        """The call of a function, which may be the one that is being compiled."""
+        name = node.attrs["function"]
+        self._called.append(name)
+        functions = self._functions
+
+        def call(*inputs: Any) -> CallSteps:
+            return (yield functions[name], inputs)
+
+        return call
+
+    def _call_graphs(self, node: Node) -> StartCall:
+        """The calls of an If or a loop, whose graphs are also given what they capture."""
+        indices = {value: i for i, value in enumerate(all_inputs(node))}
+        bodies = {}
+        for _, graph in node.graphs:
+            outer = captures(graph)
+            body = self._callee(clone(graph, [*graph.inputs, *outer]))
+            bodies[graph] = body, [indices[value] for value in outer]
+        steps, own, most = CONTROL[node.op.role], len(node.inputs), self._limits.max_iterations
+
+        def call(*inputs: Any) -> CallSteps:
+            requests = steps(node, inputs[:own])
+            results: Sequence[Any] | None = None
+            count = 0
+            while True:
+                try:
+                    graph, arguments = requests.send(results)  # type: ignore[arg-type]
+                except StopIteration as end:
+                    outputs: Sequence[Any] = end.value
+                    return outputs
+                # The branch of an If, which has no inputs, is no iteration.
+                if most is not None and count >= most and graph.inputs:
+                    too_many(most, node.label)
+                count += 1
+                body, captured = bodies[graph]
+                results = yield body, [*arguments, *[inputs[i] for i in captured]]
+
+        return call
+
+
+def _workers_of(device: str, devices: int) -> Workers:
+    """The threads of a virtual device: its share of the cores."""
+    share = max(1, core_budget() // devices)
+    return pool(device.rpartition("/device:")[2].lower(), share)

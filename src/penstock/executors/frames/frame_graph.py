@@ -1,0 +1,450 @@
+"""The compiled form of a graph with frames: its nodes with their counters, edges and functions.
+
+Positions of inputs and counts of what is pending are numbered within each frame, so that a run
+allocates a few lists for an iteration, and nothing for a node. The graph
+``y = Merge(Switch(x, p))``, with ``x`` and ``p`` fed, becomes
+
+========= ============== ============ =================== ==========================
+node      inputs         waits        edges of its outputs
+========= ============== ============ ==============================================
+Switch    [0:2] (x, p)   [0] = 2      0 -> Merge, index 0;  1 -> Merge, index 1
+Merge     [2:4] (y, i)   [1:3] = 1, 0 0 -> fetch of y, input 4
+fetch     [4:5] (y)      [3] = 1
+========= ============== ============ ==============================================
+
+where ``[a:b]`` are positions in the list of inputs of an iteration, and in its list of counts
+(``readiness.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.executors.frames.readiness import MERGE_CONTROL, MERGE_DATA
+from penstock.executors.frames.rendezvous import edge_key
+from penstock.ir.graph import Graph, Node, Value, captures, clone
+from penstock.ir.op import Kernel, Role
+from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.plan.plan import Slot, SlotKind, Step, StepTable
+
+FramePath: TypeAlias = tuple[str, ...]
+"""The names of the frames around a node, from the outermost one inwards."""
+
+
+class TokenRule(IntEnum):
+    """How tokens pass a node."""
+
+    ORDINARY = 0
+    SWITCH = 1
+    MERGE = 2
+    ENTER = 3
+    EXIT = 4
+    NEXT_ITERATION = 5
+    IDENTITY = 6
+    TRIGGER = 7
+    FETCH = 8
+    FEED = 9
+    CALL = 10
+    RETURN = 11
+    ASYNCHRONOUS = 20
+    SEND = 21
+    RECV = 22
+
+
+_RULES: Mapping[Role | None, TokenRule] = {
+    Role.SWITCH: TokenRule.SWITCH,
+    Role.MERGE: TokenRule.MERGE,
+    Role.ENTER: TokenRule.ENTER,
+    Role.EXIT: TokenRule.EXIT,
+    Role.NEXT_ITERATION: TokenRule.NEXT_ITERATION,
+    Role.LOOP_COND: TokenRule.IDENTITY,
+    Role.CONTROL_TRIGGER: TokenRule.TRIGGER,
+    Role.SEND: TokenRule.SEND,
+    Role.RECV: TokenRule.RECV,
+    Role.CALL: TokenRule.CALL,
+}
+
+
+def _rule_of(node: Node) -> TokenRule:
+    rule = _RULES.get(node.op.role)
+    if rule is not None:
+        return rule
+    if any(is_framed(graph) for _, graph in node.graphs):
+        return TokenRule.CALL
+    return TokenRule.IDENTITY if _is_identity(node) else TokenRule.ORDINARY
+
+
+class FrameNode:
+    """A node, a feed or a fetch of a ``FrameGraph``.
+
+    ``first`` to ``end``: the positions of its inputs in its frame; a Merge has two, the value that
+    it takes and the index of that. ``counter``: the position of its count (``readiness.py``), which
+    is ``waits`` at first. ``data_inputs``: how many of its inputs are not constant.
+
+    ``edges``: for each output its readers, and apart from these the Merges among them.
+    ``controls``: the nodes with a control edge from this one. ``only_edge``: the one reader of the
+    only output that is read, if that is no Merge and the output lives whenever the node does.
+
+    ``forwards``: whether its outputs are its inputs. ``leaves``: whether these go to another
+    iteration or frame. ``port``: of a fetch, which output of the graph it is. ``child``: of an
+    Enter, the frame that it leads into; ``constant``: whether all iterations get what it brings.
+    ``key``: of a Send or a Recv, what identifies their edge in the rendezvous.
+
+    ``cost``: the moving average of the seconds that its kernel takes; ``unmeasured``: how many more
+    times the kernel runs before it is measured again. ``nested``: whether the function runs graphs
+    of its own, and takes the control of the run first.
+    """
+
+    __slots__ = (
+        "child",
+        "constant",
+        "controls",
+        "cost",
+        "counter",
+        "data_inputs",
+        "edges",
+        "end",
+        "first",
+        "forwards",
+        "frame",
+        "function",
+        "index",
+        "key",
+        "leaves",
+        "nested",
+        "node",
+        "only_edge",
+        "outputs",
+        "port",
+        "rule",
+        "step",
+        "unmeasured",
+        "waits",
+    )
+
+    def __init__(self, index: int, node: Node | None, rule: TokenRule, frame: StaticFrame) -> None:
+        self.index = index
+        self.node = node
+        self.rule = rule
+        self.leaves = rule in (TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION)
+        self.forwards = self.leaves or rule in (TokenRule.MERGE, TokenRule.IDENTITY)
+        self.frame = frame
+        self.first = self.end = self.counter = self.waits = self.data_inputs = self.port = 0
+        self.function: Callable[..., Any] | None = None
+        self.outputs = 0 if node is None else len(node.outputs)
+        self.edges: tuple[tuple[Readers, Readers], ...] = ()
+        self.controls: tuple[FrameNode, ...] = ()
+        self.only_edge: tuple[FrameNode, int, Any] | None = None
+        self.child: StaticFrame | None = None
+        self.constant = False
+        self.key = ""
+        self.cost = 0.0
+        self.unmeasured = 0
+        self.step: Step | None = None
+        self.nested = False
+
+    def __repr__(self) -> str:
+        return f"FrameNode({self.node!r})"
+
+
+Readers: TypeAlias = tuple[tuple[FrameNode, int, Any], ...]
+"""For each reader of an output: the node, its ``counter``, and the position of its input; of a
+Merge, instead of the position, the index that it gives as its second output."""
+
+
+class StaticFrame:
+    """A frame as the graph has it: that of loops of one ``name`` within one ``parent``.
+
+    ``inputs`` and ``waits`` are what an iteration begins with, constants already in their places.
+    ``enters``: how many tokens enter the frame, dead ones included.
+    """
+
+    __slots__ = ("enters", "inputs", "name", "parallel", "parent", "waits")
+
+    def __init__(self, name: str, parent: StaticFrame | None) -> None:
+        self.name = name
+        self.parent = parent
+        self.inputs: list[Any] = []
+        self.waits: list[int] = []
+        self.enters = 0
+        self.parallel = 1
+
+    def __repr__(self) -> str:
+        return f"StaticFrame({self.name!r})"
+
+
+class ValueNumbers:
+    """The slots by which observers know values: those of one graph, or of all parts of one."""
+
+    def __init__(self) -> None:
+        self._values: list[Value] = []
+        self._slots: dict[Value, int] = {}
+
+    def slot(self, value: Value | None) -> int:
+        """The slot of a value; -1 for an optional one that is left out."""
+        if value is None:
+            return -1
+        slot = self._slots.get(value)
+        if slot is None:
+            slot = self._slots[value] = len(self._values)
+            self._values.append(value)
+        return slot
+
+    def share(self, value: Value, other: Value) -> None:
+        """Give ``value`` the slot of ``other``, whose copy it is."""
+        self._slots[value] = self.slot(other)
+
+    def table(
+        self, name: str, steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> StepTable:
+        """The table of ``steps`` whose values were numbered here."""
+        inputs_, outputs_ = (tuple(map(self.slot, values)) for values in (inputs, outputs))
+        kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
+        slots = [Slot(v.name, v.type, kinds[v.const is not None], v.const) for v in self._values]
+        return StepTable(name, tuple(steps), tuple(slots), inputs_, outputs_)
+
+
+CallSteps: TypeAlias = "Generator[tuple[FrameGraph, Sequence[Any]], Sequence[Any], Sequence[Any]]"
+"""A call in progress: yields the next graph to run and its inputs, is sent the outputs of that, and
+returns the outputs of the node."""
+StartCall: TypeAlias = Callable[..., CallSteps]
+"""Begins the call of a node, with the values of its inputs."""
+
+
+class FrameGraph:
+    """A graph compiled for the frames executor.
+
+    ``roots`` are the nodes that wait for nothing; ``fetches`` has one node for each output, and
+    ``feeds`` one for each input. ``end`` stands for the end of a call of the graph. ``function`` is
+    its name, if it is that of a function. ``asynchronous``: whether it has asynchronous kernels.
+
+    ``paths`` gives the frame that each node runs in. ``kernel`` compiles an ordinary node on
+    ``backend``, ``call`` one whose graphs, or function, are run as frame graphs as well.
+    ``numbers`` number the values, of this graph and of others that run with it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        paths: Mapping[Node, FramePath],
+        kernel: Callable[[Node], Kernel],
+        call: Callable[[Node], StartCall],
+        backend: str,
+        numbers: ValueNumbers | None = None,
+    ) -> None:
+        self.graph = graph
+        self.function = ""
+        self.root = StaticFrame("", None)
+        self.asynchronous = False
+        self._backend = backend
+        self._numbers = numbers or ValueNumbers()
+        self._frames: dict[FramePath, StaticFrame] = {(): self.root}
+        self.nodes: list[FrameNode] = []
+        for node in graph.nodes:
+            self._add(node, paths[node], kernel, call)
+        readers: _ReadersByValue = {}
+        controls: dict[Node, list[FrameNode]] = {}
+        for node_ in self.nodes:
+            assert node_.node is not None
+            self._place(node_, _inputs(node_.node, kernel), readers)
+            sources = dict.fromkeys(node_.node.control_inputs)
+            for source in sources:
+                controls.setdefault(source, []).append(node_)
+            if node_.rule is TokenRule.MERGE:
+                node_.waits += MERGE_CONTROL * len(sources)
+            else:
+                node_.waits = node_.data_inputs + len(sources)
+        self.fetches = [
+            self._fetch(i, value, paths, readers) for i, value in enumerate(graph.outputs)
+        ]
+        for node_ in self.nodes:
+            node_.counter = len(node_.frame.waits)
+            node_.frame.waits.append(node_.waits)
+            if node_.rule is TokenRule.MERGE:
+                node_.frame.waits.append(0)  # how many of its inputs are dead
+        for node_ in self.nodes:
+            if node_.node is not None:
+                node_.edges = tuple([_edges(readers, value) for value in node_.node.outputs])
+                node_.controls = tuple(controls.get(node_.node, ()))
+                node_.only_edge = _only_edge(node_)
+        self.roots = [node_ for node_ in self.nodes if not node_.waits]
+        self.end = FrameNode(-1, None, TokenRule.RETURN, self.root)
+        self.feeds: list[FrameNode] = []
+        for value in graph.inputs:
+            feed = FrameNode(len(self.nodes), None, TokenRule.FEED, self.root)
+            feed.edges = (_edges(readers, value),)
+            self.nodes.append(feed)
+            self.feeds.append(feed)
+
+    def _frame(self, path: FramePath) -> StaticFrame:
+        frame = self._frames.get(path)
+        if frame is None:
+            frame = self._frames[path] = StaticFrame(path[-1], self._frame(path[:-1]))
+        return frame
+
+    def _add(
+        self,
+        node: Node,
+        path: FramePath,
+        compile: Callable[[Node], Kernel],
+        call: Callable[[Node], StartCall],
+    ) -> None:
+        """Add a node with its function; its inputs are placed later."""
+        rule = _rule_of(node)
+        kernel: Kernel | None = None
+        node_ = FrameNode(len(self.nodes), node, rule, self._frame(path))
+        self.nodes.append(node_)
+        if rule is TokenRule.ENTER:
+            child = self._frame((*path, node.attrs["frame_name"]))
+            child.enters += 1
+            child.parallel = int(node.attrs.get("parallel_iterations", 10))
+            node_.child = child
+            node_.constant = bool(node.attrs.get("is_constant", False))
+        elif rule is TokenRule.ORDINARY:
+            kernel = compile(node)
+            node_.function = kernel.function
+            node_.nested = bool(node.graphs)
+            if kernel.begin is not None:
+                node_.rule = TokenRule.ASYNCHRONOUS
+                node_.function = kernel.begin
+                self.asynchronous = True
+        elif rule is TokenRule.SEND or rule is TokenRule.RECV:
+            attrs = node.attrs
+            node_.key = edge_key(attrs["send_device"], attrs["recv_device"], attrs["tensor_name"])
+        elif rule is TokenRule.CALL:
+            node_.function = call(node)
+        slot = self._numbers.slot
+        inputs, outputs = tuple(map(slot, node.inputs)), tuple(map(slot, node.outputs))
+        node_.step = Step(node, kernel, inputs, outputs, backend=self._backend)
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that observers see."""
+        return [node.step for node in self.nodes if node.step is not None]
+
+    def table(self) -> StepTable:
+        """The steps and values of the graph, as observers see them."""
+        graph = self.graph
+        return self._numbers.table(graph.name, self.steps, graph.inputs, graph.outputs)
+
+    def _place(
+        self, node: FrameNode, values: Sequence[Value | None], readers: _ReadersByValue
+    ) -> None:
+        """Give the inputs of a node their positions in its frame."""
+        inputs = node.frame.inputs
+        node.first = len(inputs)
+        if node.rule is TokenRule.MERGE:
+            self._place_merge(node, values, readers)
+            return
+        for value in values:
+            if value is not None and value.const is None:
+                readers.setdefault(value, []).append((node, len(inputs)))
+                node.data_inputs += 1
+            inputs.append(None if value is None else value.const)
+        node.end = len(inputs)
+
+    @staticmethod
+    def _place_merge(
+        node: FrameNode, values: Sequence[Value | None], readers: _ReadersByValue
+    ) -> None:
+        """A constant lives from the start, so that a Merge of one waits for no other data."""
+        node.waits = MERGE_DATA
+        merged: list[Any] = [None, None]
+        for i, value in enumerate(values):
+            index = np.array(i, np.int32)
+            index.flags.writeable = False  # all runs share it
+            if value is None:
+                continue
+            if value.const is None:
+                readers.setdefault(value, []).append((node, index))
+                node.data_inputs += 1
+            elif node.waits:
+                node.waits, merged = 0, [value.const, index]
+        node.frame.inputs += merged
+        node.end = node.first + 2
+
+    def _fetch(
+        self,
+        port: int,
+        value: Value,
+        paths: Mapping[Node, FramePath],
+        readers: _ReadersByValue,
+    ) -> FrameNode:
+        """A node that waits for an output, in the frame in which that is produced."""
+        path: FramePath = ()
+        if value.producer is not None and value.producer in paths:
+            path = _output_path(value.producer, paths[value.producer])
+        fetch = FrameNode(len(self.nodes), None, TokenRule.FETCH, self._frame(path))
+        fetch.port = port
+        self.nodes.append(fetch)
+        self._place(fetch, [value], readers)
+        fetch.waits = fetch.data_inputs
+        return fetch
+
+
+def _output_path(node: Node, path: FramePath) -> FramePath:
+    """The frame that the outputs of a node in frame ``path`` are in."""
+    rule = _rule_of(node)
+    if rule is TokenRule.ENTER:
+        return (*path, node.attrs["frame_name"])
+    return path[:-1] if rule is TokenRule.EXIT else path
+
+
+def _is_identity(node: Node) -> bool:
+    """Whether a node outputs its input; a constant has itself as its input."""
+    alike = node.op.name == "Identity" and len(node.inputs) == len(node.outputs) == 1
+    return alike or _is_constant(node)
+
+
+def _is_constant(node: Node) -> bool:
+    return node.op.name == "Const" and node.op.domain == TENSORFLOW
+
+
+def _inputs(node: Node, compile: Callable[[Node], Kernel]) -> list[Value | None]:
+    if _is_constant(node):
+        return [Value(node.name, const=compile(node).function())]
+    return all_inputs(node)
+
+
+_ReadersByValue: TypeAlias = dict[Value, list[tuple[FrameNode, Any]]]
+
+
+def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Readers]:
+    """The readers of an output, and apart from these the Merges."""
+    pairs = [] if value is None else readers.get(value, [])
+    edges = [(reader, reader.counter, position) for reader, position in pairs]
+    return (
+        tuple([edge for edge in edges if edge[0].rule is not TokenRule.MERGE]),
+        tuple([edge for edge in edges if edge[0].rule is TokenRule.MERGE]),
+    )
+
+
+def _only_edge(node: FrameNode) -> tuple[FrameNode, int, Any] | None:
+    if node.controls or node.leaves or node.rule is TokenRule.SWITCH or not node.edges:
+        return None
+    (readers, merges), *others = node.edges
+    if merges or len(readers) != 1 or any(a or b for a, b in others):
+        return None
+    return readers[0]
+
+
+def all_inputs(node: Node) -> list[Value | None]:
+    """The inputs of a node, and behind them what its graphs capture."""
+    inner = [value for _, graph in node.graphs for value in captures(graph)]
+    return [*node.inputs, *dict.fromkeys(inner)]
+
+
+def isolate(node: Node) -> tuple[Graph, list[int]]:
+    """A graph of a copy of ``node`` alone, and which of ``all_inputs(node)`` are its inputs."""
+    indices: dict[Value, int] = {}
+    for i, value in enumerate(all_inputs(node)):
+        if value is not None and value.const is None:
+            indices.setdefault(value, i)
+    outputs = [value for value in node.outputs if value is not None]
+    graph = clone(Graph([], outputs, [node], node.name), list(indices), outputs)
+    return graph, list(indices.values())
