@@ -206,10 +206,10 @@ def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch)
     compiled, running = [], []
     compile_one = session._compiler.compile
 
-    def compile_slowly(graph, values):
+    def compile_slowly(graph, values, *options):
         compiled.append(values[0].shape)
         wait_until(lambda: len(running) == 8)
-        return compile_one(graph, values)
+        return compile_one(graph, values, *options)
 
     monkeypatch.setattr(session._compiler, "compile", compile_slowly)
     start = threading.Barrier(8)
@@ -231,10 +231,10 @@ def test_a_plan_that_is_there_does_not_wait_for_one_that_is_compiled(proto, monk
         session.run(each)
     compile_one, go_on, begun = session._compiler.compile, threading.Event(), threading.Event()
 
-    def compile_slowly(graph, values):
+    def compile_slowly(graph, values, *options):
         begun.set()
         assert go_on.wait(60)
-        return compile_one(graph, values)
+        return compile_one(graph, values, *options)
 
     monkeypatch.setattr(session._compiler, "compile", compile_slowly)
     with ThreadPoolExecutor(1) as pool:
