@@ -10,6 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.common.images import (
+    channels_first_order,
+    emit_final_channels_last,
+    to_channels_first,
+)
 from penstock.frontends.tensorflow.conversion import Conversion, Rule
 from penstock.ir.graph import Value
 from penstock.ops.common.shape_rules import all_known
@@ -30,9 +35,7 @@ class ImageFormat:
         self.channels_last = name in ("NHWC", "NDHWC", "")
         if not self.channels_last and name not in ("NCHW", "NCDHW"):
             raise InexpressibleError(f"its data_format is {name!r}; use NHWC or NCHW")
-        rank = spatial + 2
-        self.to_channels_first = [0, rank - 1, *range(1, rank - 1)]
-        self.to_channels_last = [0, *range(2, rank), 1]
+        self.rank = spatial + 2
 
     def spatial_entries(self, name: str) -> list[int]:
         """The entries for spatial dims of an attribute with an entry for each dim."""
@@ -68,18 +71,16 @@ class ImageFormat:
         """``value`` with its channels first."""
         if not self.channels_last:
             return value
-        return self.c.emit("Transpose", [value], {"perm": self.to_channels_first})
+        return to_channels_first(self.c, value, self.rank)
 
     def emit_final(
         self, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any], domain: str = ""
     ) -> None:
         """Emit an operation with channels first, for the node's first output in its own order."""
-        outputs = self.c.outputs[:1]
-        if not self.channels_last:
-            self.c.emit_final(op, inputs, attrs, domain=domain, outputs=outputs)
-            return
-        result = self.c.emit(op, inputs, attrs, domain=domain)
-        self.c.emit_final("Transpose", [result], {"perm": self.to_channels_last}, outputs=outputs)
+        if self.channels_last:
+            emit_final_channels_last(self.c, op, inputs, attrs, self.rank, domain)
+        else:
+            self.c.emit_final(op, inputs, attrs, domain=domain, outputs=self.c.outputs[:1])
 
 
 def conv(c: Conversion) -> None:
@@ -155,9 +156,7 @@ def conv_transpose(c: Conversion) -> None:
         image_format.emit_final("ConvTranspose", inputs, attrs)
         return
     # With channels first, the spatial dims stand last.
-    order = c.constant(
-        image_format.to_channels_first if image_format.channels_last else range(n + 2)
-    )
+    order = c.constant(channels_first_order(n + 2) if image_format.channels_last else range(n + 2))
     size = c.emit("GatherV2", [c.inputs[0], order], {"batch_dims": 0}, domain=TENSORFLOW)
     image_format.emit_final(c.op, [*inputs, size], attrs, domain=TENSORFLOW)
 
