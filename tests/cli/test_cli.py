@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from penstock.backends.onednn.library import library
 from penstock.cli import main
+from penstock.passes.pipeline import PASSES
 from penstock.session import session
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import model_from_text
@@ -261,3 +262,97 @@ def test_plan_on_streams(tmp_path):
         "def t1("
         in call("plan", str(path), "--executor", "streams", "--max-streams", "2", "--source").output
     )
+
+
+# Passes and the text form.
+
+FOLDABLE = """g (float[N, 4] x) => (float[N, 4] y) <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
+14, 15, 16}, float[1] two = {2}, float[1] three = {3}> {
+    scale = Mul(two, three)
+    h = MatMul(x, w)
+    y = Mul(h, scale)
+}"""
+
+
+@pytest.fixture
+def foldable(tmp_path: Path) -> str:
+    path = tmp_path / "foldable.onnx"
+    onnx.save(model_from_text(FOLDABLE), path)
+    return str(path)
+
+
+def test_plan_after_pass_prints_the_graph_for_the_given_shapes(foldable):
+    before = call("plan", foldable, "--shape", "x=2x4", "--after", "raise_control_flow").stdout
+    assert "Mul(two, three)" in before
+    after = as_json("plan", foldable, "--shape", "x=2x4", "--after", "fold_constants")
+    assert after["pass"] == "fold_constants"
+    assert "h: float32[2, 4] = MatMul(x, w)" in after["text"]
+    assert "Mul(two, three)" not in after["text"]
+
+
+def test_plan_after_pass_with_max_elements_cuts_constants_short(foldable):
+    text = call("plan", foldable, "--after", "simplify", "--max-elements", "2").stdout
+    assert "const [1.0, 2.0, ...]" in text
+
+
+@pytest.mark.parametrize("name", [*PASSES])
+def test_plan_after_every_pass_prints_a_graph(foldable, name):
+    assert call("plan", foldable, "--after", name).stdout.startswith("graph g(x: float32[")
+
+
+@pytest.mark.skipif(library() is None, reason="no oneDNN")
+def test_plan_after_fuse_shows_the_nodes_of_a_fused_node(foldable):
+    text = call("plan", foldable, "--after", "fuse").stdout
+    assert 'penstock.Fused-1{ops="MatMul Mul"}' in text
+    assert "region: graph(" in text
+
+
+def test_plan_after_unknown_pass_is_a_usage_error_that_lists_the_names(foldable):
+    result = call("plan", foldable, "--after", "nothing")
+    assert result.exit_code == 2
+    assert all(repr(name) in result.output for name in PASSES)
+
+
+def test_plan_after_pass_on_frames_says_that_no_pass_ran(foldable):
+    result = call("plan", foldable, "--executor", "frames", "--after", "simplify")
+    assert result.exit_code == 1
+    assert "pass simplify did not run" in result.output
+
+
+@pytest.mark.parametrize("name", ["dead_code", "common_subexpressions", "hoist_scales"])
+def test_plan_from_text_equals_the_plan_of_the_model(foldable, tmp_path, name):
+    path = tmp_path / "graph.txt"
+    path.write_text(call("plan", foldable, "--after", name).stdout, encoding="utf-8")
+    assert call("plan", "--from", str(path)).stdout == call("plan", foldable).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph g(", "line 1, column 9"),
+        ("graph g(x: float32[2]) -> (y) {\n  y = Nix(x)\n}", "line 2, column 7"),
+        ("graph g(x: float32[2]) -> (y) {\n  y = Add(x, x)\n  z = Add(x, z)\n}", "'z'"),
+        ("\0", "line 1, column 1"),
+    ],
+)
+def test_plan_from_invalid_text_ends_with_1_and_the_place(tmp_path, text, message):
+    path = tmp_path / "graph.txt"
+    path.write_text(text, encoding="utf-8")
+    result = call("plan", "--from", str(path))
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+def test_plan_from_bytes_that_are_no_text_is_an_invalid_model(tmp_path):
+    path = tmp_path / "graph.txt"
+    path.write_bytes(b"\xff\xfe")
+    result = call("plan", "--from", str(path))
+    assert result.exit_code == 1
+    assert "is not a text file" in result.output
+
+
+def test_plan_needs_either_a_model_or_a_text(foldable, tmp_path):
+    path = tmp_path / "graph.txt"
+    path.write_text("graph g() -> () {\n}")
+    assert call("plan").exit_code == 2
+    assert call("plan", foldable, "--from", str(path)).exit_code == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
+from penstock.analysis.verify import verify
 from penstock.backends.registry import available, describe
 from penstock.cli.base import (
     EXECUTOR,
@@ -27,10 +28,14 @@ from penstock.errors import InvalidInput, InvalidModel, Unsupported
 from penstock.frontends.load import load
 from penstock.inspect.explain import format_bytes
 from penstock.inspect.gantt import draw_charts, format_charts
-from penstock.ir.graph import Model, Value
+from penstock.ir.graph import Graph, Model, Value, clone, sort
 from penstock.ops.work_estimate import flops
+from penstock.passes.context import Pass
+from penstock.passes.pipeline import PASSES
 from penstock.session.options import CompileOptions, help_of
-from penstock.session.session import compile
+from penstock.session.session import Session, compile
+from penstock.textual.parser import parse_model
+from penstock.textual.printer import format_graph
 
 # info
 
@@ -169,8 +174,27 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 
 
 @command(_show_plan)
-@MODEL
+@click.argument("model", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "text_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE.txt",
+    help="Plan the graph that this file has in text form, as --after prints it, instead of MODEL.",
+)
 @SHAPES
+@click.option(
+    "--after",
+    type=click.Choice([*PASSES]),
+    metavar="PASS",
+    help="Print the graph as this compiler pass leaves it, in text form, instead of the plan.",
+)
+@click.option(
+    "--max-elements",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="With --after: cut constants of more than N elements short. --from refuses such a text.",
+)
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
 @EXECUTOR
 @click.option(
@@ -190,8 +214,11 @@ def _show_plan(result: Mapping[str, Any]) -> None:
     help="Show the simulated time of the plan on N workers, instead of the plan.",
 )
 def plan(
-    model: Path,
+    model: Path | None,
+    text_file: Path | None,
     shapes: Sequence[str],
+    after: str | None,
+    max_elements: int | None,
     source: bool,
     executor: str,
     planner: str,
@@ -201,16 +228,20 @@ def plan(
     simulate: int | None,
 ) -> dict[str, Any]:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
-    forecast, or the arenas of all memory planners."""
-    loaded = load(model)
-    chosen = max_streams if executor == "streams" else None
+    forecast, or the arenas of all memory planners; or its graph after a compiler pass."""
+    if (model is None) == (text_file is None):
+        raise click.UsageError("name either a MODEL or a text file with --from")
+    loaded = _read_text(text_file) if model is None else load(model)
     compiled = partial(
         compile,
         loaded,
         executor=executor,
         shapes=all_shapes(loaded, shapes),
-        max_streams=chosen,
+        max_streams=max_streams if executor == "streams" else None,
     )
+    if after is not None:
+        graph = _graph_after(after, compiled)
+        return {"pass": after, "text": format_graph(graph, max_elements) + "\n"}
     if planner == "all":
         arenas = {name: compiled(memory_planner=name).latest.arena_plan for name in MEMORY_PLANNERS}
         return {
@@ -226,3 +257,36 @@ def plan(
         found = session.schedule(max_streams)
         return {"text": format_charts(found), "blocks": [asdict(chart) for chart in found]}
     return {"text": session.source if source else session.explain()}
+
+
+def _graph_after(name: str, compiled: Callable[..., Session]) -> Graph:
+    """The graph as the pass ``name`` leaves it when it runs for the last time."""
+    snapshots: list[Graph] = []
+
+    def keep(pass_: Pass, graph: Graph) -> None:
+        if pass_.name == name:
+            snapshots[:] = [clone(graph)]  # later passes change the graph in place
+
+    compiled(after_pass=keep)
+    if not snapshots:
+        raise InvalidInput(
+            f"pass {name} did not run: the executor of frames runs every node as it is"
+        )
+    return snapshots[0]
+
+
+def _read_text(path: Path | None) -> Model:
+    """The model that a file has in text form, verified and sorted as ``load`` does."""
+    assert path is not None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidModel(f"{path} is not a text file: {error}") from error
+    try:
+        model = parse_model(text)
+    except InvalidModel as error:
+        raise InvalidModel(f"{path}: {error}") from error
+    verify(model)
+    for graph in (*model.graphs.values(), *model.functions.values()):
+        sort(graph)
+    return model

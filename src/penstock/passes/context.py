@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from penstock.ir.graph import Graph, Node
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.passes.check import check_graph
 
 if TYPE_CHECKING:
     from penstock.passes.structure.raise_control_flow import Unraised
@@ -65,14 +63,6 @@ class FusionPolicy(Protocol):
 AfterPass = Callable[[Pass, Graph], None]
 
 
-CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
-"""the environment variable that turns on ``check_graph`` after every pass"""
-
-
-def _debug_hook() -> AfterPass | None:
-    return check_graph if os.environ.get(CHECK_PASSES) else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PassContext:
     """What passes need to know beside the graph."""
@@ -89,5 +79,5 @@ class PassContext:
     add nodes afterwards keep it complete."""
     unraised: list[Unraised] = field(default_factory=list)
     """The primitives of control flow that could not be raised, each with the reason."""
-    after_pass: AfterPass | None = field(default_factory=_debug_hook)
+    after_pass: AfterPass | None = None
     """Called with each pass that ran, and the graph as that left it."""

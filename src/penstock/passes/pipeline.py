@@ -12,10 +12,12 @@ was: for each set of feeds and fetches (``dead_code.cut``), and for each set of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.ir.graph import Graph
+from penstock.passes.check import check_graph
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
@@ -33,6 +35,9 @@ from penstock.passes.optimize.sink_transposes import SinkTransposes
 from penstock.passes.quantized_weights import has_quantized_weights
 from penstock.passes.structure.raise_control_flow import RaiseControlFlow
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
+
+CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
+"""the environment variable that turns on ``check_graph`` after every pass"""
 
 # One round may enable more in the next: a folded shape makes a reshape static, and so on.
 _MAX_ROUNDS = 8
@@ -98,4 +103,6 @@ def run_passes(passes: Sequence[Pass], graph: Graph, context: PassContext) -> bo
         changed |= each.run(graph, context)
         if context.after_pass is not None:
             context.after_pass(each, graph)
+        if os.environ.get(CHECK_PASSES):
+            check_graph(each, graph)
     return changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,7 @@ class Compiler:
             fusion=fusion if self.fusing else None,
             fold_quantized_weights=not self.fusing,
             choose_places=choose_places,
+            after_pass=self.options.after_pass,
         )
 
     def compile(
@@ -323,7 +325,7 @@ class Compiler:
             infer_types(graph)
         else:
             release(graph)
-            optimize(graph, PassContext(limits=self.limits))
+            optimize(graph, replace(self._context(), fold_quantized_weights=True))
         plan = compile_plan(graph, self.hosts, {}, planned=False)
         return self._linear(plan)
 

@@ -17,6 +17,7 @@ from penstock.backends.base import Backend
 from penstock.executors.control import CancelToken
 from penstock.limits import Limits
 from penstock.observers.base import Observer
+from penstock.passes.context import AfterPass
 from penstock.tuning.measure import CostModel
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
@@ -89,6 +90,11 @@ class CompileOptions:
         None,
         "Costs to decide by, instead of those measured on this machine: a "
         "penstock.tuning.measure.CostModel. Nothing is measured then.",
+    )
+    after_pass: AfterPass | None = option(
+        None,
+        "Function that is called with each compiler pass that ran (see penstock.passes.pipeline) "
+        "and the graph as the pass left it. It must not change the graph.",
     )
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.common.reference import reference_op
 from penstock.ops.internal.case import CASE, expand_case
+from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, filled, number
 from penstock.types import (
     ANY,
@@ -43,12 +44,14 @@ from penstock.types import (
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
+_INTERNAL = {(op.name, op.domain): op for op in (CASE, ZERO_NAN)}  # in no table, but read here
+
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:
-    """The operation of that name in the table, or among those of ``onnx.reference``; or Case, of
-    which the graph gets what it expands to."""
-    if (name, domain) == (CASE.name, CASE.domain):
-        return CASE
+    """The operation of that name in the table, or among those of ``onnx.reference``; Case, of which
+    the graph gets what it expands to; or ZeroNaN, which passes insert."""
+    if (name, domain) in _INTERNAL:
+        return _INTERNAL[name, domain]
     found = ops.find(name, domain, version)
     if found is None and version is not None:
         return reference_op(name, domain, version)
@@ -68,8 +71,16 @@ def parse_graph(text: str, find: Find = find_operation) -> Graph:
 
 
 def parse_model(text: str, find: Find = find_operation) -> Model:
-    """The model that ``text`` describes, as ``format_model`` writes it; else as ``parse_graph``."""
-    return _Parser(text, find).model()
+    """The model that ``text`` describes, as ``format_model`` writes it; else as ``parse_graph``.
+
+    The text of a graph alone, as ``format_graph`` writes it, is a model of this graph.
+    """
+    parser = _Parser(text, find)
+    if parser.sees("graph"):
+        graph = parser.build(parser.graph(), None)
+        parser.end()
+        return Model({graph.name: graph}, graph.name)
+    return parser.model()
 
 
 _TOKEN = re.compile(

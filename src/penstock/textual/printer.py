@@ -51,6 +51,7 @@ import numpy as np
 
 from penstock import ops
 from penstock.ir.graph import Graph, Model, Node, Value, captures
+from penstock.ops.internal.fused import FUSED, Region
 from penstock.ops.registry import NEWEST
 from penstock.types import (
     ANY,
@@ -168,7 +169,7 @@ class _Printer:
         for value in constants:
             yield f"{indent}{INDENT}{self.constant(value)}"
         for node in graph.nodes:
-            graphs = node.graphs
+            graphs = _printed_graphs(node)
             yield f"{indent}{INDENT}{self.node(node, references)}{' {' if graphs else ''}"
             for key, inner in graphs:
                 yield self.lines(inner, indent + INDENT * 2, f"{_quoted(key)}: ")
@@ -217,7 +218,7 @@ class _Printer:
         attrs = ", ".join(
             f"{_quoted(key)}={self.literal(attribute)}"
             for key, attribute in node.attrs.items()
-            if not isinstance(attribute, Graph)
+            if not isinstance(attribute, Graph | Region)
         )
         text = f"{outputs} = " if node.outputs else ""
         text += _operation(node.op) + (f"{{{attrs}}}" if attrs else "") + f"({inputs})"
@@ -272,6 +273,14 @@ class _Printer:
             if filled(array.dtype, values).tobytes() == array.tobytes():
                 return _nested(elements, array.shape)
         return f"base64 {_base64(array.astype(array.dtype.newbyteorder('<')).tobytes())}"
+
+
+def _printed_graphs(node: Node) -> Sequence[tuple[str, Graph]]:
+    """The graphs of ``node`` by attribute; of a fused node, the nodes that it is made of."""
+    if node.op is not FUSED:
+        return node.graphs
+    region: Region = node.attrs["region"]
+    return [("region", Graph(region.inputs, [region.output], region.nodes))]
 
 
 def _own_values(graph: Graph) -> list[Value]:
