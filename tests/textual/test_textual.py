@@ -1,4 +1,4 @@
-"""Text of graphs: golden files, round trips, and what the parser says to text that is none."""
+"""Text form of graphs: golden files, round trips, and the errors of the parser."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
+from penstock.ops.internal.fused import fused
+from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.parser import find_operation, parse_graph, parse_model
 from penstock.textual.printer import format_graph, format_model, format_type
 from penstock.types import ANY, FLOAT32, INT64, TensorType
@@ -99,31 +101,31 @@ graph main(n: int64[], x: float32[N]) -> (total, all) {
 """
 
 
-def test_linear_golden() -> None:
+def test_format_graph_of_linear_graph_equals_golden_text() -> None:
     text = format_graph(linear())
     check_golden("linear", text)
     assert_same(linear(), graph(text))
 
 
-def test_linear_shown_golden() -> None:
+def test_format_graph_with_max_elements_equals_golden_text() -> None:
     """Cut short to be looked at."""
     check_golden("linear_shown", format_graph(linear(), max_elements=4))
 
 
-def test_attributes_golden() -> None:
+def test_format_graph_of_all_attributes_equals_golden_text() -> None:
     text = format_graph(attributes())
     check_golden("attributes", text)
     assert_same(attributes(), graph(text))
 
 
-def test_control_flow_golden() -> None:
+def test_format_graph_of_control_flow_equals_golden_text() -> None:
     text = format_graph(graph(CONTROL))
     check_golden("control_flow", text)
     assert_same(graph(CONTROL), graph(text))
     verify(Model({"main": graph(text)}, "main"))
 
 
-def test_model_golden() -> None:
+def test_format_model_equals_golden_text() -> None:
     main, other = linear(), graph("graph other(x) -> (y) { y = local.Twice(x) }")
     twice = graph("graph Twice(x) -> (y) { y = Add(x, x) }")
     metadata = {"producer": "a tool", "author's note": 'with "quotes"'}
@@ -143,7 +145,7 @@ def test_model_golden() -> None:
 
 @settings(max_examples=200)
 @given(graphs())
-def test_round_trip(original: Graph) -> None:
+def test_random_graph_round_trip_gives_an_equal_graph(original: Graph) -> None:
     text = format_graph(original)
     back = parse_graph(text, any_op)
     assert_same(original, back)
@@ -151,25 +153,25 @@ def test_round_trip(original: Graph) -> None:
 
 
 @given(TYPES)
-def test_types_round_trip(kind: object) -> None:
+def test_type_round_trip_gives_an_equal_type(kind: object) -> None:
     back = graph(f"graph(x: {format_type(kind)}) -> () {{ }}")  # type: ignore[arg-type]
     assert back.inputs[0].type == kind
 
 
 @given(arrays(), st.booleans())
-def test_constants_round_trip(array: np.ndarray, vague: bool) -> None:
+def test_constant_round_trip_gives_equal_elements(array: np.ndarray, vague: bool) -> None:
     kind = TensorType(array.dtype, None) if vague else ANY
     value = Value("c", kind, const=array)
     back = graph(format_graph(Graph([], [value], []))).outputs[0]
     assert same_value(value, back)
 
 
-def test_operations_are_found_in_the_table() -> None:
+def test_find_operation_of_registered_name_is_the_registered_operation() -> None:
     graph = parse_graph("graph(x, y) -> (z) { z = Add(x, y) }")
     assert graph.nodes[0].op is find("Add")
 
 
-def test_an_older_operation_has_its_version() -> None:
+def test_format_graph_of_older_operation_writes_its_version() -> None:
     old = find_operation("Add", "", 6)
     assert old is not None and old is not find("Add")
     x, y = Value("x"), Value("y")
@@ -178,14 +180,14 @@ def test_an_older_operation_has_its_version() -> None:
     assert parse_graph(text).nodes[0].op is old
 
 
-def test_what_a_graph_takes_from_around_it() -> None:
+def test_format_graph_of_nested_graph_lists_its_captures() -> None:
     body = node_named(graph(CONTROL), "loop").attrs["body"]
     text = format_graph(body)
     assert ") uses (x: float32[N]) -> (c, next, next) {" in text
     assert format_graph(graph(text)) == text
 
 
-def test_a_constant_stands_around_all_its_uses() -> None:
+def test_constant_is_written_in_the_innermost_graph_around_its_uses() -> None:
     main = graph("""graph main(b) -> (y) {
       y = If(b) {
         then_branch: graph() -> (s) { s = Neg(one) c: int64[] = const 5  t = Neg(c) }
@@ -198,7 +200,7 @@ def test_a_constant_stands_around_all_its_uses() -> None:
     assert "      c: int64[] = const 5" in lines
 
 
-def test_a_constant_gives_its_name_up_to_a_value() -> None:
+def test_constant_with_the_name_of_a_value_gets_a_suffix() -> None:
     x, y = Value("x"), Value("y")
     twins = [Value("y", const=np.array(i)) for i in range(2)]
     text = format_graph(Graph([x], [y], [Node(any_op("Sum"), [x, *twins], [y])]))
@@ -206,7 +208,7 @@ def test_a_constant_gives_its_name_up_to_a_value() -> None:
     assert format_graph(graph(text)) == text
 
 
-def test_nodes_without_a_name_of_their_own_are_waited_for_by_position() -> None:
+def test_control_input_without_unique_name_is_written_by_position() -> None:
     a, b = (Node(any_op("NoOp"), [], [], name="same") for _ in range(2))
     waiting = Node(any_op("NoOp"), [], [], control_inputs=[b, a])
     text = format_graph(Graph([], [], [a, b, waiting]))
@@ -215,7 +217,7 @@ def test_nodes_without_a_name_of_their_own_are_waited_for_by_position() -> None:
     assert back.nodes[2].control_inputs == [back.nodes[1], back.nodes[0]]
 
 
-def test_targets_stand_behind_the_outputs() -> None:
+def test_targets_are_written_after_the_outputs() -> None:
     checks = [Node(any_op("NoOp"), [], [], name=name) for name in ("a", "b", "b")]
     whole = Graph([], [], checks, "g", [checks[2], checks[0]])
     text = format_graph(whole)
@@ -225,7 +227,7 @@ def test_targets_stand_behind_the_outputs() -> None:
         graph("graph g() -> () targets (c) {\n}")
 
 
-def test_invalid_graphs_can_be_looked_at() -> None:
+def test_format_graph_of_invalid_graph_does_not_fail() -> None:
     x, lost = Value("x"), Value("lost", producer=Node(any_op("Gone"), [], []))
     other = Node(any_op("NoOp"), [], [], name="elsewhere")
     odd = Value("odd", const=np.array([1, None], object))
@@ -234,11 +236,11 @@ def test_invalid_graphs_can_be_looked_at() -> None:
     assert "Add{k=... " in text and "after(elsewhere)" in text
 
 
-def test_deep_nesting_is_printed_without_recursion() -> None:
+def test_format_graph_of_deep_nesting_does_not_recurse() -> None:
     assert format_graph(nest(3000)).count("graph") == 3000
 
 
-def test_graphs_nest_as_deep_as_a_valid_model_may() -> None:
+def test_parse_graph_nested_deeper_than_64_is_refused() -> None:
     assert format_graph(graph(format_graph(nest(64)))) == format_graph(nest(64))
     with pytest.raises(InvalidModel, match="this nests deeper than 64"):
         graph(format_graph(nest(65)))
@@ -305,13 +307,39 @@ def test_graphs_nest_as_deep_as_a_valid_model_may() -> None:
         (f"graph(x: int8[{'9' * 9999}]) -> () {{}}", "a number has at most 400 digits"),
     ],
 )
-def test_errors_name_line_and_column(text: str, message: str) -> None:
+def test_parse_graph_of_invalid_text_names_line_and_column(text: str, message: str) -> None:
     with pytest.raises(InvalidModel) as error:
         parse_graph(text)
     assert message in str(error.value)
 
 
-def test_model_errors() -> None:
+def test_parse_model_of_a_lone_graph_is_a_model_of_it() -> None:
+    text = format_graph(linear())
+    model = parse_model(f"# a comment\n{text}")
+    assert model.entry == "main"
+    assert_same(model.graph, parse_graph(text))
+    with pytest.raises(InvalidModel, match="expected the end of the text"):
+        parse_model(f"{text}\n{text}")
+
+
+def test_internal_operation_of_a_pass_is_read_back() -> None:
+    text = "graph g(x: float32[2]) -> (y) {\n  y: float32[2] = penstock.ZeroNaN(x)\n}"
+    assert parse_graph(text).nodes[0].op is ZERO_NAN
+
+
+def test_fused_node_is_written_with_its_nodes_and_not_read_back() -> None:
+    x, h, y = (Value(name, TensorType(FLOAT32, (2,))) for name in "xhy")
+    bias = Value("bias", const=np.ones(2, np.float32))
+    parts = [Node(any_op("Add"), [x, bias], [h]), Node(any_op("Relu"), [h], [y])]
+    node = fused(parts)
+    text = format_graph(Graph([x], node.outputs, [node], "g"))
+    assert 'penstock.Fused-1{ops="Add Relu"}(x, bias)' in text
+    assert "= Relu(h)" in text
+    with pytest.raises(InvalidModel, match="no operation penstock"):
+        parse_graph(text)
+
+
+def test_parse_model_of_invalid_text_says_what_it_expected() -> None:
     with pytest.raises(InvalidModel, match="there is a graph or function 'a' already"):
         parse_model("model a { graph a() -> () {} graph a() -> () {} }")
     with pytest.raises(InvalidModel, match="expected 'metadata', 'function', a graph or '}'"):
@@ -323,7 +351,7 @@ SEEDS = [path.read_text() for path in sorted(GOLDEN.glob("*.txt"))]
 
 @settings(max_examples=400)
 @given(st.data())
-def test_the_parser_never_crashes(data: st.DataObject) -> None:
+def test_parser_of_mutated_text_raises_only_invalid_model(data: st.DataObject) -> None:
     """Golden texts with pieces cut out, moved or replaced."""
     text = data.draw(st.sampled_from(SEEDS))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -344,11 +372,11 @@ def test_the_parser_never_crashes(data: st.DataObject) -> None:
 
 
 @given(st.text(alphabet='graph(){}[]->:=,_?x1" \n', max_size=40))
-def test_the_parser_never_crashes_on_garbage(text: str) -> None:
+def test_parser_of_random_text_raises_only_invalid_model(text: str) -> None:
     with pytest.raises(InvalidModel):
         parse_graph(text + ";", any_op)
 
 
-def test_a_value_of_a_constant_keeps_its_contents() -> None:
+def test_constant_round_trip_keeps_known_contents() -> None:
     parsed = graph("graph(n) -> (r) { c: int64[2] = const [1, 12]  r = Reshape(n, c) }")
     assert value_named(parsed, "c").type == TensorType(INT64, (2,), (1, 12))

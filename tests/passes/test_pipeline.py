@@ -1,0 +1,149 @@
+"""The tuples of passes, how they are run, and the check of a graph after each of them."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+
+import penstock as ps
+from penstock.errors import InternalError
+from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ops import find
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.pipeline import (
+    CHECK_PASSES,
+    LOWER,
+    OPTIMIZE,
+    PASSES,
+    STRUCTURE,
+    optimize,
+    run_passes,
+)
+from penstock.types import FLOAT32, TensorType
+from tests.support.random_graphs import seeded
+
+ALL = (*STRUCTURE, *OPTIMIZE, *LOWER)
+
+
+def add_chain(length: int) -> Graph:
+    op = find("Add")
+    x = Value("x", TensorType(FLOAT32, (2,)))
+    values, nodes = [x], []
+    for i in range(length):
+        values.append(Value(f"v{i}", TensorType(FLOAT32, (2,))))
+        nodes.append(Node(op, [values[-2], x], [values[-1]], name=f"n{i}"))
+    return Graph([x], [values[-1]], nodes, "chain")
+
+
+# The tuples.
+
+
+def test_pass_names_are_unique():
+    assert len(PASSES) == len(ALL)
+
+
+@pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
+def test_pass_class_is_the_name_of_the_pass_in_camel_case(each):
+    assert type(each).__name__ == each.name.title().replace("_", "")
+
+
+@pytest.mark.parametrize("each", ALL, ids=lambda each: each.name)
+def test_pass_has_a_docstring(each):
+    assert sys.modules[type(each).__module__].__doc__
+    assert type(each).__doc__ != Pass.__doc__
+
+
+def test_required_properties_are_established_by_earlier_passes():
+    established = {Property.SORTED}
+    for each in ALL:
+        assert each.requires <= established, each.name
+        established |= each.establishes
+
+
+# Running.
+
+
+def test_run_passes_calls_after_pass_with_each_pass_in_order():
+    calls: list[str] = []
+    context = PassContext(after_pass=lambda each, graph: calls.append(each.name))
+    run_passes(STRUCTURE, add_chain(2), context)
+    assert calls == [each.name for each in STRUCTURE]
+
+
+def test_optimize_of_an_optimized_graph_runs_each_pass_once_and_changes_nothing():
+    calls: list[str] = []
+    graph = add_chain(3)
+    optimize(graph)
+    assert not optimize(graph, PassContext(after_pass=lambda each, graph: calls.append(each.name)))
+    assert calls == [each.name for each in OPTIMIZE]
+
+
+def test_compile_calls_after_pass_with_passes_of_all_three_tuples():
+    calls: dict[str, None] = {}
+    ps.compile(
+        Model({"chain": add_chain(3)}, "chain"),
+        shapes={"x": (2,)},
+        after_pass=lambda each, graph: calls.setdefault(each.name),
+    )
+    assert {each.name for each in ALL} <= {*calls, "fold_quantized_weights"}
+
+
+def test_compile_for_several_shapes_leaves_the_graph_of_the_model_as_it_was():
+    x = Value("x", TensorType(FLOAT32, ("N",)))
+    y = Value("y")
+    model = Model({"g": Graph([x], [y], [Node(find("Relu"), [x], [y], name="r")], "g")}, "g")
+    session = ps.compile(model, shapes={"x": (2,)})
+    session.run({"x": [1.0, -1.0, 2.0]})
+    assert [repr(node) for node in model.graph.nodes] == ["y = Relu(x)"]
+    assert str(x.type) == "float32[N]"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_graphs_are_valid_after_every_pass_of_a_compilation(seed):
+    graph = seeded(random.Random(seed).randrange(10**6), 25)
+    model = Model({graph.name: graph}, graph.name)
+    ps.compile(model, shapes={v.name: v.type.dims for v in graph.inputs})
+
+
+# The check.
+
+
+class Corruption(Pass):
+    """A pass with a bug."""
+
+    name = "corruption"
+
+    def __init__(self, corrupt) -> None:
+        self.corrupt = corrupt
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        self.corrupt(graph)
+        return True
+
+
+def drop_first(graph: Graph) -> None:
+    del graph.nodes[0]
+
+
+def reverse(graph: Graph) -> None:
+    graph.nodes.reverse()
+
+
+def mistype(graph: Graph) -> None:
+    graph.nodes[0].outputs[0].type = TensorType(FLOAT32, (3,))
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "message"),
+    [(drop_first, "v0"), (reverse, "n2 before n1"), (mistype, r"float32\[3\]")],
+)
+def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message):
+    with pytest.raises(InternalError, match=f"pass corruption left .*{message}"):
+        run_passes([Corruption(corrupt)], add_chain(3), PassContext())
+
+
+def test_check_is_off_without_the_environment_variable(monkeypatch):
+    monkeypatch.delenv(CHECK_PASSES)
+    run_passes([Corruption(reverse)], add_chain(3), PassContext())
