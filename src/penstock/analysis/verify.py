@@ -40,11 +40,14 @@ from penstock.types import (
 MAX_DIM = 2**63 - 1
 
 
-def verify(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
+def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = False) -> None:
     """Raise ``InvalidModel``, which lists what is wrong with ``model``, unless nothing is.
 
     At most ``MAX_PROBLEMS`` problems are listed, and how many more there are. Where graphs nest too
     deep, hold too many nodes or contain themselves, that is the only problem reported.
+
+    ``partial``: the model is a graph that is being compiled. Its functions are elsewhere, and an If
+    may be left without outputs, for its side effects.
     """
     if model.entry not in model.graphs:
         names = ", ".join(repr(name) for name in list(model.graphs)[:5]) or "none"
@@ -53,6 +56,7 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
             "name one of them as its entry"
         )
     index = _Index([*model.graphs.values(), *model.functions.values()], model.functions, limits)
+    index.partial = partial
     found = (problem for check in _CHECKS for problem in check(index, limits))
     problems = list(islice(found, MAX_PROBLEMS))
     more = sum(1 for _ in found)
@@ -100,6 +104,7 @@ class _Index:
         self, roots: Iterable[Graph], functions: Mapping[str, Graph], limits: Limits
     ) -> None:
         self.functions = functions
+        self.partial = False
         self.scopes = _nesting(roots, limits)
         self.home: dict[Node, int] = {}
         self.defined: dict[Value, int] = {}
@@ -221,7 +226,7 @@ def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
     """Each value is made once, by the node that it names as its producer."""
     for _, _, node in index.nodes():
         outputs = node.outputs
-        if not outputs and node.op.pure:
+        if not outputs and node.op.pure and not (index.partial and node.graphs):
             yield f"{node.label} ({node.op.name}) has no outputs; give it one, or remove it"
         if len(outputs) > 1:
             given = [v for v in outputs if v is not None]
@@ -460,7 +465,7 @@ def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
 def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
     """A call names a function of the model, and takes and gives as many values as that."""
     for _, _, node in index.nodes():
-        if node.op.role is not Role.CALL:
+        if node.op.role is not Role.CALL or index.partial:
             continue
         name = node.attrs.get("function")
         function = index.functions.get(name) if isinstance(name, str) else None

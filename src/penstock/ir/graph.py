@@ -374,7 +374,7 @@ class _Cloner:
         return copy
 
     def output(self, value: Value) -> Value:
-        """The copy of a value that a node produces; one that is fed is produced for nobody."""
+        """The copy of a value that a node produces; of a fed value, a copy without readers."""
         if value in self.fed:
-            return Value(value.name, value.type)
+            return Value(f"{value.name}/unfed", value.type)
         return self.value(value)

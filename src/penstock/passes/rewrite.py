@@ -80,7 +80,9 @@ class Substitution:
     def apply_outputs(self, graph: Graph) -> None:
         """Replace the outputs and the targets of ``graph``."""
         if not self._gone.keys().isdisjoint(graph.targets):
-            graph.targets = self._left(graph.targets)
+            # A node around this graph, which has computed the same, is no target of it.
+            own = set(graph.nodes)
+            graph.targets = [node for node in self._left(graph.targets) if node in own]
         if not self._values.keys().isdisjoint(graph.outputs):
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True

@@ -51,7 +51,7 @@ import numpy as np
 
 from penstock import ops
 from penstock.ir.graph import Graph, Model, Node, Value, captures
-from penstock.ops.internal.fused import FUSED, Region
+from penstock.ops.internal.fused import is_fused
 from penstock.ops.registry import NEWEST
 from penstock.types import (
     ANY,
@@ -218,7 +218,7 @@ class _Printer:
         attrs = ", ".join(
             f"{_quoted(key)}={self.literal(attribute)}"
             for key, attribute in node.attrs.items()
-            if not isinstance(attribute, Graph | Region)
+            if not isinstance(attribute, Graph) and not (key == "region" and is_fused(node))
         )
         text = f"{outputs} = " if node.outputs else ""
         text += _operation(node.op) + (f"{{{attrs}}}" if attrs else "") + f"({inputs})"
@@ -277,9 +277,9 @@ class _Printer:
 
 def _printed_graphs(node: Node) -> Sequence[tuple[str, Graph]]:
     """The graphs of ``node`` by attribute; of a fused node, the nodes that it is made of."""
-    if node.op is not FUSED:
+    if not is_fused(node):
         return node.graphs
-    region: Region = node.attrs["region"]
+    region = node.attrs["region"]
     return [("region", Graph(region.inputs, [region.output], region.nodes))]
 
 

@@ -23,6 +23,7 @@ from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants, owned_bytes
 from penstock.passes.optimize.simplify import Simplify
 from penstock.passes.pipeline import optimize
+from penstock.textual.parser import parse_graph
 from penstock.types import ShapeError, TensorType
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import seeded
@@ -602,3 +603,16 @@ def test_what_others_read_too_is_not_absorbed():
     a = np.einsum("oi,nihw->nohw", np.array([[1, 2], [3, 4]]), x) + 3
     np.testing.assert_allclose(y, 2 * a, rtol=1e-5)
     np.testing.assert_allclose(z, -a, rtol=1e-5)
+
+
+def test_target_of_a_branch_that_equals_a_node_outside_is_no_target_any_more():
+    graph = parse_graph("""graph g(c: bool[], x: float32[2]) -> (y, z) {
+      y: float32[2] = Neg(x) as outside
+      z = If(c) {
+        then_branch: graph() -> (x) targets (inside) { a = Neg(x) as inside }
+        else_branch: graph() -> (x) { }
+      }
+    }""")
+    optimize(graph)
+    assert [node.name for node in graph.walk() if node.op.name == "Neg"] == ["outside"]
+    assert graph.nodes[1].attrs["then_branch"].targets == []
