@@ -1,4 +1,4 @@
-"""External data is mapped from files beside the model, and from nowhere else."""
+"""External data are mapped from files in the model's folder, and from nowhere else."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def mapping(array: np.ndarray) -> object:
 
 
 @pytest.mark.parametrize("location", ["w.bin", "sub/w.bin", "./w.bin", "sub/./w.bin", "..w"])
-def test_data_is_mapped(folder: Path, location: str) -> None:
+def test_external_data_is_mapped(folder: Path, location: str) -> None:
     array = weights(folder, external(location=location, offset=4, length=24))
     assert np.array_equal(array, VALUES.reshape(2, 3))
     assert isinstance(mapping(array), mmap.mmap)
     assert not array.flags.writeable
 
 
-def test_length_and_offset_may_be_left_out(folder: Path) -> None:
+def test_external_data_length_and_offset_are_optional(folder: Path) -> None:
     (folder / "w.bin").write_bytes(VALUES.tobytes())
     assert np.array_equal(weights(folder, external(location="w.bin")).reshape(-1), VALUES)
 
 
-def test_a_file_is_mapped_once(folder: Path) -> None:
+def test_external_file_is_mapped_once(folder: Path) -> None:
     tensors = [external(location="w.bin", offset=4 * i + 4, dims=[1]) for i in range(3)]
     for i, tensor in enumerate(tensors):
         tensor.name = f"w{i}"
@@ -94,26 +94,26 @@ def test_a_file_is_mapped_once(folder: Path) -> None:
     assert len({id(mapping(c)) for c in constants if c is not None}) == 1
 
 
-def test_data_at_odd_places_is_copied_so_that_it_is_aligned(folder: Path) -> None:
+def test_unaligned_external_data_is_copied(folder: Path) -> None:
     (folder / "w.bin").write_bytes(b"abc" + VALUES.tobytes())
     array = weights(folder, external(location="w.bin", offset=3))
     assert array.flags.aligned
     assert np.array_equal(array.reshape(-1), VALUES)
 
 
-def test_an_empty_tensor_of_an_empty_file(folder: Path) -> None:
+def test_empty_tensor_reads_an_empty_file(folder: Path) -> None:
     (folder / "w.bin").write_bytes(b"")
     assert weights(folder, external(location="w.bin", dims=[0])).shape == (0,)
 
 
-def test_packed_data(folder: Path) -> None:
+def test_packed_external_data_is_unpacked(folder: Path) -> None:
     (folder / "w.bin").write_bytes(bytes([0x21, 0xF8, 0x07]))
     array = weights(folder, external(TensorProto.INT4, [5], location="w.bin", length=3))
     assert array.dtype == ml_dtypes.int4
     assert array.astype(int).tolist() == [1, 2, -8, -1, 7]
 
 
-def test_a_file_of_more_than_4_gb(folder: Path) -> None:
+def test_external_file_beyond_4_gb_is_read(folder: Path) -> None:
     with (folder / "w.bin").open("wb") as file:  # sparse on disk
         file.truncate(2**32 + 24)
         file.seek(2**32)
@@ -125,7 +125,7 @@ def test_a_file_of_more_than_4_gb(folder: Path) -> None:
     assert whole[-1] == 5
 
 
-def test_it_counts_against_the_limit(folder: Path) -> None:
+def test_external_data_counts_against_max_constant_bytes(folder: Path) -> None:
     tensor = external(location="w.bin", offset=4)
     weights(folder, tensor, Limits(max_constant_bytes=24))
     with pytest.raises(InvalidModel, match="max_constant_bytes = 23"):
@@ -136,22 +136,22 @@ def test_it_counts_against_the_limit(folder: Path) -> None:
     "location",
     ["../secret.bin", "sub/../../secret.bin", "sub/../w.bin", "..", "..\\secret.bin", "C:secret"],
 )
-def test_locations_that_lead_out(folder: Path, location: str) -> None:
+def test_location_outside_the_folder_is_refused(folder: Path, location: str) -> None:
     assert "leads out of the model's folder" in problem(folder, external(location=location))
 
 
-def test_absolute_locations(folder: Path) -> None:
+def test_absolute_location_is_refused(folder: Path) -> None:
     for place in (folder / "w.bin", folder.parent / "secret.bin", "\\\\host\\share"):
         assert "leads out of the model's folder" in problem(folder, external(location=place))
 
 
 @pytest.mark.parametrize("location", ["", ".", "./", "/", "a\0b"])
-def test_locations_that_name_no_file(folder: Path, location: str) -> None:
+def test_location_without_a_file_name_is_refused(folder: Path, location: str) -> None:
     message = problem(folder, external(location=location))
     assert "is not the name of a file" in message or "leads out" in message
 
 
-def test_symbolic_links(folder: Path) -> None:
+def test_symbolic_link_is_refused(folder: Path) -> None:
     (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
     (folder / "inside.bin").symlink_to(folder / "w.bin")
     (folder / "up").symlink_to(folder.parent)
@@ -160,19 +160,19 @@ def test_symbolic_links(folder: Path) -> None:
         assert "symbolic link" in problem(folder, external(location=location))
 
 
-def test_the_models_own_path_may_lead_through_links(folder: Path, tmp_path: Path) -> None:
+def test_model_path_through_links_is_accepted(folder: Path, tmp_path: Path) -> None:
     path = saved(folder, external(location="w.bin", offset=4))
     (tmp_path / "alias").symlink_to(folder)
     model = load_onnx(tmp_path / "alias" / path.name)
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 
-def test_hard_links(folder: Path) -> None:
+def test_hard_link_is_refused(folder: Path) -> None:
     os.link(folder.parent / "secret.bin", folder / "hard.bin")
     assert "hard links" in problem(folder, external(location="hard.bin"))
 
 
-def test_what_is_no_file(folder: Path) -> None:
+def test_location_that_is_not_a_regular_file_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     for location in ("pipe", "sub"):
         assert "that is not a regular file" in problem(folder, external(location=location))
@@ -193,28 +193,30 @@ def test_what_is_no_file(folder: Path) -> None:
         ({"length": "many"}, "not a number"),
     ],
 )
-def test_offsets_and_lengths_that_do_not_fit(folder: Path, entries: Any, message: str) -> None:
+def test_offset_or_length_that_does_not_fit_is_refused(
+    folder: Path, entries: Any, message: str
+) -> None:
     assert message in problem(folder, external(location="w.bin", **entries))
 
 
-def test_dims_that_the_file_does_not_have(folder: Path) -> None:
+def test_dims_beyond_the_file_are_refused(folder: Path) -> None:
     tensor = external(dims=[2**32], location="w.bin")
     assert "needs bytes 0 to 17179869184 of 'w.bin', which has 28" in problem(folder, tensor)
 
 
-def test_strings_cannot_be_external(folder: Path) -> None:
+def test_external_strings_are_refused(folder: Path) -> None:
     tensor = external(TensorProto.STRING, [1], location="w.bin")
     assert "store strings in the model" in problem(folder, tensor)
 
 
-def test_a_model_without_a_path_has_no_folder(folder: Path) -> None:
+def test_external_data_of_a_model_without_path_is_refused(folder: Path) -> None:
     data = saved(folder, external(location="w.bin", offset=4)).read_bytes()
     for source in (data, onnx.ModelProto.FromString(data)):
         with pytest.raises(InvalidModel, match="load the model from its path"):
             load_onnx(source)
 
 
-def test_external_data_of_attributes(folder: Path) -> None:
+def test_external_data_of_attributes_is_read(folder: Path) -> None:
     constant = helper.make_node("Constant", [], ["w"])
     tensor = external(location="w.bin", offset=4)
     constant.attribute.append(helper.make_attribute("value", tensor))
@@ -225,7 +227,7 @@ def test_external_data_of_attributes(folder: Path) -> None:
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 
-def test_more_than_two_gigabytes_are_mapped(tmp_path):
+def test_external_data_beyond_2_gb_is_mapped(tmp_path):
     count = 2**29 + 16  # float32: 2 GiB and a little; the file is sparse, and takes no room
     with open(tmp_path / "large.bin", "wb") as file:
         file.truncate(count * 4)

@@ -1,4 +1,4 @@
-"""Functions of a model, and those that ONNX defines operations by, are expanded where called."""
+"""Calls of functions, of a model or of ONNX's definitions, are replaced by their bodies."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def referring(proto: NodeProto, **references: str) -> NodeProto:
     """``proto`` with attributes that refer to those of the function around it."""
     schema = onnx.defs.get_schema(proto.op_type, OPSET, "") if not proto.domain else None
     for key, name in references.items():
-        kind = AttributeProto.FLOAT if schema is None else schema.attributes[key].type.value
-        proto.attribute.append(AttributeProto(name=key, ref_attr_name=name, type=kind))
+        code = AttributeProto.FLOAT if schema is None else schema.attributes[key].type.value
+        proto.attribute.append(AttributeProto(name=key, ref_attr_name=name, type=code))
     return proto
 
 
@@ -105,7 +105,7 @@ def problem(proto: onnx.ModelProto, limits: Limits | None = None) -> str:
 TWICE = function("FTwice", "a", "b", [node("Add", "a a", "b", "add")])
 
 
-def test_a_call_is_replaced_by_the_body() -> None:
+def test_function_call_becomes_the_body() -> None:
     model = check(
         model_of([node("FTwice", "x", "h", "one"), node("FTwice", "h", "y", "two")], [TWICE])
     )
@@ -114,7 +114,7 @@ def test_a_call_is_replaced_by_the_body() -> None:
     assert model.graph.nodes[0].outputs[0] is model.graph.nodes[1].inputs[0]
 
 
-def test_calls_without_names_or_with_the_same_names() -> None:
+def test_function_calls_without_unique_names_give_unique_values() -> None:
     body = [node("Add", "a a", "t"), node("Neg", "t", "b")]
     calls = [node("FNeg", "x", "h", "same"), node("FNeg", "h", "i", "same"), node("FNeg", "i", "y")]
     model = load_onnx(model_of(calls, [function("FNeg", "a", "b", body)]))
@@ -123,20 +123,20 @@ def test_calls_without_names_or_with_the_same_names() -> None:
     assert len(set(names)) == len(names) == 6
 
 
-def test_names_of_a_body_do_not_meet_those_of_the_model() -> None:
+def test_function_body_names_are_made_unique_in_the_model() -> None:
     body = [node("Add", "a a", "t"), node("Neg", "t", "b")]
     nodes = [node("Relu", "x", "f/t"), node("FNeg", "f/t", "y", "f")]
     check(model_of(nodes, [function("FNeg", "a", "b", body)]))
 
 
-def test_functions_call_functions() -> None:
+def test_function_that_calls_a_function_is_expanded_fully() -> None:
     four = function("FFour", "a", "b", [node("FTwice", "a", "t", "in"), node("FTwice", "t", "b")])
     model = check(model_of([node("FFour", "x", "y", "four")], [four, TWICE]))
     assert model.graph.nodes[0].name == "four/in/add"
     assert model.graph.nodes[0].origin == "four/in/add in function own.FTwice of the model"
 
 
-def test_a_body_has_opsets_of_its_own() -> None:
+def test_function_body_uses_its_own_opsets() -> None:
     # The sum over axis 0 as an attribute in opset 11, as an input in the model's.
     body = [node("ReduceSum", "a", "b", axes=[0], keepdims=0)]
     total = function("FSum", "a", "b", body, opset=11)
@@ -144,7 +144,7 @@ def test_a_body_has_opsets_of_its_own() -> None:
     assert interpret_model(model, X)[0] == pytest.approx(2)
 
 
-def test_attributes_are_handed_through() -> None:
+def test_function_attributes_reach_nested_calls() -> None:
     leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
     inner = function("FLeaky", "a", "b", [leaky], ["slope"])
     call = referring(node("FLeaky", "a", "b"), slope="outer")
@@ -152,7 +152,7 @@ def test_attributes_are_handed_through() -> None:
     check(model_of([node("FOuter", "x", "y", outer=0.25)], [inner, outer]))
 
 
-def test_attributes_that_a_call_leaves_out() -> None:
+def test_function_attributes_left_out_take_defaults() -> None:
     leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
     with_default = function("FOne", "a", "b", [leaky], [], [helper.make_attribute("slope", 0.5)])
     without = function("FTwo", "a", "b", [leaky], ["slope"])  # then LeakyRelu's own default holds
@@ -163,7 +163,7 @@ def test_attributes_that_a_call_leaves_out() -> None:
     assert (y[0], z[0]) == (pytest.approx(-0.75), pytest.approx(-0.015))
 
 
-def test_constants_of_a_body() -> None:
+def test_function_constants_are_shared_among_calls() -> None:
     fixed = node("Constant", "", "two", value_float=2.0)
     given = referring(node("Constant", "", "n"), value_float="number")
     body = [fixed, given, node("Mul", "a two", "t"), node("Add", "t n", "b")]
@@ -179,7 +179,7 @@ def test_constants_of_a_body() -> None:
     assert mul.inputs[1].const is other.inputs[1].const  # one array, however often it is called
 
 
-def test_a_graph_within_a_body() -> None:
+def test_function_with_a_nested_graph_is_expanded() -> None:
     then = helper.make_graph(
         [referring(node("LeakyRelu", "a", "t"), alpha="slope")],
         "then",
@@ -203,7 +203,7 @@ def test_a_graph_within_a_body() -> None:
     )
 
 
-def test_a_graph_handed_to_a_body_sees_the_values_of_the_caller() -> None:
+def test_graph_as_function_attribute_reads_values_of_the_caller() -> None:
     branch = helper.make_graph([node("Neg", "x", "t")], "b", [], [onnx.ValueInfoProto(name="t")])
     taken = node("If", "c", "b")
     for key in ("then_branch", "else_branch"):
@@ -219,7 +219,7 @@ def test_a_graph_handed_to_a_body_sees_the_values_of_the_caller() -> None:
     assert interpret_model(model, X)[0].tolist() == [1.5, -0.5, -3]
 
 
-def test_inputs_and_outputs_that_are_left_out() -> None:
+def test_function_inputs_and_outputs_can_be_left_out() -> None:
     body = [node("Clip", "a low high", "b"), node("Neg", "a", "c")]
     f = function("FClip", "a low high", "b c", body)
     nodes = [
@@ -234,7 +234,7 @@ def test_inputs_and_outputs_that_are_left_out() -> None:
     assert [v and v.name for v in model.graph.nodes[0].inputs] == ["x", None, "one"]
 
 
-def test_outputs_that_are_inputs_constants_or_the_same() -> None:
+def test_function_outputs_can_be_inputs_constants_or_repeated() -> None:
     body = [node("Constant", "", "k", value_floats=[1.0, 2.0]), node("Neg", "a", "b")]
     f = function("FMany", "a", "a k b b", body)
     model = load_onnx(
@@ -248,7 +248,7 @@ def test_outputs_that_are_inputs_constants_or_the_same() -> None:
     assert y.tolist() == [-1, -2]
 
 
-def test_overloads() -> None:
+def test_function_overload_is_selected_by_the_call() -> None:
     one = function("FPick", "a", "b", [node("Neg", "a", "b")], overload="one")
     two = function("FPick", "a", "b", [node("Abs", "a", "b")], overload="two")
     calls = [node("FPick", "x", "y"), node("FPick", "x", "z")]
@@ -260,14 +260,14 @@ def test_overloads() -> None:
         load_onnx(model_of([node("FPick", "x", "y")], [one, two]))
 
 
-def test_a_function_of_the_model_comes_before_an_operation_of_the_same_name() -> None:
+def test_function_takes_precedence_over_an_operation_of_its_name() -> None:
     relu = function("Relu", "a", "b", [node("Neg", "a", "b")])
     relu.domain = ""
     model = load_onnx(model_of([helper.make_node("Relu", ["x"], ["y"])], [relu]))
     assert [n.op.name for n in model.graph.nodes] == ["Neg"]
 
 
-def test_functions_called_before_their_inputs_are_made() -> None:
+def test_function_call_before_its_producers_is_connected() -> None:
     model = load_onnx(model_of([node("FTwice", "h", "y"), node("Neg", "x", "h")], [TWICE]))
     assert np.array_equal(interpret_model(model, X)[0], -2 * X)
 
@@ -285,7 +285,9 @@ def test_functions_called_before_their_inputs_are_made() -> None:
         ),
     ],
 )
-def test_recursion_is_named(calls: dict[str, list[str]], chain: str) -> None:
+def test_recursive_functions_are_refused_with_the_cycle(
+    calls: dict[str, list[str]], chain: str
+) -> None:
     functions = [
         function(name, "a", "b", [node(callee, "a", "b") for callee in callees])
         for name, callees in calls.items()
@@ -293,14 +295,14 @@ def test_recursion_is_named(calls: dict[str, list[str]], chain: str) -> None:
     assert chain in problem(model_of([node("FA", "x", "y")], functions))
 
 
-def test_recursion_through_a_nested_graph() -> None:
+def test_recursion_through_a_nested_graph_is_refused() -> None:
     branch = helper.make_graph([node("FA", "a", "t")], "b", [], [onnx.ValueInfoProto(name="t")])
     f = function("FA", "a c", "b", [node("If", "c", "b", then_branch=branch, else_branch=branch)])
     assert "own.FA -> function own.FA" in problem(model_of([node("Relu", "x", "y")], [f]))
 
 
 @pytest.mark.parametrize("body", ["", "Add"])
-def test_exponential_expansion_is_counted_first(body: str) -> None:
+def test_exponential_expansion_is_refused_before_it_happens(body: str) -> None:
     leaf = [node("Add", "a a", "b")] if body else []
     functions = [function("F0", "a", "b" if leaf else "a", leaf)]
     for i in range(1, 60):
@@ -312,7 +314,7 @@ def test_exponential_expansion_is_counted_first(body: str) -> None:
     assert time.perf_counter() - begin < 1
 
 
-def test_depth_of_calls_is_bounded() -> None:
+def test_call_depth_beyond_the_limit_is_refused() -> None:
     functions = [
         function(f"F{i}", "a", "b", [node(f"F{i - 1}" if i else "Neg", "a", "b")])
         for i in range(100)
@@ -322,7 +324,7 @@ def test_depth_of_calls_is_bounded() -> None:
     load_onnx(proto, Limits(max_depth=200))
 
 
-def test_calls_that_do_not_fit() -> None:
+def test_calls_with_wrong_arity_or_attributes_are_refused() -> None:
     proto = model_of(
         [
             node("FTwice", "x x", "h", "inputs"),
@@ -338,27 +340,27 @@ def test_calls_that_do_not_fit() -> None:
     ]
 
 
-def test_two_functions_of_one_name() -> None:
+def test_duplicate_functions_are_refused() -> None:
     assert "function own.FTwice twice" in problem(
         model_of([node("Relu", "x", "y")], [TWICE, TWICE])
     )
 
 
-def test_faults_within_a_body_are_placed() -> None:
+def test_fault_in_a_body_names_call_and_function() -> None:
     f = function("FBad", "a", "b", [node("Cast", "a", "b", "cast")])
     assert problem(model_of([node("FBad", "x", "y", "call")], [f])) == (
         "call/cast in function own.FBad of the model lacks attribute 'to', which Cast-21 requires"
     )
 
 
-def test_a_body_imports_its_own_domains() -> None:
+def test_function_body_needs_its_own_opset_imports() -> None:
     f = function("FBad", "a", "b", [helper.make_node("Op", ["a"], ["b"], domain="else")])
     proto = model_of([node("FBad", "x", "y", "call")], [f])
     proto.opset_import.append(helper.make_opsetid("else", 1))
     assert "'else' is undeclared" in problem(proto)
 
 
-def test_a_default_that_refers_to_itself() -> None:
+def test_attribute_default_that_refers_to_itself_is_refused() -> None:
     leaky = referring(node("LeakyRelu", "a", "b"), alpha="slope")
     default = AttributeProto(name="slope", ref_attr_name="slope", type=AttributeProto.FLOAT)
     f = function("FLoop", "a", "b", [leaky], [], [default])
@@ -380,7 +382,7 @@ def test_a_default_that_refers_to_itself() -> None:
         ("Shrink", 9, {"bias": 0.25}),
     ],
 )
-def test_definitions_of_operations_without_a_kernel(
+def test_operation_without_kernel_is_expanded_by_its_definition(
     op: str, opset: int, attrs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = upgrades.find

@@ -1,4 +1,4 @@
-"""ONNX models become graphs; what breaks the format is refused with every fault named."""
+"""ONNX models become graphs, or are refused with all of their faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ X = np.array([-1, 2], np.float32)
 # Sources
 
 
-def test_a_path_bytes_and_a_proto_load_alike(tmp_path: Path) -> None:
+def test_load_accepts_path_bytes_and_proto(tmp_path: Path) -> None:
     path = tmp_path / "relu.onnx"
     onnx.save(RELU, path)
     for source in (path, str(path), path.read_bytes(), RELU):
@@ -45,14 +45,14 @@ def test_a_path_bytes_and_a_proto_load_alike(tmp_path: Path) -> None:
     assert load_onnx(path).graph.nodes[0].origin == "relu in relu.onnx"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match=r"nothing\.onnx cannot be read: No such file"):
         load_onnx(tmp_path / "nothing.onnx")
     with pytest.raises(InvalidModel, match="cannot be read: Is a directory"):
         load_onnx(tmp_path)
 
 
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+def test_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "cut.onnx"
     data = model_of(node("Add", "x w", "y"), initializers=[tensor("w", X)]).SerializeToString()
     for size in range(len(data)):
@@ -62,7 +62,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_random_and_damaged_bytes_are_refused_or_read(seed: int) -> None:
+def test_damaged_bytes_are_refused_or_verified(seed: int) -> None:
     random = np.random.default_rng(seed)
     data = bytearray(
         model_of(
@@ -81,14 +81,14 @@ def test_random_and_damaged_bytes_are_refused_or_read(seed: int) -> None:
             assert str(error)
 
 
-def test_wrong_wire_types_leave_no_graph() -> None:
+def test_wrong_wire_types_are_refused() -> None:
     # Field 7, the graph, as a number; and a tensor where the model should be.
     for data in (b"\x38\x05", tensor("w", X).SerializeToString(), b""):
         with pytest.raises(InvalidModel, match=r"the model has no graph|cannot read this"):
             load_onnx(data)
 
 
-def test_names_that_are_no_text() -> None:
+def test_names_that_are_not_utf8_are_refused() -> None:
     data = RELU.SerializeToString().replace(b"\x01y", b"\x01\xff")
     with pytest.raises(InvalidModel, match=r"name b'\\xff' is not UTF-8"):
         load_onnx(data)
@@ -110,7 +110,7 @@ def large_model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_in_pieces_is_the_same_model(
+def test_large_file_read_in_pieces_equals_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file, "LARGE_FILE", 0)
@@ -120,16 +120,18 @@ def test_a_file_in_pieces_is_the_same_model(
         apart = list(weights)
         assert [w.name for w in apart] == ["w1", "w3"]
         assert len(proto.SerializeToString()) < 1000
-        for each in apart:
-            assert isinstance(each, file.Apart)
-            assert not each.proto.HasField("raw_data")
-            each.proto.raw_data = each.data.tobytes()
-            proto.graph.initializer.append(each.proto)
+        for weight in apart:
+            assert isinstance(weight, file.Apart)
+            assert not weight.proto.HasField("raw_data")
+            weight.proto.raw_data = weight.data.tobytes()
+            proto.graph.initializer.append(weight.proto)
     proto.graph.initializer.sort(key=lambda t: t.name)
     assert proto == whole
 
 
-def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_file_read_in_pieces_gives_the_same_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = large_model(tmp_path)
     wanted = load_onnx(path)
     monkeypatch.setattr(file, "LARGE_FILE", 0)
@@ -145,7 +147,7 @@ def test_large_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
             load_onnx(path)
 
 
-def test_a_model_with_its_graph_in_two_parts() -> None:
+def test_split_merges_a_graph_written_twice() -> None:
     # Protobuf merges messages that are written twice: a piecewise reader must, too.
     proto = model_of(node("Add", "x w", "y"))
     rest = onnx.ModelProto()
@@ -162,20 +164,20 @@ def test_a_model_with_its_graph_in_two_parts() -> None:
 # Graph structure
 
 
-def test_nodes_in_any_order() -> None:
+def test_nodes_in_any_order_are_connected() -> None:
     model = load_onnx(model_of(node("Neg", "h", "y"), node("Relu", "x", "h")))
     neg, relu = model.graph.nodes
     assert neg.inputs[0] is not None
     assert neg.inputs[0].producer is relu
 
 
-def test_an_undefined_name_is_left_to_verify() -> None:
-    model = load_onnx(model_of(node("Add", "x nobody", "y")))
-    with pytest.raises(InvalidModel, match="reads 'nobody', which nothing makes"):
+def test_undefined_name_is_reported_by_verify() -> None:
+    model = load_onnx(model_of(node("Add", "x missing", "y")))
+    with pytest.raises(InvalidModel, match="reads 'missing', which nothing makes"):
         verify(model)
 
 
-def test_a_name_defined_twice_is_two_values() -> None:
+def test_duplicate_name_is_reported_by_verify() -> None:
     model = load_onnx(model_of(node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")))
     a, b = model.graph.nodes
     assert model.graph.outputs == [b.outputs[0]]
@@ -184,13 +186,13 @@ def test_a_name_defined_twice_is_two_values() -> None:
         verify(model)
 
 
-def test_outputs_that_are_inputs_or_constants() -> None:
+def test_outputs_can_be_inputs_or_constants() -> None:
     model = load_onnx(model_of(outputs=("x", "w"), initializers=[tensor("w", X)]))
     assert model.graph.outputs[0] is model.graph.inputs[0]
     assert np.array_equal(interpret_model(model, X)[1], X)
 
 
-def test_an_initializer_is_a_constant_even_if_it_is_an_input_too() -> None:
+def test_initializer_that_is_also_an_input_is_a_constant() -> None:
     proto = model_of(node("Add", "x w", "y"), inputs=("x", "w"), initializers=[tensor("w", X)])
     model = load_onnx(proto)
     assert [v.name for v in model.graph.inputs] == ["x"]
@@ -200,14 +202,14 @@ def test_an_initializer_is_a_constant_even_if_it_is_an_input_too() -> None:
     assert np.array_equal(weight.const, X)
 
 
-def test_initializers_without_a_name_of_their_own() -> None:
+def test_initializers_without_unique_names_are_refused() -> None:
     proto = model_of(node("Relu", "x", "y"), initializers=[tensor("w", X), tensor("w", X)])
     assert problems(proto) == ("the model has initializer 'w' twice; remove one",)
     proto = model_of(node("Relu", "x", "y"), initializers=[tensor("", X)])
     assert problems(proto) == ("the model has an initializer without a name; name it",)
 
 
-def test_nested_graphs_see_the_values_around_them() -> None:
+def test_nested_graph_reads_outer_values() -> None:
     inner = graph_of([node("Add", "h late", "t")], (), ("t",), name="inner")
     middle = graph_of([node("If", "c", "m", "deep", then_branch=inner, else_branch=inner)], (), "m")
     proto = model_of(
@@ -225,7 +227,7 @@ def test_nested_graphs_see_the_values_around_them() -> None:
     assert add.origin == ("Add_0 in then_branch of deep in then_branch of outer in the model")
 
 
-def test_types_of_nested_inputs_are_left_to_inference() -> None:
+def test_nested_input_types_are_not_trusted() -> None:
     body = graph_of([node("Identity", "c", "c2"), node("Relu", "s", "t")], "ics", ("c2", "t"))
     proto = model_of(node("Loop", "n  x", "y", body=body), initializers=[tensor("n", 3)])
     graph: Graph = load_onnx(proto).graph.nodes[0].attrs["body"]
@@ -233,7 +235,7 @@ def test_types_of_nested_inputs_are_left_to_inference() -> None:
 
 
 @pytest.mark.parametrize("depth", [3, 12, 30])
-def test_depth_is_bounded_and_nothing_recurses(depth: int) -> None:
+def test_nesting_beyond_max_depth_is_refused_without_recursion(depth: int) -> None:
     branch = graph_of([node("Relu", "x", "t")], (), ("t",))
     for _ in range(depth):
         branch = graph_of([node("If", "c", "t", then_branch=branch)], (), ("t",))
@@ -250,15 +252,15 @@ def test_depth_is_bounded_and_nothing_recurses(depth: int) -> None:
 
 
 def _ifs(graph: GraphProto) -> list[NodeProto]:
-    found = [n for n in graph.node if n.op_type == "If"]
-    for n in found:
+    nodes = [n for n in graph.node if n.op_type == "If"]
+    for n in nodes:
         for attribute in n.attribute:
             if attribute.name == "then_branch":
-                found.extend(m for m in attribute.g.node if m.op_type == "If")
-    return found
+                nodes.extend(m for m in attribute.g.node if m.op_type == "If")
+    return nodes
 
 
-def test_too_many_nodes() -> None:
+def test_more_nodes_than_max_nodes_are_refused() -> None:
     proto = model_of(*(node("Relu", "x", f"y{i}") for i in range(5)), outputs=("y0",))
     load_onnx(proto, Limits(max_nodes=5))
     (problem,) = problems(proto, Limits(max_nodes=4))
@@ -268,7 +270,7 @@ def test_too_many_nodes() -> None:
 # Operations, attributes and arity against their schemas
 
 
-def test_every_fault_is_reported_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     proto = model_of(
         node("Conv", "x", "a", "one_input"),
         node("LeakyRelu", "x", "b", "text", alpha="0.1"),
@@ -292,14 +294,14 @@ def test_every_fault_is_reported_at_once() -> None:
     )
 
 
-def test_many_faults_are_counted() -> None:
+def test_faults_beyond_the_maximum_are_counted() -> None:
     proto = model_of(*(node("Relu", "x x", f"y{i}") for i in range(70)), outputs=("y0",))
-    found = problems(proto)
-    assert len(found) == 51
-    assert found[-1] == "and 20 more"
+    reported = problems(proto)
+    assert len(reported) == 51
+    assert reported[-1] == "and 20 more"
 
 
-def test_everything_unsupported_is_reported_at_once() -> None:
+def test_all_unsupported_operations_are_reported_at_once() -> None:
     proto = model_of(
         node("Relu", "x", "y"),
         node("Gelu", "x", "a", "too_early"),
@@ -320,12 +322,12 @@ def test_everything_unsupported_is_reported_at_once() -> None:
     ]
 
 
-def test_an_opset_of_the_future() -> None:
+def test_opset_newer_than_the_newest_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"opset 99 is newer than \d+, .* older opset"):
         load_onnx(model_of(node("Relu", "x", "y"), opset=99))
 
 
-def test_no_opset_at_all() -> None:
+def test_model_without_opsets_is_refused_from_ir_version_3() -> None:
     proto = helper.make_model(graph_of([node("Relu", "x", "y")]))
     del proto.opset_import[:]
     assert "'ai.onnx' is undeclared" in problems(proto)[0]
@@ -333,13 +335,13 @@ def test_no_opset_at_all() -> None:
     assert np.array_equal(interpret_model(load_onnx(proto), X)[0], [0, 2])
 
 
-def test_two_opsets_of_one_domain() -> None:
+def test_two_opsets_of_one_domain_are_refused() -> None:
     proto = model_of(node("Relu", "x", "y"))
     proto.opset_import.append(helper.make_opsetid("ai.onnx", 7))
     assert problems(proto) == ("the model imports two opsets of 'ai.onnx'; remove one",)
 
 
-def test_the_two_names_of_the_domain_of_onnx() -> None:
+def test_both_names_of_the_onnx_domain_mean_the_same() -> None:
     proto = model_of(helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx"))
     load_onnx(proto)
     proto.opset_import[0].domain = "ai.onnx"
@@ -347,7 +349,7 @@ def test_the_two_names_of_the_domain_of_onnx() -> None:
     assert load_onnx(proto).graph.nodes[0].op.full_name == "Relu"
 
 
-def test_attributes_get_the_defaults_of_their_own_version() -> None:
+def test_attribute_defaults_are_those_of_the_node_version() -> None:
     (selu,) = load_onnx(model_of(node("Selu", "x", "y"), opset=5)).graph.nodes
     assert selu.attrs["alpha"] == pytest.approx(1.6732, abs=1e-9) or selu.attrs["alpha"] < 1.67321
     (shape,) = load_onnx(model_of(node("Shape", "x", "y"), opset=13)).graph.nodes
@@ -359,21 +361,21 @@ def test_legacy_attributes_are_dropped() -> None:
     assert load_onnx(proto).graph.nodes[0].attrs == {}
 
 
-def test_an_attribute_twice() -> None:
+def test_duplicate_attribute_is_refused() -> None:
     proto = model_of(node("Flatten", "x", "y", "f", axis=1))
     proto.graph.node[0].attribute.append(helper.make_attribute("axis", 1))
     assert problems(proto) == ("f in the model has attribute 'axis' twice; remove one",)
 
 
-def test_attributes_without_a_kind_as_the_first_files_have_them() -> None:
+def test_attribute_without_type_is_read_by_its_field() -> None:
     proto = model_of(node("Flatten", "x", "y", axis=1), node("Transpose", "x", "z", perm=[0]))
-    for each in proto.graph.node:
-        each.attribute[0].ClearField("type")
+    for untyped in proto.graph.node:
+        untyped.attribute[0].ClearField("type")
     flatten, transpose = load_onnx(proto).graph.nodes
     assert (flatten.attrs["axis"], transpose.attrs["perm"]) == (1, [0])
 
 
-def test_references_to_attributes_of_no_function() -> None:
+def test_attribute_reference_outside_a_function_is_refused() -> None:
     proto = model_of(node("Flatten", "x", "y", "f"))
     proto.graph.node[0].attribute.append(
         AttributeProto(name="axis", ref_attr_name="a", type=AttributeProto.INT)
@@ -390,7 +392,7 @@ def typed_input(proto: onnx.TypeProto) -> Any:
     return load_onnx(helper.make_model(graph)).graph.inputs[0].type
 
 
-def test_types_of_inputs() -> None:
+def test_input_types_are_read() -> None:
     dense = helper.make_tensor_type_proto
     assert typed_input(dense(FLOAT, [2, "n", None, 0, -1, "?"])) == TensorType(
         np.dtype(np.float32), (2, "n", None, None, None, None)
@@ -408,7 +410,7 @@ def test_types_of_inputs() -> None:
     assert typed_input(holes) == TensorType(np.dtype(np.float32), (3,))
 
 
-def test_types_of_inputs_with_faults() -> None:
+def test_input_types_with_faults_are_refused() -> None:
     with pytest.raises(InvalidModel, match="input 'x' of the model: element type 77"):
         typed_input(onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=77)))
     deep = helper.make_tensor_type_proto(FLOAT, [])
@@ -421,7 +423,7 @@ def test_types_of_inputs_with_faults() -> None:
 # Speed is not measured by the clock but by what grows with the model.
 
 
-def test_schemas_are_looked_up_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
     original = onnx.defs.get_schema
 

@@ -44,7 +44,7 @@ def test_constant_nodes_become_constants(attrs: Any, wanted: Any) -> None:
     assert not const.flags.writeable
 
 
-def test_constant_nodes_with_faults() -> None:
+def test_constant_nodes_with_faults_are_refused() -> None:
     proto = model_of(
         node("Constant", "", "a", "none"),
         node("Constant", "", "b", "both", value_int=1, value_float=1.0),
@@ -86,7 +86,7 @@ def test_sparse_initializers_become_dense(indices: Any) -> None:
         ([[1]], [0], [2, 3], "values of rank 1"),
     ],
 )
-def test_sparse_initializers_with_faults(
+def test_sparse_initializers_with_faults_are_refused(
     values: Any, indices: Any, dims: Any, message: str
 ) -> None:
     proto = model_of(node("Identity", "w", "y"), inputs=())
@@ -112,7 +112,7 @@ NUMERIC = [c for c, d in _DTYPES.items() if d != STRING]
 
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 9])
 @pytest.mark.parametrize("code", NUMERIC, ids=[TensorProto.DataType.Name(c) for c in NUMERIC])
-def test_every_element_type_raw_and_typed(code: int, count: int) -> None:
+def test_every_element_type_reads_from_raw_and_typed_data(code: int, count: int) -> None:
     dtype = _DTYPES[code]
     values = stored(dtype, count)
     raw = numpy_helper.from_array(values, "w")
@@ -127,7 +127,7 @@ def test_every_element_type_raw_and_typed(code: int, count: int) -> None:
         assert np.array_equal(got.astype(wide), values.astype(wide))
 
 
-def test_negative_4_bit_integers() -> None:
+def test_packed_4_bit_integers_are_sign_extended() -> None:
     values = np.array([-8, 7, -1], ml_dtypes.int4)
     proto = model_of(inputs=(), outputs=("w",), initializers=[tensor("w", values)])
     const = load_onnx(proto).graph.outputs[0].const
@@ -135,7 +135,7 @@ def test_negative_4_bit_integers() -> None:
     assert const.astype(int).tolist() == [-8, 7, -1]
 
 
-def test_strings_need_not_be_text() -> None:
+def test_strings_that_are_not_utf8_survive() -> None:
     proto = TensorProto(name="w", data_type=TensorProto.STRING, dims=[2])
     proto.string_data.extend([b"abc", b"\xff"])
     const = (
@@ -145,7 +145,7 @@ def test_strings_need_not_be_text() -> None:
     assert const.tolist() == ["abc", "\udcff"]
 
 
-def test_bools_are_0_or_1_whatever_the_file_says() -> None:
+def test_bools_of_other_bytes_become_true() -> None:
     proto = TensorProto(name="w", data_type=TensorProto.BOOL, dims=[3], raw_data=b"\x00\x02\xff")
     const = (
         load_onnx(model_of(inputs=(), outputs=("w",), initializers=[proto])).graph.outputs[0].const
@@ -178,7 +178,7 @@ def weight(**fields: Any) -> TensorProto:
         (weight(data_location=TensorProto.EXTERNAL), "external data"),
     ],
 )
-def test_initializers_with_faults(proto: TensorProto, message: str) -> None:
+def test_initializers_with_faults_are_refused(proto: TensorProto, message: str) -> None:
     begin = time.perf_counter()
     (problem,) = problems(model_of(node("Relu", "x", "y"), initializers=[proto]))
     assert time.perf_counter() - begin < 1
@@ -186,13 +186,13 @@ def test_initializers_with_faults(proto: TensorProto, message: str) -> None:
     assert message in problem
 
 
-def test_faulty_tensors_among_attributes_are_named() -> None:
+def test_faulty_tensor_attribute_is_named() -> None:
     proto = model_of(node("ConstantOfShape", "s", "y", "fill", value=weight(dims=[1])))
     (problem,) = problems(proto)
     assert problem.startswith("attribute 'value' of fill in the model: float32[1] has 0 entries")
 
 
-def test_constants_are_bounded() -> None:
+def test_constants_beyond_max_constant_bytes_are_refused() -> None:
     weights = [tensor(f"w{i}", np.zeros(10, np.float32)) for i in range(3)]
     proto = model_of(node("Relu", "x", "y"), initializers=weights)
     load_onnx(proto, Limits(max_constant_bytes=120))

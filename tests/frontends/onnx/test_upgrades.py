@@ -1,8 +1,7 @@
-"""Every rewriting of an older operator version computes what that version did.
+"""Rules for older operator versions compute what those versions define.
 
-Each case is imported with the types of its inputs known, and with nothing known of them, because
-rewritings write other nodes then. What is expected comes from ONNX Runtime, which still runs opsets
-from 7 on, or is written out with NumPy for those before.
+Each case is imported with typed and with untyped inputs, because rules emit different nodes for
+these. Expected results come from ONNX Runtime, which runs opsets from 7 on, or from NumPy.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def build(
     results = [f"y{i}" if flag else "" for i, flag in enumerate(flags)]
     node = helper.make_node(op, names, results, name="node", domain=domain)
     for key, value in attrs.items():
-        kind = onnx.AttributeProto.INTS if value == [] else None
-        node.attribute.append(helper.make_attribute(key, value, attr_type=kind))
+        attr_type = onnx.AttributeProto.INTS if value == [] else None
+        node.attribute.append(helper.make_attribute(key, value, attr_type=attr_type))
     infos = [
         value_info(name, x) if typed else onnx.ValueInfoProto(name=name)
         for i, (name, x) in enumerate(zip(names, inputs, strict=True))
@@ -122,7 +121,7 @@ AXES = [
 
 @pytest.mark.parametrize("opset", [1, 6])
 @pytest.mark.parametrize(("shape", "attrs", "place"), AXES)
-def test_legacy_broadcasting(shape: Any, attrs: Any, place: Any, opset: int) -> None:
+def test_legacy_broadcasting_matches_numpy(shape: Any, attrs: Any, place: Any, opset: int) -> None:
     b = floats(*shape)
     check("Add", opset, [A, b], attrs, lambda a, b: a + place(b), constants=[1])
 
@@ -142,7 +141,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("op", BINARY)
-def test_legacy_broadcasting_of_all_binary_operations(op: str) -> None:
+def test_legacy_broadcasting_works_for_all_binary_operations(op: str) -> None:
     a, b = floats(2, 3, 4), floats(3)
     if op in ("And", "Or", "Xor"):
         a, b = a > 0, b > 0
@@ -175,7 +174,7 @@ STATISTICS = [floats(3), floats(3), floats(3), np.abs(floats(3))]
         (13, {}),
     ],
 )
-def test_batch_normalization(opset: int, attrs: Any) -> None:
+def test_batch_normalization_in_old_versions_matches_the_definition(opset: int, attrs: Any) -> None:
     check(
         "BatchNormalization",
         opset,
@@ -187,7 +186,7 @@ def test_batch_normalization(opset: int, attrs: Any) -> None:
 
 
 @pytest.mark.parametrize(("opset", "attrs"), [(6, {"is_test": 1}), (8, {})])
-def test_batch_normalization_per_element(opset: int, attrs: Any) -> None:
+def test_batch_normalization_with_spatial_0_is_per_element(opset: int, attrs: Any) -> None:
     statistics = [floats(3, 4, 5), floats(3, 4, 5), floats(3, 4, 5), np.abs(floats(3, 4, 5))]
     check(
         "BatchNormalization",
@@ -200,7 +199,7 @@ def test_batch_normalization_per_element(opset: int, attrs: Any) -> None:
 
 
 @pytest.mark.parametrize("opset", [6, 9])
-def test_batch_normalization_in_training(opset: int) -> None:
+def test_batch_normalization_in_training_gives_statistics(opset: int) -> None:
     def expected(x: Any, scale: Any, bias: Any, mean: Any, var: Any) -> Any:
         now, spread = x.mean(axis=(0, 2, 3)), x.var(axis=(0, 2, 3))
         y = normalized(x, scale, bias, now, spread, 1e-5)
@@ -209,13 +208,13 @@ def test_batch_normalization_in_training(opset: int) -> None:
     check("BatchNormalization", opset, [X, *STATISTICS], {}, expected, 3, rtol=1e-4)
 
 
-def test_training_outputs_without_a_meaning_are_refused() -> None:
+def test_batch_normalization_saved_outputs_are_refused() -> None:
     with pytest.raises(Unsupported, match="saved_mean"):
         load_onnx(build("BatchNormalization", 9, [X, *STATISTICS], {}, 5))
 
 
 @pytest.mark.parametrize("opset", [1, 5])
-def test_cast_to_a_name(opset: int) -> None:
+def test_cast_to_a_type_name_becomes_its_code(opset: int) -> None:
     check("Cast", opset, [A], {"to": "INT32"}, lambda a: a.astype(np.int32))
     check("Cast", opset, [A], {"to": "float16"}, lambda a: a.astype(np.float16))
     with pytest.raises(InvalidModel, match="node in the model casts to 'REAL'"):
@@ -224,27 +223,27 @@ def test_cast_to_a_name(opset: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 @pytest.mark.parametrize("attrs", [{"min": -0.5, "max": 0.75}, {"min": 0.0}, {"max": 0.25}, {}])
-def test_clip_bounds_were_attributes(dtype: Any, attrs: Any) -> None:
+def test_clip_with_attributes_as_bounds_clips(dtype: Any, attrs: Any) -> None:
     a = A.astype(dtype)
     low, high = attrs.get("min", -np.inf), attrs.get("max", np.inf)
     for opset in (1, 6, 10):
         check("Clip", opset, [a], attrs, lambda a: np.clip(a, dtype(low), dtype(high)))
 
 
-def test_clip_kept_infinity_out_in_version_6_only() -> None:
+def test_clip_without_bounds_keeps_infinity_except_in_version_6() -> None:
     a = np.array([np.inf, -np.inf], np.float32)
     largest = np.finfo(np.float32).max
     check("Clip", 6, [a], {}, lambda a: np.array([largest, -largest], np.float32))
     check("Clip", 1, [a], {}, lambda a: a)
 
 
-def test_concat_along_axis_1_by_default() -> None:
+def test_concat_1_has_axis_1_by_default() -> None:
     check("Concat", 1, [A, A], {}, lambda a, b: np.concatenate([a, b], 1))
     check("Concat", 3, [A, A], {"axis": 2}, lambda a, b: np.concatenate([a, b], 2))
 
 
 @pytest.mark.parametrize("attrs", [{}, {"axis": 2}, {"inverse": 1}, {"onesided": 1}])
-def test_dft(attrs: Any) -> None:
+def test_dft_with_axis_as_attribute_matches_onnx_runtime(attrs: Any) -> None:
     x = floats(2, 8, 6, 2 if "inverse" in attrs else 1)
     check("DFT", 17, [x], attrs, "ort", rtol=1e-3, atol=1e-5)
     check("DFT", 17, [x, np.array(4, np.int64)], attrs, "ort", rtol=1e-3, atol=1e-5)
@@ -253,13 +252,13 @@ def test_dft(attrs: Any) -> None:
 @pytest.mark.parametrize(
     ("opset", "attrs"), [(1, {"is_test": 1}), (6, {"is_test": 1, "ratio": 0.9}), (7, {}), (10, {})]
 )
-def test_dropout_in_inference(opset: int, attrs: Any) -> None:
+def test_dropout_in_inference_is_identity(opset: int, attrs: Any) -> None:
     check("Dropout", opset, [A], attrs, lambda a: a)
     mask_type = bool if opset == 10 else np.float32
     check("Dropout", opset, [A], attrs, lambda a: (a, np.ones_like(a, mask_type)), 2)
 
 
-def test_dropout_in_training() -> None:
+def test_dropout_in_training_drops() -> None:
     x = np.ones(10_000, np.float32)
     model = load_onnx(build("Dropout", 6, [x], {"ratio": 0.25}))
     (y,) = run(model, [x])
@@ -268,7 +267,7 @@ def test_dropout_in_training() -> None:
 
 
 @pytest.mark.parametrize("opset", [1, 6])
-def test_gemm(opset: int) -> None:
+def test_gemm_in_old_versions_broadcasts_c(opset: int) -> None:
     a, b, c = floats(2, 3), floats(4, 3), floats(4)
     check(
         "Gemm",
@@ -280,7 +279,7 @@ def test_gemm(opset: int) -> None:
     )
 
 
-def test_lp_pooling_with_a_float_for_p() -> None:
+def test_lp_pool_with_a_float_p_needs_a_whole_number() -> None:
     attrs = {"kernel_shape": [2, 2], "p": 2.0}
     blocks = X[:, :, :4, :4].reshape(2, 3, 2, 2, 2, 2)
     wanted = np.sqrt((blocks**2).sum(axis=(3, 5)))
@@ -294,12 +293,12 @@ def test_lp_pooling_with_a_float_for_p() -> None:
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-def test_grid_sample(mode: str) -> None:
+def test_grid_sample_16_modes_become_the_current_ones(mode: str) -> None:
     grid = np.clip(floats(2, 6, 7, 2), -1, 1)
     check("GridSample", 16, [X, grid], {"mode": mode}, "ort", rtol=1e-3)
 
 
-def test_group_normalization_had_a_scale_per_group() -> None:
+def test_group_normalization_18_scales_per_group() -> None:
     x, scale, bias = floats(2, 6, 4, 5), floats(3), floats(3)
 
     def expected(x: Any, scale: Any, bias: Any) -> Any:
@@ -314,7 +313,7 @@ def test_group_normalization_had_a_scale_per_group() -> None:
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_recurrent_operations(op: str, direction: str) -> None:
+def test_recurrent_operations_in_old_versions_match_onnx_runtime(op: str, direction: str) -> None:
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]
     n = 2 if direction == "bidirectional" else 1
     x, w, r = floats(5, 2, 3), floats(n, gates * 4, 3), floats(n, gates * 4, 4)
@@ -325,7 +324,7 @@ def test_recurrent_operations(op: str, direction: str) -> None:
         check(op, opset, [x, w, r], more, lambda *_: tuple(wanted), 2, rtol=1e-4)
 
 
-def test_the_default_direction_of_the_first_gru_was_spelt_wrong() -> None:
+def test_gru_1_misspelt_default_direction_is_forward() -> None:
     x, w, r = floats(5, 2, 3), floats(1, 12, 3), floats(1, 12, 4)
     wanted = run_ort(build("GRU", 14, [x, w, r], {"hidden_size": 4}, 2), [x, w, r])
     check("GRU", 1, [x, w, r], {"hidden_size": 4}, lambda *_: tuple(wanted), 2, rtol=1e-4)
@@ -333,7 +332,7 @@ def test_the_default_direction_of_the_first_gru_was_spelt_wrong() -> None:
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3), (2, 3, 1, 1)])
-def test_softmax_over_all_axes_from_one_on(op: str, shape: Any) -> None:
+def test_softmax_before_13_flattens_from_the_axis(op: str, shape: Any) -> None:
     x = floats(*shape)
     check(op, 7, [x], {}, "ort")
     for axis in range(len(shape)):
@@ -341,7 +340,7 @@ def test_softmax_over_all_axes_from_one_on(op: str, shape: Any) -> None:
         check(op, 9, [x], {"axis": axis}, "ort")
 
 
-def test_softmax_needs_one_node_where_it_can() -> None:
+def test_softmax_over_the_last_axis_is_one_node() -> None:
     for shape, axis in (((2, 3), 1), ((2, 3, 1, 1), 1), ((2, 3, 4), -1)):
         model = load_onnx(build("Softmax", 11, [floats(*shape)], {"axis": axis}))
         assert [node.op.name for node in model.graph.nodes] == ["Softmax"]
@@ -349,7 +348,7 @@ def test_softmax_needs_one_node_where_it_can() -> None:
 
 @pytest.mark.parametrize("opset", [9, 10])
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.float32])
-def test_one_hot_of_negative_indices(opset: int, dtype: Any) -> None:
+def test_one_hot_9_of_negative_indices_matches_the_definition(opset: int, dtype: Any) -> None:
     indices = np.array([[0, 2, -1], [3, -3, 1]], dtype)
     depth, values = np.array([3], np.int64), np.array([2, 5], np.float32)
     table = (indices[..., None] == np.arange(3)).astype(np.float32) * 3 + 2
@@ -369,7 +368,7 @@ def test_one_hot_of_negative_indices(opset: int, dtype: Any) -> None:
         {"pads": [0, 1, 2, 0, 2, 1], "mode": "edge"},
     ],
 )
-def test_pad(attrs: Any, dtype: Any) -> None:
+def test_pad_with_attributes_pads(attrs: Any, dtype: Any) -> None:
     x = floats(2, 3, 4).astype(dtype)
     check("Pad", 10, [x], attrs, "ort")
     wanted = run_ort(build("Pad", 10, [x], attrs), [x])[0]
@@ -378,7 +377,7 @@ def test_pad(attrs: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("opset", [1, 6])
-def test_prelu_with_a_slope_per_channel(opset: int) -> None:
+def test_prelu_with_a_slope_per_channel_broadcasts(opset: int) -> None:
     x = floats(2, 3, 4, 5)
 
     def expected(x: Any, slope: Any) -> Any:
@@ -404,7 +403,7 @@ REDUCE: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("op", REDUCE)
-def test_reductions(op: str) -> None:
+def test_reductions_with_axes_as_attribute_match_numpy(op: str) -> None:
     x = np.abs(floats(2, 3, 4)) + 0.1
     for opset in (1, 11, 12 if op == "ReduceSum" else 17):
         for axes in ([1], [0, 2], None, []):
@@ -421,7 +420,7 @@ def test_reductions(op: str) -> None:
                 )
 
 
-def test_reshape_to_an_attribute() -> None:
+def test_reshape_1_reshapes_to_its_attribute() -> None:
     attrs = {"shape": [0, -1, 5]}
     check("Reshape", 1, [A], attrs, lambda a: a.reshape(2, 12, 5))
     check("Reshape", 4, [A[:1, :1, :1, :1]], {"shape": []}, lambda a: a.reshape(()))
@@ -434,14 +433,14 @@ IMAGE = floats(1, 2, 5, 6)
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("scales", [(2, 3), (0.6, 0.6), (1.5, 0.7), (1.3, 2.7), (0.4, 0.9), (1, 1)])
-def test_resize_as_it_began(mode: str, scales: Any) -> None:
+def test_resize_10_matches_onnx_runtime(mode: str, scales: Any) -> None:
     factors = np.array([1, 1, *scales], np.float32)
     check("Resize", 10, [IMAGE, factors], {"mode": mode}, "ort", constants=[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("scales", [(2.0, 3.0), (1.3, 2.7), (1.0, 2.0)])
-def test_upsample(mode: str, scales: Any) -> None:
+def test_upsample_matches_onnx_runtime(mode: str, scales: Any) -> None:
     factors = np.array([1, 1, *scales], np.float32)
     check("Upsample", 9, [IMAGE, factors], {"mode": mode}, "ort", constants=[1], rtol=1e-4)
     attrs = {"mode": mode, "scales": factors.tolist()}
@@ -457,7 +456,7 @@ def test_upsample(mode: str, scales: Any) -> None:
 
 @pytest.mark.parametrize("rounding", ["floor", "round_prefer_floor"])
 @pytest.mark.parametrize("scales", [(2.0, 3.0), (0.6, 0.5), (1.3, 0.7)])
-def test_resize_to_pixels_as_tensorflow_did(rounding: str, scales: Any) -> None:
+def test_resize_11_tf_half_pixel_matches_onnx_runtime(rounding: str, scales: Any) -> None:
     empty = np.empty(0, np.float32)
     factors = np.array([1, 1, *scales], np.float32)
     attrs = {
@@ -469,21 +468,21 @@ def test_resize_to_pixels_as_tensorflow_did(rounding: str, scales: Any) -> None:
 
 
 @pytest.mark.parametrize("attrs", [{}, {"mode": "linear"}, {"mode": "cubic"}])
-def test_resize_with_empty_tensors_for_what_is_left_out(attrs: Any) -> None:
+def test_resize_11_accepts_empty_tensors_for_missing_inputs(attrs: Any) -> None:
     empty = np.empty(0, np.float32)
     sizes = np.array([1, 2, 7, 4], np.int64)
     inputs = [IMAGE, empty, empty, sizes]
     check("Resize", 11, inputs, attrs, "ort", constants=[1, 2, 3], rtol=1e-3)
 
 
-def test_resize_modes_that_are_gone_are_refused() -> None:
+def test_resize_11_unsupported_modes_are_refused() -> None:
     empty, factors = np.empty(0, np.float32), np.array([1, 1, 2, 2], np.float32)
     attrs = {"mode": "linear", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
     with pytest.raises(Unsupported, match="tf_half_pixel_for_nn"):
         load_onnx(build("Resize", 11, [IMAGE, empty, factors], attrs))
 
 
-def test_roi_align_began_without_half_pixels() -> None:
+def test_roi_align_10_has_no_half_pixel_offset() -> None:
     rois = np.array([[0, 0, 4, 3], [1, 1, 3.5, 4]], np.float32)
     attrs = {"output_height": 2, "output_width": 2, "sampling_ratio": 2}
     inputs = [IMAGE, rois, np.zeros(2, np.int64)]
@@ -491,7 +490,7 @@ def test_roi_align_began_without_half_pixels() -> None:
 
 
 @pytest.mark.parametrize("opset", [9, 11])
-def test_scatter(opset: int) -> None:
+def test_scatter_becomes_scatter_elements(opset: int) -> None:
     data, updates = floats(3, 4), floats(2, 4)
     indices = np.array([[0, 1, 2, 0], [1, 2, 0, 1]], np.int64)
     inputs = [data, indices, updates]
@@ -508,12 +507,12 @@ def test_scatter(opset: int) -> None:
         ({"starts": [-2], "ends": [1000], "axes": [-1]}, np.s_[..., -2:]),
     ],
 )
-def test_slice(attrs: Any, where: Any, opset: int) -> None:
+def test_slice_with_attributes_slices(attrs: Any, where: Any, opset: int) -> None:
     check("Slice", opset, [A], attrs, lambda a: a[where])
 
 
 @pytest.mark.parametrize("opset", [1, 2, 11, 13, 17])
-def test_split(opset: int) -> None:
+def test_split_in_old_versions_splits(opset: int) -> None:
     x = floats(6, 4)
     check("Split", opset, [x], {"axis": 0}, lambda x: tuple(np.split(x, 3)), 3)
     check("Split", opset, [x], {}, lambda x: tuple(np.split(x, 2)), 2)
@@ -529,19 +528,19 @@ def test_split(opset: int) -> None:
 
 
 @pytest.mark.parametrize("opset", [1, 11, 12])
-def test_squeeze_and_unsqueeze(opset: int) -> None:
+def test_squeeze_and_unsqueeze_with_axes_as_attribute_work(opset: int) -> None:
     x = floats(1, 3, 1, 4)
     check("Squeeze", opset, [x], {"axes": [0]}, lambda x: x[0])
     check("Squeeze", opset, [x], {}, lambda x: x[0, :, 0])
     check("Unsqueeze", opset, [x], {"axes": [0, 5]}, lambda x: x[None, ..., None])
 
 
-def test_tile_along_one_axis() -> None:
+def test_tile_1_repeats_one_axis() -> None:
     two, axis = np.array([2], np.float32), np.array([1], np.float32)
     check("Tile", 1, [A, two, axis], {}, lambda a, *_: np.tile(a, (1, 2, 1, 1)))
 
 
-def test_top_k() -> None:
+def test_top_k_with_k_as_attribute_sorts() -> None:
     x = floats(3, 6)
     order = np.argsort(-x, axis=1)[:, :2]
     wanted = (np.take_along_axis(x, order, 1), order)
@@ -549,7 +548,7 @@ def test_top_k() -> None:
     check("TopK", 9, [x], {"k": 2}, lambda x: wanted, 2)
 
 
-def test_label_encoder_looks_up_by_position() -> None:
+def test_label_encoder_1_looks_up_by_position() -> None:
     words = np.array(["b", "c", "?"], object)
     numbers = np.array([1, 0, 7], np.int64)
     attrs = {"classes_strings": ["a", "b", "c"]}
@@ -568,29 +567,30 @@ def test_label_encoder_looks_up_by_position() -> None:
 
 
 def versions() -> dict[tuple[str, str], list[int]]:
-    found: dict[tuple[str, str], list[int]] = {}
+    """The versions of each operation of ONNX, by domain and name."""
+    versions: dict[tuple[str, str], list[int]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
-        found.setdefault((schema.domain, schema.name), []).append(schema.since_version)
-    return {key: sorted(numbers) for key, numbers in found.items()}
+        versions.setdefault((schema.domain, schema.name), []).append(schema.since_version)
+    return {key: sorted(numbers) for key, numbers in versions.items()}
 
 
-def test_the_tables_cover_every_operation_that_ever_changed() -> None:
+def test_upgrade_tables_cover_every_operation_with_several_versions() -> None:
     for (domain, name), numbers in versions().items():
         listed = (domain, name) in UPGRADES or name in UNCHANGED
-        old = find(name, domain, numbers[0])  # registered as a version that is no more
+        old = find(name, domain, numbers[0])  # registered as an old version
         registered = old is not None and old.version < numbers[-1]
         assert listed or registered or len(numbers) == 1, name
         if (domain, name) in UPGRADES:
             assert name not in UNCHANGED
-            rewrites = UPGRADES[domain, name]
-            assert rewrites[0].first == numbers[0]
-            assert all(a.last + 1 == b.first for a, b in pairwise(rewrites))
-    known = {name for _, name in versions()}
-    assert set(UNCHANGED) <= known
-    assert {name for _, name in UPGRADES} <= known
+            upgrades = UPGRADES[domain, name]
+            assert upgrades[0].first == numbers[0]
+            assert all(a.last + 1 == b.first for a, b in pairwise(upgrades))
+    names = {name for _, name in versions()}
+    assert set(UNCHANGED) <= names
+    assert {name for _, name in UPGRADES} <= names
 
 
-# What cannot run, whatever the version.
+# Operations without a kernel in any version.
 MISSING = {"Gradient"}
 
 

@@ -1,4 +1,4 @@
-"""GraphDefs: the corpus, names, and what is refused."""
+"""GraphDefs: the corpus of control flow, names, functions, variables, and refusals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.support.tf_graphs import Builder, Func, Shape, Type
 CASES = list(cases())
 
 
-def named(kind: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", kind, ids=[case.name for case in kind])
+def named(corpus: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", corpus, ids=[case.name for case in corpus])
 
 
 # The corpus.
 
 
 @named(CASES)
-def test_every_case_loads(case: Case) -> None:
+def test_corpus_case_loads(case: Case) -> None:
     model = ps.load(case.path)
     names = {node.name for node in model.graph.nodes} | {v.name for v in model.graph.inputs}
     counted = {n for run in case.runs for n in run["expect"].get("live_exec", ())}
@@ -36,7 +36,7 @@ def test_every_case_loads(case: Case) -> None:
 
 @named([case for case in CASES if case.structured])
 @pytest.mark.parametrize("executor", ["linear", "dataflow"])
-def test_a_case_without_frames_runs(case: Case, executor: str) -> None:
+def test_corpus_case_without_frames_runs(case: Case, executor: str) -> None:
     session = ps.compile(case.path, executor=executor, backends=["numpy"])
     for run in case.runs:
         if "error" in run["expect"]:
@@ -47,7 +47,7 @@ def test_a_case_without_frames_runs(case: Case, executor: str) -> None:
 
 
 @named(CASES)
-def test_frames_are_right_where_tensorflow_says_so(case: Case) -> None:
+def test_corpus_case_has_the_frames_of_tensorflow(case: Case) -> None:
     model = ps.load(case.path)
     graph = model.graph
     values = {v.name: v for node in graph.nodes for v in node.outputs if v is not None}
@@ -62,9 +62,9 @@ def test_frames_are_right_where_tensorflow_says_so(case: Case) -> None:
             with pytest.raises(InvalidModel, match=r"different frames|two LoopConds"):
                 find_frames(part)
         else:
-            found = find_frames(part).of
+            frames = find_frames(part).of
             counted = set(run["expect"].get("live_exec", ()))
-            assert counted <= {node.name for node in found}
+            assert counted <= {node.name for node in frames}
 
 
 # Names.
@@ -79,7 +79,7 @@ def sum_of_two() -> Builder:
     return g
 
 
-def test_a_node_is_its_first_output() -> None:
+def test_node_name_stands_for_its_first_output() -> None:
     session = ps.compile(sum_of_two().bytes())
     a, b = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
     for feeds_ in ({"a": a, "b:0": b}, {"a:0": a, "b:0": b}, {"a": a, "b": b}):
@@ -93,7 +93,7 @@ def test_a_node_is_its_first_output() -> None:
     np.testing.assert_array_equal(session(a, b), [-4, -6])
 
 
-def test_one_value_by_two_names_is_fed_once() -> None:
+def test_value_fed_by_two_names_is_refused() -> None:
     session = ps.compile(sum_of_two().bytes())
     one = np.ones(1, np.float32)
     with pytest.raises(InvalidInput, match="fed twice"):
@@ -104,7 +104,7 @@ def test_one_value_by_two_names_is_fed_once() -> None:
         session.run({"a": one}, ["sum"])
 
 
-def test_text_and_binary_are_one(tmp_path: Path) -> None:
+def test_text_and_binary_files_give_the_same_graph(tmp_path: Path) -> None:
     g = sum_of_two()
     text = tmp_path / "graph.pbtxt"
     text.write_text(text_format.MessageToString(g.proto) + "\nunknown_field: 3\n")
@@ -119,7 +119,7 @@ def test_text_and_binary_are_one(tmp_path: Path) -> None:
         ps.load(text)
 
 
-def test_nodes_may_come_in_any_order() -> None:
+def test_nodes_in_any_order_are_connected() -> None:
     g = sum_of_two()
     nodes = list(g.proto.node)[::-1]
     del g.proto.node[:]
@@ -131,7 +131,7 @@ def test_nodes_may_come_in_any_order() -> None:
 # Targets and effects.
 
 
-def test_a_target_runs_without_being_fetched() -> None:
+def test_target_runs_without_being_fetched() -> None:
     g = Builder()
     g.placeholder("x", "int32")
     g.node("Greater", "x", g.const(np.int32(0), "zero"), name="positive", T=Type("int32"))
@@ -146,7 +146,7 @@ def test_a_target_runs_without_being_fetched() -> None:
         session.run({"x": 1}, [], ["al"])
 
 
-def test_who_waits_for_a_check_runs_after_it() -> None:
+def test_control_input_on_an_assert_orders_the_node() -> None:
     g = Builder()
     g.placeholder("x", "int32")
     g.node("Greater", "x", g.const(np.int32(0), "zero"), name="positive", T=Type("int32"))
@@ -167,7 +167,7 @@ def refused(g: Builder, match: str) -> None:
         ps.load(g.bytes())
 
 
-def test_all_unsupported_operations_are_told_at_once() -> None:
+def test_all_unsupported_operations_are_reported_at_once() -> None:
     g = Builder()
     g.placeholder("x", "float32")
     g.node("Frobnicate", "x", name="a")
@@ -175,25 +175,25 @@ def test_all_unsupported_operations_are_told_at_once() -> None:
     g.node("Frobnicate", "b", name="c")
     with pytest.raises(Unsupported) as caught:
         ps.load(g.bytes())
-    found = {each.operation: each.nodes for each in caught.value.operations}
-    assert set(found) == {"tensorflow.Frobnicate", "tensorflow.DecodeJpeg"}
-    assert found["tensorflow.Frobnicate"] == ("a in the model", "c in the model")
+    nodes = {operation.operation: operation.nodes for operation in caught.value.operations}
+    assert set(nodes) == {"tensorflow.Frobnicate", "tensorflow.DecodeJpeg"}
+    assert nodes["tensorflow.Frobnicate"] == ("a in the model", "c in the model")
 
 
-def test_what_is_read_must_be_there() -> None:
+def test_missing_inputs_are_refused() -> None:
     g = Builder()
-    g.node("Neg", "nobody", name="a", T=Type("float32"))
+    g.node("Neg", "missing", name="a", T=Type("float32"))
     g.node("Neg", "a:1", name="b", T=Type("float32"))
     g.node("Neg", "a", "^nowhere", name="c", T=Type("float32"))
     with pytest.raises(InvalidModel) as caught:
         ps.load(g.bytes())
-    told = str(caught.value)
-    assert "a in the model (Neg) reads 'nobody', which is no node" in told
-    assert "b in the model (Neg) reads 'a:1', but 'a' has 1 outputs" in told
-    assert "c in the model (Neg) waits for 'nowhere'" in told
+    message = str(caught.value)
+    assert "a in the model (Neg) reads 'missing', which is no node" in message
+    assert "b in the model (Neg) reads 'a:1', but 'a' has 1 outputs" in message
+    assert "c in the model (Neg) waits for 'nowhere'" in message
 
 
-def test_names_are_there_once() -> None:
+def test_duplicate_and_empty_names_are_refused() -> None:
     g = sum_of_two()
     g.placeholder("a", "float32")
     refused(g, "has a node 'a' .* twice")
@@ -202,7 +202,7 @@ def test_names_are_there_once() -> None:
     refused(g, "without a name")
 
 
-def test_arity_is_that_of_the_operation() -> None:
+def test_wrong_arity_is_refused() -> None:
     g = Builder()
     g.placeholder("x", "float32")
     g.node("AddV2", "x", name="sum", T=Type("float32"))
@@ -215,13 +215,13 @@ def test_arity_is_that_of_the_operation() -> None:
     refused(g, "Merge has 0 inputs")
 
 
-def test_control_inputs_come_last() -> None:
+def test_data_input_after_control_inputs_is_refused() -> None:
     g = sum_of_two()
     g.node("AddV2", "a", "^sum", "b", name="late", T=Type("float32"))
     refused(g, "behind its control inputs")
 
 
-def test_a_cycle_needs_a_next_iteration() -> None:
+def test_cycle_without_next_iteration_is_refused() -> None:
     g = Builder()
     g.node("Neg", "b", name="a", T=Type("float32"))
     g.node("Neg", "a", name="b", T=Type("float32"))
@@ -247,23 +247,23 @@ def loop(**attrs: object) -> Builder:
     return g
 
 
-def test_a_loop_is_a_cycle_that_loads() -> None:
+def test_loop_with_next_iteration_loads() -> None:
     model = ps.load(loop().bytes())
     frames = find_frames(model.graph).of
     names = {node.name: frame.name for node, frame in frames.items()}
     assert names["e"] == ""
-    assert {names[each] for each in ("m", "less", "cond", "s", "next", "out")} == {"f"}
+    assert {names[node] for node in ("m", "less", "cond", "s", "next", "out")} == {"f"}
     session = ps.compile(model, executor="frames", backends=["numpy"])
     assert session.run({"x": 1.0}, ["out"])["out"] == 1.0
 
 
-def test_an_enter_names_its_frame_and_lets_it_run() -> None:
+def test_enter_without_frame_name_or_iterations_is_refused() -> None:
     refused(loop(parallel_iterations=0), "e in the model .* 0 parallel_iterations")
     refused(loop(frame_name=""), "e in the model .* has no frame_name")
 
 
 @pytest.mark.parametrize("op", ["Exit", "NextIteration"])
-def test_who_leaves_a_frame_is_in_one(op: str) -> None:
+def test_leaving_a_frame_outside_of_one_is_refused(op: str) -> None:
     g = Builder()
     g.placeholder("x", "float32")
     g.node(op, "x", name="y", T=Type("float32"))
@@ -271,7 +271,7 @@ def test_who_leaves_a_frame_is_in_one(op: str) -> None:
         find_frames(ps.load(g.bytes()).graph)
 
 
-def test_a_frame_has_one_parent() -> None:
+def test_frame_with_two_parents_is_refused() -> None:
     g = loop()
     g.node("Enter", "e", name="inner", T=Type("float32"), frame_name="g")
     g.node("Enter", "x", name="other", T=Type("float32"), frame_name="g")
@@ -280,13 +280,13 @@ def test_a_frame_has_one_parent() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 40, -1])
-def test_a_truncated_file_is_refused(keep: int) -> None:
+def test_truncated_file_is_refused(keep: int) -> None:
     data = sum_of_two().bytes()
     with pytest.raises(PenstockError):
         ps.load(data[:keep] if keep >= 0 else data + b"\x0a\xff")
 
 
-def test_damage_never_crashes() -> None:
+def test_damaged_file_never_crashes() -> None:
     data = (Path(__file__).parents[2] / "models" / "tf" / "func_v2_while.pb").read_bytes()
     rng = np.random.default_rng(7)
     for _ in range(300):
@@ -297,7 +297,7 @@ def test_damage_never_crashes() -> None:
             ps.load(b"\x0a" + bytes(broken[1:]))
 
 
-def test_tensors_must_fit_their_shapes() -> None:
+def test_tensor_that_does_not_fit_its_shape_is_refused() -> None:
     g = Builder()
     g.const(np.zeros(4, np.float32), "c")
     g.proto.node[0].attr["value"].tensor.tensor_shape.dim[0].size = 5
@@ -308,7 +308,7 @@ def test_tensors_must_fit_their_shapes() -> None:
     refused(g, "element type 20")
 
 
-def test_one_element_stands_for_all_without_their_memory() -> None:
+def test_repeated_element_takes_no_memory() -> None:
     g = Builder()
     g.const(np.zeros((), np.float32), "c")
     value = g.proto.node[0].attr["value"].tensor
@@ -320,7 +320,7 @@ def test_one_element_stands_for_all_without_their_memory() -> None:
     np.testing.assert_array_equal(out, np.full(3, 2.5, np.float32))
 
 
-def test_constants_have_a_limit() -> None:
+def test_constants_beyond_the_limit_are_refused() -> None:
     g = Builder()
     g.const(np.zeros(1000, np.float32), "c")
     ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=4000))
@@ -328,7 +328,7 @@ def test_constants_have_a_limit() -> None:
         ps.load(g.bytes(), limits=ps.Limits(max_constant_bytes=3999))
 
 
-def test_strings_pass_through() -> None:
+def test_string_tensors_pass_through() -> None:
     g = Builder()
     g.const(np.array(["cat", "dog", "mouse"]), "labels")
     g.placeholder("best", "int32", -1)
@@ -361,20 +361,20 @@ def calling(op: str, **attrs: object) -> Builder:
 INT32S = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
 
 
-def test_a_call_is_its_body() -> None:
+def test_function_call_becomes_the_body() -> None:
     session = ps.compile(calling("PartitionedCall", f=Func("F"), **INT32S).bytes())
     assert session.run({"x": 4}, ["call"])["call"] == 5
     assert ps.compile(calling("F").bytes()).run({"x": 4}, ["call"])["call"] == 5
 
 
-def test_a_call_names_a_function_that_there_is() -> None:
+def test_call_of_a_missing_function_is_refused() -> None:
     refused(calling("PartitionedCall", f=Func("G"), **INT32S), "names a function 'G'")
     refused(calling("PartitionedCall", **INT32S), "has no function as its attribute 'f'")
     two = {"Tin": [Type("int32")], "Tout": [Type("int32"), Type("int32")]}
     refused(calling("PartitionedCall", f=Func("F"), **two), "2 outputs, but its function gives 1")
 
 
-def test_a_function_that_calls_itself_stays_one() -> None:
+def test_recursive_function_stays_a_function() -> None:
     g = calling("PartitionedCall", f=Func("F"), **INT32S)
     g.into = g.proto.library.function[0].node_def
     g.node("PartitionedCall", "z:z:0", name="again", f=Func("F"), **INT32S)
@@ -387,7 +387,7 @@ def test_a_function_that_calls_itself_stays_one() -> None:
         ps.compile(model, executor="linear").run({"x": 1}, ["call"])
 
 
-def test_calls_that_double_at_every_level_meet_the_limit() -> None:
+def test_exponential_expansion_is_refused() -> None:
     g = Builder()
     for i in range(60):
         g.function(f"F{i}", {"x": "int32"}, {"y": "int32"}, {"y": "b:output:0"})
@@ -403,8 +403,8 @@ def test_calls_that_double_at_every_level_meet_the_limit() -> None:
         ps.load(g.bytes(), limits=ps.Limits(max_nodes=1000))
 
 
-def test_effects_of_branches_and_bodies_happen() -> None:
-    """What a While's body checks, though nobody reads it, is checked each time."""
+def test_effects_in_branches_and_bodies_happen() -> None:
+    """An Assert in the body of a While runs in each iteration, although it has no readers."""
     g = Builder()
     more = {"i": "int32", "n": "int32"}
     g.function("Cond", more, {"go": "bool"}, {"go": "less:z:0"})
@@ -444,7 +444,7 @@ def counter() -> Builder:
     return g
 
 
-def test_variables_live_in_the_session() -> None:
+def test_variables_belong_to_the_session() -> None:
     model = ps.load(counter().bytes())
     first, second = ps.compile(model), ps.compile(model)
     with pytest.raises(RunError, match="variable 'v' is read before anything was assigned"):
@@ -459,7 +459,7 @@ def test_variables_live_in_the_session() -> None:
     assert first.run({}, ["now"])["now"] == 13
 
 
-def test_references_to_variables() -> None:
+def test_references_to_variables_are_dereferenced() -> None:
     g = Builder()
     g.node("VariableV2", name="v", dtype=Type("float32"), shape=Shape((2,)))
     g.node(
@@ -478,12 +478,12 @@ def test_references_to_variables() -> None:
     refused(g, "its input 0 must refer to a variable")
 
 
-def test_arrays_of_the_corpus_are_read() -> None:
+def test_corpus_arrays_are_decoded() -> None:
     tensor = {"dtype": "float32", "shape": [2], "values": ["NaN", "-Infinity"]}
     np.testing.assert_array_equal(array(tensor), [np.nan, -np.inf])
 
 
-def test_a_wrong_name_is_answered_by_names_of_nodes_inputs_and_outputs() -> None:
+def test_unknown_name_suggests_close_names() -> None:
     g = Builder()
     x = g.placeholder("image", "float32", 2)
     hidden = g.node("Neg", x, name="hidden", T=Type("float32"))

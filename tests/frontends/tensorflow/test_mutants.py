@@ -1,4 +1,4 @@
-"""Mutants of TensorFlow's graphs: each runs, or is refused, and none hangs."""
+"""Mutants of TensorFlow's graphs run or are refused, and never hang."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ DEADLINE = 2.0
 
 
 def mutated(graph: GraphDef, rng: random.Random) -> GraphDef:
-    """The graph with one to three things changed: nodes, edges, attributes, in bodies too."""
-    made = GraphDef()
-    made.CopyFrom(graph)
-    bodies = [function.node_def for function in made.library.function]
+    """The graph with one to three changes of nodes, edges or attributes, also in functions."""
+    mutant = GraphDef()
+    mutant.CopyFrom(graph)
+    bodies = [function.node_def for function in mutant.library.function]
     for _ in range(rng.randint(1, 3)):
-        nodes = rng.choice(bodies) if bodies and rng.random() < 0.5 else made.node
+        nodes = rng.choice(bodies) if bodies and rng.random() < 0.5 else mutant.node
         if not nodes:
             break
         node = rng.choice(nodes)
-        what = rng.randrange(7)
-        if what == 0:
+        change = rng.randrange(7)
+        if change == 0:
             del nodes[rng.randrange(len(nodes))]
-        elif what == 1:
+        elif change == 1:
             copy = nodes.add()
             copy.CopyFrom(node)
             if rng.random() < 0.7:
                 copy.name += "_copy"
-        elif what == 2 and node.input:
+        elif change == 2 and node.input:
             node.input[rng.randrange(len(node.input))] = named(rng.choice(nodes).name, rng)
-        elif what == 3 and node.input:
+        elif change == 3 and node.input:
             del node.input[rng.randrange(len(node.input))]
-        elif what == 4:
+        elif change == 4:
             node.input.append(named(rng.choice(nodes).name, rng))
-        elif what == 5 and node.attr:
+        elif change == 5 and node.attr:
             name = rng.choice(sorted(node.attr))
             other = rng.choice(nodes)
             if other.attr and rng.random() < 0.5:
                 node.attr[name].CopyFrom(other.attr[rng.choice(sorted(other.attr))])
             else:
                 del node.attr[name]
-        elif what == 6:
+        elif change == 6:
             node.op = rng.choice(nodes).op
-    return made
+    return mutant
 
 
 def named(name: str, rng: random.Random) -> str:
@@ -59,7 +59,7 @@ def named(name: str, rng: random.Random) -> str:
 
 
 def attempt(source: bytes, case: Case, executor: str) -> str:
-    """Load and run; what came of it. All that is raised must be of ours."""
+    """Load and run. Returns "ran" or the name of the error, which must be one of Penstock's."""
     try:
         session = ps.compile(
             source,

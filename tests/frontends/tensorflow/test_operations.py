@@ -1,4 +1,4 @@
-"""Operations one by one: what TensorFlow gave for each (``models/tf_ops/make.py``)."""
+"""Operations one by one, with TensorFlow's results (``models/tf_ops/make.py``)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CASES = np.load(Path(__file__).parents[2] / "models" / "tf_ops" / "cases.npz")
 NAMES = sorted(key.removesuffix("/graph") for key in CASES.files if key.endswith("/graph"))
 
 
-def part(name: str, kind: str) -> dict[str, np.ndarray]:
-    prefix = f"{name}/{kind}/"
+def part(name: str, role: str) -> dict[str, np.ndarray]:
+    prefix = f"{name}/{role}/"
     return {key.removeprefix(prefix): CASES[key] for key in CASES.files if key.startswith(prefix)}
 
 
@@ -25,7 +25,7 @@ def part(name: str, kind: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("executor", "backends"), [("linear", ["numpy"]), ("dataflow", ["numpy"]), ("linear", None)]
 )
-def test_operation(name: str, executor: str, backends: list[str] | None) -> None:
+def test_operation_matches_tensorflow(name: str, executor: str, backends: list[str] | None) -> None:
     wanted = part(name, "out")
     graph = CASES[f"{name}/graph"].tobytes()
     session = ps.compile(graph, executor=executor, backends=backends)
@@ -46,7 +46,7 @@ def alike(got: np.ndarray, want: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nodes_may_come_in_any_order(name: str) -> None:
+def test_operation_with_reversed_nodes_matches_tensorflow(name: str) -> None:
     proto = GraphDef.FromString(CASES[f"{name}/graph"].tobytes())
     nodes = list(proto.node)
     del proto.node[:]
@@ -63,16 +63,16 @@ def element(shape: list[int]) -> ps.Session:
     g = Builder()
     x = g.placeholder("x", "float32", 3, 2)
     kinds = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
-    made = g.node("TensorListFromTensor", x, g.const(np.array([2], np.int32)), **kinds)
+    tensor_list = g.node("TensorListFromTensor", x, g.const(np.array([2], np.int32)), **kinds)
     wanted = g.const(np.array(shape, np.int32))
     del kinds["shape_type"]
-    g.node("TensorListGetItem", made, g.const(np.int32(1)), wanted, name="y", **kinds)
-    stacked = g.node("TensorListStack", made, wanted, name="z", num_elements=3, **kinds)
+    g.node("TensorListGetItem", tensor_list, g.const(np.int32(1)), wanted, name="y", **kinds)
+    stacked = g.node("TensorListStack", tensor_list, wanted, name="z", num_elements=3, **kinds)
     g.node("Neg", stacked, name="n", T=Type("float32"))
     return ps.compile(g.bytes())
 
 
-def test_elements_of_lists_have_the_shape_that_their_reader_says() -> None:
+def test_list_elements_take_the_shape_of_their_reader() -> None:
     """What follows in a loop can then be planned."""
     session = element([2])
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -85,12 +85,12 @@ def test_elements_of_lists_have_the_shape_that_their_reader_says() -> None:
     np.testing.assert_array_equal(out["n:0"], -x)
 
 
-def test_elements_of_unknown_dims_have_those_that_are_known() -> None:
+def test_list_elements_merge_known_dims() -> None:
     session = element([-1])
     assert {str(port.type) for port in session.outputs} == {"float32[?]", "float32[?, ?]"}
     np.testing.assert_array_equal(session.run({"x": np.ones((3, 2), np.float32)})["y:0"], [1, 1])
 
 
-def test_an_element_of_another_shape_is_an_error() -> None:
+def test_list_element_of_another_shape_is_refused() -> None:
     with pytest.raises(ps.RunError, match=r"element 1 has shape \(2,\), which is not \(3,\)"):
         element([3]).run({"x": np.ones((3, 2), np.float32)}, ["y:0"])

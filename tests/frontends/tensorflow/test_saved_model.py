@@ -19,13 +19,13 @@ from tests.support.tf_graphs import Builder, Type
 
 FOLDER = Path(__file__).parents[2] / "models" / "tf_saved"
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
-# What TensorFlow gave for it.
+# TensorFlow's results.
 Y = [[0.0, 0.0, 3.378599166870117, 5.123040199279785], [0.0, 0.0, 7.342043876647949, 8.402962]]
 
 
 @pytest.mark.parametrize("name", ["frozen", "stateful"])
 @pytest.mark.parametrize("backends", [["numpy"], None])
-def test_signatures_name_what_goes_in_and_comes_out(name: str, backends: list[str] | None) -> None:
+def test_signature_names_inputs_and_outputs(name: str, backends: list[str] | None) -> None:
     model = ps.load(FOLDER / name)
     assert model.entry == "serving_default"
     session = ps.compile(model, backends=backends)
@@ -39,7 +39,7 @@ def test_signatures_name_what_goes_in_and_comes_out(name: str, backends: list[st
         assert session.run({fed: X}, ["sum"]) == {"sum": 21}
 
 
-def test_other_signatures_are_graphs_too() -> None:
+def test_every_signature_is_a_graph() -> None:
     model = ps.load(FOLDER / "frozen")
     assert set(model.graphs) == {"serving_default", "conv"}
     model.entry = "conv"
@@ -49,7 +49,7 @@ def test_other_signatures_are_graphs_too() -> None:
     np.testing.assert_allclose(out[0, 3, 3], [-34.87546157837, -3.281874895095], rtol=1e-5)
 
 
-def test_variables_that_nobody_assigns_to_are_constants() -> None:
+def test_variables_without_assignments_are_constants() -> None:
     ops = [node.op.name for node in ps.load(FOLDER / "frozen").graph.nodes]
     assert "ReadVariableOp" not in ops
     ops = [node.op.name for node in ps.load(FOLDER / "stateful").graph.nodes]
@@ -64,7 +64,7 @@ def test_constants_of_called_functions_are_folded() -> None:
     assert ops == ["Add", "MatMul", "ReduceSum", "Relu"]
 
 
-def test_variables_begin_with_what_was_saved() -> None:
+def test_variables_start_with_saved_values() -> None:
     model = ps.load(FOLDER / "stateful" / "saved_model.pb")
     model.entry = "count"
     session = ps.compile(model)
@@ -72,7 +72,7 @@ def test_variables_begin_with_what_was_saved() -> None:
     assert int(ps.compile(model).run({"by": np.int64(1)})["n"]) == 1
 
 
-def test_a_model_of_the_first_version() -> None:
+def test_saved_model_of_version_1_loads() -> None:
     session = ps.compile(FOLDER / "v1")
     np.testing.assert_array_equal(session.run({"x": X})["y"], [[16, 22], [34, 49]])
 
@@ -92,7 +92,7 @@ def damaged(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def test_checksums_are_checked(copy: Path) -> None:
+def test_damaged_tensor_is_refused_by_its_checksum(copy: Path) -> None:
     files = copy / "variables"
     damaged(files / "variables.data-00000-of-00001", 5)
     with pytest.raises(InvalidModel, match="is damaged: its checksum"):
@@ -100,7 +100,7 @@ def test_checksums_are_checked(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [3, 60, -45, -3])
-def test_a_damaged_index_is_refused(copy: Path, place: int) -> None:
+def test_damaged_index_is_refused(copy: Path, place: int) -> None:
     damaged(copy / "variables" / "variables.index", place)
     with pytest.raises(InvalidModel, match=r"variables\.index"):
         ps.load(copy)
@@ -108,14 +108,14 @@ def test_a_damaged_index_is_refused(copy: Path, place: int) -> None:
 
 @pytest.mark.parametrize("name", ["variables.index", "variables.data-00000-of-00001"])
 @pytest.mark.parametrize("size", [0, 10, 47, 60])
-def test_a_truncated_checkpoint_is_refused(copy: Path, name: str, size: int) -> None:
+def test_truncated_checkpoint_is_refused(copy: Path, name: str, size: int) -> None:
     path = copy / "variables" / name
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(InvalidModel):
         ps.load(copy)
 
 
-def test_files_that_are_not_there(copy: Path) -> None:
+def test_missing_files_are_refused(copy: Path) -> None:
     (copy / "variables" / "variables.data-00000-of-00001").unlink()
     with pytest.raises(InvalidModel, match="cannot be read"):
         ps.load(copy)
@@ -124,7 +124,7 @@ def test_files_that_are_not_there(copy: Path) -> None:
         ps.load(copy)
 
 
-def test_compressed_blocks_are_told_of() -> None:
+def test_compressed_blocks_are_refused() -> None:
     table = object.__new__(checkpoint._Table)
     table.name = "variables.index"
     block = b"\0\0\0\0\1"
@@ -134,7 +134,7 @@ def test_compressed_blocks_are_told_of() -> None:
         table.block(0, 4)
 
 
-def test_damage_of_the_graph_never_crashes(copy: Path) -> None:
+def test_damaged_graph_never_crashes(copy: Path) -> None:
     path = copy / "saved_model.pb"
     data = path.read_bytes()
     rng = np.random.default_rng(3)
@@ -165,7 +165,7 @@ def saved(folder: Path, g: Builder, **outputs: str) -> Path:
     return folder
 
 
-def test_a_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
+def test_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
     g = Builder()
     g.placeholder("in", "float32")
     g.node("Neg", "in", name="a", T=Type("float32"))
@@ -178,11 +178,11 @@ def test_a_signature_without_kernels_is_left_out(tmp_path: Path) -> None:
         ps.load(saved(tmp_path, g, serving_default="b"))
 
 
-def test_signatures_name_tensors_that_there_are(tmp_path: Path) -> None:
+def test_signature_of_a_missing_tensor_is_refused(tmp_path: Path) -> None:
     g = Builder()
     g.placeholder("in", "float32")
     with pytest.raises(InvalidModel, match="which is no node"):
-        ps.load(saved(tmp_path, g, serving_default="nobody"))
+        ps.load(saved(tmp_path, g, serving_default="missing"))
     (tmp_path / "saved_model.pb").write_bytes(b"")
     with pytest.raises(InvalidModel, match="no graphs"):
         ps.load(tmp_path)
@@ -195,14 +195,14 @@ def _masked(value: int) -> int:
     return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def test_unmasked_checksum_is_the_one_that_was_masked() -> None:
+def test_unmasked_checksum_inverts_masking() -> None:
     assert checkpoint._unmasked(_masked(0x12345678)) == 0x12345678
 
 
-def test_tensors_are_read_by_key() -> None:
+def test_checkpoint_tensor_is_read_by_key() -> None:
     prefix = FOLDER / "v1" / "variables" / "variables"
-    found = Bundle(prefix, DEFAULT_LIMITS)
-    assert list(found.entries) == ["s/v"]
-    np.testing.assert_array_equal(found.read("s/v"), np.arange(6, dtype=np.float32).reshape(3, 2))
+    bundle = Bundle(prefix, DEFAULT_LIMITS)
+    assert list(bundle.entries) == ["s/v"]
+    np.testing.assert_array_equal(bundle.read("s/v"), np.arange(6, dtype=np.float32).reshape(3, 2))
     with pytest.raises(InvalidModel, match="there is no tensor 'w'"):
-        found.read("w")
+        bundle.read("w")

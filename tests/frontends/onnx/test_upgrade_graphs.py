@@ -1,4 +1,4 @@
-"""Operations with graphs that are written out at import: the first Scan, and FlexAttention."""
+"""Operations with graphs that are written out at import: Scan-8 and FlexAttention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def scan_model(lengths: bool, directions: Sequence[int]) -> onnx.ModelProto:
-    """A running sum, which is the state and the first output, beside the element doubled."""
+    """A Scan-8 with two outputs: the running sum, which is also the state, and doubled elements."""
     nodes = [
         helper.make_node("Add", ["s", "x"], ["s_out"]),
         helper.make_node("Identity", ["s_out"], ["seen"]),
@@ -55,7 +55,7 @@ def scan_model(lengths: bool, directions: Sequence[int]) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("backward", [0, 1])
 @pytest.mark.parametrize("lengths", [False, True])
-def test_scan_over_a_batch(lengths: bool, backward: int) -> None:
+def test_scan_8_over_a_batch_matches_the_definition(lengths: bool, backward: int) -> None:
     proto = scan_model(lengths, [backward])
     init, xs = floats(3, 2), floats(3, 4, 2)
     given = np.array([4, 2, 1], np.int64) if lengths else np.array([4, 4, 4], np.int64)
@@ -91,7 +91,7 @@ def flex(heads: int, modifier_inputs: int = 1, **attrs: Any) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("attrs", [{}, {"scale": 0.25}])
-def test_flex_attention_calls_graphs(heads: int, attrs: Any) -> None:
+def test_flex_attention_applies_its_graphs(heads: int, attrs: Any) -> None:
     proto = flex(heads, **attrs)
     feeds = [floats(2, 4, 3, 8), floats(2, heads, 5, 8), floats(2, heads, 5, 6)]
     (wanted,) = ReferenceEvaluator(proto).run(None, dict(zip("qkv", feeds, strict=True)))
@@ -105,7 +105,7 @@ def test_flex_attention_calls_graphs(heads: int, attrs: Any) -> None:
         np.testing.assert_allclose(interpret(model.graph, feeds)[0], wanted, rtol=1e-5)
 
 
-def test_flex_attention_with_faults() -> None:
+def test_flex_attention_with_faults_is_refused() -> None:
     with pytest.raises(InvalidModel, match=r"score_mod of FlexAttention_0 .* has 2 inputs"):
         load_onnx(flex(4, modifier_inputs=2))
     with pytest.raises(InvalidModel, match="softmax_precision 7"):

@@ -1,0 +1,130 @@
+"""A node of a file for its conversion rule, and the nodes that the rule emits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.frontends.common.builder import NodeBuilder, UniqueNames
+from penstock.frontends.common.diagnostics import InexpressibleError
+from penstock.frontends.common.images import emit_final_channels_last, to_channels_first
+from penstock.frontends.common.inferred_types import InferredTypes, constant_of
+from penstock.ir.graph import Value
+from penstock.types import ANY, FLOAT32, TensorType
+
+
+def builder(*inputs: Value | None, types: InferredTypes | None = None, **more: Any) -> NodeBuilder:
+    return NodeBuilder(
+        "n", inputs, [Value("y")], {}, types=types or InferredTypes(), origin="n in a file", **more
+    )
+
+
+def constant(data: Any, dtype: Any = np.int64) -> Value:
+    return Value("c", const=np.array(data, dtype))
+
+
+def test_emitted_nodes_have_the_origin_and_derived_names() -> None:
+    b = builder(Value("x"))
+    hidden = b.emit("Neg", b.inputs)
+    b.emit_final("LeakyRelu", [hidden], {"alpha": 0.5})
+    assert [(n.name, n.op.name, n.origin) for n in b.nodes] == [
+        ("n/Neg", "Neg", "n in a file"),
+        ("n", "LeakyRelu", "n in a file"),
+    ]
+    assert b.nodes[1].outputs == b.outputs
+    assert b.nodes[1].attrs == {"alpha": 0.5}
+    assert hidden.name == "y/neg"
+
+
+def test_emit_of_an_unknown_operation_is_inexpressible() -> None:
+    with pytest.raises(InexpressibleError, match="no kernel is available for it"):
+        builder().emit("Frobnicate", [])
+
+
+def test_like_without_a_dtype_casts_during_the_run() -> None:
+    b = builder(Value("x"), Value("z", TensorType(np.dtype(np.float64), None)))
+    x, z = b.inputs
+    assert x is not None
+    assert z is not None
+    assert b.like(2, z).const == np.float64(2)
+    assert b.nodes == []
+    b.like(2, x)
+    assert [node.op.name for node in b.nodes] == ["CastLike"]
+
+
+def test_constant_beyond_the_range_of_its_dtype_is_infinite() -> None:
+    assert builder().constant(1e60, FLOAT32).const == np.inf
+
+
+def test_input_queries_read_constants() -> None:
+    b = builder(constant([[1, 2]]), constant(3), constant([0.5], np.float32), None)
+    assert (b.integers(0), b.shape(0), b.rank(0)) == ([1, 2], (1, 2), 2)
+    assert (b.integer(0), b.integer(1)) == (None, 3)
+    assert (b.integers(2), b.dtype(2)) == (None, FLOAT32)
+    assert (b.input_constant(3), b.shape(3), b.dtype(3)) == (None, None, None)
+
+
+def test_input_queries_infer_types_through_producers() -> None:
+    types = InferredTypes()
+    x = Value("x", TensorType(FLOAT32, ("N", 4)))
+    before = builder(x, types=types)
+    before.emit_final("Transpose", [before.emit("Relu", [x])], {"perm": [1, 0]})
+    after = builder(before.outputs[0], types=types)
+    assert after.shape(0) == (4, "N")
+    assert after.dtype(0) == FLOAT32
+    with pytest.raises(InexpressibleError, match="the shape of the filter is not known"):
+        after.static_shape(0, "the filter")
+
+
+def test_elements_of_a_shape_are_inferred() -> None:
+    types = InferredTypes()
+    x = Value("x", TensorType(FLOAT32, ("N", 4)))
+    shape = builder(x, types=types).emit("Shape", [x], start=0)
+    assert builder(shape, types=types).elements(0) == ("N", 4)
+
+
+def test_inferred_types_of_a_value_without_a_producer_are_asked_again() -> None:
+    types = InferredTypes()
+    y = Value("y")
+    assert types.of(y) is ANY
+    b = builder(Value("x", TensorType(FLOAT32, (2,))), types=types)
+    b.emit_final("Neg", outputs=[y])
+    assert types.tensor(y) == TensorType(FLOAT32, (2,))
+
+
+def test_inferred_types_in_a_circle_end() -> None:
+    a, b = Value("a"), Value("b")
+    builder().append("Neg", "", [b], [a], None, "one")
+    builder().append("Neg", "", [a], [b], None, "two")
+    assert InferredTypes().tensor(a).shape is None
+
+
+def test_constant_of_looks_through_identities() -> None:
+    value = constant([1, 2])
+    copy = builder().emit("Identity", [value])
+    assert constant_of(copy) is value.const
+    assert constant_of(builder().emit("Neg", [value])) is None
+
+
+def test_unique_names_skip_those_of_the_file() -> None:
+    names = UniqueNames(lambda: ["a", "a_1"])
+    assert [names.unique("a"), names.unique("a"), names.unique("b"), names.unique("b")] == [
+        "a_2",
+        "a_3",
+        "b",
+        "b_1",
+    ]
+
+
+def test_channels_last_image_keeps_its_order_of_dims() -> None:
+    types = InferredTypes()
+    image = Value("x", TensorType(FLOAT32, (1, 8, 6, 3)))
+    b = builder(image, types=types)
+    pooled = to_channels_first(b, image, 4)
+    emit_final_channels_last(b, "GlobalAveragePool", [pooled], {}, 4)
+    assert types.tensor(pooled).shape == (1, 3, 8, 6)
+    (y,) = b.outputs
+    assert y is not None
+    assert types.tensor(y).shape == (1, 1, 1, 3)
