@@ -26,6 +26,8 @@ Consts = Sequence[np.ndarray | None]
 Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
 Compile = Callable[["Node", Types], "Kernel"]
 Arity = tuple[int | None, int | None]
+Dims = Sequence[tuple[int, ...] | None]
+Work = Callable[[Attrs, Dims, tuple[int, ...]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,9 @@ class Op:
     broadcast, so that the operation commutes with a transposition of all of them. ``moves``: only
     moves elements, and computes nothing. ``view``: output 0 has all elements of input 0, each once
     and unchanged, in another shape or order.
+
+    ``work(attrs, inputs, output)``: the floating-point operations for inputs of these dims (None
+    where not known) and output 0; by default one for each element.
     """
 
     name: str
@@ -234,6 +239,7 @@ class Op:
     elementwise: bool = False
     moves: bool = False
     view: bool = False
+    work: Work | None = None
 
     @property
     def full_name(self) -> str:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from penstock.ir.op import Arity, Attrs, Compile, Consts, Infer, Kernel, Op, Role, Types
+from penstock.ir.op import Arity, Attrs, Compile, Consts, Infer, Kernel, Op, Role, Types, Work
 from penstock.types import STRING, ShapeError, TensorType, Type
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class _Traits(TypedDict, total=False):
     elementwise: bool
     moves: bool
     view: bool
+    work: Work
 
 
 def operator(

@@ -16,6 +16,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, given, pad_with_none, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
@@ -138,7 +139,7 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     )
 
 
-@operator("Attention", domain=MICROSOFT, infer=_infer_attention)
+@operator("Attention", domain=MICROSOFT, infer=_infer_attention, work=attention_work)
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 

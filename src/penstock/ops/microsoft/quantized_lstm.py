@@ -16,6 +16,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.shape_rules import check_shape, pad_with_none, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
 from penstock.ops.onnx.recurrent import (
     Layer,
@@ -105,7 +106,7 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
     return found
 
 
-@operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm)
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm, work=recurrent_work)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
     given = pad_with_none([value is not None for value in node.inputs], 12)
     consts = pad_with_none([None if value is None else value.const for value in node.inputs], 12)

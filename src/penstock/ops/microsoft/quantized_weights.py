@@ -24,6 +24,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
@@ -146,7 +147,7 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
 
 
-@operator("MatMulNBits", domain=MICROSOFT, infer=_infer_matmul_nbits)
+@operator("MatMulNBits", domain=MICROSOFT, infer=_infer_matmul_nbits, work=product_work)
 def matmul_nbits(node: Node, types: Types) -> Kernel:
     packed = _Packed(node.attrs)
     consts = pad_with_none([None if v is None else v.const for v in node.inputs], 6)

@@ -28,6 +28,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.work import attention_work
 from penstock.ops.registry import operator
 from penstock.types import BOOL, Dim, ShapeError, TensorType, Type, dtype_name
 
@@ -335,7 +336,7 @@ def out_of_sight(
     return blocked
 
 
-@operator("Attention", since=23, infer=_infer_attention)
+@operator("Attention", since=23, infer=_infer_attention, work=attention_work)
 def attention(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     precision = dtype_attribute(attrs, "softmax_precision")

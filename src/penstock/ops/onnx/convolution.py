@@ -30,6 +30,7 @@ from penstock.ops.common.elementwise import clip
 from penstock.ops.common.shape_rules import check_shape, choice, same_dtype, tensor
 from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Window, window_counts, windows
+from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.activation import (
     Formula,
     applied,
@@ -487,8 +488,8 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
     return lambda y: run(y, y)
 
 
-@operator("Conv", infer=_infer_conv)
-@operator("FusedConv", domain=MICROSOFT, infer=_infer_conv)
+@operator("Conv", infer=_infer_conv, work=convolution_work(1))
+@operator("FusedConv", domain=MICROSOFT, infer=_infer_conv, work=convolution_work(1))
 def conv(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     activate = _activation(attrs)

@@ -14,6 +14,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import check_shape, given, ints, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
+from penstock.ops.common.work import deconvolution_work
 from penstock.ops.onnx.convolution import (
     BLOCK_BYTES,
     MIN_BLOCK,
@@ -122,7 +123,7 @@ def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return (TensorType(dtype, (x[0], filters, *dims)),)
 
 
-@operator("ConvTranspose", infer=_infer_conv_transpose)
+@operator("ConvTranspose", infer=_infer_conv_transpose, work=deconvolution_work)
 def conv_transpose(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     group = attrs.get("group", 1)

@@ -13,6 +13,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.shape_rules import broadcast_shapes, given, same_dtype, tensor
 from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.work import product_work
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -62,7 +63,7 @@ def _product_into(a: TensorType, b: TensorType) -> Any:
     return tall
 
 
-@operator("MatMul", infer=_infer_matmul)
+@operator("MatMul", infer=_infer_matmul, work=product_work)
 def matmul(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         a, b = inputs
@@ -116,7 +117,7 @@ def _infer_fused_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(dtype, _matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
 
 
-@operator("FusedMatMul", domain=MICROSOFT, infer=_infer_fused_matmul)
+@operator("FusedMatMul", domain=MICROSOFT, infer=_infer_fused_matmul, work=product_work)
 def fused_matmul(node: Node, types: Types) -> Kernel:
     alpha = node.attrs.get("alpha", 1.0)
 
@@ -177,7 +178,7 @@ def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     out[...] = np.dot(a, b[:, :1])
 
 
-@operator("Gemm", infer=_infer_gemm)
+@operator("Gemm", infer=_infer_gemm, work=product_work)
 def gemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)

@@ -27,6 +27,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import (
     bounds,
     quantize_to_float,
@@ -284,7 +285,7 @@ def _operands(inputs: Tensors, a: int, b: int) -> tuple[TensorType, TensorType]:
     return left, right
 
 
-@operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32))
+@operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32), work=product_work)
 def matmul_integer(node: Node, types: Types) -> Kernel:
     product = _Product(node, types, (0, 2), (1, 3))
 
@@ -302,7 +303,12 @@ def matmul_integer(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-@operator("QLinearMatMul", since=10, infer=_infer_product((0, 1, 2), (3, 4, 5), None, like=7))
+@operator(
+    "QLinearMatMul",
+    since=10,
+    infer=_infer_product((0, 1, 2), (3, 4, 5), None, like=7),
+    work=product_work,
+)
 def qlinear_matmul(node: Node, types: Types) -> Kernel:
     product = _Product(node, types, (0, 2), (3, 5))
 
@@ -348,6 +354,7 @@ def _finish(
     "MatMulIntegerToFloat",
     domain=MICROSOFT,
     infer=_infer_product((0, 2, 4), (1, 3, 5), None, like=2, bias=6),
+    work=product_work,
 )
 def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
     product = _Product(node, types, (0, 4), (1, 5))
@@ -373,6 +380,7 @@ def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
     "DynamicQuantizeMatMul",
     domain=MICROSOFT,
     infer=_infer_product((0,), (1, 2, 3), FLOAT32, bias=4),
+    work=product_work,
 )
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
     product = _Product(node, types, (0, -1), (1, 3), dynamic=True)
@@ -418,7 +426,7 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(tensor(types, 8).dtype if quantized else FLOAT32, shape),)
 
 
-@operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm)
+@operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm, work=product_work)
 def qgemm(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)

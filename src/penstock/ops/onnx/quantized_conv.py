@@ -21,6 +21,7 @@ from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
 from penstock.ops.common.shape_rules import check_shape, pad_with_none, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.convolution import conv_shape, convolution_routine
 from penstock.ops.onnx.quantization import store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized import EXACT, pieces, reach
@@ -188,7 +189,7 @@ def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(INT32, shape),)
 
 
-@operator("ConvInteger", since=10, infer=_infer_conv_integer)
+@operator("ConvInteger", since=10, infer=_infer_conv_integer, work=convolution_work(1))
 def conv_integer(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (1, 3))
 
@@ -217,8 +218,8 @@ def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     return (TensorType(tensor(types, 7).dtype, channels_back(shape, last)),)
 
 
-@operator("QLinearConv", since=10, infer=_infer_qlinear_conv)
-@operator("QLinearConv", domain=MICROSOFT, infer=_infer_qlinear_conv)
+@operator("QLinearConv", since=10, infer=_infer_qlinear_conv, work=convolution_work(3))
+@operator("QLinearConv", domain=MICROSOFT, infer=_infer_qlinear_conv, work=convolution_work(3))
 def qlinear_conv(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (3, 5))
     last = bool(node.attrs.get("channels_last", 0))

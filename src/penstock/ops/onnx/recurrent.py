@@ -24,6 +24,7 @@ from penstock.ops.common.dtypes import FLOAT64, HALF
 from penstock.ops.common.elementwise import Body
 from penstock.ops.common.shape_rules import choice, given, pad_with_none, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import (
     Formula,
     applied,
@@ -586,4 +587,4 @@ def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
 
 
 for _kind in _GATES:
-    operator(_kind, infer=_infer_recurrent(_kind))(_compiler(_kind))
+    operator(_kind, infer=_infer_recurrent(_kind), work=recurrent_work)(_compiler(_kind))
