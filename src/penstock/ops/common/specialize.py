@@ -100,16 +100,7 @@ def specialized(
             known = inputs[i] if i < len(inputs) else None
             if known is not None and known.data is not None:
                 consts[i] = np.array(known.data, known.dtype).reshape(known.dims)
-        inferred = list(node.op.infer(inputs, node.attrs, consts))
-        outputs: list[TensorType | None] = []
-        for i, value in enumerate(node.outputs):
-            kind = inferred[i] if i < len(inferred) else None
-            if value is None:
-                outputs.append(None)
-                continue
-            if not isinstance(kind, TensorType) or not kind.static:
-                raise ShapeError(f"nothing says the shape of {value.name!r} ({kind})")
-            outputs.append(kind)
+        outputs = _output_types(node, inputs, consts)
         return (_widened if widen else _plain)(make, inputs, outputs, consts), outputs
 
     def function(*inputs: Any) -> Any:
@@ -137,6 +128,20 @@ def specialized(
         workspace=routine.workspace,
         contiguous=contiguous,
     )
+
+
+def _output_types(node: Node, inputs: Tensors, consts: Consts) -> list[TensorType | None]:
+    inferred = list(node.op.infer(inputs, node.attrs, consts))
+    outputs: list[TensorType | None] = []
+    for i, value in enumerate(node.outputs):
+        type_ = inferred[i] if i < len(inferred) else None
+        if value is None:
+            outputs.append(None)
+        elif isinstance(type_, TensorType) and type_.static:
+            outputs.append(type_)
+        else:
+            raise ShapeError(f"the shape of {value.name!r} ({type_}) cannot be inferred")
+    return outputs
 
 
 def _static(

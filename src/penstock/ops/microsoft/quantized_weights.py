@@ -220,50 +220,65 @@ def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
     return 8 // int(attrs.get("bits", 4))
 
 
+class _GatheredBlocks:
+    """Which scale and zero point belong to each gathered element."""
+
+    def __init__(
+        self,
+        data: tuple[int, ...],
+        scales: tuple[int, ...],
+        index_rank: int,
+        attrs: Attrs,
+        per_byte: int,
+    ) -> None:
+        rank = len(data)
+        axis = self.axis = normalize_axis(attrs.get("gather_axis", 0), rank)
+        along = self.along = normalize_axis(attrs.get("quantize_axis", 1), rank)
+        if per_byte > 1 and axis == rank - 1:
+            raise ShapeError("elements packed along the last axis cannot be gathered along it")
+        dims = [*data[:-1], data[-1] * per_byte]
+        size = self.size = max(attrs.get("block_size", 128) or dims[along], 1)
+        blocks = -(-dims[along] // size)
+        for i, (dim, have) in enumerate(zip(dims, scales, strict=False)):
+            if have not in ((blocks if i == along else dim), 1):
+                raise ShapeError(f"scales of shape {scales} do not fit data {dims}")
+        if len(scales) != rank:
+            raise ShapeError(f"scales must have the rank of data, {rank}")
+        # The axis of blocks in the result.
+        self.moved = along if along < axis else along + index_rank - 1
+        self.cut = (slice(None),) * self.moved + (slice(dims[along]),)
+
+    def per_element(self, parameter: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """A scale or zero point for each element of the result, or broadcasting to it."""
+        if self.axis == self.along:
+            where = where // self.size
+        if parameter.shape[self.axis] == 1:
+            where = np.zeros_like(where)
+        gathered = np.take(parameter, where, self.axis)
+        if self.axis == self.along or gathered.shape[self.moved] == 1:
+            return gathered
+        return np.repeat(gathered, self.size, self.moved)[self.cut]
+
+
 @operator("GatherBlockQuantized", domain=MICROSOFT, infer=_infer_gather)
 def gather_block_quantized(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    bits, block = attrs.get("bits", 4), attrs.get("block_size", 128)
-    if block < 0:
-        raise ShapeError(f"block_size is {block}, it must not be negative")
+    bits = attrs.get("bits", 4)
+    if attrs.get("block_size", 128) < 0:
+        raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         data_type, index_type, scale_type = inputs[:3]
-        assert data_type is not None
+        assert data_type is not None and data_type.dtype is not None
         assert index_type is not None
         assert scale_type is not None
-        assert data_type.dtype is not None
         per_byte = _per_byte(data_type.dtype, attrs)
-        rank, picked = len(data_type.dims), len(index_type.dims)
-        axis = normalize_axis(attrs.get("gather_axis", 0), rank)
-        along = normalize_axis(attrs.get("quantize_axis", 1), rank)
-        if per_byte > 1 and axis == rank - 1:
-            raise ShapeError("elements packed along the last axis cannot be gathered along it")
-        dims = list(data_type.dims)
-        dims[-1] *= per_byte
-        size = dims[along] if block == 0 else block
-        blocks = -(-dims[along] // max(size, 1))
-        for i, (dim, have) in enumerate(zip(dims, scale_type.dims, strict=False)):
-            if have not in ((blocks if i == along else dim), 1):
-                raise ShapeError(f"scales of shape {scale_type.dims} do not fit data {dims}")
-        if len(scale_type.dims) != rank:
-            raise ShapeError(f"scales must have the rank of data, {rank}")
-        count = data_type.dims[axis]
+        blocks = _GatheredBlocks(
+            data_type.dims, scale_type.dims, len(index_type.dims), attrs, per_byte
+        )
+        axis, count = blocks.axis, data_type.dims[blocks.axis]
         if not count:
             raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
-        moved = along if along < axis else along + picked - 1  # the blocked axis in the result
-        cut = (slice(None),) * moved + (slice(dims[along]),)
-
-        def per_element(parameter: np.ndarray, where: np.ndarray) -> np.ndarray:
-            """A scale or zero point for each element of the result, or broadcasting to it."""
-            if axis == along:
-                where = where // max(size, 1)
-            if parameter.shape[axis] == 1:
-                where = np.zeros_like(where)
-            found = np.take(parameter, where, axis)
-            if axis == along or found.shape[moved] == 1:
-                return found
-            return np.repeat(found, size, moved)[cut]
 
         def into(*args: Any) -> None:
             *values, out = args
@@ -278,10 +293,10 @@ def gather_block_quantized(node: Node, types: Types) -> Kernel:
                 real = _unpack(picked_data, bits)
             if zeros is not None:
                 codes = _unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
-                real -= per_element(codes, where).astype(np.float32, copy=False)
+                real -= blocks.per_element(codes, where).astype(np.float32, copy=False)
             elif data.dtype == UINT8:
                 real -= np.float32(1 << (bits - 1))
-            real *= per_element(scales, where).astype(np.float32, copy=False)
+            real *= blocks.per_element(scales, where).astype(np.float32, copy=False)
             if outside.any():
                 # Not an error, as with Gather: there is nothing there.
                 real[(slice(None),) * axis + (outside,)] = 0

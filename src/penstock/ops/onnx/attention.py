@@ -9,7 +9,7 @@ A query that sees no key gets zeros, not the NaNs of a softmax over nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -342,7 +342,6 @@ def attention(node: Node, types: Types) -> Kernel:
     precision = dtype_attribute(attrs, "softmax_precision")
     # To NumPy, None equals the default dtype, float64.
     precise = precision is not None and precision == FLOAT64
-    mode = attrs.get("qk_matmul_output_mode", 0)
     unseen = partial(
         out_of_sight,
         causal=bool(attrs.get("is_causal", 0)),
@@ -351,73 +350,79 @@ def attention(node: Node, types: Types) -> Kernel:
     )
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        dims = _dims(inputs, attrs)
-        assert all(isinstance(dim, int) for dim in dims)
-        heads = Heads(*dims)  # type: ignore[arg-type]
-        q, mask, old = inputs[0], pad_with_none(inputs, 4)[3], pad_with_none(inputs, 5)[4]
-        assert q is not None and q.dtype is not None
-        asked = [given(outputs, i) for i in range(4)]
-        scale = attrs.get("scale")
-        layout = ScratchLayout()
-        core = Core(
-            layout,
-            heads,
-            q.dtype,
-            scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
-            softcap=attrs.get("softcap", 0.0),
-            shown=mode if asked[3] else None,
-            precise=precise and q.dtype != FLOAT64,
-        )
-        if mask is not None:
-            _check_mask(mask.dims, heads)
-        past = 0 if old is None else old.dims[2]
-        caches = []
-        for i, size in ((1, heads.size), (2, heads.value_size)):
-            kind = inputs[i]
-            assert kind is not None and kind.dtype is not None
-            shape = (heads.batch, heads.kv_heads, heads.keys, size)
-            own = old is not None and not asked[i]
-            caches.append(Cache(past, layout.field(shape, kind.dtype) if own else None))
-        fixed = None if given(inputs, 6) else unseen(heads.queries, heads.keys, past)
-        n_inputs = len(inputs)
-
-        def into(*arguments: Any) -> None:
-            q, k, v, mask, old_k, old_v, lengths = pad_with_none(arguments[:n_inputs], 7)
-            y, new_k, new_v, show = pad_with_none(arguments[n_inputs:-1], 4)
-            workspace = arguments[-1]
-            q = split_heads(q, heads.heads)
-            k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
-            v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
-            blocked, biases = [] if fixed is None else [fixed], []
-            if lengths is not None:
-                ends = lengths.reshape(-1, 1, 1, 1)
-                blocked.append(np.arange(heads.keys) >= ends)
-                ahead = unseen(heads.queries, heads.keys, ends - heads.queries)
-                if ahead is not None:
-                    blocked.append(ahead)
-            if mask is not None and mask.dtype == BOOL:
-                hidden = np.logical_not(mask)
-                if mask.shape[-1] < heads.keys:
-                    wide = np.ones((*mask.shape[:-1], heads.keys), BOOL)
-                    wide[..., : mask.shape[-1]] = hidden
-                    hidden = wide
-                blocked.append(hidden)
-            elif mask is not None:
-                biases.append(mask)
-            core.run(
-                q,
-                k,
-                v,
-                split_heads(y, heads.heads),
-                workspace,
-                blocked=blocked,
-                biases=biases,
-                show=show,
-            )
-
-        return Routine(into, layout.size)
+        return _attention_routine(inputs, outputs, attrs, precise, unseen)
 
     return specialized(node, types, make)
+
+
+def _attention_routine(
+    inputs: Tensors,
+    outputs: Tensors,
+    attrs: Attrs,
+    precise: bool,
+    unseen: Callable[..., np.ndarray | None],
+) -> Routine:
+    dims = _dims(inputs, attrs)
+    assert all(isinstance(dim, int) for dim in dims)
+    heads = Heads(*dims)  # type: ignore[arg-type]
+    q, mask, old = inputs[0], pad_with_none(inputs, 4)[3], pad_with_none(inputs, 5)[4]
+    assert q is not None and q.dtype is not None
+    scale = attrs.get("scale")
+    layout = ScratchLayout()
+    core = Core(
+        layout,
+        heads,
+        q.dtype,
+        scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
+        softcap=attrs.get("softcap", 0.0),
+        shown=attrs.get("qk_matmul_output_mode", 0) if given(outputs, 3) else None,
+        precise=precise and q.dtype != FLOAT64,
+    )
+    if mask is not None:
+        _check_mask(mask.dims, heads)
+    past = 0 if old is None else old.dims[2]
+    caches = []
+    for i, size in ((1, heads.size), (2, heads.value_size)):
+        type_ = inputs[i]
+        assert type_ is not None and type_.dtype is not None
+        shape = (heads.batch, heads.kv_heads, heads.keys, size)
+        own = old is not None and not given(outputs, i)
+        caches.append(Cache(past, layout.field(shape, type_.dtype) if own else None))
+    fixed = None if given(inputs, 6) else unseen(heads.queries, heads.keys, past)
+    n_inputs = len(inputs)
+
+    def into(*arguments: Any) -> None:
+        q, k, v, mask, old_k, old_v, lengths = pad_with_none(arguments[:n_inputs], 7)
+        y, new_k, new_v, show = pad_with_none(arguments[n_inputs:-1], 4)
+        workspace = arguments[-1]
+        q = split_heads(q, heads.heads)
+        k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
+        v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
+        blocked, biases = [] if fixed is None else [fixed], []
+        if lengths is not None:
+            ends = lengths.reshape(-1, 1, 1, 1)
+            blocked.append(np.arange(heads.keys) >= ends)
+            ahead = unseen(heads.queries, heads.keys, ends - heads.queries)
+            if ahead is not None:
+                blocked.append(ahead)
+        if mask is not None and mask.dtype == BOOL:
+            blocked.append(_blocked_by(mask, heads.keys))
+        elif mask is not None:
+            biases.append(mask)
+        y = split_heads(y, heads.heads)
+        core.run(q, k, v, y, workspace, blocked=blocked, biases=biases, show=show)
+
+    return Routine(into, layout.size)
+
+
+def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
+    """Where ``mask`` is false; keys beyond its last dim are blocked too."""
+    hidden = np.logical_not(mask)
+    if mask.shape[-1] == keys:
+        return hidden
+    wide = np.ones((*mask.shape[:-1], keys), BOOL)
+    wide[..., : mask.shape[-1]] = hidden
+    return wide
 
 
 def _check_mask(shape: tuple[int, ...], heads: Heads) -> None:

@@ -308,6 +308,47 @@ def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
     return slice(low, high), slice(start, start + (high - low - 1) * axis.stride + 1, axis.stride)
 
 
+def _pieces(axes: Sequence[Window], rows: int) -> list[tuple[slice, _Shifts]]:
+    """The windows in pieces of at most ``rows`` along the first axis."""
+    pieces = []
+    for low in range(0, axes[0].count, rows):
+        high = min(low + rows, axes[0].count)
+        begin = axes[0].begin - low * axes[0].stride
+        part = replace(axes[0], count=high - low, begin=begin)
+        pieces.append((slice(low, high), _shifts([part, *axes[1:]])))
+    return pieces
+
+
+def _shift_blocks(
+    shifts: _Shifts, count: int, group: int, filters: int, depth: int, dtype: np.dtype
+) -> tuple[bool, int, int]:
+    """Whether channels come first in memory; how many groups and rows are computed at a time."""
+    planes = len(shifts.fills) * depth * (shifts.length + shifts.distance)
+    size = (planes + 2 * filters * shifts.length) * dtype.itemsize  # of one group
+    small_images = group * len(shifts.taps) >= 2 * shifts.length
+    if depth == 1 and group * size <= 2 * BLOCK_BYTES and small_images:
+        return False, group, count
+    # Blocks of groups, or of the first axis where one group is too large.
+    groups = max(1, min(group, BLOCK_BYTES // max(size, 1)))
+    per_row = groups * size // count
+    return True, groups, max(1, min(count, 2 * BLOCK_BYTES // max(per_row, 1)))
+
+
+def _by_position(w: np.ndarray, group: int) -> np.ndarray:
+    """For each kernel position, a matrix of filters and channels for each group."""
+    filters, depth, *kernel = w.shape
+    moved = w.reshape(group, filters // group, depth, prod(kernel)).transpose(3, 0, 1, 2)
+    return np.ascontiguousarray(moved)
+
+
+def _fill_planes(planes: np.ndarray, image: np.ndarray, shifts: _Shifts) -> None:
+    """Lay out the channels of ``image`` as planes, one for each phase of the strides."""
+    channels, size = len(image), prod(shifts.grid)
+    for plane, (to, elements) in zip(planes, shifts.fills, strict=True):
+        cube = plane[:, :size].reshape(channels, *shifts.grid)
+        np.copyto(cube[(slice(None), *to)], image[(slice(None), *elements)])
+
+
 def _shifted(
     x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
 ) -> Strategy:
@@ -323,28 +364,10 @@ def _shifted(
     assert dtype is not None
     filters = m // group
     whole = _shifts(axes)
-    taps = len(whole.taps)
     multiply: Callable[..., Any] = np.multiply if depth == 1 else np.matmul
 
-    def size_of(groups: int, shifts: _Shifts) -> int:
-        planes = len(shifts.fills) * depth * (shifts.length + shifts.distance)
-        return groups * (planes + 2 * filters * shifts.length) * dtype.itemsize
-
-    by_channel = (
-        depth > 1 or size_of(group, whole) > 2 * BLOCK_BYTES or (group * taps < 2 * whole.length)
-    )
-    # Blocks of groups, or of the first axis where one group is too large.
-    groups, count, rows = group, axes[0].count, axes[0].count
-    if by_channel:
-        groups = max(1, min(group, BLOCK_BYTES // max(size_of(1, whole), 1)))
-        per_row = size_of(groups, whole) // count
-        rows = max(1, min(count, 2 * BLOCK_BYTES // max(per_row, 1)))
-    pieces = []
-    for low in range(0, count, rows):
-        high = min(low + rows, count)
-        begin = axes[0].begin - low * axes[0].stride
-        part = replace(axes[0], count=high - low, begin=begin)
-        pieces.append((slice(low, high), _shifts([part, *axes[1:]])))
+    by_channel, groups, rows = _shift_blocks(whole, axes[0].count, group, filters, depth, dtype)
+    pieces = _pieces(axes, rows)
     layout = ScratchLayout()
     largest = pieces[0][1]
     shape_rows = len(largest.fills), groups * depth, largest.length + largest.distance
@@ -355,17 +378,12 @@ def _shifted(
     shape_out = (n, group, filters, *(axis.count for axis in axes))
     every = slice(None)
 
-    def by_position(w: np.ndarray) -> np.ndarray:
-        """For each kernel position, a matrix for each group."""
-        moved = w.reshape(group, filters, depth, taps).transpose(3, 0, 1, 2)
-        return np.ascontiguousarray(moved)
-
     ready: Shared[np.ndarray] | None = None
     if weights is not None:
-        ready = shared(("by position", group), lambda: by_position(weights), weights)
+        ready = shared(("by position", group), lambda: _by_position(weights, group), weights)
 
     def into(x: np.ndarray, w: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-        factors = by_position(w) if ready is None else ready.value
+        factors = _by_position(w, group) if ready is None else ready.value
         planes, sums, terms = source(workspace), total(workspace), term(workspace)
         if not by_channel:
             planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
@@ -377,18 +395,15 @@ def _shifted(
                     block = slice(low, min(low + groups, group))
                     used = block.stop - low
                     channels = slice(block.start * depth, block.stop * depth)
-                    for plane, (to, elements) in zip(planes, shifts.fills, strict=True):
-                        cells = plane[: used * depth, : prod(shifts.grid)]
-                        cube = cells.reshape(used * depth, *shifts.grid)
-                        np.copyto(cube[(every, *to)], image[(channels, *elements)])
+                    _fill_planes(planes[:, : used * depth], image[channels], shifts)
                     partial, scratch = sums[:used, :, :length], terms[:used, :, :length]
+                    target = partial
                     for i, (index, span) in enumerate(shifts.taps):
                         seen = planes[index, : used * depth, span].reshape(used, depth, length)
-                        if i == 0:
-                            multiply(factors[i, block], seen, partial)
-                        else:
-                            multiply(factors[i, block], seen, scratch)
+                        multiply(factors[i, block], seen, target)
+                        if i:
                             np.add(partial, scratch, partial)
+                        target = scratch
                     full = partial.reshape(used, filters, *shifts.rows)
                     np.copyto(result[block, :, where], full[(every, every, *shifts.inside)])
 

@@ -485,76 +485,106 @@ def layer_routine(
     weigh: Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]],
     prepared: tuple[int, ...],
 ) -> Routine:
-    x, w = inputs[0], inputs[1]
-    assert x is not None and x.dtype is not None and w is not None
-    dtype, (first, second, width) = x.dtype, x.dims
-    gates, hidden = layer.gates, w.dims[1] // layer.gates
-    batch = first if layer.batch_first else second
-    lstm, rows = layer.kind == "LSTM", first * second
-    ends = given(inputs, 4)
-    direct = outputs[0] is not None and not ends
-    if batch == 1:
-        time_first: tuple[int, ...] = (rows, gates, 1, hidden)
-        order: tuple[int, ...] = (0, 1, 2, 3)
-    else:
-        time_first = (gates, first, second, hidden)
-        order = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
+    """The routine of a recurrent layer; ``weigh(inputs, single)`` gives each direction's weights.
 
-    layout, state = ScratchLayout(), (batch, hidden)
-    product_field = layout.field((gates, rows, hidden), dtype)
-    gates_field = layout.field((gates, batch, hidden), dtype)
-    h_field, spare_field = layout.field(state, dtype), layout.field(state, dtype)
-    c_field = layout.field(state, dtype)
-    # The sequences that have ended are masked, also where there is no cell state.
-    next_field = layout.field(state if lstm else (batch, 0), dtype)
-    n_inputs = len(inputs)
+    ``single``: the batch is 1. ``prepared`` are the inputs that ``weigh`` does not read.
+    """
+    run = _LayerRun(layer, inputs, outputs, weigh)
+    return Routine(run, run.layout.size, prepared)
 
-    def into(*arguments: Any) -> None:
-        values = pad_with_none(arguments[:n_inputs], 8)
+
+class _LayerRun:
+    """A recurrent layer for inputs of known shapes, with its scratch memory."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        inputs: Tensors,
+        outputs: Tensors,
+        weigh: Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]],
+    ) -> None:
+        x, w = inputs[0], inputs[1]
+        assert x is not None and x.dtype is not None and w is not None
+        dtype, (first, second, width) = x.dtype, x.dims
+        gates, hidden = layer.gates, w.dims[1] // layer.gates
+        batch = first if layer.batch_first else second
+        self.layer, self.weigh, self.n_inputs = layer, weigh, len(inputs)
+        self.batch, self.bias_shape = batch, (gates, 1, hidden)
+        self.lstm, self.rows = layer.kind == "LSTM", first * second
+        self.width = width
+        self.ends = given(inputs, 4)
+        self.direct = outputs[0] is not None and not self.ends
+        self.time_first: tuple[int, ...] = (gates, first, second, hidden)
+        self.order: tuple[int, ...] = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
+        if batch == 1:
+            self.time_first, self.order = (self.rows, gates, 1, hidden), (0, 1, 2, 3)
+        layout, state = ScratchLayout(), (batch, hidden)
+        self.layout = layout
+        self.product = layout.field((gates, self.rows, hidden), dtype)
+        self.gates = layout.field((gates, batch, hidden), dtype)
+        self.h, self.spare = layout.field(state, dtype), layout.field(state, dtype)
+        self.c = layout.field(state, dtype)
+        # The sequences that have ended are masked, also where there is no cell state.
+        self.c_next = layout.field(state if self.lstm else (batch, 0), dtype)
+
+    def __call__(self, *arguments: Any) -> None:
+        batch, workspace = self.batch, arguments[-1]
+        values = pad_with_none(arguments[: self.n_inputs], 8)
         x, _, _, _, lengths, h0, c0, _ = values[:8]
-        y, y_h, y_c = pad_with_none(arguments[n_inputs:-1], 3)
-        workspace = arguments[-1]
-        product, gate = product_field(workspace), gates_field(workspace)
+        y, y_h, y_c = pad_with_none(arguments[self.n_inputs : -1], 3)
+        product = self.product(workspace)
         # All with time first: views.
-        xs = product.reshape(time_first).transpose(order)
-        if layer.batch_first:
+        xs = product.reshape(self.time_first).transpose(self.order)
+        if self.layer.batch_first:
             y = None if y is None else y.transpose(1, 2, 0, 3)
             h0, c0, y_h, y_c = (None if s is None else s.swapaxes(0, 1) for s in (h0, c0, y_h, y_c))
-        live = _live(lengths, len(xs)) if ends else None
-        x = x.reshape(rows, width)
-        for d, weights in enumerate(weigh(values, batch == 1)):
+        live = _live(lengths, len(xs)) if self.ends else None
+        x = x.reshape(self.rows, self.width)
+        for d, weights in enumerate(self.weigh(values, batch == 1)):
             multiply, w, target = _gatewise(weights.w, product, batch)
             multiply(x, w, target)
             if weights.bias is not None:
-                bias = weights.bias if batch == 1 else weights.bias.reshape(gates, 1, hidden)
+                bias = weights.bias if batch == 1 else weights.bias.reshape(self.bias_shape)
                 np.add(target, bias, target)
-            c = c_next = next_field(workspace)
-            if lstm:
-                c = c_field(workspace) if y_c is None else y_c[d]
+            c = c_next = self.c_next(workspace)
+            if self.lstm:
+                c = self.c(workspace) if y_c is None else y_c[d]
                 np.copyto(c, 0 if c0 is None else c0[d])
-            cell = _State(c, c_next if ends else c)
-            step = _STEPS[layer.kind](layer, d, weights, gate, cell)
-            reverse = layer.reverse[d]
-            if reverse:
-                xs_d, ys = xs[::-1], repeat(None) if y is None else y[::-1, d]
-            else:
-                xs_d, ys = xs, repeat(None) if y is None else y[:, d]
-            if direct and h0 is not None:
-                h = h0[d]
-            else:
-                h = h_field(workspace)
-                np.copyto(h, 0 if h0 is None else h0[d])
-            if direct:
-                for now, out in zip(xs_d, ys, strict=True):
-                    step(now, h, out)
-                    h = out
-            else:
-                lives = repeat(None) if live is None else live[::-1] if reverse else live
-                h = _buffered(step, h, spare_field(workspace), cell, xs_d, ys, lives)
+            cell = _State(c, c_next if self.ends else c)
+            h = self.direction(d, weights, cell, xs, y, live, h0, workspace)
             if y_h is not None:
                 np.copyto(y_h[d], h)
 
-    return Routine(into, layout.size, prepared)
+    def direction(
+        self,
+        d: int,
+        weights: RecurrentWeights,
+        cell: _State,
+        xs: np.ndarray,
+        y: np.ndarray | None,
+        live: Any,
+        h0: np.ndarray | None,
+        workspace: np.ndarray,
+    ) -> np.ndarray:
+        """Run all steps of direction ``d``; return its last hidden state."""
+        layer = self.layer
+        step = _STEPS[layer.kind](layer, d, weights, self.gates(workspace), cell)
+        reverse = layer.reverse[d]
+        ys: Any = repeat(None) if y is None else y[::-1, d] if reverse else y[:, d]
+        if reverse:
+            xs = xs[::-1]
+        if self.direct and h0 is not None:
+            h = h0[d]
+        else:
+            h = self.h(workspace)
+            np.copyto(h, 0 if h0 is None else h0[d])
+        if self.direct:
+            for now, out in zip(xs, ys, strict=True):
+                step(now, h, out)
+                h = out
+            return h
+        lives = repeat(None) if live is None else live[::-1] if reverse else live
+        return _buffered(step, h, self.spare(workspace), cell, xs, ys, lives)
 
 
 def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:

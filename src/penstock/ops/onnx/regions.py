@@ -20,7 +20,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Routine, Tensors, specialized
-from penstock.ops.common.windows import windows
+from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
@@ -232,6 +232,41 @@ def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     return (TensorType(dtype, shape),)
 
 
+def _window_positions(axes: Sequence[Window], dtype: np.dtype) -> np.ndarray:
+    """The positions of each window's elements before offsets: (axes, kernel elements, windows)."""
+    rank, kernel = len(axes), [axis.kernel for axis in axes]
+    counts = [axis.count for axis in axes]
+    positions = np.empty((rank, *kernel, *counts), dtype)
+    for i, axis in enumerate(axes):
+        at = np.add.outer(
+            np.arange(axis.kernel) * axis.dilation,
+            np.arange(axis.count) * axis.stride - axis.begin,
+        )
+        shape = [1] * (2 * rank)
+        shape[i], shape[rank + i] = at.shape
+        positions[i] = at.reshape(shape)
+    return positions.reshape(rank, prod(kernel), prod(counts))
+
+
+def _interpolate(
+    image: np.ndarray, at: np.ndarray, sizes: Sequence[int], pitch: Sequence[int]
+) -> np.ndarray:
+    """Linear interpolation of an image (channels, elements) at positions (axes, ...); 0 outside."""
+    low = np.floor(at)
+    fraction = at - low
+    total: Any = 0
+    for corner in choices((0, 1), repeat=len(sizes)):
+        index: Any = 0
+        weight: Any = 1
+        for i, bit in enumerate(corner):
+            place = low[i] + bit
+            inside = (place >= 0) & (place < sizes[i])
+            index = index + np.where(inside, place, 0).astype(np.int64) * pitch[i]
+            weight = weight * (fraction[i] if bit else 1 - fraction[i]) * inside
+        total = total + image[:, index] * weight
+    return np.asarray(total)
+
+
 @operator("DeformConv", since=19, infer=_infer_deform_conv)
 def deform_conv(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -245,37 +280,11 @@ def deform_conv(node: Node, types: Types) -> Kernel:
         rank, taps = len(axes), prod(kernel)
         counts = [axis.count for axis in axes]
         positions = prod(counts)
-        # Where every kernel position of every window looks before offsets: (axes, taps, windows).
-        base = np.empty((rank, *kernel, *counts), x.dtype)
-        for i, axis in enumerate(axes):
-            at = np.add.outer(
-                np.arange(axis.kernel) * axis.dilation,
-                np.arange(axis.count) * axis.stride - axis.begin,
-            )
-            shape = [1] * (2 * rank)
-            shape[i], shape[rank + i] = at.shape
-            base[i] = at.reshape(shape)
-        base = base.reshape(rank, taps, positions)
+        base = _window_positions(axes, x.dtype)
         pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
         step = max(BLOCK_BYTES // max(channels * taps * x.dtype.itemsize, 1), MIN_BLOCK)
         has_bias = given(inputs, 3)
         shape_offset = (n, groups, taps, rank, positions)
-
-        def sample(image: np.ndarray, at: np.ndarray) -> np.ndarray:
-            """Linear interpolation of (channels, elements) at (axes, taps, windows); 0 outside."""
-            low = np.floor(at)
-            fraction = at - low
-            total: Any = 0
-            for corner in choices((0, 1), repeat=rank):
-                index: Any = 0
-                weight: Any = 1
-                for i, bit in enumerate(corner):
-                    place = low[i] + bit
-                    inside = (place >= 0) & (place < sizes[i])
-                    index = index + np.where(inside, place, 0).astype(np.int64) * pitch[i]
-                    weight = weight * (fraction[i] if bit else 1 - fraction[i]) * inside
-                total = total + image[:, index] * weight
-            return total
 
         def into(x: np.ndarray, w: np.ndarray, offset: np.ndarray, *rest: Any) -> None:
             out = rest[-1].reshape(n, group, filters // group, positions)
@@ -291,7 +300,7 @@ def deform_conv(node: Node, types: Types) -> Kernel:
                     columns = []
                     for j in range(groups):
                         at = base[..., block] + offset[i, j, :, :, block].swapaxes(0, 1)
-                        seen = sample(images[i, j], at)
+                        seen = _interpolate(images[i, j], at, sizes, pitch)
                         columns.append(seen if mask is None else seen * mask[i, j, ..., block])
                     unfolded = np.concatenate(columns).reshape(group, depth * taps, -1)
                     np.matmul(matrix, unfolded, out[i, ..., block])
