@@ -8,9 +8,8 @@ from onnx.backend.test.loader import load_model_tests
 
 from penstock.backends.onednn.library import library
 from penstock.onnx_backend import PenstockBackend
-from penstock.session import compiler, session
-from penstock.tuning.measure import GraphProfiler
 from tests.support import onnx_suite
+from tests.support.cost_models import PreferredBackendCosts
 
 pytestmark = pytest.mark.suite
 
@@ -21,22 +20,31 @@ def _scratch(tmp_path_factory):
         yield
 
 
-class First(GraphProfiler):
-    """The backend named first takes the least: oneDNN gets all that it has kernels for."""
+class OnNumpy(PenstockBackend):
+    @classmethod
+    def prepare(cls, model, device="CPU", **options):
+        return super().prepare(model, device, backends=["numpy"], **options)
 
-    def expected(self, node, among, backend):
-        return among.index(backend)
+
+class OnOneDnn(PenstockBackend):
+    """oneDNN gets all that it has kernels for."""
+
+    @classmethod
+    def prepare(cls, model, device="CPU", **options):
+        costs = PreferredBackendCosts("onednn")
+        backends = ["onednn", "numpy"]
+        return super().prepare(model, device, backends=backends, cost_model=costs, **options)
 
 
-@pytest.mark.parametrize("backends", ["numpy", "onednn,numpy"])
+BACKENDS = {"numpy": OnNumpy, "onednn,numpy": OnOneDnn}
+
+
+@pytest.mark.parametrize("backends", BACKENDS)
 @pytest.mark.parametrize("name", onnx_suite.cases())
-def test_case(name, backends, monkeypatch):
-    chosen = backends.split(",")
-    if "onednn" in chosen and library() is None:
+def test_case(name, backends):
+    if "onednn" in backends and library() is None:
         pytest.skip("needs libdnnl.so.3")
-    monkeypatch.setattr(session, "_default", lambda: chosen)
-    monkeypatch.setattr(compiler, "GraphProfiler", First)
-    assert onnx_suite.outcome(name) is None
+    assert onnx_suite.outcome(name, BACKENDS[backends]) is None
     if name in onnx_suite.EXCEPTIONS:
         pytest.xfail(onnx_suite.EXCEPTIONS[name][1])
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.ir.graph import Graph
-from penstock.session import compiler
-from penstock.tuning.measure import GraphProfiler
 from tests.executors.conformance import ExecutorConformance, assert_equal
 from tests.host.test_threads import in_child
+from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import compile_text
 from tests.support.timing import uncollected
 
@@ -65,22 +64,12 @@ class TestParallel(OnOneDnn):
     executor = "parallel"
 
 
-class First(GraphProfiler):
-    """The backend named first takes the least."""
-
-    def expected(self, node, among, backend):
-        return among.index(backend)
-
-
 class WhereverItCan(OnOneDnn):
     """All that oneDNN has kernels for runs on it."""
 
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def first(cls) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "GraphProfiler", First)
-            yield
+    def compile(self, source, **options) -> ps.Session:
+        options.setdefault("cost_model", PreferredBackendCosts("onednn"))
+        return super().compile(source, **options)
 
 
 class TestLinearWhereverItCan(WhereverItCan):
@@ -139,13 +128,13 @@ def test_an_arena_goes_with_its_plan():
         assert gone() is None
 
 
-def test_a_sequence_with_gaps_between_its_steps(monkeypatch):
-    monkeypatch.setattr(compiler, "GraphProfiler", First)
+def test_a_sequence_with_gaps_between_its_steps():
     text = """g (float[2, 3] x) => (float[2, 1, 1, 2] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
          float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {
         s = Slice(x, zero, two, one) u = Unsqueeze(s, one) y = LSTM<hidden_size = 2>(u, w, w) }"""
     x = np.array([[0.1, 0.2, 9], [0.3, 0.4, 9]], np.float32)
-    session = compile_text(text, executor="dataflow")
+    costs = PreferredBackendCosts("onednn")
+    session = compile_text(text, executor="dataflow", cost_model=costs)
     assert_close(session(x), compile_text(text, backends=["numpy"])(x))
     assert session.plan.steps[-1].backend == "onednn"

@@ -16,8 +16,9 @@ from penstock.host.threads import Workers, core_budget
 from penstock.observers.base import Observer
 from penstock.plan.grouping import OneByOne
 from penstock.session import compiler
-from penstock.tuning.measure import GraphProfiler
+from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.executors.conformance import ExecutorConformance
+from tests.support.cost_models import EqualCosts
 from tests.support.onnx_text import compile_text
 
 
@@ -30,16 +31,6 @@ class OfAllSteps(OneByOne):
 
     def __init__(self, *arguments: object) -> None:
         pass
-
-
-class Unmeasured(GraphProfiler):
-    """What nobody has measured is estimated."""
-
-    def complete(self, *, single_threaded: bool) -> None:
-        pass
-
-    def faster(self, one, other, margin):
-        return one
 
 
 class TestParallel(ExecutorConformance):
@@ -56,11 +47,14 @@ class EveryStepATask(ExecutorConformance):
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiler, "ClusteredGrouping", OfAllSteps)
-            patch.setattr(compiler, "GraphProfiler", Unmeasured)
             patch.setattr(compiler, "HAND_OVER_S", 0.0)
             patch.setattr(compiler, "pool", lambda: workers)
             yield
         workers.close()
+
+    def compile(self, source, **options):
+        options.setdefault("cost_model", CostModel())
+        return super().compile(source, **options)
 
 
 class TestParallelStepByStep(EveryStepATask):
@@ -75,31 +69,14 @@ TWO_BRANCHES = """g (float[64, 64] x) => (float[64, 64] y) {
     a = MatMul(x, x) b = Exp(a) c = MatMul(x, x) d = Sin(c) y = Add(b, d) }"""
 
 
-class Heavy(GraphProfiler):
-    """Everything takes a millisecond, and so is worth a worker."""
-
-    def complete(self, *, single_threaded: bool) -> None:
-        pass
-
-    def faster(self, one, other, margin):
-        return one
-
-    def seconds(self, node: object, backend: object, *, single_threaded: bool) -> float:
-        return 1e-3
-
-
-@pytest.fixture
-def heavy(monkeypatch) -> None:
-    monkeypatch.setattr(compiler, "GraphProfiler", Heavy)
-    monkeypatch.setattr(compiler, "estimated", lambda node: 1e-3)
-
-
 def workers() -> int:
     return sum(t.name.startswith("penstock-host") for t in threading.enumerate())
 
 
-def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_sessions(heavy):
-    sessions = [compile_text(TWO_BRANCHES, executor="parallel") for _ in range(10)]
+def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_sessions():
+    sessions = [
+        compile_text(TWO_BRANCHES, executor="parallel", cost_model=EqualCosts()) for _ in range(10)
+    ]
     x = np.eye(64, dtype=np.float32)
     want = sessions[0](x)
     assert {session.latest.name for session in sessions} == {"parallel"}
@@ -119,9 +96,11 @@ def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_session
     assert workers() <= core_budget()
 
 
-def test_threads_of_kernels_are_as_many_as_before_when_runs_are_over(heavy):
+def test_threads_of_kernels_are_as_many_as_before_when_runs_are_over():
     before = NumpyBackend().threads
-    session = compile_text(TWO_BRANCHES, executor="parallel", backends=["numpy"])
+    session = compile_text(
+        TWO_BRANCHES, executor="parallel", backends=["numpy"], cost_model=EqualCosts()
+    )
     inside = []
 
     class Looks(Observer):
@@ -143,8 +122,10 @@ def test_auto_is_linear_where_a_second_worker_has_nothing_to_do():
             assert session.latest.name == "linear"
 
 
-def test_auto_is_parallel_where_the_simulated_schedule_wins(heavy):
-    session = compile_text(TWO_BRANCHES, executor="auto", shapes={}, backends=["numpy"])
+def test_auto_is_parallel_where_the_simulated_schedule_wins():
+    session = compile_text(
+        TWO_BRANCHES, executor="auto", shapes={}, backends=["numpy"], cost_model=EqualCosts()
+    )
     assert session.latest.name == ("parallel" if core_budget() > 1 else "linear")
 
 
@@ -163,7 +144,7 @@ def test_auto_measures_nothing_unasked_where_kernels_have_threads(monkeypatch):
     assert measured
 
 
-def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other(heavy):
+def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other():
     #   x -+- four of a kind -- Sum -- four of a kind -- Sum ...: one stage at a time
     lines, value = [], "x"
     for stage in range(6):
@@ -173,7 +154,7 @@ def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other(hea
         value = f"s{stage}"
     lines.append(f"y = Neg({value})")
     text = f"g (float[64, 64] x) => (float[64, 64] y) {{ {' '.join(lines)} }}"
-    session = compile_text(text, executor="parallel", shapes={})
+    session = compile_text(text, executor="parallel", shapes={}, cost_model=EqualCosts())
     if core_budget() > 1:
         assert session.latest.name == "parallel"
     assert session.memory.arenas <= 6 * 64 * 64 * 4

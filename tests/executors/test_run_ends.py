@@ -27,7 +27,8 @@ from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, Step, compile_plan
 from penstock.plan.tasks import arrange
 from penstock.session import compiler
-from tests.executors.test_parallel import OfAllSteps, Unmeasured
+from penstock.tuning.measure import CostModel
+from tests.executors.test_parallel import OfAllSteps
 from tests.support.flows import BrokenError, ended, idle, on
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.timing import SOON, uncollected, wait_until
@@ -50,7 +51,6 @@ ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
 def every_step_a_task(monkeypatch, workers) -> Workers:
     """The parallel executor takes each step for a task, and has a pool of two threads."""
     monkeypatch.setattr(compiler, "ClusteredGrouping", OfAllSteps)
-    monkeypatch.setattr(compiler, "GraphProfiler", Unmeasured)
     monkeypatch.setattr(compiler, "HAND_OVER_S", 0.0)
     monkeypatch.setattr(compiler, "pool", lambda *arguments: workers)
     return workers
@@ -61,7 +61,7 @@ each_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 
 def session(text: str, executor: str, **options: Any) -> ps.Session:
-    return compile_text(text, executor=executor, **options)
+    return compile_text(text, executor=executor, cost_model=CostModel(), **options)
 
 
 def feeds(i: int) -> dict[str, np.ndarray]:

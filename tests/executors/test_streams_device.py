@@ -6,7 +6,6 @@ The device (``device.py``) is late as often as it likes, and refuses what is rea
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ import pytest
 import penstock as ps
 from penstock.session import compiler
 from tests.executors.conformance import ExecutorConformance
+from tests.support.cost_models import ScatteredCosts
 from tests.support.device_backend import DelayedBackend, Moment
 from tests.support.onnx_text import compile_text, model_from_text
-from tests.tuning.test_placement import AtRandom
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
 
@@ -26,16 +25,10 @@ class OnDevices(ExecutorConformance):
 
     leaves_threads = True
 
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def at_random(cls) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "GraphProfiler", AtRandom)
-            yield
-
     def compile(self, source, **options) -> ps.Session:
         backends = [DelayedBackend("one", most=5e-4), "numpy", DelayedBackend("two", most=5e-4)]
-        return super().compile(source, backends=backends, **options)
+        costs = ScatteredCosts()
+        return super().compile(source, backends=backends, cost_model=costs, **options)
 
     def test_error_of_a_submitted_run_is_raised_by_its_future(self):
         """It comes out where the value that is not there is brought to the host."""

@@ -75,12 +75,12 @@ Case = Callable[[object], None]
 
 
 @cache
-def cases() -> Mapping[str, tuple[str, Case]]:
+def cases(backend: type[PenstockBackend] = PenstockBackend) -> Mapping[str, tuple[str, Case]]:
     """Category and function of every CPU case by name."""
     with warnings.catch_warnings():
         # Wanted results are computed when the suite is loaded, by NumPy, which warns of infinities.
         warnings.simplefilter("ignore", RuntimeWarning)
-        runner = Runner(PenstockBackend, __name__)
+        runner = Runner(backend, __name__)
     return {
         name: (category.removesuffix("Model"), item.func)
         for category, items in runner._test_items.items()
@@ -97,20 +97,20 @@ def scratch(folder: Path) -> Iterator[None]:
         yield
 
 
-def failure(name: str) -> Exception | None:
+def failure(name: str, backend: type[PenstockBackend] = PenstockBackend) -> Exception | None:
     """How a case fails, if it does; to be skipped is to fail."""
     try:
-        cases()[name][1](None)
+        cases(backend)[name][1](None)
     except Exception as error:
         return error
     return None
 
 
-def outcome(name: str) -> str | None:
+def outcome(name: str, backend: type[PenstockBackend] = PenstockBackend) -> str | None:
     """In what a case does not end as it should: pass, or fail as ``EXCEPTIONS`` says."""
     kind, _ = EXCEPTIONS.get(name, (None, ""))
     for _ in range(TRIES if kind else 1):
-        error = failure(name)
+        error = failure(name, backend)
         if error is not None:
             return None if isinstance(error, kind or ()) else f"{name} fails: {error!r}"
     return f"{name} passes; remove it from EXCEPTIONS" if kind else None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.plan.plan import Plan
-from penstock.session import compiler
-from penstock.tuning.measure import GraphProfiler
+from penstock.tuning.measure import CostModel
 from tests.executors.conformance import ExecutorConformance
+from tests.support.cost_models import EqualCosts, ScatteredCosts
 from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
 
@@ -23,7 +21,7 @@ DIAMOND = "g (float[N] x) => (float[N] y) { a = Exp(x) [left] b = Neg(a) c = Sin
 
 
 def diamond(*backends, text=DIAMOND, **options) -> ps.Session:
-    return compile_text(text, backends=backends, **options)
+    return compile_text(text, backends=backends, **{"cost_model": CostModel(), **options})
 
 
 def transfers(plan: Plan) -> Counter[tuple[str, str]]:
@@ -38,23 +36,8 @@ X = np.array([1, 2, 3], np.float32)
 Y = np.sin(np.exp(X)) - np.exp(X)
 
 
-class Unmeasured(GraphProfiler):
-    """What nobody has measured is estimated."""
-
-    def complete(self, *, single_threaded):
-        pass
-
-    def faster(self, one, other, margin):
-        return one
-
-
-@pytest.fixture
-def unmeasured(monkeypatch) -> None:
-    monkeypatch.setattr(compiler, "GraphProfiler", Unmeasured)
-
-
 @pytest.fixture(params=["linear", "dataflow", "parallel"])
-def executor(request, unmeasured) -> str:
+def executor(request) -> str:
     return request.param
 
 
@@ -110,7 +93,7 @@ def test_between_two_memories_values_go_through_the_host(executor):
     }
 
 
-def test_a_node_is_placed_by_its_name_before_its_operation(unmeasured):
+def test_a_node_is_placed_by_its_name_before_its_operation():
     far = FarBackend()
     session = diamond(
         "numpy",
@@ -121,7 +104,7 @@ def test_a_node_is_placed_by_its_name_before_its_operation(unmeasured):
     assert far.ran == {"Neg": 1}
 
 
-def test_constants_are_brought_there_once(unmeasured):
+def test_constants_are_brought_there_once():
     far = FarBackend()
     text = "g (float[3] x) => (float[3] y) <float[3] k = {1, 2, 3}> { a = Mul(x, k) y = Add(a, k) }"
     session = diamond(far, text=text)
@@ -195,62 +178,33 @@ def test_measured_costs_decide():
         return type(made)(function, view=made.view)
 
     slow.kernel = slow_kernel
-    session = diamond("numpy", slow, far)
+    session = diamond("numpy", slow, far, cost_model=None)
     np.testing.assert_array_equal(session(X), Y)
     assert slow.ran  # while it was measured
     assert {step.backend for step in session.plan.steps} == {"numpy"}
     before = slow.ran.total()
-    again = diamond("numpy", slow, far)
+    again = diamond("numpy", slow, far, cost_model=None)
     np.testing.assert_array_equal(again(X), Y)
     assert slow.ran.total() == before  # what is known is not measured again
 
 
-class Heavy(Unmeasured):
-    """Everything takes a millisecond."""
-
-    def seconds(self, node, backend, *, single_threaded):
-        return 1e-3
-
-
-def test_tasks_of_another_backend_run_on_its_own_threads(monkeypatch):
-    monkeypatch.setattr(compiler, "GraphProfiler", Heavy)
+def test_tasks_of_another_backend_run_on_its_own_threads():
     far = FarBackend(workers=2)
-    session = diamond("numpy", far, executor="parallel", place={"Neg": "far", "Sin": "far"})
+    place = {"Neg": "far", "Sin": "far"}
+    session = diamond("numpy", far, executor="parallel", place=place, cost_model=EqualCosts())
     np.testing.assert_array_equal(session(X), Y)
     assert session.latest.name == "parallel"
     assert far.on_threads
     assert all(name.startswith("penstock-far") for name in far.on_threads)
 
 
-class AtRandom(GraphProfiler):
-    """Costs that send each node to some backend, whichever its name says."""
-
-    def complete(self, *, single_threaded):
-        pass
-
-    def faster(self, one, other, margin):
-        return one
-
-    def seconds(self, node, backend, *, single_threaded):
-        return 1e-6 * (1 + zlib.crc32(f"{node.label} {backend.name}".encode()) % 100)
-
-    def transfer(self, source, target, nbytes):
-        return 1e-6
-
-
 class OnTwoBackends(ExecutorConformance):
     """All that holds for one backend holds for two with memories of their own."""
 
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def at_random(cls) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "GraphProfiler", AtRandom)
-            yield
-
     def compile(self, source, **options) -> ps.Session:
         backends = [FarBackend("one"), "numpy", FarBackend("two", workers=2)]
-        return super().compile(source, backends=backends, **options)
+        costs = ScatteredCosts()
+        return super().compile(source, backends=backends, cost_model=costs, **options)
 
 
 class TestLinearOnTwoBackends(OnTwoBackends):

@@ -40,7 +40,6 @@ from penstock.limits import Limits
 from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.tensorflow.control_flow import is_framed
-from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.context import FusionPolicy, PassContext, Place
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign
@@ -340,7 +339,7 @@ class Compiler:
         def streaming(seconds: Seconds) -> StreamSchedules:
             return StreamSchedules(plan, seconds, most, forced=forced, devices=devices)
 
-        found = streaming(lambda step: estimated(step.node))
+        found = streaming(lambda step: costs.estimate(step.node))
         if found.one:
             return linear
         by_name = {backend.name: backend for backend in self.backends}
@@ -383,7 +382,7 @@ class Compiler:
         def grouped(seconds: Seconds) -> ClusteredGrouping:
             return ClusteredGrouping(plan, seconds, workers, queues)
 
-        if not grouped(lambda step: estimated(step.node)).promising:
+        if not grouped(lambda step: costs.estimate(step.node)).promising:
             return linear
         # Where kernels have threads of their own, workers seldom bring more: nobody who has not
         # asked waits for measurements.

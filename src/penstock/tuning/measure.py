@@ -176,6 +176,10 @@ class CostModel:
                 return near
         return estimated(node)
 
+    def estimate(self, node: Node) -> float:
+        """What ``node`` takes by its work alone, before anything has been measured."""
+        return estimated(node)
+
     def measured(self, node: Node, among: Sequence[Backend]) -> dict[str, float] | None:
         """What ``node`` took on each of these backends, by their names; None if it has not been
         measured on all of them."""

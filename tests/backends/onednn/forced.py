@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
+from tests.support.cost_models import PreferredBackendCosts
 
 OPSET = 20
 
@@ -63,6 +64,12 @@ def one_node(
     return proto_of(nodes, feeds, [name for name in outputs if name], constants, opset)
 
 
+def compile_on_onednn(source: Any, **options: Any) -> ps.Session:
+    """Compile a model so that its nodes run on oneDNN wherever that has a kernel for them."""
+    costs = PreferredBackendCosts("onednn")
+    return ps.compile(source, **{"backends": ["onednn", "numpy"], "cost_model": costs, **options})
+
+
 def ran_on(session: ps.Session, op: str) -> set[str]:
     """The backends that nodes of ``op`` run on, alone or as the first of a fused one."""
     found = set()
@@ -82,8 +89,8 @@ def check(
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> ps.Session:
-    """``op`` runs on oneDNN, and all is as on NumPy. Needs the fixture ``onednn_first``."""
-    session = ps.compile(proto, executor=executor, backends=["onednn", "numpy"])
+    """``op`` runs on oneDNN, and all is as on NumPy."""
+    session = compile_on_onednn(proto, executor=executor)
     same(session, proto, feeds, rtol=rtol, atol=atol)
     assert ran_on(session, op) == {"onednn"}
     return session
@@ -92,8 +99,8 @@ def check(
 def refused(
     proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray], op: str, **tolerance: float
 ) -> None:
-    """oneDNN does not take ``op``, and NumPy runs it. Needs the fixture ``onednn_first``."""
-    session = ps.compile(proto, backends=["onednn", "numpy"])
+    """oneDNN does not take ``op``, and NumPy runs it."""
+    session = compile_on_onednn(proto)
     same(session, proto, feeds, **tolerance)
     assert ran_on(session, op) == {"numpy"}
 

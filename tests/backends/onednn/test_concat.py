@@ -10,10 +10,7 @@ from penstock.backends.onednn.backend import OneDnnBackend
 from penstock.backends.onednn.library import library
 from tests.backends.onednn.forced import check, one_node, refused
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 
@@ -54,7 +51,6 @@ def test_one_tensor_twice():
     ("threads", "size", "chosen"), [(1, 64, "numpy"), (2, 64, "onednn"), (2, 4, "numpy")]
 )
 def test_it_is_chosen_where_two_threads_share_the_work(monkeypatch, threads, size, chosen):
-    monkeypatch.undo()
     monkeypatch.setattr(OneDnnBackend, "threads", property(lambda self: threads))
     feeds = {"x": draw(1, 16, size, size), "z": draw(1, 16, size, size)}
     session = ps.compile(one_node("Concat", feeds, axis=1), threads=threads)

@@ -7,14 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock.backends.onednn.library import library
-from tests.backends.onednn.forced import check, one_node, ran_on, refused, same
+from tests.backends.onednn.forced import check, compile_on_onednn, one_node, ran_on, refused, same
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 
@@ -103,9 +99,9 @@ def test_resize_is_right_wherever_it_runs(coordinates, scales):
     for rounding in ROUNDINGS:
         attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
         proto = resize(x, scales, mode="nearest", **attrs)
-        same(ps.compile(proto, backends=["onednn", "numpy"]), proto, {"x": x})
+        same(compile_on_onednn(proto), proto, {"x": x})
     proto = resize(x, scales, mode="linear", coordinate_transformation_mode=coordinates)
-    same(ps.compile(proto, backends=["onednn", "numpy"]), proto, {"x": x})
+    same(compile_on_onednn(proto), proto, {"x": x})
 
 
 WHOLE = [

@@ -14,19 +14,16 @@ import penstock as ps
 from penstock.backends.onednn.backend import FAMILIES
 from penstock.backends.onednn.library import library
 from penstock.ops import find
-from tests.backends.onednn.forced import ran_on
+from tests.backends.onednn.forced import compile_on_onednn, ran_on
 from tests.support.onnx_text import compile_text, model_from_text
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 
 
 def compile(source, executor="linear", **options) -> ps.Session:
-    return ps.compile(source, executor=executor, backends=["onednn", "numpy"], **options)
+    return compile_on_onednn(source, executor=executor, **options)
 
 
 def draw(*shape: int) -> np.ndarray:
@@ -81,7 +78,7 @@ def test_convolutions(name, bias, executor):
     constants = (w, draw(weights[0])) if bias else (w,)
     proto = one_node("Conv", x, *constants, **attrs)
     session = compile(proto, executor)
-    want = ps.compile(proto)(x)
+    want = ps.compile(proto, backends=["numpy"])(x)
     for _ in range(2):
         np.testing.assert_allclose(session(x), want, rtol=1e-4, atol=1e-4)
     assert ran_on(session, "Conv") == {"onednn"}
@@ -113,7 +110,7 @@ def test_pooling(name, op):
     x = draw(*shape)
     proto = one_node(op, x, **attrs)
     session = compile(proto)
-    want = ps.compile(proto)(x)
+    want = ps.compile(proto, backends=["numpy"])(x)
     for _ in range(2):
         np.testing.assert_allclose(session(x), want, rtol=1e-5, atol=1e-6)
     refused = "dilations" in attrs or (bool(counted) and "ceil_mode" in attrs)
@@ -125,7 +122,9 @@ def test_global_pooling(shape):
     x = draw(*shape)
     proto = one_node("GlobalAveragePool", x)
     session = compile(proto)
-    np.testing.assert_allclose(session(x), ps.compile(proto)(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        session(x), ps.compile(proto, backends=["numpy"])(x), rtol=1e-5, atol=1e-6
+    )
     assert ran_on(session, "GlobalAveragePool") == {"onednn"}
 
 
@@ -134,7 +133,7 @@ def test_indices_of_maxima_are_numpys_business():
         y, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"""
     session = compile(model_from_text(text))
     x = draw(1, 1, 4, 4)
-    for got, want in zip(session(x), compile_text(text)(x), strict=True):
+    for got, want in zip(session(x), compile_text(text, backends=["numpy"])(x), strict=True):
         np.testing.assert_array_equal(got, want)
     assert ran_on(session, "MaxPool") == {"numpy"}
 
@@ -165,7 +164,7 @@ def test_products(a, b, constant, executor):
         proto.graph.output[0].type.tensor_type.ClearField("shape")
         feeds = {"x": x, "k": y}
     session = compile(proto, executor)
-    want = ps.compile(proto).run(feeds)["y"]
+    want = ps.compile(proto, backends=["numpy"]).run(feeds)["y"]
     for _ in range(2):
         np.testing.assert_allclose(session.run(feeds)["y"], want, rtol=1e-4, atol=1e-5)
     assert ran_on(session, "MatMul") == {"onednn"}
@@ -214,7 +213,7 @@ def test_a_value_is_put_in_another_order_once_and_stays_so():
     assert names.count("Reorder") == 1
     x = draw(*shape)
     y = session(x)
-    np.testing.assert_allclose(y, ps.compile(proto)(x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(y, ps.compile(proto, backends=["numpy"])(x), rtol=1e-4, atol=1e-4)
     assert y.flags.c_contiguous
 
 
@@ -229,7 +228,7 @@ def test_loops_and_branches_take_what_primitives_make():
                     else_branch = s () => (float[1, 2, 4, 4] f) { f = Add(a, b) }>
     }"""
     x = draw(1, 2, 4, 4)
-    plain = compile_text(text)
+    plain = compile_text(text, backends=["numpy"])
     for executor in ("linear", "dataflow", "parallel"):
         session = compile(model_from_text(text), executor)
         for n in range(4):
@@ -265,7 +264,7 @@ def test_cases_of_the_official_suite(op):
             session = compile(case.model)
         except ps.PenstockError:
             continue
-        plain = ps.compile(case.model)
+        plain = ps.compile(case.model, backends=["numpy"])
         for inputs, _ in case.data_sets:
             names = [port.name for port in session.inputs]
             feeds = dict(zip(names, inputs, strict=True))

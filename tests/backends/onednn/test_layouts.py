@@ -15,10 +15,7 @@ from penstock.ops.internal.transfer import REORDER
 from penstock.types import TensorType
 from tests.backends.onednn.forced import check, proto_of, ran_on
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 

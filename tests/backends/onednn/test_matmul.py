@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 from onnx import helper
 
-import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.ops.common.constant_cache import held
-from tests.backends.onednn.forced import check, one_node, proto_of, refused
+from tests.backends.onednn.forced import check, compile_on_onednn, one_node, proto_of, refused
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 
@@ -100,7 +96,7 @@ def test_plans_for_other_shapes_share_what_is_made_of_weights():
     del proto.graph.input[0].type.tensor_type.shape.dim[:]
     dims = proto.graph.input[0].type.tensor_type.shape.dim
     dims.add().dim_param, dims.add().dim_value = "n", 7
-    session = ps.compile(proto, executor="linear", backends=["onednn", "numpy"])
+    session = compile_on_onednn(proto, executor="linear")
     session.run(feeds)
     before = held()
     for rows in range(6, 12):

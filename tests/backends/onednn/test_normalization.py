@@ -9,10 +9,7 @@ from onnx import helper
 from penstock.backends.onednn.library import library
 from tests.backends.onednn.forced import check, one_node, proto_of, refused
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 

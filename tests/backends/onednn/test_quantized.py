@@ -13,11 +13,11 @@ from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
 from penstock.backends.onednn.library import library
+from tests.backends.onednn.forced import compile_on_onednn
 
-pytestmark = [
-    pytest.mark.skipif(library() is None or not library().int8, reason="needs oneDNN and VNNI"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(
+    library() is None or not library().int8, reason="needs oneDNN and VNNI"
+)
 
 rng = np.random.default_rng()
 U8, I8, I32, F32 = np.uint8, np.int8, np.int32, np.float32
@@ -112,7 +112,7 @@ def agree(
     executor: str = "linear",
 ) -> ps.Session:
     """The steps that run are those ``expected``, in any order, and all is as on NumPy."""
-    session = ps.compile(proto, executor=executor, backends=["onednn", "numpy"])
+    session = compile_on_onednn(proto, executor=executor)
     want = ps.compile(proto, backends=["numpy"]).run(feeds)
     for _ in range(2):
         got = session.run(feeds)
@@ -332,7 +332,7 @@ def test_convolutions_in_branches(branch):
 @pytest.mark.parametrize("dims", [("n", 16, "h", "w"), ("n", "c", "h", "w")])
 def test_shapes_that_come_with_the_feeds(dims):
     net, result = convolution("padded")
-    session = ps.compile(net.proto(result, dims={"x0": dims}), backends=["onednn", "numpy"])
+    session = compile_on_onednn(net.proto(result, dims={"x0": dims}))
     for shape in ((1, 16, 6, 6), (3, 16, 5, 9)):
         feeds = {"x0": codes(U8, *shape)}
         want = ps.compile(net.proto(result, dims={"x0": dims}), backends=["numpy"]).run(feeds)
@@ -344,7 +344,7 @@ def test_nothing_is_fed():
     net, result = convolution("plain")
     proto = net.proto(result, dims={"x0": ("n", 16, 7, 7)})
     feeds = {"x0": np.zeros((0, 16, 7, 7), U8)}
-    got = ps.compile(proto, backends=["onednn", "numpy"]).run(feeds)[result]
+    got = compile_on_onednn(proto).run(feeds)[result]
     assert got.shape == (0, 32, 5, 5)
     assert got.dtype == U8
 
@@ -561,7 +561,7 @@ def test_other_types_are_left_alone(target):
     back = net.add("DequantizeLinear", [made, scale, "zero"])
     proto = net.proto(back)
     proto.graph.initializer.append(zero)
-    session = ps.compile(proto, backends=["onednn", "numpy"])
+    session = compile_on_onednn(proto)
     want = ps.compile(proto, backends=["numpy"]).run(net.feeds)[back]
     got = session.run(net.feeds)[back]
     # Sums differ in their last bits, so that what is between two codes may become either.
@@ -661,7 +661,7 @@ def test_integers_cast_to_other_numbers():
 
 
 def agree_exactly(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
-    got = ps.compile(proto, backends=["onednn", "numpy"]).run(feeds)
+    got = compile_on_onednn(proto).run(feeds)
     for name, want in ps.compile(proto, backends=["numpy"]).run(feeds).items():
         np.testing.assert_array_equal(got[name], want, strict=True)
 
@@ -775,7 +775,7 @@ def test_a_residual_network_stays_in_codes(executor):
     added = net.add("Relu", [net.add("Add", [one, other])])
     result = net.dequantize(net.quantize(added, 0.04, U8(0)), 0.04, U8(0))
     proto = net.proto(result)
-    session = ps.compile(proto, executor=executor, backends=["onednn", "numpy"])
+    session = compile_on_onednn(proto, executor=executor)
     want = ps.compile(proto, backends=["numpy"]).run(net.feeds)[result]
     got = session.run(net.feeds)[result]
     # Where a convolution is one step off, a few of the next may be, too.
@@ -798,7 +798,7 @@ def test_a_residual_network_stays_in_codes(executor):
 def test_weights_are_held_once():
     net, result = convolution("plain")
     proto = net.proto(result, dims={"x0": ("n", 16, 7, 7)})
-    session = ps.compile(proto, backends=["onednn", "numpy"])
+    session = compile_on_onednn(proto)
     found = []
     for n in (1, 2):
         session.run({"x0": codes(U8, n, 16, 7, 7)})

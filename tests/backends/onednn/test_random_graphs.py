@@ -15,9 +15,7 @@ from onnx import helper
 
 import penstock as ps
 from penstock.backends.onednn.library import library
-from penstock.session import compiler
-from tests.backends.onednn.conftest import DnnlFirst
-from tests.backends.onednn.forced import proto_of
+from tests.backends.onednn.forced import compile_on_onednn, proto_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
@@ -186,10 +184,8 @@ def models(draw: Callable[..., Any]) -> tuple[onnx.ModelProto, dict[str, np.ndar
 def test_random_graphs(drawn, executor):
     proto, feeds = drawn
     want = ps.compile(proto, backends=["numpy"]).run(feeds)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "GraphProfiler", DnnlFirst)
-        session = ps.compile(proto, executor=executor, backends=["onednn", "numpy"])
-        for _ in range(2):
-            got = session.run(feeds)
-            for name, each in want.items():
-                np.testing.assert_allclose(got[name], each, rtol=1e-4, atol=1e-4)
+    session = compile_on_onednn(proto, executor=executor)
+    for _ in range(2):
+        got = session.run(feeds)
+        for name, each in want.items():
+            np.testing.assert_allclose(got[name], each, rtol=1e-4, atol=1e-4)

@@ -10,10 +10,7 @@ import pytest
 from penstock.backends.onednn.library import library
 from tests.backends.onednn.forced import check, one_node, refused
 
-pytestmark = [
-    pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3"),
-    pytest.mark.usefixtures("onednn_first"),
-]
+pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
 rng = np.random.default_rng(0)
 
