@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from penstock.frontends.load import load
     from penstock.limits import Limits
     from penstock.observers.base import Observer
+    from penstock.observers.nan_guard import NanGuard
     from penstock.observers.profile import Profile
+    from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
-    from penstock.observers.values import NanGuard, Ranges
     from penstock.session.session import Session, compile
     from penstock.session.stream import Signal, Stream
 
@@ -49,11 +50,11 @@ _HOMES = {
     "InvalidModel": "penstock.errors",
     "LimitExceeded": "penstock.errors",
     "Limits": "penstock.limits",
-    "NanGuard": "penstock.observers.values",
+    "NanGuard": "penstock.observers.nan_guard",
     "Observer": "penstock.observers.base",
     "PenstockError": "penstock.errors",
     "Profile": "penstock.observers.profile",
-    "Ranges": "penstock.observers.values",
+    "Ranges": "penstock.observers.ranges",
     "RunError": "penstock.errors",
     "Session": "penstock.session.session",
     "Signal": "penstock.session.stream",

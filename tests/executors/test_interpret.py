@@ -24,13 +24,13 @@ LOOP = """g (float[2] x, int64 n) => (float[2] y) {
 class TestInterpret(ExecutorConformance):
     executor = "interpret"
 
-    def test_runs_at_once_are_as_many_as_memory_allows(self):
+    def test_concurrent_runs_stay_within_the_limit_of_bytes(self):
         """It plans no memory, and so has no arenas to bound."""
         session = self.compile(model("g (float[4] x) => (float[4] y) { y = Neg(x) }"))
         session.run({"x": np.zeros(4, np.float32)})
         assert session.memory.arenas == 0
 
-    def test_observers_see_each_step_once_and_what_it_makes(self):
+    def test_observer_sees_each_step_once_with_its_outputs(self):
         """Also of nodes that other executors simplify away."""
         session, seen, trace = self.compile(model(LOOP)), Recorder(), ps.Trace()
         feeds = {"x": X, "n": np.array(3)}

@@ -22,7 +22,8 @@ import penstock as ps
 from penstock.executors import control as run_control
 from penstock.executors.control import CancelToken, Control, _Watchdog, begin_run, end_run
 from penstock.host import gc_pause, threads
-from penstock.host.threads import Workers, pool, run_on
+from penstock.host.threads import Workers, pool
+from tests.support.futures import run_on
 from tests.support.onnx_text import compile_text
 from tests.support.timing import wait_until
 
@@ -43,7 +44,7 @@ def feeds(n: int) -> dict[str, np.ndarray]:
 # The core budget.
 
 
-def test_the_budget_is_the_least_of_affinity_quota_and_openmp(monkeypatch):
+def test_core_budget_is_least_of_affinity_quota_and_openmp(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(threads, "_quota", lambda: None)
 
@@ -108,7 +109,7 @@ def failing_silently(monkeypatch) -> list[type[BaseException]]:
     return reported
 
 
-def test_jobs_run_in_the_order_in_which_they_were_queued():
+def test_jobs_run_in_order_of_submission():
     workers, order = Workers("test", 1), []
     for i in range(1000):
         workers.submit(partial(order.append, i))
@@ -116,7 +117,7 @@ def test_jobs_run_in_the_order_in_which_they_were_queued():
     assert order == list(range(1000))
 
 
-def test_threads_are_started_for_jobs_that_find_none_idle(workers, closed):
+def test_pool_starts_thread_when_none_is_idle(workers, closed):
     assert workers.threads == 0
     for _ in range(3):
         workers.submit(lambda: None)
@@ -126,7 +127,7 @@ def test_threads_are_started_for_jobs_that_find_none_idle(workers, closed):
     assert workers.threads == 2
 
 
-def test_there_are_never_more_threads_than_the_size(workers, closed):
+def test_pool_never_exceeds_its_size(workers, closed):
     busy(workers, closed, 2)
     done = threading.Semaphore(0)
     for _ in range(100):
@@ -139,7 +140,7 @@ def test_there_are_never_more_threads_than_the_size(workers, closed):
     assert workers.threads == 2
 
 
-def test_an_offer_is_refused_when_all_are_busy(workers, closed):
+def test_offer_to_busy_pool_is_refused(workers, closed):
     done = threading.Semaphore(0)
     busy(workers, closed, 1)
     assert workers.offer(done.release)  # by a second thread
@@ -157,7 +158,7 @@ def test_an_offer_is_refused_when_all_are_busy(workers, closed):
     assert not done.acquire(blocking=False), "what was refused never runs"
 
 
-def test_an_offer_is_refused_as_long_as_jobs_are_queued(workers, closed):
+def test_offer_is_refused_while_jobs_are_queued(workers, closed):
     busy(workers, closed, 2)
     queued = threading.Event()
     workers.submit(queued.set)
@@ -166,7 +167,7 @@ def test_an_offer_is_refused_as_long_as_jobs_are_queued(workers, closed):
     assert queued.wait(60)
 
 
-def test_of_many_offers_at_once_no_more_are_taken_than_there_are_workers(closed):
+def test_concurrent_offers_are_taken_once_per_worker(closed):
     workers, taken = Workers("test", 3), threading.Semaphore(0)
 
     def job() -> None:
@@ -181,7 +182,7 @@ def test_of_many_offers_at_once_no_more_are_taken_than_there_are_workers(closed)
     assert [taken.acquire(blocking=False) for _ in range(4)] == [True, True, True, False]
 
 
-def test_jobs_of_many_threads_all_run():
+def test_jobs_submitted_by_many_threads_all_run():
     workers, done = Workers("test", 4), []
     with ThreadPoolExecutor(8) as others:
         for i in range(8):
@@ -193,7 +194,7 @@ def test_jobs_of_many_threads_all_run():
     assert workers.threads <= 4
 
 
-def test_jobs_may_submit_and_offer_jobs(workers):
+def test_jobs_can_submit_and_offer_jobs(workers):
     done = threading.Semaphore(0)
 
     def job(depth: int) -> None:
@@ -207,7 +208,7 @@ def test_jobs_may_submit_and_offer_jobs(workers):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_a_job_that_fails_does_not_end_its_worker(workers, monkeypatch, error):
+def test_failing_job_does_not_end_its_worker(workers, monkeypatch, error):
     reported = failing_silently(monkeypatch)
 
     def job() -> None:
@@ -220,7 +221,7 @@ def test_a_job_that_fails_does_not_end_its_worker(workers, monkeypatch, error):
     assert workers.threads == 1
 
 
-def test_a_hook_that_fails_does_not_end_the_worker(workers, monkeypatch):
+def test_failing_excepthook_does_not_end_worker(workers, monkeypatch):
     def fail(*arguments: object) -> None:
         raise ValueError
 
@@ -231,7 +232,7 @@ def test_a_hook_that_fails_does_not_end_the_worker(workers, monkeypatch):
     assert workers.offer(lambda: None)
 
 
-def test_an_idle_worker_holds_nothing_of_its_last_job(workers):
+def test_idle_worker_keeps_no_reference_to_its_last_job(workers):
     class Large:
         pass
 
@@ -256,12 +257,12 @@ def test_idle_workers_use_no_processor_time():
     workers.close()
 
 
-def test_a_pool_needs_a_thread():
+def test_pool_without_threads_is_refused():
     with pytest.raises(ValueError, match="a pool of 0 threads"):
         Workers("test", 0)
 
 
-def test_a_pool_that_grows_starts_what_was_queued(closed):
+def test_growing_pool_starts_queued_jobs(closed):
     workers, done = Workers("test", 1), threading.Event()
     busy(workers, closed)
     workers.submit(done.set)
@@ -277,7 +278,7 @@ def test_a_pool_that_grows_starts_what_was_queued(closed):
     workers.close()
 
 
-def test_without_a_thread_to_start_jobs_wait_for_one_that_is_there(workers, closed, monkeypatch):
+def test_jobs_wait_when_no_thread_can_be_started(workers, closed, monkeypatch):
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -297,7 +298,7 @@ def test_without_a_thread_to_start_jobs_wait_for_one_that_is_there(workers, clos
     assert done.wait(60)
 
 
-def test_a_closed_pool_finishes_its_jobs_and_refuses_others(closed):
+def test_closed_pool_finishes_jobs_and_refuses_others(closed):
     workers, order, refused = Workers("test", 1), [], []
     closing = threading.Event()
 
@@ -323,7 +324,7 @@ def test_a_closed_pool_finishes_its_jobs_and_refuses_others(closed):
     workers.close()
 
 
-def test_a_pool_without_threads_can_be_closed():
+def test_pool_that_started_no_thread_can_be_closed():
     workers = Workers("test", 1)
     workers.close()
     assert not workers.offer(lambda: None)
@@ -332,7 +333,7 @@ def test_a_pool_without_threads_can_be_closed():
 # The pools of the process.
 
 
-def test_there_is_one_pool_of_each_name(monkeypatch):
+def test_pools_of_one_name_are_one(monkeypatch):
     monkeypatch.setattr(threads, "_POOLS", {})
     assert pool() is pool("host")
     assert pool().size == threads.core_budget()
@@ -343,7 +344,7 @@ def test_there_is_one_pool_of_each_name(monkeypatch):
     assert device.threads == 0
 
 
-def test_of_threads_that_ask_at_once_all_get_the_same_pool(monkeypatch):
+def test_concurrent_requests_get_the_same_pool(monkeypatch):
     monkeypatch.setattr(threads, "_POOLS", {})
     together = threading.Barrier(8)
 
@@ -355,7 +356,7 @@ def test_of_threads_that_ask_at_once_all_get_the_same_pool(monkeypatch):
         assert len(set(others.map(ask, range(8)))) == 1
 
 
-def test_there_are_no_more_threads_than_the_budget():
+def test_host_pool_has_as_many_threads_as_the_budget():
     session = loop()
     futures = [session.submit(feeds(3)) for _ in range(50)]
     assert all(future.result()["y"][0] == 8 for future in futures)
@@ -403,7 +404,7 @@ def test_a_future_that_runs_cannot_be_cancelled(workers, closed):
     assert future.result(60) == (None, True)
 
 
-def test_an_error_is_not_kept_by_itself(workers):
+def test_error_of_future_forms_no_reference_cycle(workers):
     def fail() -> None:
         raise ValueError
 
@@ -430,11 +431,12 @@ def end_of(program: str) -> str:
     return result.stdout
 
 
-def test_a_process_that_ends_finishes_what_was_submitted():
+def test_ending_process_finishes_submitted_jobs():
     # The first job runs, the others are queued, when the main thread is done.
     program = """
 import atexit, sys, threading
-from penstock.host.threads import Workers, pool, run_on
+from penstock.host.threads import Workers, pool
+from tests.support.futures import run_on
 write = sys.stdout.write  # one call for all: those of threads at once do not mix
 gate = threading.Event()
 atexit.register(gate.set)  # what was registered last is called first
@@ -447,10 +449,11 @@ future = run_on(pool(), lambda: (gate.wait(60), write("future ")))
     assert sorted(end_of(program).split()) == ["0", "1", "2", "3", "4", "future"]
 
 
-def test_a_process_that_ends_lets_jobs_use_the_pools_of_backends():
+def test_jobs_can_use_backend_pools_while_process_ends():
     program = """
 import atexit, threading
-from penstock.host.threads import pool, run_on
+from penstock.host.threads import pool
+from tests.support.futures import run_on
 device = pool("device", 1)
 device.submit(lambda: None)
 gate = threading.Event()
@@ -463,7 +466,7 @@ atexit.register(gate.set)
     assert end_of(program).split() == ["done"]
 
 
-def test_a_process_that_has_ended_refuses_jobs():
+def test_ended_process_refuses_jobs():
     program = """
 import atexit
 def late():
@@ -483,7 +486,7 @@ pool().submit(lambda: None)
     ]
 
 
-def test_idle_workers_do_not_keep_a_process():
+def test_idle_workers_do_not_keep_process_alive():
     program = "from penstock.host.threads import pool; pool().submit(print); pool('device', 2)"
     assert end_of(program) == "\n"
 
@@ -500,14 +503,14 @@ def watchdog(monkeypatch) -> _Watchdog:
     return made
 
 
-def test_runs_that_end_in_time_leave_little_behind(watchdog):
+def test_watchdog_drops_entries_of_ended_runs(watchdog):
     for _ in range(1000):
         end_run(begin_run(1000, None), 1000, None)
     assert not watchdog.timeouts
     assert len(watchdog.queue) < 100
 
 
-def test_ten_thousand_deadlines_at_once_take_no_longer_each(watchdog):
+def test_watchdog_scales_to_10_000_deadlines(watchdog):
     def seconds(n: int) -> float:
         start = time.perf_counter()
         for control in [begin_run(1000 + i % 7, None) for i in range(n)]:
@@ -520,7 +523,7 @@ def test_ten_thousand_deadlines_at_once_take_no_longer_each(watchdog):
     assert len(watchdog.queue) < 100
 
 
-def test_the_watchdog_is_woken_only_for_an_earlier_deadline(watchdog, monkeypatch):
+def test_watchdog_is_woken_only_for_an_earlier_deadline(watchdog, monkeypatch):
     woken = []
     monkeypatch.setattr(watchdog.changed, "notify", lambda: woken.append(True))
     for timeout in (5.0, 6.0, 4.0, 7.0):
@@ -528,7 +531,7 @@ def test_the_watchdog_is_woken_only_for_an_earlier_deadline(watchdog, monkeypatc
     assert len(woken) == 2
 
 
-def test_each_run_is_stopped_at_its_own_deadline():
+def test_each_run_stops_at_its_own_deadline():
     session = loop()
 
     def run(timeout: float) -> float:
@@ -544,13 +547,13 @@ def test_each_run_is_stopped_at_its_own_deadline():
 
 
 @pytest.mark.parametrize("timeout", [0, -1, -math.inf, math.nan])
-def test_no_time_at_all(timeout):
+def test_timeout_of_zero_or_less_stops_run_at_once(timeout):
     with pytest.raises(ps.DeadlineExceeded):
         loop().run(feeds(1), timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [math.inf, 1e300, threading.TIMEOUT_MAX * 2, 10**12])
-def test_all_the_time_in_the_world(timeout):
+def test_infinite_timeout_never_stops_run(timeout):
     session = loop()
     assert session.run(feeds(1), timeout=timeout)["y"][0] == 2
     # The thread that watches still does.
@@ -561,7 +564,7 @@ def test_all_the_time_in_the_world(timeout):
 # Cancellation.
 
 
-def test_the_first_to_stop_a_run_is_the_reason():
+def test_first_stop_of_run_wins():
     control = Control()
     control.set(ps.Cancelled("first"))
     control.set(ps.DeadlineExceeded("second"))
@@ -569,7 +572,7 @@ def test_the_first_to_stop_a_run_is_the_reason():
         control.stop()
 
 
-def test_a_token_is_cancelled_with_its_parent_and_not_the_other_way_round():
+def test_cancelling_parent_cancels_token_but_not_conversely():
     parent = CancelToken()
     children = [CancelToken(parent) for _ in range(2)]
     controls = [begin_run(None, child) for child in children]
@@ -582,7 +585,7 @@ def test_a_token_is_cancelled_with_its_parent_and_not_the_other_way_round():
     assert begin_run(None, CancelToken(parent)).stopped
 
 
-def test_a_token_forgets_runs_that_have_ended():
+def test_token_forgets_ended_runs():
     parent = CancelToken()
     child = CancelToken(parent)
     for control in [begin_run(None, child) for _ in range(10)]:
@@ -594,7 +597,7 @@ def test_a_token_forgets_runs_that_have_ended():
 # Garbage.
 
 
-def test_collection_is_paused_until_the_last_has_built_its_graph():
+def test_gc_is_paused_until_last_holder_leaves():
     assert gc.isenabled()
     with gc_pause.paused():
         with gc_pause.paused():
@@ -603,7 +606,7 @@ def test_collection_is_paused_until_the_last_has_built_its_graph():
     assert gc.isenabled()
 
 
-def test_collection_stays_off_where_it_was_off():
+def test_gc_stays_disabled_if_it_was():
     gc.disable()
     try:
         with gc_pause.paused():
@@ -613,7 +616,7 @@ def test_collection_stays_off_where_it_was_off():
         gc.enable()
 
 
-def test_what_was_built_is_old_and_goes_when_nobody_holds_it():
+def test_objects_built_during_gc_pause_are_old_and_freed():
     class Node:
         pass
 
@@ -629,7 +632,7 @@ def test_what_was_built_is_old_and_goes_when_nobody_holds_it():
     assert gone() is None
 
 
-def test_what_the_user_has_frozen_stays_frozen():
+def test_gc_pause_keeps_frozen_objects_frozen():
     gc.freeze()
     try:
         with gc_pause.paused():
@@ -658,7 +661,7 @@ def in_child(job: Callable[[], object]) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_runs_with_threads_of_its_own():
+def test_forked_child_runs_with_its_own_threads():
     session = loop()
     session.submit(feeds(1)).result()
     session.run(feeds(1), timeout=60)
@@ -678,7 +681,7 @@ def test_a_child_runs_with_threads_of_its_own():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_has_pools_without_threads_and_queued_jobs(closed):
+def test_forked_child_has_pools_without_threads_and_jobs(closed):
     workers, ran = Workers("test", 1), []
     busy(workers, closed)
     workers.submit(lambda: ran.append("queued"))
@@ -701,7 +704,7 @@ def test_a_child_has_pools_without_threads_and_queued_jobs(closed):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_is_forked_while_others_submit(closed):
+def test_fork_during_submit_is_safe(closed):
     """Whatever the parent's threads held at that moment, the child does not wait for it."""
     workers = Workers("test", 2)
 
@@ -723,7 +726,7 @@ def test_a_child_is_forked_while_others_submit(closed):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_job_may_fork(workers):
+def test_job_can_fork(workers):
     ran: list[str] = []
     queued = threading.Event()
 
@@ -740,7 +743,7 @@ def test_a_job_may_fork(workers):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_collects_garbage_though_its_parent_builds_a_graph():
+def test_forked_child_collects_garbage_while_parent_builds_graph():
     def job() -> None:
         assert gc.isenabled()
         assert loop().run(feeds(1))["y"][0] == 2

@@ -48,7 +48,7 @@ def arrows(svg: str) -> list[ElementTree.Element]:
     return [each for each in shapes(svg, "path") if each.get("marker-end")]
 
 
-def test_a_line_for_each_step_under_its_stream():
+def test_chart_text_lists_steps_under_their_stream():
     text = format_charts(compiled(DIAMOND).schedule(2))
     lines = text.splitlines()
     assert lines[0].startswith("plan 'g': 2 streams, 2 signals, ")
@@ -57,13 +57,13 @@ def test_a_line_for_each_step_under_its_stream():
     assert [line.strip() for line in lines if "stream" in line][1:] == ["stream 0", "stream 1"]
 
 
-def test_where_streams_do_not_pay_there_is_one():
+def test_chart_has_one_stream_when_streams_do_not_pay():
     (chart,) = compiled(DIAMOND).schedule()
     assert len(chart.streams) == 1 and not chart.signals
     assert chart.makespan == pytest.approx(chart.serial)
 
 
-def test_ranks_are_what_follows():
+def test_chart_ranks_are_times_of_following_chains():
     (chart,) = compiled(DIAMOND).schedule(2)
     rank = {bar.operation: bar.rank for stream in chart.streams for bar in stream}
     length = {b.operation: b.finish - b.start for stream in chart.streams for b in stream}
@@ -72,14 +72,14 @@ def test_ranks_are_what_follows():
     assert rank["Exp"] == pytest.approx(length["Sin"] + length["Neg"] + length["Add"])
 
 
-def test_blocks_with_streams_of_their_own_have_charts():
+def test_blocks_with_streams_have_charts():
     outer, body = compiled(LOOP).schedule(2)
     assert outer.name == "plan 'g'" and len(outer.streams) == 1
     assert body.name.startswith("body of Loop_0") and len(body.streams) == 2
     assert body.end == () or body.signals >= 1
 
 
-def test_a_device_is_named():
+def test_chart_names_device_of_stream():
     backend = DelayedBackend(operations={"Sin"})
     session = compiled(DIAMOND, backends=[backend, "numpy"], place={"Sin": "late"})
     (chart,) = session.schedule(4)
@@ -87,7 +87,7 @@ def test_a_device_is_named():
     assert "on late" in format_charts([chart])
 
 
-def test_a_bar_for_each_step_and_an_arrow_for_each_wait():
+def test_svg_has_bar_per_step_and_arrow_per_wait():
     found = compiled(DIAMOND).schedule(2)
     svg = draw_charts(found)
     assert len(bars(svg)) == 5
@@ -101,7 +101,7 @@ def test_a_bar_for_each_step_and_an_arrow_for_each_wait():
     assert len(lanes) == 2
 
 
-def test_an_arrow_begins_where_the_signal_is_emitted_and_ends_where_somebody_waits():
+def test_svg_arrow_leads_from_emit_to_wait():
     found = compiled(DIAMOND).schedule(2)
     svg = draw_charts(found)
     by_name = {bar.find(SVG + "title").text.split()[1].rstrip(","): bar for bar in bars(svg)}
@@ -116,7 +116,7 @@ def test_an_arrow_begins_where_the_signal_is_emitted_and_ends_where_somebody_wai
     assert start[1] < end[1]
 
 
-def test_names_from_files_are_text():
+def test_svg_escapes_names():
     model = model_from_text("g (float[2] x) => (float[2] y) { y = Exp(x) }")
     model.graph.node[0].name = '<script>&"'
     model.graph.name = "</svg><b>"
@@ -124,7 +124,7 @@ def test_names_from_files_are_text():
     assert "<script>" not in svg and len(bars(svg)) == 1
 
 
-def test_two_hundred_steps_have_room():
+def test_svg_has_room_for_200_steps():
     #  ten branches of twenty steps: most labels are there, and no bar is thinner than a pixel
     names = ["Sin", "Cos", "Exp", "Neg", "Abs"]
     body, ends = [], []
@@ -143,13 +143,13 @@ def test_two_hundred_steps_have_room():
     assert all(float(bar.get("width")) >= 1 for bar in bars(svg))
 
 
-def test_an_empty_plan_can_be_drawn():
+def test_svg_of_empty_plan():
     found = compiled("g (float[2] x) => (float[2] x) { }").schedule(2)
     assert not bars(draw_charts(found))
     assert format_charts(found).count("\n") == 1
 
 
-def test_what_runs_is_explained():
+def test_fused_operations_are_listed_in_chart():
     text = compiled(DIAMOND, executor="streams", max_streams=2).explain()
     assert "waits for signal 0" in text and "emits signal 1" in text
     session = compiled(LOOP, executor="streams", max_streams=2)

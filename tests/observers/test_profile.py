@@ -43,7 +43,7 @@ def compiled(text: str = DIAMOND, **options) -> ps.Session:
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_a_profile_adds_up_runs(executor):
+def test_profile_adds_up_runs(executor):
     session = compiled(executor=executor)
     profile = Profile()
     for _ in range(5):
@@ -60,13 +60,13 @@ def test_a_profile_adds_up_runs(executor):
     assert sum(seconds) == pytest.approx(profile.inside)
 
 
-def test_steps_in_a_loop_count_for_each_iteration_and_the_loop_not_at_all():
+def test_profile_counts_steps_of_loop_per_iteration():
     profile = Profile()
     compiled(LOOP).run({"x": X, "n": np.array(7)}, observers=[profile])
     assert {row.name: row.count for row in profile.by_operation()} == {"Neg": 7, "Exp": 7}
 
 
-def test_a_failed_run_leaves_nothing_half_done():
+def test_profile_of_failed_run_keeps_no_open_steps():
     session = compiled("g (float[3] x, int64[1] i) => (float[1] y) { a = Neg(x) y = Gather(a, i) }")
     profile = Profile()
     with pytest.raises(ps.RunError):
@@ -77,7 +77,7 @@ def test_a_failed_run_leaves_nothing_half_done():
     assert counts["Gather"] == 1
 
 
-def test_profiling_a_session_fills_the_table_for_every_backend():
+def test_session_profile_measures_every_backend():
     far = FarBackend("far", ["Exp", "Sin"])
     session = compiled(backends=["numpy", far], executor="dataflow")
     profile = session.profile({"x": X}, runs=3)
@@ -87,7 +87,7 @@ def test_profiling_a_session_fills_the_table_for_every_backend():
     assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
 
 
-def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
+def test_profile_keeps_backends_apart():
     #   both are of the host's memory, so that both run the very same nodes
     class Slow(NumpyBackend):
         name = "slow"
@@ -110,7 +110,7 @@ def test_what_a_node_takes_on_one_backend_says_nothing_of_another():
         assert cost_table().lookup(entry.step.backend, signature, threads) == entry.best
 
 
-def test_what_is_known_is_not_measured_again():
+def test_measured_nodes_are_not_measured_again():
     far = FarBackend("far", ["Exp", "Sin"])
     compiled(backends=["numpy", far]).run({"x": X})
     ran = far.ran.total()
@@ -126,7 +126,7 @@ def test_what_is_known_is_not_measured_again():
     assert second.ran.total() == on_far
 
 
-def test_what_cannot_run_on_the_values_at_hand_is_estimated():
+def test_nodes_that_fail_while_measured_are_estimated():
     far = FarBackend("far", ["Gather", "Neg"])
     text = "g (float[3] x, int64[1] i) => (float[1] y) { a = Neg(x) y = Gather(a, i) }"
     session = compiled(text, backends=["numpy", far])
@@ -135,7 +135,7 @@ def test_what_cannot_run_on_the_values_at_hand_is_estimated():
     assert session.run({"x": X, "i": np.array([1])})["y"] == -2
 
 
-def test_transfers_cost_by_bytes():
+def test_transfer_costs_are_interpolated_by_bytes():
     table = cost_table()
     table.record_transfer("numpy", "far", 1000, 1e-3)
     table.record_transfer("numpy", "far", 3000, 2e-3)
@@ -144,7 +144,7 @@ def test_transfers_cost_by_bytes():
     assert known.transfer("far", "numpy", 2000) > 0  # estimated
 
 
-def test_a_forecast_stays_between_its_bounds():
+def test_forecast_lies_between_bound_and_serial():
     session = compiled(shapes={"x": [3]})
     times = {"Exp": 1.0, "Neg": 2.0, "Sin": 3.0, "Add": 1.0}
     for workers, makespan in ((1, 7.0), (2, 5.0), (8, 5.0)):
@@ -157,7 +157,7 @@ def test_a_forecast_stays_between_its_bounds():
         session.forecast(0)
 
 
-def test_observers_of_a_profile_may_be_of_several_runs_at_once():
+def test_profile_observes_concurrent_runs():
     profile = Profile()
     session = compiled(shapes={"x": [3]})
     runs = [ObservedRun(session.plan, "linear") for _ in range(2)]
@@ -172,7 +172,7 @@ def test_observers_of_a_profile_may_be_of_several_runs_at_once():
     assert profile.entries[step.node, step.backend].count == 2
 
 
-def test_costs_are_measured_with_as_many_threads_as_they_are_kept_for(monkeypatch):
+def test_costs_are_measured_with_the_recorded_threads(monkeypatch):
     seen = []
     backend = NumpyBackend()
     monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: state[0]))
@@ -211,7 +211,7 @@ class OfCaller(NumpyBackend):
         return super().kernel(node, types) if node.op.name == "Neg" else None
 
 
-def test_beside_a_library_with_threads_of_the_caller_numpy_is_measured_with_one(monkeypatch):
+def test_numpy_beside_library_with_caller_threads_is_measured_with_one(monkeypatch):
     """As it runs there: of two sets of threads each waits, spinning, on the other's cores."""
     monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: 4))
     monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, threads: None)
@@ -225,7 +225,7 @@ def test_beside_a_library_with_threads_of_the_caller_numpy_is_measured_with_one(
     assert {key.split(",")[0] for key in machine["own"]["Neg"]} == {"1 threads", "4 threads"}
 
 
-def test_costs_are_measured_in_memory_that_is_planned():
+def test_costs_are_measured_in_planned_memory():
     """What allocates its results, or has them in another layout, takes longer than in most runs."""
     allocated = []
 
@@ -246,7 +246,7 @@ def test_costs_are_measured_in_memory_that_is_planned():
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "auto"])
-def test_costs_are_not_read_where_they_decide_nothing(executor, monkeypatch):
+def test_cost_table_is_not_read_when_costs_decide_nothing(executor, monkeypatch):
     def refuse():
         raise AssertionError("no decision needs the table")
 

@@ -263,7 +263,7 @@ def arrows(events: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 # One thread.
 
 
-def test_counts_are_of_steps_that_ended():
+def test_trace_counts_completed_steps():
     plan = planned(NESTED)
     trace = Trace()
     drive(plan, trace, np.ones(4, np.float32), 3, True)
@@ -284,7 +284,7 @@ def test_counts_are_of_steps_that_ended():
     }
 
 
-def test_nodes_are_counted_by_their_names():
+def test_trace_counts_nodes_by_name():
     model = model_from_text(
         """g (float[2] x) => (float[2] y) { [first] a = Exp(x) [second] y = Neg(a) }"""
     )
@@ -295,7 +295,7 @@ def test_nodes_are_counted_by_their_names():
     assert repr(trace) == "Trace(1 runs, 2 steps)"
 
 
-def test_a_run_holds_its_steps_and_control_flow_what_is_in_it():
+def test_trace_nests_steps_in_runs_and_control_flow():
     trace = Trace()
     drive(planned(NESTED), trace, np.ones(4, np.float32), 2, True)
     events = checked(trace)
@@ -320,7 +320,7 @@ def test_a_run_holds_its_steps_and_control_flow_what_is_in_it():
     assert len({e["tid"] for e in slices(events)}) == 1
 
 
-def test_slices_say_what_went_in_and_out():
+def test_trace_events_list_inputs_and_outputs():
     trace = Trace()
     drive(planned(CHAIN), trace, np.ones((2, 3), np.float32))
     exp, *_, mul = slices(checked(trace), "step")
@@ -331,7 +331,7 @@ def test_slices_say_what_went_in_and_out():
     assert mul["args"]["inputs"] == ["b: float32[3, 2]", "t: float32[3, 2]"]
 
 
-def test_shapes_are_those_of_the_call_and_nothing_else_is_kept():
+def test_trace_records_shapes_of_call_and_no_tensors():
     plan = planned("g (float[N] x) => (float[M] y) { a = NonZero(x) y = Cast<to = 1>(a) }")
     trace = Trace()
     x = np.array([0, 1, 1], np.float32)
@@ -344,7 +344,7 @@ def test_shapes_are_those_of_the_call_and_nothing_else_is_kept():
     assert not any(isinstance(part, np.ndarray) for part in held)
 
 
-def test_values_that_are_no_tensors_are_told_apart():
+def test_trace_describes_values_that_are_not_tensors():
     plan = planned(
         "g (float[2] x) => (int64 n) { s = SequenceConstruct(x, x) n = SequenceLength(s) }"
     )
@@ -354,7 +354,7 @@ def test_values_that_are_no_tensors_are_told_apart():
     assert made == [["s: 2 elements"], ["n: int64[]"]]
 
 
-def test_arrows_follow_values_through_views():
+def test_trace_arrows_follow_views():
     #  x -> Exp -> a -> (Transpose: no step) -> Neg -> b -> Mul <- t
     plan = planned(CHAIN)
     assert plan.views == 1
@@ -368,7 +368,7 @@ def test_arrows_follow_values_through_views():
     assert {e["name"] for e in events if e["ph"] == "s"} == {"t", "b"}
 
 
-def test_arrows_follow_values_into_loops_and_from_one_iteration_to_the_next():
+def test_trace_arrows_follow_carried_values():
     plan = planned(NESTED)
     trace = Trace()
     drive(plan, trace, np.ones(4, np.float32), 2, True)
@@ -383,7 +383,7 @@ def test_arrows_follow_values_into_loops_and_from_one_iteration_to_the_next():
     )
 
 
-def test_values_that_a_loop_swaps_come_from_before_it():
+def test_trace_arrows_of_swapped_values_come_from_before_the_loop():
     #  v, u = u, v: neither is made within, and each comes from the other
     plan = planned(
         """g (float[4] x, int64 n) => (float[4] y, float[4] z, float[M, 4] k) {
@@ -406,7 +406,7 @@ def test_values_that_a_loop_swaps_come_from_before_it():
     assert makers <= {label["a"], label["b"]}
 
 
-def test_scans_hand_their_inputs_to_their_bodies():
+def test_trace_arrows_follow_scan_inputs_into_body():
     plan = planned(
         """g (float[3, 4] x) => (float[3, 4] y) {
             a = Exp(x)
@@ -432,7 +432,7 @@ def test_scans_hand_their_inputs_to_their_bodies():
 # Time.
 
 
-def test_times_are_of_the_clock_and_in_microseconds(clock):
+def test_trace_times_are_in_microseconds(clock):
     plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     (neg,) = plan.steps
     run = ObservedRun(plan, "driven")
@@ -461,13 +461,13 @@ def test_times_are_of_the_clock_and_in_microseconds(clock):
 
 
 @given(st.integers(0, 10**15))
-def test_readers_find_every_nanosecond_again(time):
+def test_trace_times_keep_every_nanosecond(time):
     us = trace_module._microseconds(time)
     assert ns(us) == time
     assert us == pytest.approx(time / 1000, rel=1e-15)
 
 
-def test_steps_of_no_duration_keep_their_order(clock):
+def test_trace_keeps_order_of_steps_without_duration(clock):
     plan = planned(NESTED)
     trace = Trace()
     drive(plan, trace, np.ones(4, np.float32), 2, True)  # the clock stands still
@@ -477,7 +477,7 @@ def test_steps_of_no_duration_keep_their_order(clock):
     ]
 
 
-def test_memory_is_counted_over_all_runs(clock):
+def test_trace_counts_memory_over_all_runs(clock):
     plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     trace = Trace()
     first, second = ObservedRun(plan, "a"), ObservedRun(plan, "b")
@@ -496,7 +496,7 @@ def test_memory_is_counted_over_all_runs(clock):
 # Runs that fail, and traces that end early.
 
 
-def test_what_was_under_way_when_a_run_failed_is_there_and_marked(clock):
+def test_trace_marks_steps_in_progress_when_run_fails(clock):
     plan = planned(NESTED)
     a, loop = plan.steps[:2]
     add = loop.blocks[0].steps[0]
@@ -522,7 +522,7 @@ def test_what_was_under_way_when_a_run_failed_is_there_and_marked(clock):
     assert sum(trace.counts.values()) == 1
 
 
-def test_an_error_is_told_by_its_text_and_not_kept():
+def test_trace_keeps_text_of_error_only():
     plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     trace = Trace()
     drive_failing(plan, trace)
@@ -539,7 +539,7 @@ def drive_failing(plan: Plan, observer: Observer) -> None:
     observer.run_end(run, ZeroDivisionError("at 1/0"))
 
 
-def test_a_trace_can_be_looked_at_while_runs_go_on():
+def test_trace_can_be_read_during_runs():
     plan = planned(CHAIN)
     run = ObservedRun(plan, "driven")
     trace = Trace()
@@ -550,7 +550,7 @@ def test_a_trace_can_be_looked_at_while_runs_go_on():
     assert whole["args"]["state"] == step["args"]["state"] == "not ended"
 
 
-def test_a_trace_of_nothing_is_one():
+def test_empty_trace_is_valid():
     assert checked(Trace()) == [
         {
             "ph": "M",
@@ -562,7 +562,7 @@ def test_a_trace_of_nothing_is_one():
     assert Trace().counts == {}
 
 
-def test_what_began_before_a_trace_was_cleared_does_not_disturb_it():
+def test_trace_ignores_ends_of_cleared_events():
     plan = planned(CHAIN)
     run = ObservedRun(plan, "driven")
     trace = Trace()
@@ -587,7 +587,7 @@ def test_what_began_before_a_trace_was_cleared_does_not_disturb_it():
 # Several threads.
 
 
-def test_runs_at_once_share_a_trace():
+def test_trace_records_concurrent_runs():
     plan = planned(NESTED)
     trace = Trace()
     start = threading.Barrier(4)
@@ -613,7 +613,7 @@ def test_runs_at_once_share_a_trace():
 TWO = """g (float[4] x) => (float[4] y) { a = Exp(x) b = Sin(x) y = Add(a, b) }"""
 
 
-def test_steps_stand_on_the_tracks_of_their_threads(clock, threads):
+def test_trace_puts_steps_on_tracks_of_their_threads(clock, threads):
     plan = planned(TWO)
     exp, sin, add = plan.steps
     x = np.ones(4, np.float32)
@@ -643,7 +643,7 @@ def test_steps_stand_on_the_tracks_of_their_threads(clock, threads):
     assert ready == [(0.1, 1), (0.1, 2), (1, 1), (1.5, 0), (4, 1), (5, 0)]
 
 
-def test_a_loop_that_ends_on_another_thread_has_a_track_of_its_own(clock, threads):
+def test_trace_puts_loop_that_changes_thread_on_own_track(clock, threads):
     #  one:  Loop begins .. Exp, which is not in it ..
     #  two:                                 .. Add, in the loop .. Loop ends
     plan = planned(NESTED)
@@ -671,7 +671,7 @@ def test_a_loop_that_ends_on_another_thread_has_a_track_of_its_own(clock, thread
     assert of == {None: "one (2)", "Loop": "one (3)", "Exp": "one", "Add": "two"}
 
 
-def test_work_for_another_run_does_not_stand_within_a_step(clock):
+def test_trace_keeps_steps_of_other_runs_out_of_a_step(clock):
     plan = planned(NESTED)
     exp, loop, _ = plan.steps
     x = np.ones(4, np.float32)
@@ -692,7 +692,7 @@ def test_work_for_another_run_does_not_stand_within_a_step(clock):
     assert len({e["tid"] for e in slices(events)}) == 2
 
 
-def test_iterations_at_once_are_told_apart_by_their_threads(clock, threads):
+def test_trace_matches_concurrent_iterations_by_thread(clock, threads):
     plan = planned(NESTED)
     add = plan.steps[1].blocks[0].steps[0]
     x = np.ones(4, np.float32)
@@ -717,7 +717,7 @@ PLAN = planned(NESTED)
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_any_course_of_events_makes_a_trace(data):
+def test_trace_of_any_order_of_events_is_valid(data):
     """Steps of several runs begin and end in any order, on any threads, at any times."""
     trace = Trace()
     steps = list(PLAN.walk())
@@ -761,7 +761,7 @@ def test_any_course_of_events_makes_a_trace(data):
 
 
 @pytest.mark.parametrize("name", ['say "#"\\', "é\n\t\0", "\ud800", "NaN", "a.b[0]", "{"])
-def test_any_name_is_written(tmp_path, name):
+def test_trace_writes_any_name(tmp_path, name):
     plan = planned(CHAIN)
     for step in plan.steps:
         step.node.name = name
@@ -784,7 +784,7 @@ def test_any_name_is_written(tmp_path, name):
     assert trace.counts == {name: 3}
 
 
-def test_recording_is_cheap():
+def test_recording_a_trace_is_cheap():
     """Counted, not timed: a step is two records of a fixed size, whatever its tensors hold."""
     plan = planned(CHAIN)
     trace = Trace()

@@ -1,6 +1,7 @@
-"""What a forked child must make anew: it has its parent's memory, but none of its other threads.
+"""State that a forked child must reset: it has its parent's memory, but only the calling thread.
 
-A lock that one of them held stays locked there, and what it was about to give back never comes.
+A lock that another thread of the parent held stays locked in the child, and resources that such a
+thread was using are never returned.
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from typing import Protocol
 
 
 class Forkable(Protocol):
-    """Something with locks, or counts of what threads hold."""
+    """An object with locks, or with counts of resources that threads hold."""
 
     def forked(self) -> None:
-        """Become as if no thread but the calling one had ever been."""
+        """Reset the state to that of a process whose only thread is the calling one."""
         ...
 
 
 def in_child(function: Callable[[], None]) -> Callable[[], None]:
-    """Have ``function`` called in every child; a decorator."""
+    """Call ``function`` in every forked child; a decorator."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function
 
 
-def renewed(each: Forkable) -> None:
-    """Have ``each.forked()`` called in every child, as long as somebody holds it."""
-    _EACH.add(each)
+def renewed(state: Forkable) -> None:
+    """Call ``state.forked()`` in every forked child, as long as ``state`` is alive."""
+    _STATES.add(state)
 
 
-_EACH: weakref.WeakSet[Forkable] = weakref.WeakSet()
+_STATES: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 @in_child
 def _renew() -> None:
-    for each in list(_EACH):
-        each.forked()
+    for state in list(_STATES):
+        state.forked()

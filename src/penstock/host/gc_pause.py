@@ -1,4 +1,4 @@
-"""Garbage collection while graphs are built."""
+"""Pause garbage collection while graphs are built."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _was_enabled = False
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No cyclic garbage collection meanwhile.
+    """Pause cyclic garbage collection.
 
-    Building a graph allocates hundreds of thousands of objects that all stay. Python's collector
-    would walk them again and again: a quarter of the time to compile a graph of 100,000 nodes. In
-    the end they are old, as after many collections, and wait for a full one.
+    Building a graph allocates hundreds of thousands of objects that all stay alive. Python's
+    collector would walk them repeatedly, which takes a quarter of the time to compile a graph of
+    100,000 nodes. At the end of the pause, all objects belong to the oldest generation, as they
+    would after many collections.
     """
     global _holders, _was_enabled
     with _LOCK:
@@ -39,15 +40,15 @@ def paused() -> Iterator[None]:
 
 
 def _age() -> None:
-    """Make all objects old, without a walk over them."""
-    if not gc.get_freeze_count():  # or what the user has frozen would thaw
+    """Move all objects to the oldest generation without walking them."""
+    if not gc.get_freeze_count():  # or objects that the user froze would thaw
         gc.freeze()
         gc.unfreeze()
 
 
 @in_child
-def _forget() -> None:
-    """After a fork the child has none of its parent's threads, and nobody who builds a graph."""
+def _reset_in_child() -> None:
+    """A forked child has none of its parent's threads, so nothing holds the pause."""
     global _holders, _LOCK
     _LOCK = threading.Lock()
     if _holders and _was_enabled:

@@ -1,9 +1,9 @@
-"""Memory that runs ask for again and again, kept in the process.
+"""Keep freed memory in the process, since every run allocates its outputs anew.
 
-The outputs of a run are new arrays. With glibc, each of more than 128 KiB is a mapping of its own
-at first: the system clears its pages, and takes them back when the caller lets go of it. For a
-network of 3 ms whose result has 600 KiB this is a sixth of a run. The bound rises when a mapping is
-given back, to its size (``mallopt``, M_MMAP_THRESHOLD), and what was given back then serves again.
+With glibc, an array of more than 128 KiB is a mapping of its own at first: the system clears its
+pages, and takes them back when the array is freed. For a network of 3 ms with an output of 600 KiB
+this takes a sixth of a run. glibc raises the threshold to the size of a mapping when that is freed
+(``mallopt``, M_MMAP_THRESHOLD); from then on, freed memory of up to that size is reused.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cache
 
 import numpy as np
 
-# A little less than where the bound ends to rise.
+# Slightly below the maximum of the threshold.
 _LARGEST = (32 << 20) - (1 << 16)
 
 
 @cache
 def keep_memory() -> None:
-    """Let what is freed, up to 32 MiB at once, serve later arrays. Touches no memory."""
+    """Reuse freed blocks of up to 32 MiB for later arrays. Touches no memory."""
     np.empty(_LARGEST, np.uint8)

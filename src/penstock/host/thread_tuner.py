@@ -1,30 +1,29 @@
-"""How many threads the kernels of a plan had best use: as many as its runs have shown.
+"""The number of threads for the kernels of a plan, chosen by the times of its runs.
 
-More are not always faster: where kernels are short, they cost more than they bring, and where other
-processes use the machine, a kernel waits for the thread that comes last, however many there are.
+More threads are not always faster: short kernels do not pay for them, and while other processes use
+the machine, a kernel waits for the slowest of its threads.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-# Runs that one number of threads is judged by; the fastest counts, as others disturb the rest.
+# Runs by which a thread count is judged; the fastest counts, as other processes disturb the rest.
 _JUDGED = 5
 _TRIED = 3
-# Runs between two trials: fewer after a change, more while all stays as it is.
+# Runs between two trials: the minimum after a change, doubled up to the maximum while none.
 _FEWEST, _MOST = 64, 4096
-# A run that takes so many times as long as usual asks for another trial, but not at once.
+# A run this many times slower than usual triggers a trial, but not within _PATIENCE runs.
 _SLOW = 1.4
 _PATIENCE = 16
-# One thread must be so much faster than several, of which each has what it needs in its own cache.
+# One thread is chosen only if faster by this factor: several have more cache between them.
 _MARGIN = 0.97
 
 
 class ThreadTuner:
-    """One thread or ``most``, of which the faster is used and the other tried now and then.
+    """Chooses between one thread and ``most``: uses the faster, tries the other now and then.
 
-    Any number of runs may use it at once; that one of them may miss what another has just found
-    does no harm.
+    Concurrent runs may share a tuner without a lock: a lost update only delays a decision.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,12 +34,12 @@ class ThreadTuner:
             most: deque(maxlen=_JUDGED),
         }
         self._usual = 0.0
-        self._left = _TRIED + 1  # runs until the next trial, or of a trial
+        self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
         self._trying = False
         self._interval = _FEWEST
 
     def threads(self) -> int:
-        """How many threads the next run gets."""
+        """The thread count for the next run."""
         return self._other if self._trying else self._now
 
     @property
@@ -48,7 +47,7 @@ class ThreadTuner:
         return 1 if self._now != 1 else self.most
 
     def took(self, threads: int, seconds: float) -> None:
-        """A run with so many threads has taken so long."""
+        """Note that a run with ``threads`` threads has taken ``seconds``."""
         times = self._times.get(threads)
         if times is None:
             return
@@ -61,7 +60,7 @@ class ThreadTuner:
             self._begin()
 
     def _slow(self, times: deque[float]) -> bool:
-        """Whether runs take longer than they did, some time after the last trial."""
+        """Whether runs have become slower since the last trial."""
         late = self._left < self._interval - _PATIENCE and len(times) == _JUDGED
         return late and 0 < _SLOW * self._usual < min(times)
 
@@ -70,7 +69,7 @@ class ThreadTuner:
         self._trying, self._left = True, _TRIED
 
     def _judge(self) -> None:
-        """The end of a trial: the faster one is used from now on."""
+        """End a trial: use the faster thread count from now on."""
         one, several = (min(self._times[n], default=0.0) for n in (1, self.most))
         better = 1 if one < _MARGIN * several else self.most
         self._interval = min(2 * self._interval, _MOST) if better == self._now else _FEWEST

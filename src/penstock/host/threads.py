@@ -1,4 +1,4 @@
-"""The one core budget of the process, and the threads that serve it."""
+"""The core budget of the process, and its pools of worker threads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from penstock.host.fork import in_child
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 Job = Callable[[], object]
@@ -28,9 +27,9 @@ HOST = "host"
 
 @cache
 def core_budget() -> int:
-    """How many cores this process may keep busy.
+    """The number of cores that this process may keep busy.
 
-    The least of its affinity, its cgroup's CPU quota and ``OMP_NUM_THREADS``.
+    The least of its CPU affinity, its cgroup's CPU quota and ``OMP_NUM_THREADS``.
     """
     try:
         cores = len(os.sched_getaffinity(0))
@@ -66,14 +65,14 @@ def _omp() -> int | None:
 class Workers:
     """Up to ``size`` threads that run jobs, each started when there is a job and none is idle.
 
-    A job is a function without arguments, and sees to its own results and errors: one that raises
-    is reported as ``threading.excepthook`` reports a thread, and costs the worker nothing. Idle
-    workers block, and stay until ``close`` or the end of the process, which waits for jobs that run
-    or are queued. A forked child has the pool without its threads and its queued jobs.
+    A job is a function without arguments that handles its own results and errors; if it raises, the
+    exception is reported through ``threading.excepthook``, and the worker goes on. Idle workers
+    block, and live until ``close`` or the end of the process, which waits for running and queued
+    jobs. A forked child has the pool without its threads and its queued jobs.
 
-    Instead of ``concurrent.futures.ThreadPoolExecutor``, because of ``offer``: who looks for help
-    learns at once that nobody is idle, and leaves no stale job behind. Nor does it make a future
-    for a job that needs none. Methods may be called from any thread, jobs included.
+    ``concurrent.futures.ThreadPoolExecutor`` has no ``offer``: a caller looking for help learns at
+    once that no worker is idle, and leaves no stale job behind. Nor are futures created for jobs
+    that need none. All methods are thread-safe, and may be called by jobs.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -89,26 +88,26 @@ class Workers:
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # Idle workers less queued jobs. Counted here, because neither the queue nor the threads
-        # can be asked whether somebody is about to take the job that was queued last.
+        # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
+        # tell whether a worker is about to take the job that was queued last.
         self._free = 0
         self._closing = False
 
     @property
     def threads(self) -> int:
-        """How many threads were started."""
+        """The number of threads that were started."""
         return len(self._threads)
 
     def has(self, thread: threading.Thread) -> bool:
-        """Whether a thread is one of these."""
+        """Whether ``thread`` belongs to the pool."""
         return thread in self._threads
 
     def submit(self, job: Job) -> None:
-        """Queue ``job``; jobs start in the order in which they were queued.
+        """Queue ``job``; jobs start in the order of submission.
 
         Raises:
-            RuntimeError: the pool is closed, or the process ends; the system has not even one
-                thread for this pool.
+            RuntimeError: the pool is closed, the process is ending, or the system cannot start even
+                one thread.
         """
         with self._lock:
             if self._refuses():
@@ -119,7 +118,7 @@ class Workers:
             self._jobs.put(job)
 
     def offer(self, job: Job) -> bool:
-        """Whether a worker was idle, or could be started, and so has ``job``; never queues it."""
+        """Whether a worker was idle or could be started, and runs ``job``; never queues it."""
         with self._lock:
             if self._refuses() or (self._free <= 0 and not self._start()):
                 return False
@@ -128,17 +127,17 @@ class Workers:
             return True
 
     def grow(self, size: int) -> None:
-        """Allow ``size`` threads, if that is more than now; queued jobs get theirs at once."""
+        """Raise the maximum to ``size`` threads; start those that queued jobs need at once."""
         with self._lock:
             self.size = max(self.size, size)
             while self._free < 0 and self._start():
                 pass
 
     def close(self) -> None:
-        """End all threads, after the jobs that run or are queued, and those that these queue.
+        """End all threads after running and queued jobs, and the jobs that these submit.
 
-        Jobs that others submit from now on are refused. Not to be called by a job of the pool,
-        which would wait for itself.
+        Jobs from other threads are refused from now on. A job of the pool must not call this: it
+        would wait for itself.
         """
         with self._lock:
             if not self._closing:
@@ -148,12 +147,12 @@ class Workers:
         for thread in threads:
             thread.join()
 
-    # All that follows runs with the lock held, but for _work.
+    # Called with the lock held, except for _work.
 
     def _refuses(self) -> bool:
         if not self._closing:
             return False
-        # Until the last is idle, what a job needs of its own pool is part of that job.
+        # Jobs submitted by a job belong to it, and are accepted until the last worker is idle.
         return self._free == len(self._threads) or threading.current_thread() not in self._threads
 
     def _start(self) -> bool:
@@ -163,13 +162,13 @@ class Workers:
             target=self._work,
             args=(self._jobs,),
             name=f"penstock-{self.name}-{len(self._threads)}",
-            # The interpreter waits for other threads before it calls what atexit has, and would
-            # wait for idle workers for good.
+            # Python joins threads that are not daemons before it calls atexit handlers, and would
+            # wait for idle workers forever.
             daemon=True,
         )
         try:
             thread.start()
-        except RuntimeError:  # the system has no more threads, or the interpreter is at its end
+        except RuntimeError:  # the system has no more threads, or Python is shutting down
             return False
         self._threads.append(thread)
         self._free += 1
@@ -186,9 +185,9 @@ class Workers:
                 job()
             except BaseException:
                 report_thread_exception()
-            del job  # nor what it holds: the next one may come in an hour, or never
+            del job  # with all that it refers to: the next job may never come
             if jobs is not self._jobs:
-                return  # the job forked, and this is the child, to which the queue means nothing
+                return  # the job forked, and this is the child, which has a new queue
             with self._lock:
                 self._free += 1
                 if self._closing:
@@ -196,13 +195,13 @@ class Workers:
 
 
 def report_thread_exception() -> None:
-    """Report the exception at hand, as that of a thread. A hook that fails is not heard of: it must
-    not take a worker with it."""
+    """Report the current exception through ``threading.excepthook``. Errors of the hook are
+    suppressed, so that the calling thread survives."""
     with suppress(BaseException):
-        kind, error, trace = sys.exc_info()
-        assert kind is not None
+        error_type, error, trace = sys.exc_info()
+        assert error_type is not None
         thread = threading.current_thread()
-        threading.excepthook(threading.ExceptHookArgs((kind, error, trace, thread)))
+        threading.excepthook(threading.ExceptHookArgs((error_type, error, trace, thread)))
 
 
 _LOCK = threading.RLock()
@@ -211,32 +210,23 @@ _POOLS: dict[str, Workers] = {}
 
 
 def pool(name: str = HOST, size: int | None = None) -> Workers:
-    """The pool of that name, one for the process, made when it is first asked for.
+    """The pool named ``name`` of this process, created on first use.
 
-    ``size`` is the number of its threads, as many as the core budget if not given: so many keep
-    the cores busy. Backends whose threads wait for a device may ask for more. A pool that is there
-    grows to the largest size that was asked for, and never shrinks.
+    ``size`` is the maximum number of its threads, by default the core budget. Backends whose
+    threads wait for a device may ask for more. An existing pool grows to the largest size asked
+    for, and never shrinks.
     """
     size = core_budget() if size is None else size
     with _LOCK:
-        found = _POOLS.get(name)
-        if found is None:
-            found = _POOLS[name] = Workers(name, size)
-    found.grow(size)
-    return found
-
-
-def run_on(
-    workers: Workers, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
-) -> Future[T]:
-    """The future of ``function(*arguments, **options)``, submitted to ``workers``."""
-    future: Future[T] = Future()
-    workers.submit(partial(fulfil, future, partial(function, *arguments, **options)))
-    return future
+        workers = _POOLS.get(name)
+        if workers is None:
+            workers = _POOLS[name] = Workers(name, size)
+    workers.grow(size)
+    return workers
 
 
 def fulfil(future: Future[T], function: Callable[[], T]) -> None:
-    """Give ``future`` what ``function`` returns or raises, unless it was cancelled."""
+    """Set ``future`` to the result or the exception of ``function``, unless it was cancelled."""
     try:
         if future.set_running_or_notify_cancel():
             try:
@@ -246,14 +236,14 @@ def fulfil(future: Future[T], function: Callable[[], T]) -> None:
             else:
                 future.set_result(result)
     finally:
-        # An error holds this frame, and must not find itself again in it: such a circle, with all
-        # that a failed run holds, would stay until the next collection of garbage.
+        # The error refers to this frame; a reference back to it would be a cycle, which keeps all
+        # objects of a failed run alive until the next garbage collection.
         del future
 
 
 def _finish() -> None:
-    """Let what was submitted come to its end. What runs for a session may still hand work to
-    pools of backends, and so comes first."""
+    """Finish all submitted jobs. The host's pool is first: its jobs may submit to the pools of
+    backends."""
     with _LOCK:
         pools = sorted(_ALL, key=lambda workers: workers.name != HOST)
     for workers in pools:
@@ -261,8 +251,8 @@ def _finish() -> None:
 
 
 @in_child
-def _forget() -> None:
-    """After a fork the child has none of its parent's threads."""
+def _reset_in_child() -> None:
+    """A forked child has none of its parent's threads."""
     global _LOCK
     _LOCK = threading.RLock()
     for workers in _ALL:

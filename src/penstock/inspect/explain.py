@@ -1,4 +1,10 @@
-"""Plans as text: what runs, in which order, and where each value lives."""
+"""Plans as text: steps in their order, and the memory of each value.
+
+A line has the number of a step, its outputs with their memory and types, its operation, its inputs
+with their memory, and its origin; ``@`` is an offset in the arena::
+
+    1 a @0 float32[8] = Conv+Relu(x <input>, w <constant>)  # Conv_0 in model.onnx
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,10 @@ from penstock.plan.tasks import Tasks
 
 
 def format_plan(plan: StepTable, arena_plan: ArenaPlan | None, tasks: Tasks | None = None) -> str:
-    """A plan and its memory, a line a step; offsets are bytes from the start of the arena.
+    """A plan with a line for each step; offsets are in bytes from the start of the arena.
 
-    With ``tasks``, steps stand under their tasks, the more urgent first. Without an ``arena_plan``
-    neither an order nor memory is planned.
+    With ``tasks``, steps are listed under their tasks, the most urgent first. Without an
+    ``arena_plan``, neither an order nor memory is planned.
     """
     memory = "no order and no arena planned"
     if arena_plan is not None:
@@ -81,9 +87,9 @@ class _Formatter:
     def signals(
         self, what: str, of: Mapping[Step, Sequence[int]], step: Step, depth: int
     ) -> Iterator[str]:
-        found = of.get(step)
-        if found:
-            yield f"{'  ' * depth}     {what} signal {', '.join(map(str, found))}"
+        numbers = of.get(step)
+        if numbers:
+            yield f"{'  ' * depth}     {what} signal {', '.join(map(str, numbers))}"
 
     def step(self, step: Step, depth: int) -> str:
         self.number += 1
@@ -91,8 +97,8 @@ class _Formatter:
         inputs = ", ".join(self.slot(i, typed=False) for i in step.inputs)
         extra = ""
         if step.workspace >= 0:
-            kind = self.plan.slots[step.workspace].type
-            extra = f" workspace {self.where(step.workspace)} {kind}"
+            workspace = self.plan.slots[step.workspace].type
+            extra = f" workspace {self.where(step.workspace)} {workspace}"
         origin = step.node.origin or step.node.name
         number = f"{self.number:>4} "
         call = f"{format_operation(step.node)}({inputs})"
@@ -105,7 +111,7 @@ class _Formatter:
         return f"{slot.name} {self.where(index)}{f' {slot.type}' if typed else ''}"
 
     def where(self, index: int) -> str:
-        """Where the value of a slot lives: ``@offset`` in the arena, constant, or dynamic."""
+        """The memory of a slot: ``@offset`` in the arena, constant, or dynamic."""
         slot = self.plan.slots[index]
         if slot.kind is SlotKind.ARENA:
             return f"@{self.offsets[index]}"
@@ -115,7 +121,7 @@ class _Formatter:
 
 
 def block_names(step: Step) -> Sequence[str]:
-    """What the blocks of a step are called: a file may have branches in any order, a step not."""
+    """The names of a step's blocks, in the order of the step (which need not be the file's)."""
     return ("body",) if len(step.blocks) == 1 else ("then_branch", "else_branch")
 
 
@@ -129,5 +135,5 @@ def format_bytes(n: float) -> str:
 
 
 def format_operation(node: Node) -> str:
-    """What a step does: of a fused node, all that it is made of."""
+    """The operation of a step; for a fused node, those of all its parts."""
     return "+".join([part.op.name for part in parts(node)])

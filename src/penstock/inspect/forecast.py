@@ -1,4 +1,4 @@
-"""What a plan would take on a machine with some number of workers, by a simulated schedule."""
+"""The simulated time of a plan on a number of workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from penstock.plan.tasks import dependencies
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds: ``serial`` on one worker, ``makespan`` on ``workers``, ``critical_path`` of the
-    longest chain of steps; no schedule beats ``bound``, max(critical path, serial / workers). What
-    handing over costs, and that cores share memory, is left out."""
+    """Seconds of a plan: ``serial`` on one worker, ``makespan`` on ``workers``.
+
+    ``critical_path`` is the time of the longest chain of steps. No schedule is shorter than
+    ``bound``, max(critical path, serial / workers). Hand-overs between threads and shared memory
+    bandwidth are not simulated.
+    """
 
     workers: int
     serial: float
@@ -50,10 +53,10 @@ def check_static(plan: StepTable) -> None:
 
 
 def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
-    """Simulate the steps of ``plan``, of which an If or a loop is one, on so many workers.
+    """Simulate the outermost steps of ``plan`` on ``workers``; an If or a loop counts as one step.
 
-    ``seconds(step)`` is what a step with a kernel takes. Raises ``ValueError`` for no workers, and
-    ``Unsupported`` as ``check_static`` does.
+    ``seconds(step)`` is the cost of a step with a kernel. Raises ``ValueError`` if there are no
+    workers, and ``Unsupported`` as ``check_static`` does.
     """
     check_static(plan)
     if workers < 1:
@@ -61,7 +64,7 @@ def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     whole = ClusteredGrouping(plan, seconds, 1)
     dag = dependencies(plan.slots, plan.steps)
     single = [whole.seconds(step) for step in plan.steps]
-    cost = [[each] for each in single]
+    cost = [[seconds] for seconds in single]
     return Forecast(
         workers,
         sum(single),

@@ -1,4 +1,4 @@
-"""Static schedules for people: as text, as plain data, and drawn as a Gantt chart in SVG."""
+"""Static schedules as text, as data classes, and as Gantt charts in SVG."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from penstock.plan.streams import StreamSchedules
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A step on its stream: times in seconds from the beginning of its block, simulated; ``rank``
-    is what the longest chain of steps takes that follows it. Signals are those of the block."""
+    """A step on its stream.
+
+    Times are simulated, in seconds from the beginning of the block. ``rank`` is the time of the
+    longest chain of steps that follow. ``waits`` and ``emits`` are signals of the block.
+    """
 
     number: int
     operation: str
@@ -29,9 +32,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A block: ``streams`` have the steps of each, ``devices`` where each is, "" for the host;
-    ``begin`` are those that begin with the first, ``end`` signals that it waits for at the end.
-    ``serial`` is what the block takes on one stream."""
+    """The schedule of a block.
+
+    ``streams`` has the steps of each stream, ``devices`` the device of each, "" for the host.
+    ``begin`` are the streams that begin with stream 0, ``end`` the signals that stream 0 waits for
+    at the end. ``serial`` is the time of the block on one stream, in seconds.
+    """
 
     name: str
     streams: tuple[tuple[Bar, ...], ...]
@@ -44,7 +50,7 @@ class Chart:
 
     @property
     def title(self) -> str:
-        """What it is, in a line."""
+        """A heading for the chart."""
         count = len(self.streams)
         streams = f"{count} stream{'' if count == 1 else 's'}"
         signals = f"{self.signals} signal{'' if self.signals == 1 else 's'}"
@@ -59,17 +65,17 @@ def microseconds(seconds: float) -> str:
 
 
 def charts(plan: StepTable, schedules: StreamSchedules) -> list[Chart]:
-    """The plan's own block, and those inside of it that have streams of their own."""
+    """Charts of the plan's outermost block, and of inner blocks that have streams of their own."""
     return list(_charts(plan.steps, f"plan {plan.name!r}", schedules, 0))
 
 
 def _charts(
     steps: Sequence[Step], name: str, schedules: StreamSchedules, depth: int
 ) -> Iterator[Chart]:
-    found = schedules.of(steps)
-    schedule = found.schedule
+    block = schedules.of(steps)
+    schedule = block.schedule
     cost = [schedules.seconds(step) for step in steps]
-    rank = ranks(found.dag, cost)
+    rank = ranks(block.dag, cost)
     number = {i: k for k, i in enumerate(schedule.order, 1)}
 
     def bar(i: int) -> Bar:
@@ -78,8 +84,8 @@ def _charts(
             number[i],
             format_operation(node),
             node.origin or node.name,
-            found.start[i],
-            found.finish[i],
+            block.start[i],
+            block.finish[i],
             rank[i],
             schedule.waits[i],
             schedule.emits[i],
@@ -92,21 +98,21 @@ def _charts(
         schedule.n_signals,
         schedule.begin,
         schedule.end,
-        found.makespan,
+        block.makespan,
         sum(cost),
     )
     for i in schedule.order:
         step = steps[i]
         if step.control and schedules.expands(step):
-            for what, block in zip(block_names(step), step.blocks, strict=True):
-                inner = f"{what} of {step.node.label}"
-                yield from _charts(block.steps, inner, schedules, depth + 1)
+            for name_, inner_block in zip(block_names(step), step.blocks, strict=True):
+                inner = f"{name_} of {step.node.label}"
+                yield from _charts(inner_block.steps, inner, schedules, depth + 1)
 
 
-def format_charts(found: Sequence[Chart]) -> str:
-    """A line for each step, under its stream."""
+def format_charts(charts: Sequence[Chart]) -> str:
+    """A line for each step, listed under its stream."""
     lines = []
-    for chart in found:
+    for chart in charts:
         lines.append(chart.title)
         for s, bars in enumerate(chart.streams):
             device = f" on {chart.devices[s]}" if chart.devices[s] else ""
@@ -130,20 +136,20 @@ def format_charts(found: Sequence[Chart]) -> str:
 
 _LEFT, _TOP, _LANE, _BAR, _GAP = 110, 34, 30, 20, 24
 _FEWEST_WIDE, _MOST_WIDE = 900, 40_000
-# A bar of middling length is about as wide as its name.
-_USUAL = 46
+# Width of the median bar: about that of its label.
+_MEDIAN_BAR = 46
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#eeca3b")
 
 
-def draw_charts(found: Sequence[Chart]) -> str:
-    """An SVG document: a lane for each stream, a bar for each step, an arrow for each wait from
-    where the signal is emitted. What does not fit into a bar is shown where the pointer rests."""
-    scale = _scale(found)
-    width = _LEFT + max((chart.makespan for chart in found), default=0.0) * scale + 40
+def draw_charts(charts: Sequence[Chart]) -> str:
+    """An SVG document: a lane for each stream, a bar for each step, an arrow for each wait, from
+    where the signal is emitted. Every bar has a tooltip, short ones no label."""
+    scale = _scale(charts)
+    width = _LEFT + max((chart.makespan for chart in charts), default=0.0) * scale + 40
     lines: list[str] = []
     y = 10
     colours: dict[str, str] = {}
-    for chart in found:
+    for chart in charts:
         lines += _chart(chart, y, scale, width, colours)
         y += _TOP + _LANE * len(chart.streams) + _GAP
     head = (
@@ -158,17 +164,17 @@ def draw_charts(found: Sequence[Chart]) -> str:
     return "\n".join([head, marker, ground, *lines, "</svg>"]) + "\n"
 
 
-def _scale(found: Sequence[Chart]) -> float:
-    """Pixels for a second."""
+def _scale(charts: Sequence[Chart]) -> float:
+    """Pixels per second."""
     lengths = sorted(
-        bar.finish - bar.start for chart in found for stream in chart.streams for bar in stream
+        bar.finish - bar.start for chart in charts for stream in chart.streams for bar in stream
     )
-    longest = max((chart.makespan for chart in found), default=0.0)
+    longest = max((chart.makespan for chart in charts), default=0.0)
     if not longest:
         return 1.0
-    usual = lengths[len(lengths) // 2]
-    wanted = _USUAL / usual * longest if usual else _FEWEST_WIDE
-    return min(max(wanted, _FEWEST_WIDE), _MOST_WIDE) / longest
+    median = lengths[len(lengths) // 2]
+    width = _MEDIAN_BAR / median * longest if median else _FEWEST_WIDE
+    return min(max(width, _FEWEST_WIDE), _MOST_WIDE) / longest
 
 
 def _chart(

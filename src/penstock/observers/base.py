@@ -1,7 +1,7 @@
-"""What watches runs: the one protocol behind traces, profiles, recorded ranges and guards.
+"""The protocol of observers: traces, profiles, recorded ranges and guards.
 
-A run that is observed runs a program of its own, in which each step stands between calls of the
-observer (``codegen.py``); one that is not pays nothing.
+An observed run executes a program of its own, in which each step stands between calls of the
+observer; other runs pay nothing.
 """
 
 from __future__ import annotations
@@ -16,49 +16,55 @@ from penstock.plan.plan import Step, StepTable
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ObservedRun:
-    """One run, as observers are told of it: what runs, and by which executor."""
+    """One run as observers see it: its plan, and the name of its executor."""
 
     table: StepTable
     executor: str
 
 
 class Observer:
-    """Is told what a run does, while it does it. Every method does nothing unless overridden.
+    """Is notified of the events of a run as they happen. Every method does nothing by default.
 
-    Calls come from the thread that does what they tell of: of a parallel run, from several at once.
-    For one step they come in the order ``step_ready``, ``step_begin``, ``step_end`` (of a step in a
-    loop, again in each iteration), all between ``run_begin`` and ``run_end``. The steps of an If or
-    a loop come between its own ``step_begin`` and ``step_end``. What an observer raises ends the
-    run with that error.
+    Methods are called on the thread of the event; in a parallel run, on several at once. The events
+    of one step come in the order ``step_ready``, ``step_begin``, ``step_end`` (in a loop, once an
+    iteration), between ``run_begin`` and ``run_end``::
+
+        run_begin
+            step_begin(Loop)
+                step_begin(Add) step_end(Add)       in each iteration
+            step_end(Loop)
+        run_end
+
+    An exception that an observer raises ends the run.
     """
 
     def run_begin(self, run: ObservedRun) -> None:
-        """A run begins."""
+        """The run begins."""
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
-        """It has ended, with ``error`` unless that is None. Steps in progress never end."""
+        """The run has ended, with ``error`` unless that is None. Steps in progress never end."""
 
     def step_ready(self, run: ObservedRun, step: Step) -> None:
-        """All that ``step`` waits for is there. Steps that run in an order fixed before the run
-        are ready when they begin, and this is not called for them."""
+        """All inputs of ``step`` are ready. Not called for steps whose order is fixed before the
+        run: those are ready when they begin."""
 
     def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
-        """``step`` begins. ``inputs``: a value (or None) for each of ``step.inputs``."""
+        """``step`` begins. ``inputs`` has a value, or None, for each of ``step.inputs``."""
 
     def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
-        """``step`` has ended. ``outputs``: a value for each of ``step.outputs``, None for those
-        left out; they are the run's own memory, to be looked at during the call only."""
+        """``step`` has ended. ``outputs`` has a value for each of ``step.outputs``, None for
+        omitted ones. They are in memory of the run: read them during the call only."""
 
     def transfer(self, run: ObservedRun, step: Step, nbytes: int) -> None:
-        """``step``, which is about to end, has brought ``nbytes`` to another backend's memory."""
+        """``step``, about to end, has copied ``nbytes`` to the memory of another backend."""
 
     def allocation(self, run: ObservedRun, nbytes: int) -> None:
-        """The run took ``nbytes`` more of memory, or gave them back where negative: its arena, and
-        values allocated on the way."""
+        """The run allocated ``nbytes`` of memory, or freed them if negative: its arena, and values
+        allocated during the run."""
 
 
 class Observers(Observer):
-    """Several observers as one, told in their order."""
+    """Several observers as one, called in their order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = tuple(observers)
@@ -68,7 +74,7 @@ class Observers(Observer):
             observer.run_begin(run)
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
-        with ExitStack() as stack:  # all are told, whatever one of them raises
+        with ExitStack() as stack:  # every observer is called, even if one of them raises
             for observer in reversed(self.observers):
                 stack.callback(observer.run_end, run, error)
 

@@ -1,4 +1,4 @@
-"""Where the time of runs goes: an observer that adds up what each step takes."""
+"""An observer that adds up the seconds of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.plan.plan import Step
 
 @dataclass(slots=True)
 class Entry:
-    """What one step took: how often it ran, in all, and at best (seconds)."""
+    """How often one step ran, its seconds in total, and those of its fastest execution."""
 
     step: Step
     count: int = 0
@@ -24,13 +24,13 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        """Seconds of one execution."""
+        """Mean seconds of an execution."""
         return self.total / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of a table: what is meant, how often it ran, and its seconds in all."""
+    """A line of a table: a name, the number of executions, and their seconds in total."""
 
     name: str
     count: int
@@ -38,18 +38,18 @@ class Row:
 
 
 class Profile(Observer):
-    """Adds up seconds by step, over any number of runs, also at once.
+    """Adds up seconds by step over any number of runs, also concurrent ones.
 
-    An If or a loop takes none itself: the steps of its graphs do, and what is between them is time
-    ``outside`` of kernels, as is all that the executor does.
+    An If or a loop has no time of its own: the steps of its graphs have, and the rest of it counts
+    as time ``outside`` of kernels, as does that of the executor.
     """
 
     def __init__(self) -> None:
         self.entries: dict[tuple[Node, str], Entry] = {}
-        """by node and backend, each step that has a kernel"""
+        """the steps that have a kernel, by node and backend"""
         self.runs = 0
         self.wall = 0.0
-        """seconds of all runs that ended well, from begin to end"""
+        """seconds from begin to end of all runs that succeeded"""
         self._lock = threading.Lock()
         self._begun: dict[tuple[ObservedRun, Step | None], int] = {}
 
@@ -80,7 +80,7 @@ class Profile(Observer):
             self._count(step, 1, seconds, seconds)
 
     def add(self, other: Profile) -> None:
-        """Count what ``other`` has seen as well."""
+        """Add the counts and seconds of ``other``."""
         with self._lock:
             self.runs += other.runs
             self.wall += other.wall
@@ -105,12 +105,12 @@ class Profile(Observer):
 
     @property
     def outside(self) -> float:
-        """Seconds of runs outside kernels: what the executor and its control flow take. Of parallel
-        runs nothing can be said, and this is 0 where kernels take longer than runs."""
+        """Seconds of runs outside of kernels, spent by the executor and in control flow. Not
+        meaningful for parallel runs: 0 if kernels took longer than the runs."""
         return max(0.0, self.wall - self.inside)
 
     def by_node(self) -> list[Row]:
-        """A row for each node: its name, and where it came from."""
+        """A row for each node, with its origin."""
         return self._rows(lambda step: f"{step.node.op.full_name} ({step.node.label})")
 
     def by_operation(self) -> list[Row]:
@@ -122,11 +122,11 @@ class Profile(Observer):
         return self._rows(lambda step: step.backend)
 
     def _rows(self, name: Callable[[Step], str]) -> list[Row]:
-        found: dict[str, tuple[int, float]] = {}
+        totals: dict[str, tuple[int, float]] = {}
         for entry in self.entries.values():
-            count, seconds = found.get(name(entry.step), (0, 0.0))
-            found[name(entry.step)] = count + entry.count, seconds + entry.total
-        rows = [Row(key, count, seconds) for key, (count, seconds) in found.items()]
+            count, seconds = totals.get(name(entry.step), (0, 0.0))
+            totals[name(entry.step)] = count + entry.count, seconds + entry.total
+        rows = [Row(key, count, seconds) for key, (count, seconds) in totals.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
     def __iter__(self) -> Iterator[Entry]:

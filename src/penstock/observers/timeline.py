@@ -1,6 +1,6 @@
-"""What a trace recorded, as spans of time: which step ran when, on which track, and after which.
+"""From the records of a trace to spans: which step ran when, on which track, and after which.
 
-``trace.py`` records and writes; this is what lies between.
+``trace.py`` records events and writes spans; this module computes the spans in between.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from penstock.plan.plan import Step, StepTable
 
 RUN_BEGIN, RUN_END, READY, BEGIN, END, TRANSFER, ALLOCATION = range(7)
 
-# What happened, when (ns), on which thread, in which run, to which step, and what else there is to
-# say: shapes, bytes or an error.
+# Event, time (ns), thread, run, step, and a detail: shapes, bytes or an error.
 Record: TypeAlias = tuple[int, int, int, ObservedRun, Step | None, Any]
 
 
@@ -23,7 +22,7 @@ Record: TypeAlias = tuple[int, int, int, ObservedRun, Step | None, Any]
 class Span:
     """A run (``step`` is None), an execution of a step, or its wait from ready to begin.
 
-    ``first`` and ``last`` are the places of its begin and its end among the records.
+    ``first`` and ``last`` are the indices of the records of its begin and its end.
     """
 
     run: RunSpan
@@ -38,10 +37,10 @@ class Span:
     moved: bool = False
     """whether it ended on another thread"""
     state: str = ""
-    """what is to be said of its end, if anything"""
+    """how it ended, if not normally"""
     transferred: int = 0
     lane: int = 0
-    """which of the tracks of its thread it is on"""
+    """its track among those of its thread"""
 
     def close(self, end: int, last: int, state: str = "") -> None:
         self.end, self.last, self.state = end, last, state
@@ -49,14 +48,14 @@ class Span:
 
 @dataclass(eq=False, slots=True)
 class RunSpan:
-    """What is known of a run while its records are gone through.
+    """The state of a run while its records are replayed.
 
-    ``waiting`` and ``working`` are by step, for which its id stands: two steps may be equal.
-    ``makers`` has the last execution that made the value of a slot, ``live`` bytes of memory.
+    ``makers`` has the last execution that computed the value of each slot, ``live`` is the number
+    of allocated bytes.
     """
 
     number: int
-    told: ObservedRun
+    observed: ObservedRun
     lineage: _Lineage
     span: Span = field(init=False)
     error: str | None = None
@@ -66,8 +65,8 @@ class RunSpan:
     live: int = 0
 
     def maker(self, slot: int) -> Span | None:
-        """The execution that made what a slot holds now, if a step did."""
-        found: Span | None = None
+        """The execution that computed the present value of a slot, if a step did."""
+        latest: Span | None = None
         seen: set[int] = set()
         stack = [slot]
         while stack:
@@ -77,18 +76,18 @@ class RunSpan:
                 if slot not in seen:
                     seen.add(slot)
                     stack.extend(self.lineage.sources.get(slot, ()))
-            elif found is None or span.last > found.last:
-                # A loop's value comes from before it, or from the iteration before: the later of
-                # these it is, but for values that are only passed around.
-                found = span
-        return found
+            elif latest is None or span.last > latest.last:
+                # A carried value comes from before the loop or from the previous iteration: from
+                # the later of the two, unless the loop passes it on unchanged.
+                latest = span
+        return latest
 
 
 class _Lineage:
-    """What arrows and tracks must know of a plan.
+    """How the steps and slots of a plan are nested, for arrows and tracks.
 
-    ``parents``: the step in whose block a step is. ``sources``: where the value of a slot that is
-    no step's output comes from: what a view is of, what enters a loop's body.
+    ``parents``: the step whose block contains a step. ``sources``: the slots that the value of a
+    slot comes from if no step computes it: the base of a view, the values that enter a loop body.
     """
 
     def __init__(self, plan: StepTable) -> None:
@@ -114,11 +113,11 @@ class _Lineage:
 
 
 class Replay:
-    """Goes through records in the order of time and tells what they mean.
+    """Replays records in the order of time.
 
-    ``spans`` in the order in which they began; ``arrows`` from an execution to one that reads what
-    it made, by the name of the value read; ``memory`` and ``ready`` are counters: time, and the
-    value from then on.
+    ``spans`` are in the order in which they began. ``arrows`` lead from an execution to one that
+    reads a value it computed, with the name of the value. ``memory`` and ``ready`` are counters:
+    pairs of a time and the value from then on.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -142,15 +141,15 @@ class Replay:
         what: int,
         now: int,
         thread: int,
-        told: ObservedRun,
+        observed: ObservedRun,
         step: Any,
         detail: Any,
     ) -> None:
-        run = self._runs.get(told)
+        run = self._runs.get(observed)
         if run is None:
             if what in (END, RUN_END):
-                return  # what began before the records were cleared
-            run = self._begin(told, now, thread, place)
+                return  # it began before the records were cleared
+            run = self._begin(observed, now, thread, place)
         if what == READY:
             wait = Span(run, step, thread, now, place)
             run.waiting.setdefault(step, []).append(wait)
@@ -170,7 +169,7 @@ class Replay:
             if span is not None:
                 span.transferred += detail
         elif what == ALLOCATION:
-            # What was taken before the records were cleared may be given back now.
+            # Memory allocated before the records were cleared may be freed now.
             change = max(detail, -run.live)
             run.live += change
             _count(self.memory, now, change)
@@ -178,14 +177,14 @@ class Replay:
             run.error = detail
             run.span.moved = thread != run.span.thread
             self._finish(run, now, place, "failed" if detail else "")
-            del self._runs[told]
+            del self._runs[observed]
 
-    def _begin(self, told: ObservedRun, now: int, thread: int, place: int) -> RunSpan:
-        lineage = self._plans.get(told.table)
+    def _begin(self, observed: ObservedRun, now: int, thread: int, place: int) -> RunSpan:
+        lineage = self._plans.get(observed.table)
         if lineage is None:
-            lineage = self._plans[told.table] = _Lineage(told.table)
+            lineage = self._plans[observed.table] = _Lineage(observed.table)
         self._begun += 1
-        run = self._runs[told] = RunSpan(self._begun, told, lineage)
+        run = self._runs[observed] = RunSpan(self._begun, observed, lineage)
         run.span = Span(run, None, thread, now, place)
         self.spans.append(run.span)
         return run
@@ -204,18 +203,18 @@ class Replay:
             maker = run.maker(slot) if slot >= 0 else None
             if maker is not None:
                 makers.setdefault(maker, slot)
-        slots = run.told.table.slots
+        slots = run.observed.table.slots
         self.arrows += [(maker, span, slots[slot].name) for maker, slot in makers.items()]
 
     def _working(self, run: RunSpan, step: Step, thread: int) -> Span | None:
-        """Which execution of a step something is told of: iterations may go on at once."""
+        """The execution of a step that an event belongs to: iterations may overlap."""
         spans = run.working.get(step)
         if not spans:
             return None
         return next((span for span in reversed(spans) if span.thread == thread), spans[0])
 
     def _finish(self, run: RunSpan, now: int, place: int, state: str) -> None:
-        """End a run, and with it whatever of it is under way or waiting."""
+        """End a run, and with it all of its executions and waits in progress."""
         for spans in run.working.values():
             for span in spans:
                 span.close(now, place, state or "not ended")
@@ -233,15 +232,16 @@ def _count(counter: list[tuple[int, int]], now: int, change: int) -> None:
 
 
 def assign_lanes(spans: Sequence[Span]) -> dict[int, int]:
-    """Give spans, in the order of their begins, to the tracks of their threads; how many each has.
+    """Assign spans, in the order of their begins, to tracks; return the tracks of each thread.
 
-    On a track, spans must nest: Perfetto drops those that overlap. They nest as steps and runs do;
-    a thread that takes other work before a step or run of its own has ended needs more tracks.
+    The spans of a track must nest: Perfetto drops those that overlap. A thread whose spans nest as
+    steps and runs do has one track; one that takes other work before its own step or run has ended
+    needs more.
     """
     threads: dict[int, list[list[Span]]] = {}
     for span in spans:
         lanes = threads.setdefault(span.thread, [[]])
-        # The first is for what the thread did from begin to end.
+        # The first track is for spans that began and ended on this thread.
         for lane in range(1 if span.moved else 0, len(lanes) + 1):
             if lane == len(lanes):
                 lanes.append([])
@@ -256,11 +256,11 @@ def assign_lanes(spans: Sequence[Span]) -> dict[int, int]:
 
 
 def _holds(outer: Span, span: Span) -> bool:
-    """Whether ``span`` is a part of ``outer``, which began before it on the same thread."""
+    """Whether ``span`` is part of ``outer``, which began earlier on the same thread."""
     if outer.moved or outer.end < span.end:
         return False
     if span.step is None:
-        return True  # whoever runs a session within a step or a run waits for it
+        return True  # a step or a run that runs a session waits for it
     if outer.run is not span.run:
         return False
     return outer.step is None or span.run.lineage.within(span.step, outer.step)

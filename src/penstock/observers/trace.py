@@ -1,8 +1,8 @@
-"""Traces: what runs did, when and on which thread, for Perfetto and chrome://tracing.
+"""Traces: the steps of runs with times and threads, for Perfetto and chrome://tracing.
 
-Recording notes times and shapes, nothing else; all that a trace shows is worked out when it is
-asked for. The file is in Chrome's Trace Event Format, as JSON objects. What its two readers do with
-it, beyond the format's description, is said where it matters below.
+Recording notes times and shapes only; spans and arrows are computed when the trace is saved. The
+file is in Chrome's Trace Event Format, in JSON. Comments below say where its two viewers do more
+than the description of the format demands.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from penstock.types import TensorType
 
 
 class Trace(Observer):
-    """Records runs: ``session.run(feeds, trace=trace)``, any number of them, also at once.
+    """Records runs: ``session.run(feeds, trace=trace)``, any number of them, also concurrent ones.
 
-    What is recorded grows by a few hundred bytes with each step that runs, and keeps the plans of
-    its runs (and so their constants), until ``clear``. No tensor is kept.
+    Each execution of a step takes a few hundred bytes. Until ``clear``, the trace keeps the plans
+    of its runs, and so their constants, but no tensors.
     """
 
     def __init__(self) -> None:
-        # Appending to a list, or setting an item of a dict, is one action to all other threads.
+        # Appending to a list and setting an item of a dict are atomic.
         self._records: list[Record] = []
         self._threads: dict[int, str] = {}
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each node ran to its end, over all runs, by name; 0 for any other name.
+        """The number of completed executions of each node over all runs, by name.
 
-        Nodes of one name count together, and one without a name goes by its label. Nodes that were
-        folded away or cost nothing (views of planned memory) do not run.
+        Nodes of the same name count together; one without a name counts under its label. Nodes that
+        were folded and views of planned memory do not run.
         """
         ended = (r[4] for r in self._records.copy() if r[0] == END)
         return Counter(_name(step) for step in ended if step is not None)
@@ -66,16 +66,16 @@ class Trace(Observer):
     def to_dict(self) -> dict[str, Any]:
         """The trace as the object that ``save`` writes: ``traceEvents`` in the order of time.
 
-        Times are in microseconds since the first thing recorded. Of each run and each execution of
-        a step there is a complete event (``X``), on the track of the thread where it began; one
-        that ends on another thread, or in whose course the thread did other things, stands on a
-        further track of that thread. Waits from ready to begin are asynchronous events (``b``,
-        ``e``) named ``queued``; ``live memory`` and ``ready steps`` are counters; arrows (``s``,
-        ``f``) go from the step that made a value to those that read it.
+        Times are in microseconds since the first record. Each run and each execution of a step is a
+        complete event (``X``) on the track of the thread where it began; if it ended on another
+        thread, or the thread did other work meanwhile, on a further track of that thread. Waits
+        from ready to begin are asynchronous events (``b``, ``e``) named ``queued``; ``live memory``
+        and ``ready steps`` are counters; arrows (``s``, ``f``) lead from the step that computed a
+        value to those that read it.
         """
         records = self._records.copy()
-        # Threads note the time first and append then. In the order of time, too, whatever led to
-        # something else stands before it; records of one time keep their order.
+        # Threads read the clock before they append. Sorting by time keeps causes before effects;
+        # the sort is stable for records of the same time.
         records.sort(key=lambda record: record[1])
         return {
             "displayTimeUnit": "ns",
@@ -95,13 +95,13 @@ class Trace(Observer):
         kinds = Counter([record[0] for record in self._records.copy()])
         return f"Trace({kinds[RUN_BEGIN]} runs, {kinds[END]} steps)"
 
-    # What observers are told.
+    # Events.
 
     def run_begin(self, run: ObservedRun) -> None:
         self._record(RUN_BEGIN, perf_counter_ns(), run, None, None)
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
-        # The error itself would keep frames, and all values in them, alive.
+        # The error itself would keep its frames, and all values in them, alive.
         text = None if error is None else f"{type(error).__name__}: {error}"
         self._record(RUN_END, perf_counter_ns(), run, None, text)
 
@@ -132,7 +132,7 @@ class Trace(Observer):
 
 
 def _shape(value: Any) -> Any:
-    """What is noted of a value: dtype and shape, the length of a list, or the name of its type."""
+    """The record of a value: dtype and shape, the length of a list, or the name of its type."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return value.dtype, tuple(shape)
@@ -152,30 +152,31 @@ class _Writer:
     def __init__(self, replay: Replay, threads: Mapping[int, str]) -> None:
         self._origin = replay.origin
         self._pid = os.getpid()
-        # Viewers take 32 bits of a thread's number, and Python's identities have more.
+        # Viewers read 32 bits of a thread id; Python's have more.
         self._tids: dict[tuple[int, int], int] = {}
         tracks = assign_lanes(replay.spans)
         for thread, lanes in (*tracks.items(), *[(wait.thread, 1) for wait in replay.waits]):
             for lane in range(lanes):
                 self._tids.setdefault((thread, lane), len(self._tids) + 1)
-        # Each with its place: in the order of time and, of one time, as the records have them.
-        made = [((span.begin, span.first, 0), self._complete(span)) for span in replay.spans]
+        # Events with their sort keys: by time, then in the order of the records.
+        keyed = [((span.begin, span.first, 0), self._complete(span)) for span in replay.spans]
         for number, wait in enumerate(replay.waits, 1):
             begin, end = self._wait(wait, number)
-            made += [((wait.begin, wait.first, 0), begin), ((wait.end, wait.last, -1), end)]
+            keyed += [((wait.begin, wait.first, 0), begin), ((wait.end, wait.last, -1), end)]
         outer = {span for span in replay.spans if span.step is not None and span.step.blocks}
         for number, (maker, reader, name) in enumerate(replay.arrows, 1):
-            # Viewers tie an arrow to the innermost span of its time, and Perfetto to the last that
-            # began. So it leaves before its maker ends, or as that begins where others are within.
+            # Viewers attach an arrow to the innermost span at its time, Perfetto to the last that
+            # began. So it leaves just before its maker ends, or, if that contains other steps, as
+            # it begins.
             leaving = (max(maker.begin, maker.end - 1), maker.last, -1)
             if maker in outer:
                 leaving = (maker.begin, maker.first, 1)
             arriving = (reader.begin, reader.first, 2)
             start = self._event("s", name, "dataflow", leaving[0], maker, id=number)
             stop = self._event("f", name, "dataflow", arriving[0], reader, id=number, bp="e")
-            made += [(leaving, start), (arriving, stop)]
-        made.sort(key=lambda event: event[0])
-        self.events: list[_Event] = [*self._names(threads), *[event for _, event in made]]
+            keyed += [(leaving, start), (arriving, stop)]
+        keyed.sort(key=lambda event: event[0])
+        self.events: list[_Event] = [*self._names(threads), *[event for _, event in keyed]]
         for name, unit, counter in (
             ("live memory", "bytes", replay.memory),
             ("ready steps", "steps", replay.ready),
@@ -198,11 +199,11 @@ class _Writer:
         return event | more
 
     def _complete(self, span: Span) -> _Event:
-        run, step, plan = span.run, span.step, span.run.told.table
+        run, step, plan = span.run, span.step, span.run.observed.table
         args: dict[str, Any] = {"run": run.number}
         if step is None:
             name, category = f"run {plan.name}", "run"
-            args |= {"plan": _clean(plan.name), "executor": _clean(run.told.executor)}
+            args |= {"plan": _clean(plan.name), "executor": _clean(run.observed.executor)}
             if run.error is not None:
                 name += " (failed)"
                 args["error"] = _clean(run.error)
@@ -223,7 +224,7 @@ class _Writer:
 
     def _wait(self, wait: Span, number: int) -> tuple[_Event, _Event]:
         assert wait.step is not None
-        # In Perfetto events of one name share a track, so that the step is said beside it.
+        # Perfetto puts events of one name on one track: the step is an argument.
         args = {"run": wait.run.number, "step": _clean(_name(wait.step))}
         if wait.state:
             args["state"] = wait.state
@@ -233,7 +234,7 @@ class _Writer:
         )
 
     def _names(self, threads: Mapping[int, str]) -> Iterator[_Event]:
-        """Metadata: what the process and its tracks are called, and in which order they stand."""
+        """Metadata: the names of the process and its tracks, and their order."""
         about = {"ph": "M", "pid": self._pid}
         yield {**about, "name": "process_name", "args": {"name": "penstock"}}
         for (thread, lane), tid in self._tids.items():
@@ -248,13 +249,13 @@ def _name(step: Step) -> str:
 
 
 def _values(plan: StepTable, slots: Sequence[int], shapes: Sequence[Any]) -> list[str]:
-    """Names and shapes as text, of which none may be a key: Perfetto takes keys for paths."""
+    """Names and shapes as text; not as keys, which Perfetto reads as paths."""
     texts = []
     for slot, shape in zip(slots, shapes, strict=False):
         if isinstance(shape, tuple):
             dtype, dims = shape
-            known = isinstance(dtype, np.dtype)
-            text = str(TensorType(dtype, dims)) if known else f"{dtype}{list(dims)}"
+            is_numpy = isinstance(dtype, np.dtype)
+            text = str(TensorType(dtype, dims)) if is_numpy else f"{dtype}{list(dims)}"
         else:
             text = f"{shape} elements" if isinstance(shape, int) else shape
         if slot >= 0:
@@ -263,14 +264,14 @@ def _values(plan: StepTable, slots: Sequence[int], shapes: Sequence[Any]) -> lis
 
 
 def _clean(text: str) -> str:
-    """``text`` without halves of characters, which JSON lets pass and its readers do not."""
+    """``text`` without surrogates, which JSON allows and its readers refuse."""
     return text.encode(errors="replace").decode()
 
 
 def _microseconds(ns: int) -> float:
-    """``ns`` in the format's unit, such that a reader finds every nanosecond again.
+    """``ns`` in the unit of the format, rounded so that a reader recovers every nanosecond.
 
-    Perfetto multiplies by 1000 and drops the fraction: what nests could overlap by one.
+    Perfetto multiplies by 1000 and truncates: nested spans could overlap by one nanosecond.
     """
     us = ns / 1000
     return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)
