@@ -23,8 +23,9 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.observers.base import ObservedRun, Observer
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import optimize
+from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
-from penstock.plan.plan import Plan, Step, compile_plan
+from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import arrange
 from penstock.session import compiler
 from penstock.tuning.measure import CostModel

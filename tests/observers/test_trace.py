@@ -24,7 +24,8 @@ from penstock.observers import trace as trace_module
 from penstock.observers.base import ObservedRun, Observer
 from penstock.observers.trace import Trace
 from penstock.passes.pipeline import optimize
-from penstock.plan.plan import Plan, SlotKind, Step, compile_plan
+from penstock.plan.builder import compile_plan
+from penstock.plan.plan import Plan, SlotKind, Step
 from tests.support.onnx_text import OPSET, graph_from_text, model_from_text
 
 

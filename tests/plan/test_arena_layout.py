@@ -21,8 +21,9 @@ from penstock.ir.graph import Graph, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, _Liveness, plan_arena, plan_arena_for_tasks
+from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
-from penstock.plan.plan import Plan, SlotKind, compile_plan, memory_of, walk
+from penstock.plan.plan import Plan, SlotKind, memory_of, walk
 from penstock.plan.tasks import arrange, dependencies
 from penstock.types import TensorType
 from tests.support.onnx_text import compile_text, graph_from_text

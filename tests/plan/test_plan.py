@@ -12,7 +12,8 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import clone
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, plan_arena
-from penstock.plan.plan import Plan, SlotKind, compile_plan
+from penstock.plan.builder import compile_plan
+from penstock.plan.plan import Plan, SlotKind
 from tests.support.onnx_text import OPSET, compile_text, graph_from_text, model_from_text
 from tests.support.random_graphs import graphs
 

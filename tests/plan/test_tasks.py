@@ -30,8 +30,9 @@ from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.plan import arena_layout
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
+from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
-from penstock.plan.plan import Plan, SlotKind, Step, compile_plan, memory_of, walk
+from penstock.plan.plan import Plan, SlotKind, Step, memory_of, walk
 from penstock.plan.tasks import Grouping, Tasks, arrange, dependencies, touches
 from penstock.types import TensorType
 from tests.executors.conformance import assert_equal

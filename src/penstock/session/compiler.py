@@ -48,8 +48,9 @@ from penstock.passes.pipeline import LOWER, STRUCTURE, optimize, run_passes
 from penstock.passes.structure.raise_control_flow import Unraised
 from penstock.passes.structure.relax_control_edges import release
 from penstock.plan.arena_layout import plan_arena, plan_arena_for_tasks
+from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
-from penstock.plan.plan import Plan, Step, StepTable, compile_plan
+from penstock.plan.plan import Plan, Step, StepTable
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
 from penstock.plan.tasks import arrange
 from penstock.session.compile_guard import compile_guard

@@ -27,7 +27,8 @@ from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.context import PassContext, Place
 from penstock.passes.lowering.insert_transfers import InsertTransfers
-from penstock.plan.plan import Step, compile_plan
+from penstock.plan.builder import compile_plan
+from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import node_signature, tensor_bytes
 

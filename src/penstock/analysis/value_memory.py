@@ -1,0 +1,379 @@
+"""Where the values of a graph will be in memory, decided from its nodes and their kernels.
+
+A value is in one of these places:
+
+========  ==========================================================================================
+arena     in memory planned before the run, with the order of dims in memory that its kernel chose
+view      a fixed view of a value in the arena: a Reshape, a Slice or a Transpose costs nothing
+dynamic   allocated during the run: it leaves the run, or its shape is known only then
+========  ==========================================================================================
+
+Nothing here is changed or allocated: the pass that inserts copies between layouts and the planner
+that gives values their slots both ask, and get the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import LimitExceeded
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Kernel
+from penstock.ops.onnx.control_flow import LoopCarried, is_control
+from penstock.types import STRING, ShapeError, TensorType, Type
+
+Order = tuple[int, ...]
+"""The dims of a tensor as they are in memory, the outermost first; empty for their own order."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class View:
+    """A fixed view of ``base``, a value in the arena: ``offset`` and ``strides`` in bytes. ``type``
+    is at least as precise as that of the value."""
+
+    base: Value
+    offset: int
+    strides: tuple[int, ...]
+    type: TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class ValueMemory:
+    """Where values are, nested graphs included; what has no entry is dynamic.
+
+    ``strides``: of each value in the arena, in bytes; empty for C order. ``orders``: of each node
+    whose kernel writes into the arena, the order of its outputs' dims. ``alternating``: the
+    updated values of loops that may be written straight into a buffer of the loop, each with the
+    body's input whose buffers these are. ``copied``: nodes that view only what their kernel cannot
+    view in these strides. ``invalid``: nodes whose kernel rejects the shapes of its inputs, with
+    the error. ``escapes``: values that outlive the run, the iteration or the branch.
+    """
+
+    escapes: Collection[Value]
+    alternating: Mapping[Value, Value]
+    strides: Mapping[Value, tuple[int, ...]]
+    views: Mapping[Value, View]
+    orders: Mapping[Node, Order]
+    copied: Collection[Node]
+    invalid: Mapping[Node, Exception]
+
+    def has_order(self, value: Value, order: Order) -> bool:
+        """Whether the dims of a value are known to be in memory in ``order``, without gaps.
+
+        Constants and values of unknown shape count as such: kernels copy these themselves.
+        """
+        view = self.views.get(value)
+        type_ = value.type if view is None else view.type
+        if value.const is not None or not is_plannable(type_):
+            return True
+        if view is None and value not in self.strides:
+            return list(order) == sorted(order)
+        return _matches(type_, self.strides_of(value), order)
+
+    def strides_of(self, value: Value) -> tuple[int, ...]:
+        view = self.views.get(value)
+        return self.strides.get(value, ()) if view is None else view.strides
+
+
+def value_memory(
+    graph: Graph,
+    kernels: Mapping[Node, Kernel],
+    on_host: Callable[[Node], bool] = lambda node: True,
+    *,
+    planned: bool = True,
+) -> ValueMemory:
+    """Decide where the values of a sorted graph with inferred types are.
+
+    ``kernels`` has the kernel of each node but those of control flow; the outputs of a node that is
+    missing are dynamic. Only nodes ``on_host`` write into the arena. Without ``planned`` there is
+    none. Raises ``LimitExceeded`` if a value cannot be allocated at all.
+    """
+    alternating = alternating_values(graph) if planned else {}
+    annotator = _Annotator(
+        kernels,
+        on_host,
+        planned,
+        escaping_values(graph, kernels, planned=planned),
+        alternating,
+        dict(transposed_values(graph)),
+    )
+    annotator.graph(graph)
+    return ValueMemory(
+        annotator.escapes,
+        alternating,
+        annotator.strides,
+        annotator.views,
+        annotator.orders,
+        annotator.copied,
+        annotator.invalid,
+    )
+
+
+def is_plannable(type_: Type) -> bool:
+    """Whether memory for a value of this type can be set aside before the run."""
+    return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
+
+
+def dense_strides(type_: Type, order: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in bytes, of a tensor without gaps whose dims are in memory in ``order``."""
+    assert isinstance(type_, TensorType) and type_.dtype is not None
+    strides, step = [0] * len(order), type_.dtype.itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= type_.dims[axis]
+    return tuple(strides)
+
+
+# Annotations that need no other.
+
+
+def escaping_values(
+    graph: Graph, kernels: Mapping[Node, Kernel], *, planned: bool = True
+) -> set[Value]:
+    """The values that must not be in the arena, because they outlive the run, the iteration or the
+    branch: the outputs of ``graph``, what loops collect, and what these are views of."""
+    escapes = set(graph.outputs)
+    for inner in graph.graphs():  # a graph before those nested in it
+        own = set(inner.nodes)
+        for node in reversed(inner.nodes):
+            kernel = kernels.get(node)
+            if kernel is not None and kernel.view and not escapes.isdisjoint(node.outputs):
+                # A view of memory that escapes with it need not be copied.
+                source = node.inputs[0]
+                if source is not None and source.producer in own:
+                    escapes.add(source)
+        for node in inner.nodes:
+            if is_control(node):
+                escapes.update(_escaping_results(node, escapes, planned))
+    return escapes
+
+
+def _escaping_results(node: Node, escapes: Collection[Value], planned: bool) -> Iterator[Value]:
+    """The values computed in the graphs of an If or a loop that escape from these graphs."""
+    if node.op.name == "If":
+        for branch in (node.attrs["then_branch"], node.attrs["else_branch"]):
+            pairs = zip(node.outputs, branch.outputs, strict=False)
+            yield from _computed(branch, [inner for value, inner in pairs if value in escapes])
+        return
+    body: Graph = node.attrs["body"]
+    escaping = body.outputs[LoopCarried(node).outputs.stop :]
+    for inside, updated in _carried(node):
+        if updated is not inside and not (planned and is_plannable(inside.type)):
+            escaping.append(updated)
+    yield from _computed(body, escaping)
+
+
+def _computed(graph: Graph, values: Sequence[Value]) -> list[Value]:
+    """Those of ``values`` that nodes of ``graph`` itself compute."""
+    own = set(graph.nodes)
+    return [value for value in values if value.producer in own]
+
+
+def alternating_values(graph: Graph) -> dict[Value, Value]:
+    """The updated values of loops that fit into the buffers of the loop, with the body's input."""
+    alternating: dict[Value, Value] = {}
+    for node in graph.walk():
+        if is_control(node) and node.op.name != "If":
+            computed = set(_computed(node.attrs["body"], node.attrs["body"].outputs))
+            for inside, updated in _carried(node):
+                fits = has_buffers(inside, updated) and _same_type(updated.type, inside.type)
+                if fits and updated in computed:
+                    alternating.setdefault(updated, inside)
+    return alternating
+
+
+def has_buffers(inside: Value, updated: Value) -> bool:
+    """Whether a carried value alternates between two buffers: its type is fixed, and it changes."""
+    return updated is not inside and is_plannable(inside.type)
+
+
+def _carried(node: Node) -> Iterator[tuple[Value, Value]]:
+    body: Graph = node.attrs["body"]
+    carried = LoopCarried(node)
+    return zip(body.inputs[carried.inputs], body.outputs[carried.outputs], strict=True)
+
+
+def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:
+    """The values that only one node reads, a Transpose, each with the order of its dims that gives
+    the Transpose's result C order."""
+    for value, readers in graph.consumers().items():
+        node = readers[0]
+        if len(readers) == 1 and node.op.name == "Transpose" and isinstance(value.type, TensorType):
+            yield value, tuple(node.attrs.get("perm") or reversed(range(value.type.rank or 0)))
+
+
+# Annotations that follow from those of the values before.
+
+
+@dataclass
+class _Annotator:
+    kernels: Mapping[Node, Kernel]
+    on_host: Callable[[Node], bool]
+    planned: bool
+    escapes: Collection[Value]
+    alternating: Mapping[Value, Value]
+    transposed: Mapping[Value, Order]
+    strides: dict[Value, tuple[int, ...]] = field(default_factory=dict)
+    views: dict[Value, View] = field(default_factory=dict)
+    orders: dict[Node, Order] = field(default_factory=dict)
+    copied: set[Node] = field(default_factory=set)
+    invalid: dict[Node, Exception] = field(default_factory=dict)
+    _dummies: dict[Value, np.ndarray] = field(default_factory=dict)
+
+    def graph(self, graph: Graph) -> None:
+        for node in graph.nodes:
+            kernel = self.kernels.get(node)
+            if kernel is None:
+                for _, inner in node.graphs:
+                    self.graph(inner)
+            elif kernel.view:
+                self._view(node, kernel)
+            elif self._writes_into_arena(node, kernel):
+                order = self.orders[node] = self._order(node, kernel)
+                for value in node.outputs:
+                    if value is not None:
+                        self._place(value, order)
+
+    def _place(self, value: Value, order: Order = ()) -> None:
+        if value in self.alternating:
+            return
+        assert isinstance(value.type, TensorType)
+        plain = len(order) != len(value.type.dims) or list(order) == sorted(order)
+        self.strides[value] = () if plain else dense_strides(value.type, order)
+
+    def _writes_into_arena(self, node: Node, kernel: Kernel) -> bool:
+        values = [value for value in node.outputs if value is not None]
+        return (
+            self.planned
+            and kernel.into is not None
+            and self.on_host(node)
+            and bool(values)
+            and all(is_plannable(value.type) for value in values)
+            and (
+                all(value in self.alternating for value in values)
+                or not any(value in self.escapes for value in values)
+                or kernel.bound
+            )
+        )
+
+    def _order(self, node: Node, kernel: Kernel) -> Order:
+        """The order of dims that a kernel writes: its own, or that of its inputs, so that a layout
+        stays until a reader wants another."""
+        if kernel.free:
+            first = node.outputs[0]
+            return (first is not None and self.transposed.get(first)) or kernel.layout
+        if kernel.layout or kernel.contiguous:
+            return kernel.layout
+        orders = (self._order_of(value) for value in node.inputs if value is not None)
+        return next((order for order in orders if order), ())
+
+    def _order_of(self, value: Value) -> Order:
+        """The order of a value's dims in memory if it is not their own, and without gaps."""
+        view = self.views.get(value)
+        type_, strides = value.type, self.strides.get(value, ())
+        if view is not None:
+            type_, strides = view.type, view.strides
+        if not strides:
+            return ()
+        assert isinstance(type_, TensorType)
+        own = tuple(range(len(type_.dims)))
+        # The stride of a dim of 1 means nothing, so that several orders may match.
+        by_stride = tuple(sorted(own, key=lambda axis: -strides[axis]))
+        for order in (own, (*own[:1], *own[2:], *own[1:2]), by_stride):
+            if _matches(type_, strides, order):
+                return () if order == own else order
+        return ()
+
+    def _view(self, node: Node, kernel: Kernel) -> None:
+        """Place the views of a value in the arena; views of other values are dynamic."""
+        source, *rest = node.inputs
+        dummy = self._dummy(source)
+        fixed = all(value is None or value.const is not None for value in rest)
+        # A node with control inputs needs a step: others may wait for it.
+        if dummy is None or source is None or not fixed or node.control_inputs:
+            return
+        try:
+            arrays = kernel.function(dummy, *[None if v is None else v.const for v in rest])
+        except Exception as error:
+            # The constants are the model's: a run would raise the same error.
+            rejected = isinstance(error, IndexError | TypeError | ValueError)
+            self.invalid[node] = ShapeError(str(error)) if rejected else error
+            return
+        arrays = arrays if len(node.outputs) != 1 else (arrays,)
+        if not all(_within(array, dummy) for array in arrays):
+            self._copy(node)
+            return
+        for value, array in zip(node.outputs, arrays, strict=False):
+            if value is not None:
+                self._place_view(value, array, source, dummy)
+
+    def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: Any) -> None:
+        around = self.views.get(source)
+        base, offset = (source, 0) if around is None else (around.base, around.offset)
+        if array.size:
+            offset += address(array) - address(dummy)
+        # The view may be more precise than type inference.
+        type_ = value.type if is_plannable(value.type) else TensorType(array.dtype, array.shape)
+        assert isinstance(type_, TensorType)
+        self.views[value] = View(base, offset, array.strides, type_)
+        self._dummies[value] = array
+
+    def _copy(self, node: Node) -> None:
+        """A view that the strides of its source do not allow: a single output is copied."""
+        self.copied.add(node)
+        value = node.outputs[0]
+        if len(node.outputs) == 1 and value is not None:
+            stays = value not in self.escapes and is_plannable(value.type)
+            if value in self.alternating or stays:
+                self.orders[node] = ()
+                self._place(value)
+
+    def _dummy(self, value: Value | None) -> np.ndarray | None:
+        """An uninitialised array with the strides of a value in the arena, to evaluate views; None
+        for other values, and for values without elements."""
+        if value is None or (value not in self.strides and value not in self.views):
+            return None
+        dummy = self._dummies.get(value)
+        if dummy is None:
+            assert isinstance(value.type, TensorType)
+            try:
+                dummy = np.empty(value.type.dims, value.type.dtype)
+                strides = self.strides[value]
+                if strides:
+                    dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
+            except (MemoryError, ValueError) as error:
+                raise LimitExceeded(
+                    f"value {value.name!r} of type {value.type} does not fit into memory"
+                ) from error
+            self._dummies[value] = dummy
+        return dummy if dummy.size else None
+
+
+def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:
+    """Whether these strides (empty: C order) are those of dims in ``order``, without gaps."""
+    assert isinstance(type_, TensorType)
+    own = dense_strides(type_, range(len(type_.dims)))
+    wanted = dense_strides(type_, order) if len(order) == len(type_.dims) else own
+    dims = zip(type_.dims, strides or own, wanted, strict=True)
+    return all(a == b for n, a, b in dims if n > 1)
+
+
+def _same_type(a: Type, b: Type) -> bool:
+    both = isinstance(a, TensorType) and isinstance(b, TensorType)
+    return both and a.without_data() == b.without_data()  # type: ignore[union-attr]
+
+
+def _within(array: Any, dummy: np.ndarray) -> bool:
+    """Whether ``array`` is a view of the memory of ``dummy``."""
+    return array.size == 0 or np.may_share_memory(array, dummy)
+
+
+def address(array: np.ndarray) -> int:
+    """Where the first element of ``array`` is in memory."""
+    start = array.__array_interface__["data"][0]
+    assert isinstance(start, int)
+    return start

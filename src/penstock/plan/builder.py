@@ -1,0 +1,380 @@
+"""From a graph to a plan: kernels, then annotations, then slots and steps.
+
+Where each value lives is decided before (``analysis.value_memory``), from the graph and its kernels
+alone; the builder gives every value a slot and every node a step, or no step if its outputs are
+fixed views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.analysis.value_memory import ValueMemory, has_buffers, value_memory
+from penstock.backends.base import Backend, transfer_kernel
+from penstock.backends.kernels import KernelTable
+from penstock.errors import InternalError
+from penstock.ir.describe import compile_error, describe_node
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Kernel
+from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.ops.onnx.control_flow import LoopCarried, is_control
+from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
+from penstock.types import ShapeError, TensorType, Type
+
+
+class CompiledNode(NamedTuple):
+    """The kernel of a node, and the backend that it is of."""
+
+    kernel: Kernel
+    backend: Backend
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the outputs are in the host's memory, as arenas are."""
+        return self.backend.memory == HOST
+
+
+def compile_plan(
+    graph: Graph,
+    backends: Sequence[Backend],
+    placed: Mapping[Node, Backend] | None = None,
+    *,
+    planned: bool = True,
+    kernels: KernelTable | None = None,
+) -> Plan:
+    """Compile a sorted graph with inferred types into a plan.
+
+    Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
+    for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, no
+    memory is set aside before the run: every value is dynamic, and the plan can run in any order
+    that obeys its dependencies. Raises ``InvalidModel`` for a node that can never run.
+    """
+    table = kernels or KernelTable()
+    compiled: dict[Node, CompiledNode] = {}
+    for inner in graph.graphs():
+        for node in reversed(inner.nodes):
+            if not is_control(node):
+                compiled[node] = _compile(node, backends, placed or {}, table, inner is graph)
+    memory = value_memory(
+        graph,
+        {node: entry.kernel for node, entry in compiled.items()},
+        lambda node: compiled[node].on_host,
+        planned=planned,
+    )
+    return _Builder(compiled, memory, planned).plan(graph)
+
+
+def _compile(
+    node: Node,
+    backends: Sequence[Backend],
+    placed: Mapping[Node, Backend],
+    table: KernelTable,
+    certain: bool,
+) -> CompiledNode:
+    """The kernel of a node; ``certain``: the node runs in every run, so that errors are raised."""
+    backend = placed.get(node) or next((b for b in backends if table.accepts(b, node)), None)
+    if backend is None:
+        raise InternalError(f"no backend has a kernel for {describe_node(node)}")
+    if is_transfer(node):
+        return CompiledNode(transfer_kernel(node, backends), backend)
+    try:
+        kernel = table.kernel(backend, node)
+    except Exception as error:
+        kernel = _failing(node, error, certain)
+    if kernel is None:
+        raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
+    return CompiledNode(kernel, backend)
+
+
+# A dynamic value that may be in more arena slots than this is copied.
+_MOST_ROOTS = 8
+
+
+class _Builder:
+    """Gives values slots and nodes steps. ``buffers`` are the pairs of slots that carried values
+    alternate between, by the body's input; ``copies`` constants in other memories than the host's,
+    by slot and memory."""
+
+    def __init__(
+        self, compiled: Mapping[Node, CompiledNode], memory: ValueMemory, planned: bool
+    ) -> None:
+        self.compiled = compiled
+        self.memory = memory
+        self.planned = planned
+        self.slots: list[Slot] = []
+        self.slot_of: dict[Value, int] = {}
+        self.constants: dict[int, int] = {}
+        self.copies: dict[tuple[int, str], int] = {}
+        self.buffers: dict[Value, tuple[int, int]] = {}
+        self.views = 0
+
+    def plan(self, graph: Graph) -> Plan:
+        inputs = [self.define(value, SlotKind.DYNAMIC) for value in graph.inputs]
+        steps = self.steps(graph, certain=True)
+        outputs = self.read(graph.outputs)
+        return Plan(graph.name, steps, tuple(self.slots), tuple(inputs), outputs, self.views)
+
+    def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        for node in graph.nodes:
+            if node not in self.compiled:
+                build = self.branches if node.op.name == "If" else self.loop
+                steps.append(build(node))
+                continue
+            step = self.view(node, certain) if self.kernel(node).view else self.step(node)
+            if step is None:
+                self.views += 1
+            else:
+                steps.append(step)
+        return tuple(steps)
+
+    def kernel(self, node: Node) -> Kernel:
+        return self.compiled[node].kernel
+
+    # Slots.
+
+    def add(self, slot: Slot) -> int:
+        self.slots.append(slot)
+        return len(self.slots) - 1
+
+    def define(self, value: Value, kind: SlotKind, type_: Type | None = None, **place: Any) -> int:
+        index = self.add(Slot(value.name, type_ or value.type, kind, **place))
+        self.slot_of[value] = index
+        return index
+
+    def define_all(self, values: Sequence[Value | None], **place: Any) -> tuple[int, ...]:
+        """Dynamic slots, -1 for each value left out."""
+        return tuple(
+            [-1 if v is None else self.define(v, SlotKind.DYNAMIC, **place) for v in values]
+        )
+
+    def slot(self, value: Value | None) -> int:
+        if value is None:
+            return -1
+        index = self.slot_of.get(value)
+        if index is not None:
+            return index
+        if value.const is None:
+            raise InternalError(f"value {value.name!r} is used before it is computed")
+        index = self.constants.get(id(value.const))
+        if index is None:
+            index = self.add(Slot(value.name, value.type, SlotKind.CONSTANT, value.const))
+            self.constants[id(value.const)] = index
+        self.slot_of[value] = index
+        return index
+
+    def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:
+        return tuple([self.slot(value) for value in values])
+
+    def roots(self, index: int) -> tuple[int, ...]:
+        """The arena slots whose memory the value of a slot may be in."""
+        return memory_of(self.slots, index) if index >= 0 else ()
+
+    def holder(self, index: int) -> int:
+        """The slot that holds the memory of a dynamic value: itself, or the one it is a view of."""
+        base = self.slots[index].base
+        return base if base >= 0 else index
+
+    def written(self, value: Value | None) -> int:
+        """The slot of an output that a kernel writes into the arena: a slot of its own, or one of
+        the two buffers of a loop."""
+        if value is None:
+            return -1
+        inside = self.memory.alternating.get(value)
+        if inside is not None:
+            return self.define(value, SlotKind.DYNAMIC, roots=self.buffers[inside])
+        return self.define(value, SlotKind.ARENA, strides=self.memory.strides[value])
+
+    # Steps with kernels.
+
+    def step(self, node: Node) -> Step:
+        kernel, backend = self.compiled[node]
+        inputs = self.read(node.inputs)
+        if not self.compiled[node].on_host and not is_transfer(node):
+            inputs = tuple([self.constant_on(backend, i) for i in inputs])
+        into = node in self.memory.orders
+        if into:
+            outputs = tuple([self.written(value) for value in node.outputs])
+        else:
+            outputs = tuple(
+                [
+                    -1 if v is None else self.define(v, SlotKind.DYNAMIC, owned=_is_tensor(v.type))
+                    for v in node.outputs
+                ]
+            )
+        workspace = -1
+        if into and kernel.workspace:
+            type_ = TensorType(np.dtype(np.uint8), (kernel.workspace,))
+            workspace = self.add(Slot(f"{node.name}/workspace", type_, SlotKind.ARENA))
+        copied: tuple[int, ...] = ()
+        if not all(_is_tensor(value.type) for value in node.outputs if value is not None):
+            # A list or an optional keeps the tensors that it is made of.
+            copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
+        return Step(node, kernel, inputs, outputs, into, workspace, copied, backend=backend.name)
+
+    def constant_on(self, backend: Backend, index: int) -> int:
+        """Slot ``index``; for a constant, one with a copy in the memory of ``backend``."""
+        if index < 0 or self.slots[index].kind is not SlotKind.CONSTANT:
+            return index
+        key = (index, backend.memory)
+        if key not in self.copies:
+            slot = self.slots[index]
+            copy = backend.from_host(slot.const)
+            self.copies[key] = self.add(Slot(slot.name, slot.type, SlotKind.CONSTANT, copy))
+        return self.copies[key]
+
+    def view(self, node: Node, certain: bool) -> Step | None:
+        """A view of the arena needs no step; a view of other memory is a call during the run."""
+        kernel, backend = self.compiled[node]
+        inputs = self.read(node.inputs)
+        if node in self.memory.copied:
+            return self.copying(node, kernel, inputs)
+        error = self.memory.invalid.get(node)
+        if error is not None:
+            kernel = _failing(node, error, certain)
+            return Step(node, kernel, inputs, self.define_all(node.outputs), backend=backend.name)
+        outputs = [value for value in node.outputs if value is not None]
+        if outputs and all(value in self.memory.views for value in outputs):
+            for value in outputs:
+                view = self.memory.views[value]
+                base, place = self.slot_of[view.base], (view.offset, view.strides)
+                self.define(
+                    value, SlotKind.ALIAS, view.type, base=base, offset=place[0], strides=place[1]
+                )
+            return None
+        source = inputs[0]
+        slots = self.define_all(
+            node.outputs,
+            roots=self.roots(source),
+            base=self.holder(source),
+            owned=self.slots[source].owned,
+        )
+        return Step(node, kernel, inputs, slots, backend=backend.name)
+
+    def copying(self, node: Node, kernel: Kernel, inputs: tuple[int, ...]) -> Step:
+        """A view that the strides of its source do not allow."""
+        name = self.compiled[node].backend.name
+        if node in self.memory.orders:
+            kernel = Kernel(kernel.function, kernel.into or _copy_of(kernel, len(inputs)))
+            target = self.written(node.outputs[0])
+            return Step(node, kernel, inputs, (target,), into=True, backend=name)
+        if len(node.outputs) > 1 or node.outputs[0] is None:
+            # Some outputs may be views nevertheless.
+            outputs = self.define_all(node.outputs, roots=self.roots(inputs[0]))
+        else:
+            outputs = self.define_all(node.outputs, owned=True)
+        return Step(node, kernel, inputs, outputs, backend=name)
+
+    # Control flow.
+
+    def branches(self, node: Node) -> Step:
+        inputs = self.read(node.inputs)
+        blocks: list[Block] = []
+        owned_by_branch: list[list[bool]] = []
+        for branch in (node.attrs["then_branch"], node.attrs["else_branch"]):
+            before = len(self.slots)
+            steps = self.steps(branch, certain=False)
+            results = self.read(branch.outputs)
+            blocks.append(Block((), results, steps))
+            # The If owns values that its branch computed (in later slots) and hands out only once.
+            holders = [self.holder(index) for index in results]
+            owned_by_branch.append(
+                [
+                    self.slots[index].owned and holder >= before and holders.count(holder) == 1
+                    for index, holder in zip(results, holders, strict=True)
+                ]
+            )
+        outputs = []
+        for i, value in enumerate(node.outputs):
+            if value is None:
+                outputs.append(-1)
+                continue
+            roots = dict.fromkeys(r for block in blocks for r in self.roots(block.outputs[i]))
+            # The roots of a long chain of Ifs would add up without end.
+            owned = all(flags[i] for flags in owned_by_branch) or len(roots) > _MOST_ROOTS
+            place: dict[str, Any] = {"owned": True} if owned else {"roots": tuple(roots)}
+            outputs.append(self.define(value, SlotKind.DYNAMIC, **place))
+        return Step(node, None, inputs, tuple(outputs), blocks=tuple(blocks))
+
+    def loop(self, node: Node) -> Step:
+        """Loop, Scan and SequenceMap: carried values, then outputs that collect rows."""
+        body: Graph = node.attrs["body"]
+        inputs = self.read(node.inputs)
+        carried = LoopCarried(node)
+        initial = inputs[carried.node]
+        inside, updated = body.inputs[carried.inputs], body.outputs[carried.outputs]
+        pairs = [self.buffer_pair(a, b) for a, b in zip(inside, updated, strict=True)]
+        for value, start, pair in zip(inside, initial, pairs, strict=True):
+            self.define(value, SlotKind.DYNAMIC, roots=(*self.roots(start), *(pair or ())))
+        for i, value in enumerate(body.inputs):
+            if value not in self.slot_of:
+                # A slice of a Scan's input, or an element of a sequence, is a view of the whole.
+                whole = inputs[i] if node.op.name != "Loop" else -1
+                self.define(value, SlotKind.DYNAMIC, roots=self.roots(whole))
+        steps = self.steps(body, certain=False)
+        block = Block(self.read(body.inputs), self.read(body.outputs), steps)
+        results = []
+        for i, output in enumerate(node.outputs):
+            if output is None:
+                results.append(-1)
+            elif i < len(pairs):
+                roots = pairs[i] or self.roots(initial[i])
+                results.append(self.define(output, SlotKind.DYNAMIC, roots=roots))
+            else:
+                results.append(self.define(output, SlotKind.DYNAMIC, owned=_is_tensor(output.type)))
+        carries = [
+            Carry(
+                initial[i],
+                self.slot(inside[i]),
+                self.slot(value),
+                results[i] if i < len(results) else -1,
+                pair,
+                direct=self.is_direct(value, inside[i]),
+            )
+            for i, (value, pair) in enumerate(zip(updated, pairs, strict=True))
+        ]
+        return Step(node, None, inputs, tuple(results), blocks=(block,), carries=tuple(carries))
+
+    def buffer_pair(self, inside: Value, updated: Value) -> tuple[int, int] | None:
+        """Two alternating buffers for a carried value, if its type is fixed and it changes."""
+        if not (self.planned and has_buffers(inside, updated)):
+            return None
+        pair = (
+            self.add(Slot(f"{inside.name}/0", inside.type, SlotKind.ARENA)),
+            self.add(Slot(f"{inside.name}/1", inside.type, SlotKind.ARENA)),
+        )
+        self.buffers[inside] = pair
+        return pair
+
+    def is_direct(self, updated: Value, inside: Value) -> bool:
+        """Whether a step of the body writes the updated value straight into a buffer."""
+        producer = updated.producer
+        return producer in self.memory.orders and self.memory.alternating.get(updated) is inside
+
+
+def _is_tensor(type_: Type) -> bool:
+    return isinstance(type_, TensorType)
+
+
+def _copy_of(kernel: Kernel, n: int) -> Any:
+    function = kernel.function
+
+    def copy(*arguments: Any) -> None:
+        np.copyto(arguments[n], function(*arguments[:n]))
+
+    return copy
+
+
+def _failing(node: Node, error: Exception, certain: bool) -> Kernel:
+    """A kernel that fails when it runs, if its node may never run; else the error is raised."""
+    if certain or not isinstance(error, ShapeError):
+        raise compile_error(node, error) from error
+    message = str(error)
+
+    def fail(*inputs: Any) -> Any:
+        raise ShapeError(message)
+
+    return Kernel(fail)
