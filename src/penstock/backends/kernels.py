@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from penstock.backends.base import Backend
 from penstock.ir.graph import Node
 from penstock.ir.op import Kernel
+from penstock.ops.internal.transfer import is_transfer
+from penstock.passes.context import Place
 from penstock.types import Type
 
 
@@ -72,6 +74,27 @@ class KernelTable:
         if answer is None or not answer.holds(types, constants):
             answer = self._answers[key] = _asked(backend, node, inputs, types, constants)
         return answer
+
+
+def placed_kernels(
+    table: KernelTable, backends: Sequence[Backend], placement: Mapping[Node, Place]
+) -> Callable[[Node], tuple[Place, Kernel] | None]:
+    """A function from a node to its place and kernel, for ``PassContext.compiled``: on the backend
+    where it is placed, else on the first of ``backends`` that has a kernel for it."""
+
+    def compiled(node: Node) -> tuple[Place, Kernel] | None:
+        place = placement.get(node)
+        for backend in backends:
+            if place is None or place.backend == backend.name:
+                try:
+                    kernel = None if is_transfer(node) else table.kernel(backend, node)
+                except Exception:  # the plan raises it, unless the node may never run
+                    return None
+                if kernel is not None:
+                    return Place(backend.name, backend.memory), kernel
+        return None
+
+    return compiled
 
 
 def _asked(

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from penstock.ir.graph import Graph, Node
+from penstock.ir.op import Kernel
 from penstock.limits import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -79,5 +80,9 @@ class PassContext:
     add nodes afterwards keep it complete."""
     unraised: list[Unraised] = field(default_factory=list)
     """The primitives of control flow that could not be raised, each with the reason."""
+    compiled: Callable[[Node], tuple[Place, Kernel] | None] | None = None
+    """The kernel of a node, with its place, or that of the first backend with a kernel for it if it
+    has none yet; None if its types are at fault. None where no memory is planned, and passes that
+    depend on kernels have nothing to do."""
     after_pass: AfterPass | None = None
     """Called with each pass that ran, and the graph as that left it."""

@@ -21,6 +21,7 @@ from penstock.passes.check import check_graph
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
+from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.lowering.hoist_scales import HoistScales
 from penstock.passes.lowering.insert_transfers import InsertTransfers
@@ -74,6 +75,7 @@ LOWER: tuple[Pass, ...] = (
     Fuse(),
     AssignBackends(),
     InsertTransfers(),
+    AssignLayouts(),
 )
 
 PASSES = {each.name: each for each in (*STRUCTURE, *OPTIMIZE, *LOWER)}

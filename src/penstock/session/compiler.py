@@ -14,7 +14,7 @@ from penstock.analysis.frames import find_frames
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
-from penstock.backends.kernels import KernelTable
+from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.errors import (
     InvalidInput,
@@ -107,13 +107,18 @@ class Compiler:
         self,
         fusion: FusionPolicy | None = None,
         choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
+        kernels: KernelTable | None = None,
     ) -> PassContext:
+        placement: dict[Node, Place] = {}
+        compiled = None if kernels is None else placed_kernels(kernels, self.backends, placement)
         return PassContext(
             limits=self.limits,
             fusion=fusion if self.fusing else None,
             fold_quantized_weights=not self.fusing,
             choose_places=choose_places,
             after_pass=self.options.after_pass,
+            placement=placement,
+            compiled=compiled,
         )
 
     def compile(
@@ -208,11 +213,12 @@ class Compiler:
         placement = Placement(self.backends, self.overrides, kernels, costs)
         if self._one_memory and self.options.autotune:
             self._measure_fused(graph, placement)
-        context = self._context(placement, partial(self._places, placement))
+        planned = self.executor != "dataflow"
+        places = partial(self._places, placement)
+        context = self._context(placement, places, kernels if planned else None)
         run_passes(LOWER, graph, context)
         by_name = {backend.name: backend for backend in self.backends}
         placed = {node: by_name[place.backend] for node, place in context.placement.items()}
-        planned = self.executor != "dataflow"
         plan = compile_plan(graph, self.backends, placed, planned=planned, kernels=kernels)
         if self.executor == "dataflow":
             return DataflowExecutor(plan, self.hosts, self.limits, threads=self.threads)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.backends.kernels import KernelTable
+from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
@@ -23,10 +23,11 @@ from penstock.limits import Limits
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
 from penstock.ops.internal.transfer import HOST, is_transfer
-from penstock.ops.onnx.control_flow import is_control
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.passes.context import PassContext, Place
+from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.insert_transfers import InsertTransfers
+from penstock.passes.pipeline import run_passes
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
@@ -40,21 +41,37 @@ _ALL = 1 << 20
 
 
 def on_backends(
-    graph: Graph, placed: Mapping[Node, Backend], backends: Sequence[Backend]
+    graph: Graph,
+    placed: Mapping[Node, Backend],
+    backends: Sequence[Backend],
+    kernels: KernelTable | None = None,
 ) -> tuple[Graph, dict[Node, Backend]]:
-    """A copy of ``graph`` with the transfers that the placement needs, and its placement; the graph
-    itself where no memories differ."""
-    if all(backend.memory == HOST for backend in placed.values()):
+    """A copy of ``graph`` with the transfers and layouts that the placement needs, and its
+    placement; the graph itself if it needs none."""
+    kernels = kernels or KernelTable()
+    away = any(backend.memory != HOST for backend in placed.values())
+    if not away and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
         return graph, dict(placed)
     copy = clone(graph)
     placement = {
         new: Place(placed[old].name, placed[old].memory)
         for old, new in zip(graph.walk(), copy.walk(), strict=True)
-        if not is_control(old)
+        if old in placed
     }
-    InsertTransfers().run(copy, PassContext(placement=placement))
+    compiled = placed_kernels(kernels, backends, placement)
+    context = PassContext(placement=placement, compiled=compiled)
+    run_passes((InsertTransfers(), AssignLayouts()), copy, context)
     by_name = {backend.name: backend for backend in backends}
     return copy, {node: by_name[place.backend] for node, place in placement.items()}
+
+
+def _wants_layout(kernels: KernelTable, backend: Backend, node: Node) -> bool:
+    """Whether the kernel of a node reads only one order of dims in memory."""
+    try:
+        kernel = kernels.kernel(backend, node)
+    except Exception:  # the plan raises it, unless the node may never run
+        return False
+    return kernel is not None and bool(kernel.dense)
 
 
 def measure(
@@ -72,7 +89,7 @@ def measure(
     transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
     With memory and layouts planned, as most runs have them. Raises what the run raises.
     """
-    copy, where = on_backends(graph, placed, backends)
+    copy, where = on_backends(graph, placed, backends, kernels)
     plan = compile_plan(copy, backends, where, kernels=kernels)
     hosts = [backend for backend in backends if backend.memory == HOST]
     threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}

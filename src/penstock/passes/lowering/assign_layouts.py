@@ -1,0 +1,91 @@
+"""Copies into another layout, where a kernel reads only one order of dims in memory."""
+
+from __future__ import annotations
+
+from penstock.analysis.value_memory import Order, ValueMemory, value_memory
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Kernel
+from penstock.ops.internal.transfer import HOST, REORDER
+from penstock.ops.onnx.control_flow import is_control
+from penstock.passes.context import Pass, PassContext, Property
+
+
+class AssignLayouts(Pass):
+    """Insert a Reorder before each input that a kernel wants dense, with the dims of its output.
+
+    The layout of every value follows from the kernels that write it (``analysis.value_memory``). A
+    value is copied into a layout once for all nodes of a graph, and of graphs nested behind the
+    copy, that read it in that layout. Values that are allocated during the run count as having
+    their dims in their own order: kernels look at their strides themselves.
+    """
+
+    name = "assign_layouts"
+    requires = frozenset({Property.PLACED, Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        if context.compiled is None:
+            return False
+        kernels: dict[Node, Kernel] = {}
+        for node in graph.walk():
+            answer = None if is_control(node) else context.compiled(node)
+            if answer is not None:
+                kernels[node] = answer[1]
+        if not any(kernel.dense for kernel in kernels.values()):
+            return False
+        placement = context.placement
+        memory = value_memory(
+            graph, kernels, lambda n: n not in placement or placement[n].memory == HOST
+        )
+        inserter = _Inserter(kernels, memory, context)
+        inserter.graph(graph, {})
+        return inserter.changed
+
+
+class _Inserter:
+    def __init__(
+        self, kernels: dict[Node, Kernel], memory: ValueMemory, context: PassContext
+    ) -> None:
+        self.kernels = kernels
+        self.memory = memory
+        self.context = context
+        self.changed = False
+        self.names: set[str] = set()
+
+    def graph(self, graph: Graph, copies: dict[tuple[Value, Order], Value]) -> None:
+        """Insert copies into ``graph``; ``copies`` has those that exist already, by value and
+        order."""
+        copies = dict(copies)
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            for _, inner in node.graphs:
+                self.graph(inner, copies)
+            kernel, order = self.kernels.get(node), self.memory.orders.get(node)
+            for i in kernel.dense if kernel is not None and order is not None else ():
+                value = node.inputs[i] if i < len(node.inputs) else None
+                if value is None or order is None or self.memory.has_order(value, order):
+                    continue
+                if (value, order) not in copies:
+                    reorder = self.reorder(value, order)
+                    nodes.append(reorder)
+                    (copy,) = reorder.outputs
+                    assert copy is not None
+                    copies[value, order] = copy
+                node.inputs[i] = copies[value, order]
+            nodes.append(node)
+        graph.nodes[:] = nodes
+
+    def reorder(self, value: Value, order: Order) -> Node:
+        """A copy of ``value`` with its dims in ``order`` in memory."""
+        view = self.memory.views.get(value)
+        name, number = f"{value.name}/reordered", 1
+        while name in self.names:
+            number += 1
+            name = f"{value.name}/reordered_{number}"
+        self.names.add(name)
+        copy = Value(name, value.type if view is None else view.type)
+        node = Node(REORDER, [value], [copy], {"order": order}, name=name)
+        answer = self.context.compiled(node) if self.context.compiled is not None else None
+        if answer is not None:
+            self.context.placement[node] = answer[0]
+        self.changed = True
+        return node
