@@ -172,7 +172,7 @@ class StepTable:
 class Plan(StepTable):
     """A compiled graph. ``steps`` are in an order in which they can run."""
 
-    views: int = field(default=0)
+    views: int = 0
     """nodes that need no step because their outputs are fixed views"""
 
 
