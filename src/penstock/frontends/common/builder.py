@@ -17,6 +17,7 @@ import numpy as np
 from penstock.frontends.common.diagnostics import NO_KERNEL, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Node, Value
+from penstock.ir.op import Op
 from penstock.ops.registry import find
 from penstock.types import ANY, FLOAT32, INT64, Dim, Shape, TensorType, Type
 
@@ -50,8 +51,8 @@ class NodeBuilder:
     """A node of the file as its conversion rule sees it.
 
     ``inputs``, ``outputs`` and ``attrs`` are those of the file's node. ``nodes`` are the emitted
-    ones, which the importer adds to the graph when the rule returns. ``unique`` makes a name that
-    nothing in the model has.
+    ones, which the importer adds to the graph when the rule returns; ``final`` is the one with the
+    node's name. ``unique`` makes a name that nothing in the model has.
     """
 
     inputs: Sequence[Value | None]
@@ -78,6 +79,7 @@ class NodeBuilder:
         self.origin = origin
         self.device = device
         self.nodes: list[Node] = []
+        self.final: Node | None = None
 
     # What the file says of the inputs.
 
@@ -169,8 +171,7 @@ class NodeBuilder:
         **more: Any,
     ) -> Value:
         """Emit a node before the final one, and return its one output. ``more`` are attributes."""
-        hint = op.lower()
-        output = Value(self.fresh(hint), type_)
+        output = Value(self.fresh(op.lower()), type_)
         if more:
             attrs = {**(attrs or {}), **more}
         self.append(op, domain, inputs, [output], attrs, self.inner_name(op, output))
@@ -187,14 +188,10 @@ class NodeBuilder:
     ) -> Node:
         """Emit the node that has the name of the file's node, and by default its inputs and
         outputs."""
-        return self.append(
-            op,
-            domain,
-            self.inputs if inputs is None else inputs,
-            self.outputs if outputs is None else outputs,
-            attrs,
-            self.name,
-        )
+        inputs = self.inputs if inputs is None else inputs
+        outputs = self.outputs if outputs is None else outputs
+        self.final = self.append(op, domain, inputs, outputs, attrs, self.name)
+        return self.final
 
     def inner_name(self, op: str, output: Value) -> str:
         """The name of a node before the final one."""
@@ -210,11 +207,22 @@ class NodeBuilder:
         name: str,
     ) -> Node:
         """Emit a node. Raises ``InexpressibleError`` if there is no such operation."""
-        operation = find(op, domain)
-        if operation is None:
-            raise InexpressibleError(NO_KERNEL)
+        operation, defaults = self.operation(op, domain)
         node = Node(
-            operation, inputs, outputs, attrs, name=name, device=self.device, origin=self.origin
+            operation,
+            inputs,
+            outputs,
+            {**defaults, **(attrs or {})} if defaults else attrs,
+            name=name,
+            device=self.device,
+            origin=self.origin,
         )
         self.nodes.append(node)
         return node
+
+    def operation(self, op: str, domain: str) -> tuple[Op, Mapping[str, Any]]:
+        """An operation, and the attributes that its nodes have unless they are given."""
+        operation = find(op, domain)
+        if operation is None:
+            raise InexpressibleError(NO_KERNEL)
+        return operation, {}

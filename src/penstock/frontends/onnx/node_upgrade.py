@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import InternalError
 from penstock.frontends.common.builder import NodeBuilder
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Value
 from penstock.ops import Op, find
 from penstock.ops.common.reference import reference_op
 
@@ -54,18 +54,6 @@ class NodeUpgrade(NodeBuilder):
         given = {key: value for key, value in (attrs or {}).items() if key in allowed}
         self.emit_final(op, inputs, given, outputs=outputs)
 
-    def append(
-        self,
-        op: str,
-        domain: str,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None,
-        name: str,
-    ) -> Node:
-        """Emit a node of ONNX's own domain."""
+    def operation(self, op: str, domain: str) -> tuple[Op, Mapping[str, Any]]:
         operation, schema = current(op)
-        attrs = {**schema.defaults, **(attrs or {})}
-        node = Node(operation, inputs, outputs, attrs, name=name, origin=self.origin)
-        self.nodes.append(node)
-        return node
+        return operation, schema.defaults

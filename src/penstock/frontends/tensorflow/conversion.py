@@ -60,7 +60,7 @@ class Conversion(NodeBuilder):
     """A NodeDef, its inputs and outputs, and the nodes emitted for it.
 
     ``name`` is unique in the model, ``own_name`` in the graph or function of the file. ``controls``
-    are the names of the NodeDefs that it waits for. ``final`` is the node with its name.
+    are the names of the NodeDefs that it waits for.
     """
 
     inputs: list[Value]
@@ -92,7 +92,6 @@ class Conversion(NodeBuilder):
         self.op = proto.op
         self.references = references
         self.controls = controls
-        self.final: Node | None = None
 
     def input_constant(self, index: int) -> np.ndarray | None:
         """Input ``index`` if it is a constant of the file, a frozen variable or such an
@@ -107,18 +106,6 @@ class Conversion(NodeBuilder):
 
     def inner_name(self, op: str, output: Value) -> str:
         return output.name
-
-    def emit_final(
-        self,
-        op: str,
-        inputs: Sequence[Value | None] | None = None,
-        attrs: Mapping[str, Any] | None = None,
-        *,
-        domain: str = "",
-        outputs: Sequence[Value | None] | None = None,
-    ) -> Node:
-        self.final = super().emit_final(op, inputs, attrs, domain=domain, outputs=outputs)
-        return self.final
 
     def emit_same_op(self, attrs: Iterable[str] | None = None, **more: Any) -> Node:
         """Emit the operation of the same name in the domain "tensorflow" as the final node, with
@@ -153,20 +140,6 @@ class Conversion(NodeBuilder):
             return self.emit("Const", [], {"value": frozen}, domain=TENSORFLOW)
         attrs, type_ = self.context.variables.read_attrs(handle, dtype)
         return self.emit("ReadVariableOp", [handle], attrs, domain=TENSORFLOW, type_=type_)
-
-    def append(
-        self,
-        op: str,
-        domain: str,
-        inputs: Sequence[Value | None],
-        outputs: Sequence[Value | None],
-        attrs: Mapping[str, Any] | None,
-        name: str,
-    ) -> Node:
-        node = super().append(op, domain, inputs, outputs, attrs, name)
-        if op == "Identity" and outputs[0] is not None:
-            self.context.variables.copy(node.inputs[0], outputs[0])
-        return node
 
     def commit(self) -> None:
         """Add the emitted nodes to the graph, with the nodes that they wait for."""

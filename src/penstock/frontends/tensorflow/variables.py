@@ -33,20 +33,13 @@ class Variables:
         if isinstance(type_, TensorType):
             self._types[handle] = type_
 
-    def copy(self, handle: Value | None, copy: Value) -> None:
-        """Note that ``copy`` is the same as ``handle``, if that is a handle."""
-        if handle in self._frozen:
-            self._frozen[copy] = self._frozen[handle]
-        if handle in self._types:
-            self._types[copy] = self._types[handle]
-
     def constant(self, handle: Value) -> np.ndarray | None:
         """The value of a variable that nothing assigns to."""
-        return self._frozen.get(handle)
+        return self._frozen.get(_without_identities(handle))
 
     def read_attrs(self, handle: Value, dtype: str | None) -> tuple[dict[str, Any], Type]:
         """The attributes of a node that reads a variable, and the type of its output."""
-        type_ = self._types.get(handle)
+        type_ = self._types.get(_without_identities(handle))
         attrs: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if type_ is None:
             return attrs, declared_type(dtype)
@@ -55,3 +48,16 @@ class Variables:
         if type_.dtype is not None:
             attrs["dtype"] = dtype_name(type_.dtype)
         return attrs, type_
+
+
+def _without_identities(handle: Value) -> Value:
+    """The handle of which ``handle`` is a copy. An Identity in a circle of them has none."""
+    value = handle
+    seen = {handle}
+    while value.producer is not None and value.producer.op.name == "Identity":
+        source = value.producer.inputs[0]
+        if source is None or source in seen:
+            return handle
+        seen.add(source)
+        value = source
+    return value
