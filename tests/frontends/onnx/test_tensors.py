@@ -53,7 +53,7 @@ def test_constant_nodes_with_faults_are_refused() -> None:
     none, both, kind = problems(proto)
     assert none.startswith("none in the model is a Constant with attributes []")
     assert "['value_float', 'value_int']" in both
-    assert kind == "value_int of kind in the model is of kind FLOAT, not INT"
+    assert kind == "value_int of kind in the model is of kind FLOAT, not INT; write it as that"
 
 
 def sparse(name: str, values: Any, indices: Any, dims: Sequence[int]) -> onnx.SparseTensorProto:

@@ -130,13 +130,13 @@ class NodeBuilder:
         shape = self.shape(index)
         return None if shape is None else len(shape)
 
-    def static_shape(self, index: int, what: str) -> tuple[int, ...]:
-        """The shape of input ``index``, called ``what``. Raises ``InexpressibleError`` if part of
-        it is unknown."""
+    def static_shape(self, index: int, role: str) -> tuple[int, ...]:
+        """The shape of input ``index``. Raises ``InexpressibleError`` if part of it is unknown;
+        ``role`` is what the message calls the input."""
         shape = self.shape(index)
         if shape is None or not all(isinstance(dim, int) for dim in shape):
             raise InexpressibleError(
-                f"the shape of {what} is not known before a run; export the model with it"
+                f"the shape of {role} is not known before a run; export the model with it"
             )
         return shape  # type: ignore[return-value]
 

@@ -75,12 +75,12 @@ class Diagnostics:
                 "function bodies expanded; raise the limit if you trust the model"
             )
 
-    def check_depth(self, depth: int, what: str) -> None:
-        """Raise ``InvalidModel`` if ``what``, at this depth, is beyond ``Limits.max_depth``."""
+    def check_depth(self, depth: int, subject: str) -> None:
+        """Raise ``InvalidModel`` if ``subject``, at this depth, is beyond ``Limits.max_depth``."""
         if depth > self.limits.max_depth:
             raise InvalidModel(
-                f"{what} nests deeper than Limits.max_depth = {self.limits.max_depth}; raise the "
-                "limit if you trust the model"
+                f"{subject} nests deeper than Limits.max_depth = {self.limits.max_depth}; raise "
+                "the limit if you trust the model"
             )
 
     def raise_collected(self) -> None:

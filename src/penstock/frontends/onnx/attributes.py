@@ -55,7 +55,7 @@ _LISTS: Mapping[str, int] = {
 
 
 def attribute_type(proto: AttributeProto) -> int:
-    """The ``AttributeProto`` type; IR version 1 lacks it, so that the field in use tells."""
+    """The ``AttributeProto`` type; IR version 1 lacks it, so it is that of the field in use."""
     if proto.type:
         return proto.type
     for name, code in _FIELDS.items():
@@ -181,7 +181,7 @@ class AttributeReader:
         if types[given[0]] != code:
             self.diagnostics.problem(
                 f"{given[0]} of {name} in {context.where} is of kind "
-                f"{TYPE_NAMES.get(types[given[0]])}, not {TYPE_NAMES[code]}"
+                f"{TYPE_NAMES.get(types[given[0]])}, not {TYPE_NAMES[code]}; write it as that"
             )
             return None
         array = to_array(attrs[given[0]])

@@ -74,7 +74,7 @@ class Bundle:
         if dtype == STRING:
             raise InvalidModel(f"{where} has strings, which variables cannot hold")
         if shape is None or any(dim is None for dim in shape):
-            raise InvalidModel(f"{where} has no definite shape")
+            raise InvalidModel(f"{where} has unknown dims; save the checkpoint again")
         dims: tuple[int, ...] = shape  # type: ignore[assignment]
         data = self._bytes(entry, where)
         if data.size != math.prod(dims) * dtype.itemsize:
@@ -87,7 +87,9 @@ class Bundle:
 
     def _bytes(self, entry: BundleEntryProto, where: str) -> np.ndarray:
         if not 0 <= entry.shard_id < self.count:
-            raise InvalidModel(f"{where} is in file {entry.shard_id} of {self.count}")
+            raise InvalidModel(
+                f"{where} is in file {entry.shard_id} of {self.count}; copy the index again"
+            )
         shard = self._shards.get(entry.shard_id)
         if shard is None:
             name = f"{self.prefix}.data-{entry.shard_id:05}-of-{self.count:05}"

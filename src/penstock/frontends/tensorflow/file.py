@@ -33,7 +33,7 @@ def parsed(data: bytes, message: Proto, where: str) -> Proto:
         message.ParseFromString(data)
     except (DecodeError, RecursionError) as error:
         raise InvalidModel(
-            f"{where} is no {message.DESCRIPTOR.name}, or is damaged ({error}); write it again"
+            f"{where} is no {message.DESCRIPTOR.name}, or is damaged ({error}); export it again"
         ) from error
     return message
 

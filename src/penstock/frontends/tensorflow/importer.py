@@ -232,7 +232,8 @@ class Importer:
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             # Rules expect the attributes that TensorFlow writes; a file may have others.
             self.diagnostics.problem(
-                f"{subject} has attributes or inputs that it cannot have: {error!r}"
+                f"{subject} has attributes or inputs that it cannot have: {error!r}; export the "
+                "model again"
             )
         else:
             conversion.commit()

@@ -62,7 +62,9 @@ def numpy_dtype(number: int) -> np.dtype:
     """The dtype of a tensor of the element type with this number."""
     dtype = _DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     if dtype is None:
-        raise TensorError(f"tensors of element type {number} are not supported")
+        raise TensorError(
+            f"tensors of element type {number} are not supported; use numbers or strings"
+        )
     return dtype
 
 
@@ -99,7 +101,7 @@ def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
     dtype = numpy_dtype(proto.dtype)
     dims = decode_shape(proto.tensor_shape, limits)
     if dims is None or any(dim is None for dim in dims):
-        raise TensorError("has no definite shape")
+        raise TensorError("has unknown dims; a constant needs a definite shape")
     shape: tuple[int, ...] = dims  # type: ignore[assignment]
     count = math.prod(shape)
     if proto.tensor_content:
@@ -134,7 +136,7 @@ def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "c":
         parts: Any = proto.scomplex_val if dtype.itemsize == 8 else proto.dcomplex_val
         if len(parts) % 2:
-            raise TensorError("has half a complex number")
+            raise TensorError("has half a complex number; export the model again")
         return np.array(parts, np.float32 if dtype.itemsize == 8 else np.float64).view(dtype)
     if dtype == np.float32:
         return np.array(proto.float_val, np.float32)
@@ -162,5 +164,7 @@ def _decoded(data: bytes, dtype: np.dtype, count: int) -> np.ndarray:
     if dtype == STRING:
         raise TensorError("has strings as tensor_content, a form that is not defined")
     if len(data) != count * dtype.itemsize:
-        raise TensorError(f"has {len(data)} bytes, but takes {count * dtype.itemsize}")
+        raise TensorError(
+            f"has {len(data)} bytes, but takes {count * dtype.itemsize}; export the model again"
+        )
     return array_from_bytes(data, dtype)

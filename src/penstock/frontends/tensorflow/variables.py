@@ -1,4 +1,4 @@
-"""The variables of a model, as far as the file tells: where they live, their values and types."""
+"""The variables of a model: the store that holds them, and their types and values if constant."""
 
 from __future__ import annotations
 
