@@ -1,0 +1,132 @@
+"""Feeds: conversion to the types of inputs, and the checks of ranks and dims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.errors import InvalidInput
+from penstock.ir.graph import Value
+from penstock.session.feeds import check_dims, checked, convert
+from penstock.types import ANY, STRING, MapType, OptionalType, SequenceType, TensorType
+
+FLOAT = TensorType(np.dtype(np.float32), ("N",))
+INT = TensorType(np.dtype(np.int64), None)
+TEXT = TensorType(STRING, None)
+
+
+class ArrayLike:
+    def __array__(self, *arguments, **options):
+        return np.ones(2, np.float32)
+
+
+class DlpackOnly:
+    def __init__(self) -> None:
+        self.array = np.ones(2, np.float32)
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class Broken:
+    def __array__(self, *arguments, **options):
+        raise OSError("no such device")
+
+
+@pytest.mark.parametrize(
+    ("value", "input_type", "expected"),
+    [
+        ([1, 2.5], FLOAT, np.array([1, 2.5], np.float32)),
+        (3, INT, np.array(3)),
+        (True, INT, np.array(1)),
+        ([], FLOAT, np.array([], np.float32)),
+        (ArrayLike(), FLOAT, np.ones(2, np.float32)),
+        (DlpackOnly(), FLOAT, np.ones(2, np.float32)),
+        (np.float32(2), FLOAT, np.array(2, np.float32)),
+        ("ab", TEXT, np.array("ab", object)),
+        (["a", "b"], TEXT, np.array(["a", "b"], object)),
+        (np.array(["a", "b"]), TEXT, np.array(["a", "b"], object)),
+        (np.array([b"a"]), TEXT, np.array([b"a"], object)),
+    ],
+)
+def test_convert_value_that_fits_gives_array_of_the_inputs_dtype(value, input_type, expected):
+    array = convert("x", value, input_type)
+    assert isinstance(array, np.ndarray)
+    assert array.dtype == expected.dtype
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_convert_array_of_the_inputs_dtype_is_not_copied():
+    array = np.ones(3, np.float32)
+    assert convert("x", array, FLOAT) is array
+
+
+@pytest.mark.parametrize(
+    ("value", "input_type", "message"),
+    [
+        (np.ones(2), FLOAT, r"'x' must be float32, not float64; convert it with .*astype"),
+        (np.ones(2, np.int64), FLOAT, "must be float32, not int64"),
+        (1.5, INT, "cannot be made of a float: float64 does not fit int64"),
+        ([1j], FLOAT, "cannot be made of a list: complex128 does not fit float32"),
+        ([[1], [2, 3]], FLOAT, "cannot be made of a list"),
+        ("one", FLOAT, "cannot be made of a str"),
+        (Broken(), FLOAT, "cannot be made of a Broken: no such device"),
+        (np.ones(2), SequenceType(FLOAT), "is a sequence, give a list, not an array of float64"),
+        ([1], MapType(np.dtype(np.int64), FLOAT), "is a map, give a dict, not a list"),
+    ],
+)
+def test_convert_value_that_does_not_fit_is_refused_with_the_reason(value, input_type, message):
+    with pytest.raises(InvalidInput, match=message):
+        convert("x", value, input_type)
+
+
+def test_convert_sequence_converts_and_checks_each_element():
+    pairs = SequenceType(TensorType(np.dtype(np.float32), (2,)))
+    first, second = convert("s", [[1, 2], np.ones(2, np.float32)], pairs)
+    assert first.dtype == second.dtype == np.float32
+    with pytest.raises(InvalidInput, match=r"'s\[1\]' must have 2 at axis 0"):
+        convert("s", [[1, 2], [1, 2, 3]], pairs)
+    with pytest.raises(InvalidInput, match=r"'s\[0\]' has rank 1"):
+        convert("s", [[[1, 2]]], pairs)
+
+
+def test_convert_optional_takes_none_or_a_value():
+    optional = OptionalType(FLOAT)
+    assert convert("o", None, optional) is None
+    assert convert("o", [1], optional).dtype == np.float32
+
+
+def test_convert_undeclared_type_keeps_the_values_own():
+    assert convert("x", np.ones(2, np.int8), ANY).dtype == np.int8
+    array, nothing = convert("x", [np.ones(2), None], ANY)
+    assert array.dtype == np.float64
+    assert nothing is None
+    assert convert("x", {"a": 1}, ANY) == {"a": 1}
+
+
+def test_check_dims_equal_dims_of_one_name_pass():
+    values = [Value("a", FLOAT), Value("b", FLOAT), Value("s", SequenceType(FLOAT))]
+    check_dims(values, [np.ones(3), np.ones(3), [np.ones(1)]])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((3,), (4,)), "'b': dim 'N' at axis 0 is 4, but 3 at 'a' axis 0"),
+        (((3, 1), (3,)), r"'a' has rank 1 .* shape \(3, 1\)"),
+    ],
+)
+def test_check_dims_that_contradict_are_refused_with_their_place(shapes, message):
+    with pytest.raises(InvalidInput, match=message):
+        check_dims([Value("a", FLOAT), Value("b", FLOAT)], [np.ones(s) for s in shapes])
+
+
+def test_checked_type_drops_names_of_dims_inside_sequences():
+    pairs = TensorType(np.dtype(np.float32), ("N", 2))
+    nameless = TensorType(np.dtype(np.float32), (None, 2))
+    assert checked(pairs) == pairs
+    assert checked(SequenceType(pairs)) == SequenceType(nameless)
+    assert checked(OptionalType(SequenceType(pairs))) == OptionalType(SequenceType(nameless))
