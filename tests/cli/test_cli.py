@@ -10,10 +10,10 @@ import onnx
 import pytest
 from click.testing import CliRunner, Result
 
+from penstock.backends import registry
 from penstock.backends.onednn.library import library
 from penstock.cli import main
 from penstock.passes.pipeline import PASSES
-from penstock.session import session
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import model_from_text
 
@@ -26,7 +26,7 @@ MODEL = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b
 @pytest.fixture
 def numpy_alone(monkeypatch) -> None:
     """Commands compile for NumPy, which fuses nothing and is there on every machine."""
-    monkeypatch.setattr(session, "_default", lambda: ("numpy",))
+    monkeypatch.setattr(registry, "available", lambda: ("numpy",))
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_plan_simulated(model):
 def test_profile_measures_shows_and_traces(model, tmp_path, monkeypatch, backends):
     if "onednn" in backends and library() is None:
         pytest.skip("needs libdnnl.so.3")
-    monkeypatch.setattr(session, "_default", lambda: backends)
+    monkeypatch.setattr(registry, "available", lambda: tuple(backends))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     result = as_json("profile", model, "-i", "x=random:7x3", "--runs", "3")

@@ -79,7 +79,7 @@ class Node:
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
         # Asked many times of every node, most of which have none.
-        self._nests = any(value.__class__ is Graph for value in self.attrs.values())
+        self._nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
         self.device = device
@@ -346,10 +346,12 @@ class _Cloner:
         return Graph(fed, made, nodes, graph.name, [self.nodes[node] for node in targets])
 
     def node(self, node: Node) -> Node:
-        attrs = {
-            key: self.clone(x, x.inputs, x.outputs, x.targets) if isinstance(x, Graph) else x
-            for key, x in node.attrs.items()
-        }
+        attrs = node.attrs
+        if node.graphs:
+            attrs = attrs | {
+                key: self.clone(inner, inner.inputs, inner.outputs, inner.targets)
+                for key, inner in node.graphs
+            }
         copy = self.nodes[node] = Node(
             node.op,
             [None if value is None else self.value(value) for value in node.inputs],

@@ -74,8 +74,8 @@ class _Eliminator:
             return None
         present = tuple([value is not None for value in node.outputs])
         inputs = tuple([self.input_key(value) for value in node.inputs])
-        attrs = tuple([(k, _frozen(v)) for k, v in sorted(node.attrs.items())])
-        return node.op, inputs, attrs, present, node.device
+        attrs = node.attrs and tuple([(k, _frozen(v)) for k, v in sorted(node.attrs.items())])
+        return node.op, inputs, attrs or (), present, node.device
 
     def input_key(self, value: Value | None) -> Hashable:
         if value is None or value.const is None:

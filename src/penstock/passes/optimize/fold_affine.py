@@ -31,6 +31,8 @@ class FoldAffine(Pass):
     requires = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        if not any(node.op.name in _CHANNELS for node in graph.walk()):
+            return False
         readers = readers_of(graph)
 
         def visit(node: Node) -> Sequence[Value | None] | None:
