@@ -1,8 +1,8 @@
-"""Types and constants: what can be known before the run is computed now.
+"""Type inference and constant folding.
 
-One walk in order infers the types of each node's outputs and replaces by a constant what is one: a
-pure operation of constants, or shape arithmetic whose result is known though its inputs are not. An
-If whose condition is known becomes its branch.
+One walk in order infers the types of each node's outputs, and replaces outputs by constants: those
+of pure operations on constants, and those of shape arithmetic whose result is known though its
+inputs are not. An If with a constant condition is replaced by its branch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from penstock.analysis.interpreter import evaluate
 from penstock.analysis.type_inference import node_types
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
@@ -46,14 +47,14 @@ class _Folder:
         self.graph = graph
         self.kept = kept
         self.limits = limits
-        # How many nodes read each value; counted when large constants ask for it.
+        # The number of nodes that read each value, counted only if there are large constants.
         self.readers: Counter[Value | None] | None = None
         self.substitution = Substitution()
         self.changed = False
 
     def run(self, graph: Graph, *, certain: bool) -> None:
         kept: list[Node] = []
-        # A stack of iterators instead of a recursion: branches are spliced in where they stand.
+        # A stack of iterators instead of recursion, because branches are spliced in place.
         stack = [iter(graph.nodes)]
         while stack:
             node = next(stack[-1], None)
@@ -76,17 +77,17 @@ class _Folder:
         self.substitution.apply_outputs(graph)
 
     def splice(self, node: Node, branch: Graph) -> Iterator[Node]:
-        """The nodes of ``branch`` instead of ``node``."""
-        made = [value.producer for value in branch.outputs if value.producer is not None]
-        self.substitution.drop(node, [*branch.nodes, *made])
+        """Iterate over the nodes of ``branch``, which replace ``node``."""
+        producers = [value.producer for value in branch.outputs if value.producer is not None]
+        self.substitution.drop(node, [*branch.nodes, *producers])
         yield from branch.nodes
-        # What the outputs have become is known only after the branch has been walked.
+        # Replacements of the outputs are known only after the branch has been walked.
         for old, new in zip(node.outputs, branch.outputs, strict=False):
             if old is not None:
                 self.substitution[old] = self.substitution.of(new)
 
     def taken(self, node: Node, certain: bool) -> Graph | None:
-        """The branch of an If whose condition is known."""
+        """The branch that an If with a constant condition takes."""
         condition = node.inputs[0] if node.op.name == "If" and is_control(node) else None
         if condition is None or condition.const is None or node.control_inputs:
             return None
@@ -97,13 +98,13 @@ class _Folder:
                 return None
             raise compile_error(node, error) from error
         branch: Graph = node.attrs["then_branch" if chosen else "else_branch"]
-        # Nobody outside would know that a branch's targets have to run.
+        # Spliced into the graph around it, the targets of a branch would no longer be targets.
         return None if branch.targets else branch
 
     def node(self, node: Node, *, certain: bool) -> bool:
-        """Infer and fold one node; whether it stays."""
+        """Infer types of one node and fold it; return whether it stays."""
         types = node_types(node, certain=certain)
-        results: Sequence[Any] | None = None
+        results: Sequence[np.ndarray] | None = None
         if is_control(node):
             for _, inner in node.graphs:
                 self.run(inner, certain=False)
@@ -113,10 +114,10 @@ class _Folder:
         for i, value in enumerate(node.outputs):
             if value is None:
                 continue
-            kind = types[i] if i < len(types) else ANY
-            const = results[i] if results is not None else _contents(kind)
+            type_ = types[i] if i < len(types) else ANY
+            const = results[i] if results is not None else _contents(type_)
             if const is None or node.control_inputs:
-                value.type = kind
+                value.type = type_
                 stays = True
             else:
                 folded = self.substitution[value] = Value(value.name, const=const)
@@ -124,84 +125,116 @@ class _Folder:
                     self.readers[folded] = self.readers[value]
         return stays
 
-    def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[Any] | None:
+    def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
-        op = node.op
-        if node in self.kept:
+        if not self.is_constant(node):
             return None
-        if not op.pure or node.control_inputs or (not node.inputs and op.infer is unknown_types):
+        consts = [None if value is None else value.const for value in node.inputs]
+        held = sum(owned_bytes(const) for const in consts if const is not None)
+        static = [t for t in types if isinstance(t, TensorType) and t.static]
+        if self.has_unknown_size(node, static, held):
             return None
-        for value in node.inputs:
-            if value is not None and value.const is None:
-                return None
-        given = [v.type if v is not None else None for v in node.inputs]
-        consts = [v.const if v is not None else None for v in node.inputs]
-        held = sum(owned_bytes(c) for c in consts if c is not None)
-        most = max(self.limits.max_folded_bytes, self.replaced(node, held))
-        known = [t for t in types if isinstance(t, TensorType) and t.static]
-        # Sizes that depend on contents are bounded by those of the inputs for all operations that
-        # infer anything; of the others nothing is known.
-        unbounded = op.infer is unknown_types or held > self.limits.max_folded_bytes
-        if unbounded and len(known) < len([v for v in node.outputs if v is not None]):
-            return None
+        sizes = _Sizes(
+            stored=held,
+            inputs=sum(const.nbytes for const in consts if const is not None),
+            outputs=sum(t.nbytes for t in static),
+            allowed=max(self.limits.max_folded_bytes, self.replaced(node, held)),
+        )
         try:
-            if op.name == "ConstantOfShape" and known:
-                return (_filled(node, known[0]),)
-            made = sum(t.nbytes for t in known)
-            read = sum(c.nbytes for c in consts if c is not None)
-            # Compiling may take as much as running. Only views give more than is kept for nothing,
-            # and of these, all but Expand no more than they are given.
-            if made > most and made > read and op.name != "Expand":
+            if node.op.name == "ConstantOfShape" and static:
+                return (_filled(node, static[0]),)
+            if sizes.are_too_large(node):
                 return None
-            kernel = op.compile(node, given)
-            # Elements that a stride of 0 repeats take no memory, but time.
-            if not kernel.view and max(made, read - held) > most:
+            kernel = node.op.compile(node, [None if v is None else v.type for v in node.inputs])
+            if sizes.take_too_long(kernel):
                 return None
             arrays = evaluate(node, consts, kernel)
         except Exception:
-            return None  # it fails when it runs, if it ever runs, with everything at hand
-        return arrays if all(isinstance(x, np.ndarray) for x in arrays) else None
+            return None  # the run raises the error, with the node and its inputs in the message
+        return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
+
+    def is_constant(self, node: Node) -> bool:
+        """Whether ``node`` computes the same in every run, and may be computed now."""
+        for value in node.inputs:
+            if value is not None and value.const is None:
+                return False
+        if not node.op.pure or node.control_inputs or node in self.kept:
+            return False
+        return bool(node.inputs) or node.op.infer is not unknown_types
+
+    def has_unknown_size(self, node: Node, static: Sequence[TensorType], held: int) -> bool:
+        """Whether nothing bounds the outputs of ``node``, of which ``static`` have known sizes.
+
+        Sizes that depend on contents are bounded by those of the inputs, ``held`` bytes, for all
+        operations that infer anything; for the others nothing is known.
+        """
+        if node.op.infer is not unknown_types and held <= self.limits.max_folded_bytes:
+            return False
+        return len(static) < sum(value is not None for value in node.outputs)
 
     def replaced(self, node: Node, held: int) -> int:
-        """How many of the ``held`` bytes of constants that ``node`` reads go when it is folded.
+        """Of the ``held`` bytes of constant inputs, those that are freed if ``node`` is folded.
 
-        Those that others read too stay: a large one with many readers would be there many times.
+        Inputs with other readers stay: a large constant with many readers would be there many
+        times.
         """
         if held <= self.limits.max_folded_bytes:
             return held
         if self.readers is None:
             self.readers = Counter(v for n in self.graph.walk() for v in {*n.inputs} - {None})
-            self.readers.update(v for each in self.graph.graphs() for v in {*each.outputs})
+            self.readers.update(v for graph in self.graph.graphs() for v in {*graph.outputs})
         return sum(
-            owned_bytes(v.const)
-            for v in {*node.inputs}
-            if v is not None and v.const is not None and self.readers[v] == 1
+            owned_bytes(value.const)
+            for value in {*node.inputs}
+            if value is not None and value.const is not None and self.readers[value] == 1
         )
 
 
-def _contents(kind: Type) -> np.ndarray | None:
-    """The constant that shape arithmetic has found, if every element is known."""
-    if not isinstance(kind, TensorType) or kind.data is None or not kind.static:
+class _Sizes(NamedTuple):
+    """Bytes that decide whether a node is folded."""
+
+    stored: int
+    """of the inputs, an element that is repeated by a stride of 0 counted once"""
+    inputs: int
+    """of the inputs, repeated elements included"""
+    outputs: int
+    """of the outputs with static shapes"""
+    allowed: int
+    """that outputs may take: the limit, or what is freed"""
+
+    def are_too_large(self, node: Node) -> bool:
+        """Compiling may take as much memory as running. Only views keep more bytes than allowed
+        without storing them, and all of these but Expand no more than their inputs have."""
+        return self.outputs > max(self.allowed, self.inputs) and node.op.name != "Expand"
+
+    def take_too_long(self, kernel: Kernel) -> bool:
+        """Repeated elements take no memory, but time."""
+        return not kernel.view and max(self.outputs, self.inputs - self.stored) > self.allowed
+
+
+def _contents(type_: Type) -> np.ndarray | None:
+    """The constant of shape arithmetic, if every element is known."""
+    if not isinstance(type_, TensorType) or type_.data is None or not type_.static:
         return None
-    if not all(isinstance(x, int) for x in kind.data):
+    if not all(isinstance(x, int) for x in type_.data):
         return None
-    assert kind.dtype is not None
-    if kind.dtype.kind != "b":
-        info = np.iinfo(kind.dtype)
-        if any(not info.min <= x <= info.max for x in kind.data):  # type: ignore[operator]
+    assert type_.dtype is not None
+    if type_.dtype.kind != "b":
+        info = np.iinfo(type_.dtype)
+        if any(not info.min <= x <= info.max for x in type_.data):  # type: ignore[operator]
             return None
-    return np.array(kind.data, kind.dtype).reshape(kind.dims)
+    return np.array(type_.data, type_.dtype).reshape(type_.dims)
 
 
-def _filled(node: Node, kind: TensorType) -> np.ndarray:
-    """ConstantOfShape without its bytes: one element seen through strides of zero."""
+def _filled(node: Node, type_: TensorType) -> np.ndarray:
+    """The output of ConstantOfShape; if it is large, one element repeated by strides of 0."""
     fill = node.attrs.get("value")
     element = np.zeros((), np.float32) if fill is None else np.asarray(fill).reshape(())
-    array = np.broadcast_to(element, kind.dims)
-    return array.copy() if math.prod(kind.dims) <= 1024 else array
+    array = np.broadcast_to(element, type_.dims)
+    return array.copy() if math.prod(type_.dims) <= 1024 else array
 
 
 def owned_bytes(array: np.ndarray) -> int:
-    """Bytes of memory behind an array, counting an element seen many times once."""
+    """The bytes of memory behind an array; an element repeated by a stride of 0 counts once."""
     counted = [d for d, s in zip(array.shape, array.strides, strict=True) if s != 0]
     return math.prod(counted) * array.itemsize if array.size else 0
