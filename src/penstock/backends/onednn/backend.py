@@ -15,7 +15,7 @@ from penstock.backends.onednn.attention import AttentionKernel, attention_of
 from penstock.backends.onednn.concat import concat
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
-from penstock.backends.onednn.eltwise import eltwise
+from penstock.backends.onednn.eltwise import eltwise, is_eltwise_chain
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
 from penstock.backends.onednn.kernel import DnnlKernel
 from penstock.backends.onednn.library import DnnlError, Library, library
@@ -128,11 +128,14 @@ class OneDnnBackend(HostBackend):
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        if any(part.op.name == "Softmax" for part in parts(node)[1:]):
+        nodes = parts(node)
+        if is_eltwise_chain(nodes):
+            return None
+        if any(part.op.name == "Softmax" for part in nodes[1:]):
             return self._attention(node, types)
         if is_dynamic(node, types):
             return Kernel(Dynamic(node, self._faster))
-        name = parts(node)[0].op.full_name
+        name = nodes[0].op.full_name
         if name in OPERATIONS:
             recipe = quantized(node, types) if self.library.int8 else None
         else:

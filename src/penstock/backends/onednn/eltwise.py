@@ -11,6 +11,19 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.graph import Node
+
+
+def is_eltwise_chain(nodes: Sequence[Node]) -> bool:
+    """Whether two of these nodes, the first among them, are functions of one tensor: eltwise
+    primitives take binary post-ops only."""
+    first, *rest = nodes
+    return bool(rest) and _is_unary(first) and any(map(_is_unary, rest))
+
+
+def _is_unary(node: Node) -> bool:
+    algorithm = ELTWISE.get(node.op.name)
+    return algorithm is not None and algorithm(node) is not None
 
 
 def eltwise(work: OpDesc) -> PrimitiveSpec | None:
