@@ -22,6 +22,7 @@ import numpy as np
 
 from penstock.errors import LimitExceeded
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.layout import address, channels_last, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import LoopCarried, is_control
 from penstock.types import STRING, ShapeError, TensorType, Type
@@ -121,11 +122,7 @@ def is_plannable(type_: Type) -> bool:
 def dense_strides(type_: Type, order: Sequence[int]) -> tuple[int, ...]:
     """The strides, in bytes, of a tensor without gaps whose dims are in memory in ``order``."""
     assert isinstance(type_, TensorType) and type_.dtype is not None
-    strides, step = [0] * len(order), type_.dtype.itemsize
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= type_.dims[axis]
-    return tuple(strides)
+    return packed_strides(type_.dims, type_.dtype.itemsize, order)
 
 
 # Annotations that need no other.
@@ -256,18 +253,18 @@ class _Annotator:
             and (
                 all(value in self.alternating for value in values)
                 or not any(value in self.escapes for value in values)
-                or kernel.bound
+                or kernel.prefer_bound
             )
         )
 
     def _order(self, node: Node, kernel: Kernel) -> Order:
         """The order of dims that a kernel writes: its own, or that of its inputs, so that a layout
         stays until a reader wants another."""
-        if kernel.free:
+        if kernel.any_layout:
             first = node.outputs[0]
-            return (first is not None and self.transposed.get(first)) or kernel.layout
-        if kernel.layout or kernel.contiguous:
-            return kernel.layout
+            return (first is not None and self.transposed.get(first)) or kernel.dims_order
+        if kernel.dims_order or kernel.contiguous:
+            return kernel.dims_order
         orders = (self._order_of(value) for value in node.inputs if value is not None)
         return next((order for order in orders if order), ())
 
@@ -283,7 +280,7 @@ class _Annotator:
         own = tuple(range(len(type_.dims)))
         # The stride of a dim of 1 means nothing, so that several orders may match.
         by_stride = tuple(sorted(own, key=lambda axis: -strides[axis]))
-        for order in (own, (*own[:1], *own[2:], *own[1:2]), by_stride):
+        for order in (own, channels_last(len(own)) or own, by_stride):
             if _matches(type_, strides, order):
                 return () if order == own else order
         return ()
@@ -370,10 +367,3 @@ def _same_type(a: Type, b: Type) -> bool:
 def _within(array: Any, dummy: np.ndarray) -> bool:
     """Whether ``array`` is a view of the memory of ``dummy``."""
     return array.size == 0 or np.may_share_memory(array, dummy)
-
-
-def address(array: np.ndarray) -> int:
-    """Where the first element of ``array`` is in memory."""
-    start = array.__array_interface__["data"][0]
-    assert isinstance(start, int)
-    return start

@@ -9,12 +9,11 @@ import numpy as np
 
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
+from penstock.ir.layout import ALIGNMENT, address
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.work_estimate import seconds
 from penstock.types import Type
-
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
 class Event(Protocol):
@@ -138,7 +137,7 @@ class HostBackend:
 
     def allocate(self, nbytes: int) -> np.ndarray:
         memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % ALIGNMENT
+        start = -address(memory) % ALIGNMENT
         return memory[start : start + nbytes]
 
     def to_host(self, value: Any) -> Any:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,21 @@ Compile = Callable[["Node", Types], "Kernel"]
 Arity = tuple[int | None, int | None]
 Dims = Sequence[tuple[int, ...] | None]
 Work = Callable[[Attrs, Dims, tuple[int, ...]], int]
+
+
+class Binder(Protocol):
+    """The part of a kernel that is compiled for the memory of its arguments."""
+
+    @property
+    def implementation(self) -> str:
+        """The library's name of the code that it chose."""
+        ...
+
+    def bind(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """As ``Kernel.bind``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +62,17 @@ class Kernel:
 
     ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
 
-    ``layout``: in which order output 0 has its dims in memory, the outermost first, where it is
-    planned; empty, if in any. What then reads it finds strides to match. ``dense``: the inputs that
-    must lie without gaps, with their dims in the order of the output's. ``free``: the output may as
-    well have any other order that its reader likes better.
+    ``dims_order``: the order of the dims of output 0 in memory, the outermost first, if its memory
+    is planned; empty if any order will do. The steps that read it find the strides to match.
+    ``contiguous_inputs``: the inputs that must have no gaps, and their dims in the order of the
+    output's. ``any_layout``: the output may as well have any other order that its reader prefers.
 
     ``check``: is called with what a bound call returns, if that is true, and raises: the status of
     a library that does not raise itself.
 
-    ``bound``: calls of ``function`` are slow, and those that ``bind`` makes are not. Even an output
-    that leaves the run is written to planned memory then, and copied out.
+    ``binder``: binds the kernel to its arguments ahead of the run, in place of ``into``.
+    ``prefer_bound``: a call of ``function`` is slow, and what ``bind`` returns is not. Even an
+    output that leaves the run is then written to planned memory, and copied out.
 
     ``begin``: the form of an asynchronous kernel that does not wait (``asynchronous``).
 
@@ -71,10 +87,11 @@ class Kernel:
     inplace: tuple[int, ...] = ()
     workspace: int = 0
     contiguous: bool = False
-    layout: tuple[int, ...] = ()
-    dense: tuple[int, ...] = ()
-    free: bool = False
-    bound: bool = False
+    dims_order: tuple[int, ...] = ()
+    contiguous_inputs: tuple[int, ...] = ()
+    any_layout: bool = False
+    prefer_bound: bool = False
+    binder: Binder | None = None
     check: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
 
@@ -84,7 +101,7 @@ class Kernel:
     @property
     def prepares(self) -> bool:
         """Whether ``bind`` prepares arguments of its own; else a program calls ``into`` itself."""
-        return type(self).bind is not Kernel.bind
+        return self.binder is not None or type(self).bind is not Kernel.bind
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
@@ -94,6 +111,8 @@ class Kernel:
         Arrays known only during the run may be stood in for by placeholders: a kernel passes them
         on as arguments, and does not look at them.
         """
+        if self.binder is not None:
+            return self.binder.bind(inputs, outputs, workspace)
         assert self.into is not None
         extra = () if workspace is None else (workspace,)
         return self.into, (*inputs, *outputs, *extra)

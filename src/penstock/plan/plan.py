@@ -42,8 +42,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.analysis.value_memory import address
 from penstock.ir.graph import Node
+from penstock.ir.layout import address
 from penstock.ir.op import Kernel
 from penstock.types import Type
 

@@ -71,7 +71,7 @@ def _wants_layout(kernels: KernelTable, backend: Backend, node: Node) -> bool:
         kernel = kernels.kernel(backend, node)
     except Exception:  # the plan raises it, unless the node may never run
         return False
-    return kernel is not None and bool(kernel.dense)
+    return kernel is not None and bool(kernel.contiguous_inputs)
 
 
 def measure(

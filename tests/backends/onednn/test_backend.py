@@ -22,7 +22,7 @@ from penstock.backends.onednn.primitive import (
     Descriptor,
     Primitive,
     memory,
-    reordered,
+    reordered_memory,
 )
 
 there = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
@@ -138,7 +138,7 @@ def product(dnnl: Library, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, as_it
 
     made = Primitive(dnnl, create)
     if as_it_likes:
-        weights_memory = reordered(dnnl, b, made.query(lib.dnnl_query_weights_md))
+        weights_memory = reordered_memory(dnnl, b, made.query(lib.dnnl_query_weights_md))
     else:
         weights_memory = memory(dnnl, weights.handle, b)
     scratch = np.empty(made.scratchpad, np.uint8)
@@ -194,7 +194,7 @@ def test_a_convolution_in_either_layout(dnnl, channels_last):
     made.run(
         {
             SRC: memory(dnnl, source.handle, x),
-            WEIGHTS: reordered(dnnl, w, made.query(lib.dnnl_query_weights_md)),
+            WEIGHTS: reordered_memory(dnnl, w, made.query(lib.dnnl_query_weights_md)),
             BIAS: memory(dnnl, biases.handle, bias),
             DST: memory(dnnl, target.handle, y),
             SCRATCHPAD: memory(dnnl, made.query(lib.dnnl_query_scratchpad_md), scratch),

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import penstock as ps
 from penstock.backends.onednn import attention
-from penstock.backends.onednn.kernel import DnnlKernel
+from penstock.backends.onednn.kernel import PrimitiveCache
 from penstock.backends.onednn.library import library
 from penstock.host.threads import core_budget
 from penstock.ops.internal.fused import parts
@@ -336,8 +336,9 @@ def test_dims_of_one_do_not_matter(shape):
 
 def implementations(session: ps.Session) -> set[int]:
     """For how many threads kernels were compiled."""
-    kernels = [step.kernel for step in session.plan.walk() if hasattr(step.kernel, "_made")]
-    return {key[-1] for kernel in kernels for key in kernel._made}
+    binders = [step.kernel.binder for step in session.plan.walk() if step.kernel is not None]
+    caches = [binder for binder in binders if isinstance(binder, PrimitiveCache)]
+    return set().union(*[cache.thread_counts for cache in caches])
 
 
 def test_a_session_has_the_threads_that_it_is_given():
@@ -483,7 +484,7 @@ def test_bfloat16_is_used_on_request_alone(fed):
         heavy = [s for s in session.plan.walk() if {"MatMul", "Conv"} & set(steps_of(s))]
         assert len(heavy) == 2
         narrow = precision == "bf16" and library().bfloat16
-        assert all(("bf16" in step.kernel.implementation) == narrow for step in heavy)
+        assert all(("bf16" in step.kernel.binder.implementation) == narrow for step in heavy)
         for name, array in exact.items():
             error = np.abs(found[name] - array).max() / np.abs(array).max()
             assert error < close_to
@@ -561,6 +562,6 @@ def test_nothing_is_kept_of_plans_that_are_dropped():
     for n in range(100, 120):
         session.run({"x": draw(n, 64)})
     gc.collect()
-    kernels = [each for each in gc.get_objects() if isinstance(each, DnnlKernel)]
-    rows = [kernel.recipe.work.output.dims[0] for kernel in kernels]
+    caches = [each for each in gc.get_objects() if isinstance(each, PrimitiveCache)]
+    rows = [cache.spec.desc.output.dims[0] for cache in caches]
     assert 1 <= len([n for n in rows if 100 <= n < 120]) <= 4

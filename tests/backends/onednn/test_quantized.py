@@ -803,5 +803,5 @@ def test_weights_are_held_once():
     for n in (1, 2):
         session.run({"x0": codes(U8, n, 16, 7, 7)})
         *_, step = session.plan.walk()
-        found.append(step.kernel.recipe.work.scaling.weights)
+        found.append(step.kernel.binder.spec.desc.scaling.weights)
     assert found[0] is found[1]

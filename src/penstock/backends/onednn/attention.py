@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.post_ops import PostOp, PostOps, posts_of
+from penstock.backends.onednn.post_ops import PostOp, PostOps, post_ops_of
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
@@ -30,12 +30,13 @@ from penstock.backends.onednn.primitive import (
     Descriptor,
     Primitive,
     attributes,
-    copying,
     memory,
     post_argument,
+    reorder_primitive,
 )
 from penstock.host.threads import pool
 from penstock.ir.graph import Node
+from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Kernel
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType, Type
@@ -44,7 +45,6 @@ from penstock.types import FLOAT32, TensorType, Type
 # values. What fits into it as a whole needs no blocks.
 _BLOCK = 1 << 20
 _WORTH = 1 << 21
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class Attention:
     query: int
     key: int
     value: int
-    posts: PostOps
+    post_ops: PostOps
     guarded: bool
 
     @property
@@ -105,8 +105,8 @@ def attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
     constants = [None if value is None else value.const for value in node.inputs]
     posts = PostOps()
     if len(nodes) > 1:
-        found = posts_of(nodes, place, kinds, constants)
-        if found is None or any(post.binary == "prelu" for post in found.posts):
+        found = post_ops_of(nodes, place, kinds, constants)
+        if found is None or any(post.binary == "prelu" for post in found.ops):
             return None
         posts = found
     if FLOAT32.itemsize * math.prod(q[:-1]) * v[-2] < _WORTH:
@@ -117,57 +117,61 @@ def attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
 _SINGLE_AXIS = 13
 
 
-class AttentionKernel(Kernel):
-    """Attention on oneDNN, in blocks."""
+def attention_kernel(library: Library, attention: Attention, output: TensorType) -> Kernel:
+    """The kernel; raises ``DnnlError`` if oneDNN lacks one of its primitives."""
+    binder = AttentionBinder(library, attention)
+    binder.check(output)
 
-    __slots__ = ("attention", "library")
+    def into(*arrays: Any) -> None:
+        run, arguments = binder.bind(arrays[:-1], arrays[-1:], None)
+        run(*arguments)
 
-    library: Library
-    attention: Attention
+    def function(*inputs: Any) -> Any:
+        out = np.empty(output.dims, FLOAT32)
+        into(*inputs, out)
+        return out
 
-    @classmethod
-    def of(cls, library: Library, attention: Attention, output: TensorType) -> AttentionKernel:
-        """The kernel; raises ``DnnlError`` if oneDNN lacks one of its primitives."""
+    return Kernel(
+        function,
+        into,
+        workspace=binder.workspace,
+        dims_order=tuple(range(len(output.dims))),
+        any_layout=True,
+        prefer_bound=True,
+        binder=binder,
+    )
 
-        def into(*arrays: Any) -> None:
-            run, arguments = kernel.bind(arrays[:-1], arrays[-1:], None)
-            run(*arguments)
 
-        def function(*inputs: Any) -> Any:
-            out = np.empty(output.dims, FLOAT32)
-            into(*inputs, out)
-            return out
+class AttentionBinder:
+    """Binds attention to its arguments: programs of a few primitives, one for each thread."""
 
-        rank = len(output.dims)
-        kernel = cls(
-            function,
-            into,
-            workspace=_teams(library, attention) * _Space(attention).nbytes,
-            layout=tuple(range(rank)),
-            free=True,
-            bound=True,
-        )
-        object.__setattr__(kernel, "library", library)
-        object.__setattr__(kernel, "attention", attention)
-        # What oneDNN lacks shows here, and not in a run.
-        example = [np.empty(kind.dims, FLOAT32) for kind in attention.types]
-        room = np.empty(_Space(attention).nbytes, np.uint8)
-        with _one_thread(library):
-            _Program(library, attention, example, np.empty(output.dims, FLOAT32), room, range(1))
-        return kernel
+    implementation = "blocks of rows"
+
+    def __init__(self, library: Library, attention: Attention) -> None:
+        self.library = library
+        self.attention = attention
 
     @property
-    def implementation(self) -> str:
-        """What profiles call the code."""
-        return "blocks of rows"
+    def workspace(self) -> int:
+        """Bytes of scratch memory for the present number of threads."""
+        return _teams(self.library, self.attention) * _Space(self.attention).nbytes
+
+    def check(self, output: TensorType) -> None:
+        """Raise ``DnnlError`` now, and not in a run, if oneDNN lacks a primitive."""
+        attention = self.attention
+        example = [np.empty(type_.dims, FLOAT32) for type_ in attention.types]
+        room = np.empty(_Space(attention).nbytes, np.uint8)
+        with _one_thread(self.library):
+            result = np.empty(output.dims, FLOAT32)
+            _Program(self.library, attention, example, result, room, range(1))
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         late = [i for i, x in enumerate(inputs) if not isinstance(x, np.ndarray)]
         arrays = [
-            np.empty(kind.dims, FLOAT32) if i in late else x
-            for i, (kind, x) in enumerate(zip(self.attention.types, inputs, strict=True))
+            np.empty(type_.dims, FLOAT32) if i in late else x
+            for i, (type_, x) in enumerate(zip(self.attention.types, inputs, strict=True))
         ]
         programs = self._programs(arrays, outputs[0], workspace)
         program = partial(_at_once, self.library, programs) if programs[1:] else programs[0].run
@@ -276,7 +280,7 @@ class _Space:
         self.offsets = [0]
         for size in sizes:
             end = self.offsets[-1] + FLOAT32.itemsize * size
-            self.offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+            self.offsets.append(-(-end // ALIGNMENT) * ALIGNMENT)
         self.scratch = self.offsets.pop()
         self.nbytes = self.scratch + _SCRATCH
 
@@ -342,10 +346,10 @@ class _Program:
             )
         key_md, value_md = first.query_argument(WEIGHTS), second.query_argument(WEIGHTS)
         copies = [
-            copying(library, self._lies(q[0]), self._lies(own_q)),
-            copying(library, self._lies(k[0]), key_md),
-            copying(library, self._lies(v[0]), value_md),
-            copying(library, self._lies(own_y), self._lies(y[0])),
+            reorder_primitive(library, self._lies(q[0]), self._lies(own_q)),
+            reorder_primitive(library, self._lies(k[0]), key_md),
+            reorder_primitive(library, self._lies(v[0]), value_md),
+            reorder_primitive(library, self._lies(own_y), self._lies(y[0])),
         ]
         weights = self._memory(key_md, self.places[1]), self._memory(value_md, self.places[2])
         ours = self._of(own_q), weights[0], weights[1], self._of(own_y)
@@ -414,7 +418,7 @@ class _Program:
         library = self.library
         attr = attributes(library)
         posts = _post_ops(library)
-        for post in self.attention.posts.posts:
+        for post in self.attention.post_ops.ops:
             if post.eltwise is not None:
                 name, alpha, beta = post.eltwise
                 code = getattr(library.lib, f"dnnl_eltwise_{name}")
@@ -432,7 +436,7 @@ class _Program:
     def _operand(self, post: PostOp, head: int, start: int, stop: int) -> np.ndarray:
         """What a post-op reads for some rows of a head: one row, if all have the same."""
         array = self.inputs[post.tensor]
-        dims = self.attention.posts.dims
+        dims = self.attention.post_ops.dims
         whole = array.reshape(padded(array.shape, len(dims)))
         batch = np.broadcast_to(whole, (*dims[:-2], *whole.shape[-2:]))
         each = batch[np.unravel_index(head, dims[:-2])]
@@ -441,7 +445,7 @@ class _Program:
     def _operands(self, head: int, start: int, stop: int) -> dict[int, Any]:
         return {
             post_argument(i, SRC_1): self._of(self._operand(post, head, start, stop))
-            for i, post in enumerate(self.attention.posts.posts)
+            for i, post in enumerate(self.attention.post_ops.ops)
             if post.eltwise is None
         }
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from penstock.backends.base import HostBackend
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.onednn.attention import AttentionKernel, attention_of
+from penstock.backends.onednn.attention import attention_kernel, attention_of
 from penstock.backends.onednn.concat import concat
 from penstock.backends.onednn.convolution import convolution
 from penstock.backends.onednn.deconvolution import deconvolution
 from penstock.backends.onednn.eltwise import eltwise, is_eltwise_chain
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
-from penstock.backends.onednn.kernel import DnnlKernel
+from penstock.backends.onednn.kernel import kernel_of
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.backends.onednn.lrn import lrn
 from penstock.backends.onednn.matmul import gemm, matmul
@@ -121,8 +121,8 @@ class OneDnnBackend(HostBackend):
         if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
             return 0.0  # whichever is faster, it will turn out
         values = (*node.inputs, *node.outputs)
-        kinds = [v.type for v in values if v is not None and v.const is None]
-        moved = sum(k.nbytes for k in kinds if isinstance(k, TensorType) and k.static)
+        types_ = [v.type for v in values if v is not None and v.const is None]
+        moved = sum(k.nbytes for k in types_ if isinstance(k, TensorType) and k.static)
         if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
             return 2 * self._numpy.seconds(node)
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
@@ -137,18 +137,18 @@ class OneDnnBackend(HostBackend):
             return Kernel(Dynamic(node, self._faster))
         name = nodes[0].op.full_name
         if name in OPERATIONS:
-            recipe = quantized(node, types) if self.library.int8 else None
+            spec = quantized(node, types) if self.library.int8 else None
         else:
             family = FAMILIES.get(name)
             dtypes = DTYPES if name in MOVING else (FLOAT32,)
-            work = None if family is None else op_desc_of(node, types, dtypes)
-            recipe = None if family is None or work is None else family(work)
-        if recipe is None:
+            desc = None if family is None else op_desc_of(node, types, dtypes)
+            spec = None if family is None or desc is None else family(desc)
+        if spec is None:
             return None
-        if self.narrow and recipe.work.scaling is None and flops(node) >= _WORTH_ROUNDING:
-            recipe = replace(recipe, narrow=True)
+        if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
+            spec = replace(spec, narrow=True)
         try:
-            return DnnlKernel.of(self.library, recipe)
+            return kernel_of(self.library, spec)
         except DnnlError:
             return None
 
@@ -164,7 +164,7 @@ class OneDnnBackend(HostBackend):
         if attention is None or output is None or not isinstance(output.type, TensorType):
             return None
         try:
-            return AttentionKernel.of(self.library, attention, output.type)
+            return attention_kernel(self.library, attention, output.type)
         except DnnlError:
             return None
 

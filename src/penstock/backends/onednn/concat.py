@@ -1,4 +1,4 @@
-"""Tensors one behind the other, along one axis."""
+"""Concat: tensors joined along one axis."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from penstock.backends.onednn.primitive import DST, SOURCES
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
 
-def concat(work: OpDesc) -> PrimitiveSpec | None:
-    """Of what is computed: constants NumPy copies as well."""
-    rank = len(work.output.dims)
-    known = any(constant is not None for constant in work.constants)
-    if known or not rank or len(work.posts) or -1 in work.inputs:
+def concat(desc: OpDesc) -> PrimitiveSpec | None:
+    """None for constant inputs, which NumPy copies as fast."""
+    rank = len(desc.output.dims)
+    known = any(constant is not None for constant in desc.constants)
+    if known or not rank or len(desc.post_ops) or -1 in desc.inputs:
         return None
-    axis = work.node.attrs.get("axis", 1) % rank  # only the first version has a default
+    axis = desc.node.attrs.get("axis", 1) % rank  # only the first version has a default
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        def create(desc: Any, engine: Any, target: Any, attr: Any) -> int:
-            read = [maker.descriptor(tensor) for tensor in work.inputs]
-            sources = maker.ffi.new("dnnl_memory_desc_t[]", read)
-            joining = maker.lib.dnnl_concat_primitive_desc_create
-            return int(joining(desc, engine, target, len(read), axis, sources, attr))
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        def create(handle: Any, engine: Any, target: Any, attr: Any) -> int:
+            read = [context.descriptor(tensor) for tensor in desc.inputs]
+            sources = context.ffi.new("dnnl_memory_desc_t[]", read)
+            create_desc = context.lib.dnnl_concat_primitive_desc_create
+            return int(create_desc(handle, engine, target, len(read), axis, sources, attr))
 
-        tensors = {SOURCES + i: tensor for i, tensor in enumerate(work.inputs)}
-        return maker.primitive(create, [maker.target], {**tensors, DST: work.outputs[0]})
+        tensors = {SOURCES + i: tensor for i, tensor in enumerate(desc.inputs)}
+        return context.primitive(create, [context.target], {**tensors, DST: desc.outputs[0]})
 
-    return PrimitiveSpec(work, make)
+    return PrimitiveSpec(desc, create_primitive)

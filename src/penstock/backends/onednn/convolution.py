@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.backends.onednn.layouts import channels_last
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import behind, windows
 
 
-def convolution(work: OpDesc) -> PrimitiveSpec | None:
+def convolution(desc: OpDesc) -> PrimitiveSpec | None:
     """Conv with constant weights, and a constant bias if any."""
-    node, x, w, y = work.node, work.input(0), work.constant(1), work.output
+    node, x, w, y = desc.node, desc.input(0), desc.constant(1), desc.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
-    biased = work.with_bias(2, 1)
+    biased = desc.with_bias(2, 1)
     if biased is None:
         return None
-    bias, work = biased
+    bias, desc = biased
     group = node.attrs.get("group", 1)
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
     # Axes of one element only cost: over one that is 1 wide, kernels take a hundred times as long.
@@ -37,28 +37,32 @@ def convolution(work: OpDesc) -> PrimitiveSpec | None:
     if bias is not None:
         constants[BIAS] = (bias, bias.shape)
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_convolution_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
                 lib.dnnl_convolution_direct,
-                maker.operand(work.inputs[0], seen(x.dims)),
-                maker.weights(shape),
-                maker.of(bias),
-                maker.descriptor(work.outputs[0], seen(y.dims)),
-                maker.dims([a.stride for a in axes]),
-                maker.dims([a.dilation - 1 for a in axes]),
-                maker.dims([a.begin for a in axes]),
-                maker.dims(behind(axes)),
+                context.operand(desc.inputs[0], seen(x.dims)),
+                context.weights(shape),
+                context.of(bias),
+                context.descriptor(desc.outputs[0], seen(y.dims)),
+                context.dims([a.stride for a in axes]),
+                context.dims([a.dilation - 1 for a in axes]),
+                context.dims([a.begin for a in axes]),
+                context.dims(behind(axes)),
             ],
-            maker.ends,
+            context.ends,
             constants,
             view=seen,
         )
 
-    read = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
+    read = tuple([i for i in desc.post_ops.tensors if desc.tensors[i] == y])
     return PrimitiveSpec(
-        work, make, channels_last(len(y.dims)), (work.inputs[0], *read), summed=work.summed
+        desc,
+        create_primitive,
+        channels_last(len(y.dims)),
+        (desc.inputs[0], *read),
+        summed=desc.summed,
     )

@@ -6,27 +6,27 @@ from math import prod
 
 import numpy as np
 
-from penstock.backends.onednn.layouts import channels_last
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, WEIGHTS
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.common.windows import Window, behind
 from penstock.ops.onnx.deconvolution import transposed_windows
 
 
-def deconvolution(work: OpDesc) -> PrimitiveSpec | None:
+def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
     """ConvTranspose with constant weights, and a constant bias if any.
 
     Of few filters NumPy is faster: for oneDNN, these are as many as fill a register.
     """
-    node, x, w, y = work.node, work.input(0), work.constant(1), work.output
+    node, x, w, y = desc.node, desc.input(0), desc.constant(1), desc.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
-    biased = work.with_bias(2, 1)
+    biased = desc.with_bias(2, 1)
     if biased is None:
         return None
-    bias, work = biased
+    bias, desc = biased
     group = node.attrs.get("group", 1)
     if w.shape[1] < _FEWEST and (group == 1 or prod(w.shape[2:]) < _SMALLEST):
         return None
@@ -40,28 +40,30 @@ def deconvolution(work: OpDesc) -> PrimitiveSpec | None:
     if bias is not None:
         constants[BIAS] = (bias, bias.shape)
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_deconvolution_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
                 lib.dnnl_deconvolution_direct,
-                maker.source,
-                maker.any(weights.value.shape),
-                maker.of(bias),
-                maker.target,
-                maker.dims([a.stride for a in axes]),
-                maker.dims([a.dilation - 1 for a in axes]),
-                maker.dims([a.begin for a in axes]),
-                maker.dims(behind(axes)),
+                context.source,
+                context.any(weights.value.shape),
+                context.of(bias),
+                context.target,
+                context.dims([a.stride for a in axes]),
+                context.dims([a.dilation - 1 for a in axes]),
+                context.dims([a.begin for a in axes]),
+                context.dims(behind(axes)),
             ],
-            maker.ends,
+            context.ends,
             constants,
         )
 
-    read = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
-    return PrimitiveSpec(work, make, channels_last(len(y.dims)), (work.inputs[0], *read))
+    read = tuple([i for i in desc.post_ops.tensors if desc.tensors[i] == y])
+    return PrimitiveSpec(
+        desc, create_primitive, channels_last(len(y.dims)), (desc.inputs[0], *read)
+    )
 
 
 _FEWEST, _SMALLEST = 4, 9

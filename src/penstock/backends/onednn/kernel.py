@@ -1,4 +1,4 @@
-"""Kernels made of primitives: compiled for the strides that tensors turn out to have."""
+"""Kernels of single primitives, which are created for the strides that tensors turn out to have."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.onednn.layouts import steps_of, usual
+from penstock.backends.onednn.layouts import canonical_strides
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import (
     DST,
     SCRATCHPAD,
     SRC,
-    address,
     attributes,
-    copying,
     memory,
+    reorder_primitive,
 )
 from penstock.backends.onednn.primitive_spec import (
     BoundPrimitive,
@@ -27,243 +26,248 @@ from penstock.backends.onednn.primitive_spec import (
     SpecContext,
     Strides,
 )
+from penstock.ir.layout import address, packed_strides
 from penstock.ir.op import Kernel
 from penstock.types import TensorType
 
-# Primitives of one kernel that are kept, for so many sets of strides and numbers of threads.
+# Primitives that one kernel keeps, for different strides and numbers of threads.
 _MOST_PRIMITIVES = 16
 
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
-class DnnlKernel(Kernel):
-    """A node on oneDNN. ``workspace`` is what its primitive needs for tensors without gaps."""
 
-    __slots__ = ("_lock", "_made", "implementation", "library", "recipe", "usual")
+def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
+    """The kernel of a specification; raises ``DnnlError`` if oneDNN has no primitive for it."""
+    desc = spec.desc
+    primitives = PrimitiveCache(library, spec)
+    count = len(desc.tensors) - len(desc.outputs)
 
-    library: Library
-    recipe: PrimitiveSpec
-    implementation: str
-    """what oneDNN calls the code that it chose for tensors without gaps"""
-    usual: Strides
-    """theirs, in bytes"""
-    _made: OrderedDict[Any, BoundPrimitive]
-    _lock: threading.Lock
+    def function(*inputs: Any) -> Any:
+        outputs = [
+            None if type_ is None else np.empty(type_.dims, type_.dtype)
+            for type_ in desc.tensors[count:]
+        ]
+        into(*inputs, *outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    @classmethod
-    def of(cls, library: Library, recipe: PrimitiveSpec) -> DnnlKernel:
-        """The kernel of a recipe; raises ``DnnlError`` if oneDNN has no primitive for it."""
-        work = recipe.work
-        count = len(work.tensors) - len(work.outputs)
-        made: OrderedDict[Any, BoundPrimitive] = OrderedDict()
-        strides = tuple(
+    # Calls whose tensors are given each time, by the number of threads. A call serves one thread at
+    # a time.
+    idle_calls: dict[int, deque[Call]] = {}
+
+    def into(*arrays: Any) -> None:
+        tensors = arrays[: len(desc.tensors)]
+        outputs = [x for x in tensors[count:] if x is not None]
+        if not all(x.flags.c_contiguous for x in outputs):
+            run, arguments = primitives.call(tensors, None)
+            library.check(run(*arguments) or 0)
+            return
+        calls = idle_calls.setdefault(library.threads, deque())
+        try:
+            call = calls.pop()
+        except IndexError:
+            # The indices of the tensors stand for the arrays.
+            call = primitives.call(range(len(desc.tensors)), None)
+        run, indices = call
+        run(*[tensors[i] for i in indices])
+        calls.append(call)
+
+    inplace = (*spec.inplace, *([spec.summed] if spec.summed >= 0 else ()))
+    return Kernel(
+        function,
+        into,
+        workspace=primitives.packed.primitive.scratchpad,
+        dims_order=spec.dims_order,
+        contiguous_inputs=spec.contiguous_inputs,
+        inplace=tuple([i for i in inplace if desc.tensors[i] == desc.output]),
+        any_layout=spec.any_layout,
+        prefer_bound=True,
+        binder=primitives,
+        check=library.check,
+    )
+
+
+class PrimitiveCache:
+    """The primitives of one specification, by the strides of the tensors and the number of threads.
+
+    ``packed`` is the primitive for tensors without gaps, ``packed_strides`` are their strides, in
+    bytes. Raises ``DnnlError`` if oneDNN has none.
+    """
+
+    def __init__(self, library: Library, spec: PrimitiveSpec) -> None:
+        self.library = library
+        self.spec = spec
+        self.packed_strides: Strides = tuple(
             [
-                None if kind is None else steps_of(kind.dims, _order(recipe, kind), _item(kind))
-                for kind in work.tensors
+                None
+                if type_ is None
+                else packed_strides(type_.dims, _itemsize(type_), spec.order_of(type_))
+                for type_ in spec.desc.tensors
             ]
         )
-        first = _created(
-            recipe, SpecContext(library, work, strides, recipe.layout, False, recipe.narrow)
-        )
-        made[strides, False, library.threads] = first
+        self.packed = self._create(self.packed_strides, False, spec.accept_reference)
+        self._primitives: OrderedDict[Any, BoundPrimitive] = OrderedDict()
+        self._primitives[self.packed_strides, False, library.threads] = self.packed
+        self._lock = threading.Lock()
 
-        def function(*inputs: Any) -> Any:
-            outputs = [
-                None if kind is None else np.empty(kind.dims, kind.dtype)
-                for kind in work.tensors[count:]
-            ]
-            into(*inputs, *outputs)
-            return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-        # Calls that are told where tensors lie; each is for one thread at a time.
-        free: dict[int, deque[tuple[Any, tuple[int, ...]]]] = {}
-
-        def into(*tensors: Any) -> None:
-            outputs = [x for x in tensors[count : len(work.tensors)] if x is not None]
-            if not all(x.flags.c_contiguous for x in outputs):
-                run, arguments = kernel.call(tensors[: len(work.tensors)], None)
-                library.check(run(*arguments) or 0)
-                return
-            calls = free.setdefault(library.threads, deque())
-            try:
-                call = calls.pop()
-            except IndexError:
-                # What stands for tensors that are known later is their index.
-                call = kernel.call(range(len(work.tensors)), None)
-            run, places = call
-            run(*[tensors[i] for i in places])
-            calls.append(call)
-
-        inplace = (*recipe.inplace, *([recipe.summed] if recipe.summed >= 0 else ()))
-        kernel = cls(
-            function,
-            into,
-            workspace=first.primitive.scratchpad,
-            layout=recipe.layout,
-            dense=recipe.dense,
-            inplace=tuple([i for i in inplace if work.tensors[i] == work.output]),
-            free=recipe.free,
-            bound=True,
-            check=library.check,
-        )
-        object.__setattr__(kernel, "library", library)
-        object.__setattr__(kernel, "recipe", recipe)
-        object.__setattr__(kernel, "usual", strides)
-        object.__setattr__(kernel, "implementation", first.primitive.implementation)
-        object.__setattr__(kernel, "_made", made)
-        object.__setattr__(kernel, "_lock", threading.Lock())
-        return kernel
+    @property
+    def implementation(self) -> str:
+        """oneDNN's name of the code that it chose for tensors without gaps."""
+        return self.packed.primitive.implementation
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    ) -> Call:
         return self.call((*inputs, *outputs), workspace)
 
-    def made(self, strides: Strides, summed: bool) -> BoundPrimitive:
-        """The primitive for tensors of these strides (in bytes), and as many threads as kernels now
-        have."""
+    @property
+    def thread_counts(self) -> set[int]:
+        """The numbers of threads that primitives were created for."""
+        return {threads for _, _, threads in self._primitives}
+
+    def get(self, strides: Strides, summed: bool) -> BoundPrimitive:
+        """The primitive for tensors of these strides (in bytes), and the number of threads that
+        kernels of the calling thread have now."""
         key = (strides, summed, self.library.threads)
         with self._lock:
-            found = self._made.get(key)
-            if found is None:
-                recipe = self.recipe
-                maker = SpecContext(
-                    self.library, recipe.work, strides, recipe.layout, summed, recipe.narrow
+            bound = self._primitives.get(key)
+            if bound is None:
+                # For another number of threads, oneDNN may have only a reference implementation
+                # even for tensors without gaps.
+                accept = self.spec.accept_reference or (
+                    strides == self.packed_strides and not summed
                 )
-                # With other threads, there may be nothing else even for what lies as is usual.
-                slow = strides == self.usual and not summed
-                found = self._made[key] = _created(self.recipe, maker, slow)
-                while len(self._made) > _MOST_PRIMITIVES:
-                    self._made.popitem(last=False)
+                bound = self._primitives[key] = self._create(strides, summed, accept)
+                while len(self._primitives) > _MOST_PRIMITIVES:
+                    self._primitives.popitem(last=False)
             else:
-                self._made.move_to_end(key)
-        return found
+                self._primitives.move_to_end(key)
+        return bound
 
-    def call(
-        self, tensors: Sequence[Any], scratch: np.ndarray | None
-    ) -> tuple[Any, tuple[Any, ...]]:
+    def _create(self, strides: Strides, summed: bool, accept_reference: bool) -> BoundPrimitive:
+        spec = self.spec
+        bound = spec.create(
+            SpecContext(self.library, spec.desc, strides, spec.dims_order, summed, spec.narrow)
+        )
+        if bound.primitive.is_reference_impl and not accept_reference:
+            raise DnnlError(UNIMPLEMENTED)
+        return bound
+
+    def call(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
         """The function and the arguments that run the node on ``tensors``, inputs and then outputs.
-
-        What is no array stands for one that is known only during the run.
-        """
-        work, layout = self.recipe.work, self.recipe.layout
+        Anything that is no array stands for an array that is given during the run."""
+        spec = self.spec
         strides: list[tuple[int, ...] | None] = []
-        for kind, x in zip(work.tensors, tensors, strict=True):
-            if kind is None:
+        for type_, x in zip(spec.desc.tensors, tensors, strict=True):
+            if type_ is None:
                 strides.append(None)
             elif isinstance(x, np.ndarray):
-                strides.append(usual(kind.dims, x.strides, layout, _item(kind)))
+                strides.append(
+                    canonical_strides(type_.dims, x.strides, spec.dims_order, _itemsize(type_))
+                )
             else:
-                strides.append(steps_of(kind.dims, (), _item(kind)))
+                strides.append(packed_strides(type_.dims, _itemsize(type_)))
         try:
-            made = self.made(tuple(strides), self._is_sum(tensors))
+            bound = self.get(tuple(strides), self._is_sum(tensors))
         except DnnlError:
-            return self._repacked(tensors, scratch)
-        return self._bound(made, tensors, scratch)
+            return self._call_on_copies(tensors, workspace)
+        return self._call(bound, tensors, workspace)
 
-    def _bound(
-        self, made: BoundPrimitive, tensors: Sequence[Any], scratch: np.ndarray | None
-    ) -> tuple[Any, tuple[Any, ...]]:
-        """The call of a primitive that is made for these tensors."""
-        library, work = self.library, self.recipe.work
-        primitive, lib = made.primitive, library.lib
-        memories = made.fixed()
+    def _call(
+        self, bound: BoundPrimitive, tensors: Sequence[Any], workspace: np.ndarray | None
+    ) -> Call:
+        """The call of a primitive that was created for these tensors."""
+        library, desc = self.library, self.spec.desc
+        primitive, lib = bound.primitive, library.lib
+        memories = bound.fixed()
+        # Memory objects of arrays that are given during the run, the array, and if it is read.
         late: list[tuple[Any, Any, bool]] = []
-        before: list[tuple[Any, tuple[Any, ...]]] = []
-        for argument, i in made.tensors.items():
+        conversions: list[Call] = []
+        for argument, i in bound.tensors.items():
             x = tensors[i]
-            known = isinstance(x, np.ndarray)
-            if i not in made.converted:
+            array = x if isinstance(x, np.ndarray) else None
+            if i not in bound.converted:
                 md = primitive.query_argument(argument)
-                taken = memories[argument] = memory(library, md, x if known else None)
+                memories[argument] = own_memory = memory(library, md, array)
             else:
-                own, md, scaling = made.converted[i]
-                taken = memory(library, own, x if known else None)
+                own, md, scaling = bound.converted[i]
+                own_memory = memory(library, own, array)
                 size = lib.dnnl_memory_desc_get_size(md)
                 target = memories[argument] = memory(library, md, np.empty(size, np.uint8))
                 attr = attributes(library)
-                given = {SRC: taken, DST: target, **scaling.arguments(library, attr)}
-                before.append(copying(library, own, md, attr).call(given))
-            if not known:
-                late.append((taken, x, i not in work.outputs))
-        for argument in made.dropped:
+                arguments = {SRC: own_memory, DST: target, **scaling.arguments(library, attr)}
+                conversions.append(reorder_primitive(library, own, md, attr).call(arguments))
+            if array is None:
+                late.append((own_memory, x, i not in desc.outputs))
+        for argument in bound.dropped:
             md = primitive.query_argument(argument)
             size = lib.dnnl_memory_desc_get_size(md)
             memories[argument] = memory(library, md, np.empty(size, np.uint8))
-        # Given even where there is none, so that calls with other threads have as many arguments.
-        if scratch is None or scratch.nbytes < primitive.scratchpad:
-            scratch = np.empty(primitive.scratchpad, np.uint8)
+        # Given even where none is needed, so that calls with other threads have as many arguments.
+        if workspace is None or workspace.nbytes < primitive.scratchpad:
+            workspace = np.empty(primitive.scratchpad, np.uint8)
         md = primitive.query(lib.dnnl_query_scratchpad_md)
-        memories[SCRATCHPAD] = memory(library, md, scratch if primitive.scratchpad else None)
-        function, arguments = primitive.call(memories)
-        if before:
-            function, arguments = _in_turn([*before, (function, arguments)]), ()
+        memories[SCRATCHPAD] = memory(library, md, workspace if primitive.scratchpad else None)
+        call = primitive.call(memories)
+        if conversions:
+            call = _in_turn([*conversions, call]), ()
         if not late:
-            return function, arguments
-        run = _with_handles(library, function, arguments, [(m, read) for m, _, read in late])
+            return call
+        run = _with_handles(library, call, [(memory, is_read) for memory, _, is_read in late])
         return run, tuple([x for _, x, _ in late])
 
-    def _repacked(
-        self, tensors: Sequence[Any], scratch: np.ndarray | None
-    ) -> tuple[Any, tuple[Any, ...]]:
-        """As ``call``, with copies of the tensors that lie as the primitive wants them: there is
-        none for them as they are."""
-        work, strides = self.recipe.work, self.usual
+    def _call_on_copies(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
+        """As ``call``, on copies of the tensors without gaps: oneDNN has no primitive for the
+        tensors as they are."""
+        desc = self.spec.desc
         packed = list(tensors)
         late: list[Any] = []
+        # The copies, and the arrays that they are of, or their indices among those given late.
         before: list[tuple[np.ndarray, Any]] = []
         after: list[tuple[np.ndarray, Any]] = []
-        for i, (kind, steps, x) in enumerate(zip(work.tensors, strides, tensors, strict=True)):
-            known = isinstance(x, np.ndarray)
-            if kind is None or (known and x.strides == steps and i not in work.outputs):
+        for i, (type_, strides, x) in enumerate(
+            zip(desc.tensors, self.packed_strides, tensors, strict=True)
+        ):
+            is_array = isinstance(x, np.ndarray)
+            if type_ is None or (is_array and x.strides == strides and i not in desc.outputs):
                 continue
-            packed[i] = copy = np.ndarray(
-                kind.dims, kind.dtype, np.empty(math.prod(kind.dims), kind.dtype), 0, steps
-            )
-            where = x
-            if not known:
-                where = len(late)
+            buffer = np.empty(math.prod(type_.dims), type_.dtype)
+            packed[i] = copy = np.ndarray(type_.dims, type_.dtype, buffer, 0, strides)
+            original = x
+            if not is_array:
+                original = len(late)
                 late.append(x)
-            (after if i in work.outputs else before).append((copy, where))
-        function, arguments = self._bound(self.made(strides, False), packed, scratch)
+            (after if i in desc.outputs else before).append((copy, original))
+        bound = self.get(self.packed_strides, False)
+        function, arguments = self._call(bound, packed, workspace)
         check = self.library.check
 
-        def run(*given: Any) -> None:
+        def run(*arrays: Any) -> None:
             for copy, x in before:
-                np.copyto(copy, given[x] if isinstance(x, int) else x)
+                np.copyto(copy, arrays[x] if isinstance(x, int) else x)
             check(function(*arguments) or 0)
             for copy, x in after:
-                np.copyto(given[x] if isinstance(x, int) else x, copy)
+                np.copyto(arrays[x] if isinstance(x, int) else x, copy)
 
         return run, tuple(late)
 
     def _is_sum(self, tensors: Sequence[Any]) -> bool:
-        """Whether what is added to the result lies where that is to be written."""
-        summed = self.recipe.summed
+        """Whether the tensor that is added to the result lies where the result is written."""
+        summed = self.spec.summed
         if summed < 0:
             return False
-        one, other = tensors[summed], tensors[self.recipe.work.outputs[0]]
-        known = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-        return known and address(one) == address(other) and one.shape == other.shape
+        addend, output = tensors[summed], tensors[self.spec.desc.outputs[0]]
+        if not isinstance(addend, np.ndarray) or not isinstance(output, np.ndarray):
+            return False
+        return address(addend) == address(output) and addend.shape == output.shape
 
 
-def _created(recipe: PrimitiveSpec, maker: SpecContext, slow: bool = False) -> BoundPrimitive:
-    """What the recipe makes, unless that is ``slow`` code that only shows what is meant."""
-    made = recipe.make(maker)
-    if made.primitive.reference and not (recipe.reference or slow):
-        raise DnnlError(UNIMPLEMENTED)
-    return made
+def _itemsize(type_: TensorType) -> int:
+    assert type_.dtype is not None
+    return type_.dtype.itemsize
 
 
-def _order(recipe: PrimitiveSpec, kind: TensorType) -> tuple[int, ...]:
-    return recipe.layout if len(kind.dims) == len(recipe.layout) else ()
-
-
-def _item(kind: TensorType) -> int:
-    assert kind.dtype is not None
-    return kind.dtype.itemsize
-
-
-def _in_turn(calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> Callable[[], int]:
-    """Calls one after the other; the first status that is not 0, else 0."""
+def _in_turn(calls: Sequence[Call]) -> Callable[[], int]:
+    """Make the calls one after the other; returns the first status that is not 0, else 0."""
 
     def run() -> int:
         for function, arguments in calls:
@@ -276,22 +280,21 @@ def _in_turn(calls: Sequence[tuple[Any, tuple[Any, ...]]]) -> Callable[[], int]:
 
 
 def _with_handles(
-    library: Library,
-    function: Any,
-    arguments: tuple[Any, ...],
-    memories: Sequence[tuple[Any, bool]],
+    library: Library, call: Call, memories: Sequence[tuple[Any, bool]]
 ) -> Callable[..., None]:
-    """The call, told each time where some tensors lie, of which it may copy those it reads."""
-    handle, cast = library.lib.dnnl_memory_set_data_handle, library.ffi.cast
+    """The call, with the addresses of some of its tensors set each time. Of tensors that are only
+    read (True) it may take a copy."""
+    function, arguments = call
+    set_handle, cast = library.lib.dnnl_memory_set_data_handle, library.ffi.cast
 
     def run(*arrays: np.ndarray) -> None:
         used = []
-        for (each, read), x in zip(memories, arrays, strict=True):
+        for (tensor_memory, is_read), x in zip(memories, arrays, strict=True):
             if not x.flags.c_contiguous:
-                assert read, "memory set aside for a result is not contiguous"
+                assert is_read, "memory set aside for a result is not contiguous"
                 x = np.ascontiguousarray(x)
-            used.append(x)  # copies stay until the call is over
-            handle(each, cast("void *", address(x)))
+            used.append(x)  # copies live until the call is over
+            set_handle(tensor_memory, cast("void *", address(x)))
         library.check(function(*arguments))
 
     return run

@@ -5,39 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
+from penstock.ir.layout import channels_last, packed_strides
+from penstock.types import FLOAT32
 
-ITEM = 4  # bytes of a float32
-
-
-def steps_of(dims: Sequence[int], order: Sequence[int] = (), item: int = ITEM) -> tuple[int, ...]:
-    """The strides, in bytes, of elements of ``item`` bytes without gaps, their dims in ``order`` or
-    in their own."""
-    steps, step = [0] * len(dims), item
-    for axis in reversed(order or range(len(dims))):
-        steps[axis] = step
-        step *= dims[axis]
-    return tuple(steps)
+ITEM = FLOAT32.itemsize
 
 
-def channels_last(rank: int) -> tuple[int, ...]:
-    """The order in memory that convolutions and pooling are fastest in; none below 3 dims."""
-    return (0, *range(2, rank), 1) if rank > 2 else ()
-
-
-def usual(
-    dims: Sequence[int], strides: Sequence[int], order: Sequence[int] = (), item: int = ITEM
+def canonical_strides(
+    dims: Sequence[int], strides: Sequence[int], order: Sequence[int] = (), itemsize: int = ITEM
 ) -> tuple[int, ...]:
-    """``strides``, where those of dims of 1, which mean nothing, are as in a layout that primitives
-    know: that of ``order``, or of dims in their own, or channels last; else as they are. Dims may
-    be more or fewer than those of an order of channels last."""
+    """``strides`` with those of dims of 1, which mean nothing, as in a layout that primitives know:
+    that of ``order``, or of dims in their own, or channels last. Without change if the tensor has
+    none of these. ``order`` may be channels last of another number of dims."""
     rank = len(dims)
     last = channels_last(rank)
     if len(order) != rank:
         order = last if order and order == channels_last(len(order)) else ()
-    for each in (order, (), last):
-        known = steps_of(dims, each, item)
-        if all(a == b for n, a, b in zip(dims, strides, known, strict=True) if n > 1):
-            return known
+    for candidate in (order, (), last):
+        packed = packed_strides(dims, itemsize, candidate)
+        if all(a == b for n, a, b in zip(dims, strides, packed, strict=True) if n > 1):
+            return packed
     return tuple(strides)
 
 
@@ -53,12 +40,12 @@ def broadcasts(dims: Sequence[int], result: Sequence[int]) -> bool:
     return all(a in (1, b) for a, b in zip(padded(dims, len(result)), result, strict=True))
 
 
-def longer_steps(strides: Sequence[int], rank: int) -> tuple[int, ...]:
+def with_leading_strides(strides: Sequence[int], rank: int) -> tuple[int, ...]:
     """``strides``, with those of as many dims of 1 before them as make up ``rank``."""
     return (max(strides, default=ITEM),) * (rank - len(strides)) + tuple(strides)
 
 
-def regrouped(
+def regrouped_strides(
     dims: Sequence[int], strides: Sequence[int], target: Sequence[int], item: int = ITEM
 ) -> tuple[int, ...]:
     """The strides of the same memory seen with the dims ``target``: some joined, or of 1 added.

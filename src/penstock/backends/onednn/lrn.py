@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from penstock.backends.onednn.layouts import channels_last
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 
 
-def lrn(work: OpDesc) -> PrimitiveSpec | None:
+def lrn(desc: OpDesc) -> PrimitiveSpec | None:
     """Over an odd number of channels: of an even one, oneDNN takes one less than ONNX."""
-    x, attrs = work.input(0), work.node.attrs
-    if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or len(work.posts):
+    x, attrs = desc.input(0), desc.node.attrs
+    if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or len(desc.post_ops):
         return None
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_lrn_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
                 lib.dnnl_lrn_across_channels,
-                maker.source,
-                maker.target,
+                context.source,
+                context.target,
                 attrs["size"],
                 attrs.get("alpha", 1e-4),
                 attrs.get("beta", 0.75),
                 attrs.get("bias", 1.0),
             ],
-            maker.ends,
+            context.ends,
         )
 
-    return PrimitiveSpec(work, make, channels_last(4), (work.inputs[0],))
+    return PrimitiveSpec(desc, create_primitive, channels_last(4), (desc.inputs[0],))

@@ -18,29 +18,29 @@ from penstock.ops.common.constant_cache import shared
 from penstock.types import FLOAT32
 
 
-def matmul(work: OpDesc) -> PrimitiveSpec | None:
+def matmul(desc: OpDesc) -> PrimitiveSpec | None:
     """MatMul of tensors of rank 2 or more; dims of 1 are repeated."""
-    a, b = work.input(0), work.input(1)
+    a, b = desc.input(0), desc.input(1)
     if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
         return None
-    weights = work.constant(1)
+    weights = desc.constant(1)
     if len(b.dims) == 2:
-        return product(work, weights, math.prod(a.dims[:-1]), a.dims[-1])
-    return batched(work, max(len(a.dims), len(b.dims)))
+        return product(desc, weights, math.prod(a.dims[:-1]), a.dims[-1])
+    return batched(desc, max(len(a.dims), len(b.dims)))
 
 
-def gemm(work: OpDesc) -> PrimitiveSpec | None:
+def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     """A product of two matrices times alpha, and a third times beta that is added to it."""
-    a, b, c = work.input(0), work.input(1), work.input(2)
+    a, b, c = desc.input(0), desc.input(1), desc.input(2)
     if a is None or b is None:
         return None
-    attrs, y = work.node.attrs, work.output
+    attrs, y = desc.node.attrs, desc.output
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     flipped = bool(attrs.get("transA", 0)), bool(attrs.get("transB", 0))
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
     first: list[PostOp] = []
-    constants = work.constants
-    held, known = None, work.constant(1)
+    constants = desc.constants
+    held, known = None, desc.constant(1)
     if known is not None:
         # Shared by all plans: what oneDNN makes of it is, too.
         name = "onednn gemm", flipped[1], alpha
@@ -48,17 +48,17 @@ def gemm(work: OpDesc) -> PrimitiveSpec | None:
     elif alpha != 1:
         first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
-        term = work.constant(2)
+        term = desc.constant(2)
         if term is not None and beta != 1:
             constants = (*constants, np.multiply(term, beta, dtype=FLOAT32))
             first.append(PostOp(binary="add", tensor=len(constants) - 1))
         elif beta == 1:
-            first.append(PostOp(binary="add", tensor=work.inputs[2]))
+            first.append(PostOp(binary="add", tensor=desc.inputs[2]))
         else:
             return None
-    work = replace(work, posts=work.posts.behind(first, y.dims, constants))
+    desc = replace(desc, post_ops=desc.post_ops.behind(first, y.dims, constants))
     weights = None if held is None else held.value
-    return replace(product(work, weights, rows, inner, flipped), held=held)
+    return replace(product(desc, weights, rows, inner, flipped), held=held)
 
 
 def _factor(matrix: np.ndarray, flipped: bool, alpha: float) -> np.ndarray:
@@ -67,7 +67,7 @@ def _factor(matrix: np.ndarray, flipped: bool, alpha: float) -> np.ndarray:
 
 
 def product(
-    work: OpDesc,
+    desc: OpDesc,
     weights: np.ndarray | None,
     rows: int,
     inner: int,
@@ -76,18 +76,18 @@ def product(
     """A product of two matrices, of which the first, and the result, may be seen as having more
     dims than two. ``weights`` is the second, where it is known. Those ``flipped`` are transposed,
     as far as they are not known."""
-    y = work.output
+    y = desc.output
     width = y.dims[-1]
-    bias, posts = work.posts.without_bias(-1)
-    work = replace(work, posts=posts)
-    first, second = work.inputs[:2]
+    bias, posts = desc.post_ops.without_bias(-1)
+    desc = replace(desc, post_ops=posts)
+    first, second = desc.inputs[:2]
     axes = [(1, 0) if each else () for each in flipped]
 
     def flat(dims: Sequence[int]) -> Sequence[int]:
         return math.prod(dims[:-1]), dims[-1]
 
     constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
-    tensors = {SRC: first, DST: work.outputs[0]}
+    tensors = {SRC: first, DST: desc.outputs[0]}
     if weights is not None:
         constants[WEIGHTS] = (weights, weights.shape)
     else:
@@ -95,22 +95,22 @@ def product(
     if bias is not None:
         constants[BIAS] = (bias, (1, width))
 
-    def make(maker: SpecContext) -> BoundPrimitive:
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
         if weights is None or flipped[0]:
-            source = maker.descriptor(first, (rows, inner), axes[0])
+            source = context.descriptor(first, (rows, inner), axes[0])
         else:
-            source = maker.operand(first, (rows, inner))
+            source = context.operand(first, (rows, inner))
         if weights is None:
-            other = maker.descriptor(second, axes=axes[1])
+            other = context.descriptor(second, axes=axes[1])
         else:
-            other = maker.any(weights.shape) if flipped[0] else maker.weights(weights.shape)
-        return maker.primitive(
-            maker.lib.dnnl_matmul_primitive_desc_create,
+            other = context.any(weights.shape) if flipped[0] else context.weights(weights.shape)
+        return context.primitive(
+            context.lib.dnnl_matmul_primitive_desc_create,
             [
                 source,
                 other,
-                maker.of(None if bias is None else bias.reshape(1, -1)),
-                maker.descriptor(work.outputs[0], (rows, width)),
+                context.of(None if bias is None else bias.reshape(1, -1)),
+                context.descriptor(desc.outputs[0], (rows, width)),
             ],
             tensors,
             constants,
@@ -118,25 +118,27 @@ def product(
         )
 
     order = tuple(range(len(y.dims)))
-    return PrimitiveSpec(work, make, order, (first, *posts.tensors), summed=work.summed)
+    return PrimitiveSpec(desc, create_primitive, order, (first, *posts.tensors), summed=desc.summed)
 
 
-def batched(work: OpDesc, rank: int) -> PrimitiveSpec:
+def batched(desc: OpDesc, rank: int) -> PrimitiveSpec:
     """Products of matrices, of which dims of 1 are repeated; tensors seen with ``rank`` dims."""
-    first, second = work.inputs[:2]
+    first, second = desc.inputs[:2]
 
-    def make(maker: SpecContext) -> BoundPrimitive:
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
         found = []
-        for index in (first, second, work.outputs[0]):
-            kind = work.tensors[index]
-            assert kind is not None
-            found.append(maker.descriptor(index, padded(kind.dims, rank)))
+        for index in (first, second, desc.outputs[0]):
+            type_ = desc.tensors[index]
+            assert type_ is not None
+            found.append(context.descriptor(index, padded(type_.dims, rank)))
         source, other, target = found
-        return maker.primitive(
-            maker.lib.dnnl_matmul_primitive_desc_create,
-            [source, other, maker.ffi.NULL, target],
-            {SRC: first, WEIGHTS: second, DST: work.outputs[0]},
+        return context.primitive(
+            context.lib.dnnl_matmul_primitive_desc_create,
+            [source, other, context.ffi.NULL, target],
+            {SRC: first, WEIGHTS: second, DST: desc.outputs[0]},
         )
 
-    free = not work.posts.repeats(work.tensors)
-    return PrimitiveSpec(work, make, tuple(range(rank)), work.posts.tensors, free=free)
+    any_layout = not desc.post_ops.repeats(desc.tensors)
+    return PrimitiveSpec(
+        desc, create_primitive, tuple(range(rank)), desc.post_ops.tensors, any_layout=any_layout
+    )

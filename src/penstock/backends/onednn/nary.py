@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.backends.onednn.eltwise import eltwise, posted
+from penstock.backends.onednn.eltwise import binary_spec, eltwise
 from penstock.backends.onednn.eltwise_algorithms import BINARY, Eltwise
 from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.op_desc import OpDesc
@@ -17,24 +17,26 @@ NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
 _MOST_POSTS = 16
 
 
-def nary(work: OpDesc) -> PrimitiveSpec | None:
+def nary(desc: OpDesc) -> PrimitiveSpec | None:
     """One of the tensors is of the shape of the result; the others follow as post-ops. A sum of two
     is one call of NumPy's, which is as fast."""
-    name, y = work.node.op.name, work.output
-    if len(work.inputs) <= 2:
-        return eltwise(work) if name in BINARY else None
-    kinds = [work.input(i) for i in range(len(work.inputs))]
-    if len(kinds) > _MOST_POSTS or not y.dims:
+    name, y = desc.node.op.name, desc.output
+    if len(desc.inputs) <= 2:
+        return eltwise(desc) if name in BINARY else None
+    types_ = [desc.input(i) for i in range(len(desc.inputs))]
+    if len(types_) > _MOST_POSTS or not y.dims:
         return None
-    if any(kind is None or not broadcasts(kind.dims, y.dims) for kind in kinds):
+    if any(type_ is None or not broadcasts(type_.dims, y.dims) for type_ in types_):
         return None
-    fits = [i for i in work.inputs if work.tensors[i] == y and work.constants[i] is None]
+    fits = [i for i in desc.inputs if desc.tensors[i] == y and desc.constants[i] is None]
     if not fits:
         return None
     first = fits[0]
-    rest = list(work.inputs)
+    rest = list(desc.inputs)
     rest.remove(first)
     posts = [PostOp(binary=NARY[name], tensor=i) for i in rest]
     if name == "Mean":
-        posts.append(PostOp(Eltwise("linear", 1 / len(kinds))))
-    return posted(replace(work, posts=work.posts.behind(posts, y.dims, work.constants)), first)
+        posts.append(PostOp(Eltwise("linear", 1 / len(types_))))
+    return binary_spec(
+        replace(desc, post_ops=desc.post_ops.behind(posts, y.dims, desc.constants)), first
+    )

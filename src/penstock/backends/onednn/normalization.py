@@ -8,57 +8,58 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.eltwise import binary_spec
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
-from penstock.backends.onednn.layouts import broadcasts, channels_last
+from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32
 
 
-def layer_normalization(work: OpDesc) -> PrimitiveSpec | None:
+def layer_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     """Over trailing axes, without the statistics as results."""
-    x, node = work.input(0), work.node
-    if x is None or not x.dims or len(work.posts) or _has_more_results(work):
+    x, node = desc.input(0), desc.node
+    if x is None or not x.dims or len(desc.post_ops) or _has_more_results(desc):
         return None
     axis = normalize_axis(node.attrs.get("axis", -1), len(x.dims))
     tail = x.dims[axis:]
     width = math.prod(tail)
     shape = math.prod(x.dims[:axis]), width
-    source, target = work.inputs[0], work.outputs[0]
+    source, target = desc.inputs[0], desc.outputs[0]
     constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
     tensors = {SRC: source, DST: target}
     flags = 0
     for argument, i, name in ((SCALE, 1, "scale"), (SHIFT, 2, "shift")):
-        kind, known = work.input(i), work.constant(i)
-        if kind is None:
+        type_, known = desc.input(i), desc.constant(i)
+        if type_ is None:
             if known is not None:
                 return None  # of another dtype
             continue
-        dims = _without(kind.dims, len(tail))
+        dims = _without(type_.dims, len(tail))
         if dims is None or not broadcasts(dims, tail):
             return None
         if known is not None:
             each = np.broadcast_to(known.reshape(dims), tail)
             constants[argument] = np.ascontiguousarray(each).reshape(width), (width,)
         elif math.prod(dims) == width:
-            tensors[argument] = work.inputs[i]
+            tensors[argument] = desc.inputs[i]
         else:
             return None
         flags |= _FLAGS[name]
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_layer_normalization_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
-                maker.descriptor(source, shape),
-                maker.descriptor(target, shape),
-                maker.ffi.NULL,
+                context.descriptor(source, shape),
+                context.descriptor(target, shape),
+                context.ffi.NULL,
                 node.attrs.get("epsilon", 1e-5),
                 flags,
             ],
@@ -66,8 +67,10 @@ def layer_normalization(work: OpDesc) -> PrimitiveSpec | None:
             constants,
         )
 
-    dense = tuple([i for argument, i in tensors.items() if argument != DST])
-    return PrimitiveSpec(work, make, tuple(range(len(x.dims))), dense, inplace=(source,))
+    contiguous = tuple([i for argument, i in tensors.items() if argument != DST])
+    return PrimitiveSpec(
+        desc, create_primitive, tuple(range(len(x.dims))), contiguous, inplace=(source,)
+    )
 
 
 _FLAGS = {"scale": 2, "shift": 4}  # dnnl_use_scale, dnnl_use_shift
@@ -79,12 +82,12 @@ def _without(dims: Sequence[int], rank: int) -> tuple[int, ...] | None:
     return None if any(n != 1 for n in dims[: max(before, 0)]) else tuple(dims[max(before, 0) :])
 
 
-def batch_normalization(work: OpDesc) -> PrimitiveSpec | None:
+def batch_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     """As what it is then: a factor and a term for each channel."""
-    x, attrs = work.input(0), work.node.attrs
-    if x is None or len(x.dims) < 2 or attrs.get("training_mode", 0) or _has_more_results(work):
+    x, attrs = desc.input(0), desc.node.attrs
+    if x is None or len(x.dims) < 2 or attrs.get("training_mode", 0) or _has_more_results(desc):
         return None
-    scale, shift, mean, variance = (work.constant(i) for i in range(1, 5))
+    scale, shift, mean, variance = (desc.constant(i) for i in range(1, 5))
     if scale is None or shift is None or mean is None or variance is None:
         return None
     epsilon = attrs.get("epsilon", 1e-5)
@@ -92,29 +95,29 @@ def batch_normalization(work: OpDesc) -> PrimitiveSpec | None:
     term = shift - mean * factor
     shape = (-1, *(1,) * (len(x.dims) - 2))
     parameters = [each.astype(FLOAT32).reshape(shape) for each in (factor, term)]
-    count = len(work.constants)
+    count = len(desc.constants)
     first = PostOp(binary="mul", tensor=count), PostOp(binary="add", tensor=count + 1)
-    posts = work.posts.behind(first, work.output.dims, (*work.constants, *parameters))
-    recipe = posted(replace(work, posts=posts), work.inputs[0])
+    posts = desc.post_ops.behind(first, desc.output.dims, (*desc.constants, *parameters))
+    spec = binary_spec(replace(desc, post_ops=posts), desc.inputs[0])
     if any(each.dtype != FLOAT32 for each in (scale, shift, mean, variance)):
-        return recipe
+        return spec
     given = {SCALE: scale, SHIFT: shift, _MEAN: mean, _VARIANCE: variance}
     constants = {argument: (each, each.shape) for argument, each in given.items()}
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        if maker.order(work.inputs[0])[-1] != 1 or work.posts.posts not in ((), (_RELU,)):
-            return recipe.make(maker)
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        if context.order(desc.inputs[0])[-1] != 1 or desc.post_ops.ops not in ((), (_RELU,)):
+            return spec.create(context)
         # With the channels innermost, oneDNN's own primitive is twice as fast.
-        maker = SpecContext(maker.library, work, maker.strides, maker.layout)
-        return maker.primitive(
+        context = SpecContext(context.library, desc, context.strides, context.dims_order)
+        return context.primitive(
             lib.dnnl_batch_normalization_forward_primitive_desc_create,
-            [lib.dnnl_forward_inference, maker.source, maker.target, epsilon, _GIVEN],
-            maker.ends,
+            [lib.dnnl_forward_inference, context.source, context.target, epsilon, _GIVEN],
+            context.ends,
             constants,
         )
 
-    return replace(recipe, make=make)
+    return replace(spec, create=create_primitive)
 
 
 _MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
@@ -124,31 +127,31 @@ _WIDTH = 8
 _RELU = PostOp(Eltwise("relu"))
 
 
-def instance_normalization(work: OpDesc) -> PrimitiveSpec | None:
+def instance_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     """Of one image, whose channels have the statistics of a batch of one. Where they do not fill
     registers, oneDNN is many times slower."""
-    x, y = work.input(0), work.output
-    scale, shift = work.constant(1), work.constant(2)
-    if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or len(work.posts):
+    x, y = desc.input(0), desc.output
+    scale, shift = desc.constant(1), desc.constant(2)
+    if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or len(desc.post_ops):
         return None
     if x.dims[1] % _WIDTH:
         return None
     if scale is None or shift is None or scale.dtype != FLOAT32 or shift.dtype != FLOAT32:
         return None
     constants = {SCALE: (scale, scale.shape), SHIFT: (shift, shift.shape)}
-    epsilon = work.node.attrs.get("epsilon", 1e-5)
+    epsilon = desc.node.attrs.get("epsilon", 1e-5)
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_batch_normalization_forward_primitive_desc_create,
-            [lib.dnnl_forward_inference, maker.source, maker.target, epsilon, _SCALED],
-            maker.ends,
+            [lib.dnnl_forward_inference, context.source, context.target, epsilon, _SCALED],
+            context.ends,
             constants,
         )
 
-    return PrimitiveSpec(work, make, channels_last(len(y.dims)), (work.inputs[0],))
+    return PrimitiveSpec(desc, create_primitive, channels_last(len(y.dims)), (desc.inputs[0],))
 
 
-def _has_more_results(work: OpDesc) -> bool:
-    return any(work.tensors[i] is not None for i in work.outputs[1:])
+def _has_more_results(desc: OpDesc) -> bool:
+    return any(desc.tensors[i] is not None for i in desc.outputs[1:])

@@ -1,4 +1,4 @@
-"""What a primitive is asked to do: a node, or the first of a fused one with what follows it."""
+"""Operation descriptors: a node, or the first node of a fused one with the rest as post-ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.backends.onednn.post_ops import PostOps, posts_of
+from penstock.backends.onednn.post_ops import PostOps, post_ops_of
 from penstock.backends.onednn.quant_attrs import Scaling
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import is_fused
@@ -20,11 +20,11 @@ Tensors = Sequence[TensorType | None]
 class OpDesc:
     """A ``node`` as the families of primitives see it.
 
-    ``tensors``: the types of all that the whole takes and makes, inputs first, then outputs;
-    ``constants`` those of them that are known. ``inputs`` and ``outputs`` of the node itself are
-    indices into these, -1 where one is left out; of a fused one, outputs are those of the whole.
-    ``posts`` is what is done with the result before it is written. With a ``scaling``, what is
-    read and written are integers that stand for real numbers, and so are the weights.
+    ``tensors`` are the types of the inputs, then of the outputs, of the whole node (fused or not);
+    ``constants`` the arrays of those that are constants. ``inputs`` and ``outputs`` of the (first)
+    node are indices into these, -1 for one left out. ``post_ops`` are applied to the result before
+    it is written. With a ``scaling``, inputs, weights and outputs are integers that represent real
+    numbers.
     """
 
     node: Node
@@ -32,91 +32,93 @@ class OpDesc:
     constants: tuple[np.ndarray | None, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    posts: PostOps
+    post_ops: PostOps
     scaling: Scaling | None = None
 
     def input(self, i: int) -> TensorType | None:
-        """The type of an input of the node, None where it is left out."""
+        """The type of an input of the node, None for one left out."""
         index = self.inputs[i] if i < len(self.inputs) else -1
         return self.tensors[index] if index >= 0 else None
 
     def constant(self, i: int) -> np.ndarray | None:
-        """An input of the node, if it is known."""
+        """An input of the node, if it is a constant."""
         index = self.inputs[i] if i < len(self.inputs) else -1
         return self.constants[index] if index >= 0 else None
 
     def with_bias(self, i: int, axis: int) -> tuple[np.ndarray | None, OpDesc] | None:
-        """The bias, for each index of ``axis``, and the work without it: input ``i``, or else what
-        the first post-op adds; None if it is no constant."""
+        """The bias along ``axis`` and the descriptor without it: input ``i``, or else the constant
+        that the first post-op adds; None if input ``i`` is no constant."""
         if i < len(self.inputs) and self.inputs[i] >= 0:
             bias = self.constant(i)
             return None if bias is None else (bias, self)
-        bias, posts = self.posts.without_bias(axis)
-        return bias, replace(self, posts=posts)
+        bias, post_ops = self.post_ops.without_bias(axis)
+        return bias, replace(self, post_ops=post_ops)
 
     @property
     def summed(self) -> int:
-        """The tensor that may lie where the result is written, to which it is then added: what
-        the first post-op adds, if nothing else reads it; -1 if there is none."""
-        posts = self.posts.posts
-        if not posts or posts[0].binary != "add":
+        """The tensor that may lie where the result is written, so that the result is added to it:
+        the operand of a first post-op that adds, if nothing else reads it; else -1."""
+        ops = self.post_ops.ops
+        if not ops or ops[0].binary != "add":
             return -1
-        if self.posts.constants[posts[0].tensor] is not None:
+        tensor = ops[0].tensor
+        if self.post_ops.constants[tensor] is not None:
             return -1
-        tensor = posts[0].tensor
-        read = [*self.inputs, *[post.tensor for post in posts]]
+        read = [*self.inputs, *[op.tensor for op in ops]]
         return tensor if read.count(tensor) == 1 else -1
 
     @property
     def output(self) -> TensorType:
         """The type of the first output."""
-        kind = self.tensors[self.outputs[0]]
-        assert kind is not None
-        return kind
+        type_ = self.tensors[self.outputs[0]]
+        assert type_ is not None
+        return type_
 
 
 def op_desc_of(
     node: Node, types: Sequence[Type | None], dtypes: Collection[np.dtype] = (FLOAT32,)
 ) -> OpDesc | None:
-    """The work of a node with these types of inputs; None for what no primitive does: tensors other
-    than of these ``dtypes`` and of known shapes that are not empty, and chains that cannot be said.
-    """
-    found = tensors_of(node, types, dtypes)
-    if found is None:
+    """The descriptor of a node with these types of inputs; None if no primitive can run it: for
+    tensors of other dtypes, of unknown shapes or without elements, and chains that post-ops do not
+    express."""
+    tensors_and_constants = tensors_of(node, types, dtypes)
+    if tensors_and_constants is None:
         return None
-    tensors, constants = found
+    tensors, constants = tensors_and_constants
     count = len(node.inputs)
-    first, posts, place = node, PostOps(), {}
+    first, post_ops = node, PostOps()
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
     if is_fused(node):
         region = node.attrs["region"]
         first = region.nodes[0]
-        place = {value: i for i, value in enumerate(region.inputs)}
-        inputs = tuple([-1 if v is None else place[v] for v in first.inputs])
-        chain = posts_of(region.nodes, place, tensors, constants)
+        index = {value: i for i, value in enumerate(region.inputs)}
+        inputs = tuple([-1 if v is None else index[v] for v in first.inputs])
+        chain = post_ops_of(region.nodes, index, tensors, constants)
         if chain is None or any(t is not None and t.dtype != FLOAT32 for t in tensors):
             return None
-        posts = chain
-    made = tuple(range(count, len(tensors)))
-    return OpDesc(first, tuple(tensors), tuple(constants), inputs, made, posts)
+        post_ops = chain
+    outputs = tuple(range(count, len(tensors)))
+    return OpDesc(first, tuple(tensors), tuple(constants), inputs, outputs, post_ops)
 
 
 def tensors_of(
     node: Node, types: Sequence[Type | None], dtypes: Collection[np.dtype]
 ) -> tuple[list[TensorType | None], list[np.ndarray | None]] | None:
-    """The types of what a node takes and makes, and what of it is known; None if some is of another
-    dtype, of unknown shape, or empty, or if nobody reads what it makes."""
+    """The types of the inputs and outputs of a node, and the constants among them; None if one has
+    another dtype, an unknown shape or no elements, or if all outputs are left out."""
     outputs = [None if value is None else value.type for value in node.outputs]
     constants = [None if value is None else value.const for value in node.inputs]
     constants += [None] * len(outputs)
     tensors: list[TensorType | None] = []
-    for kind, known in zip((*types, *outputs), constants, strict=True):
-        if kind is None or (known is not None and (known.dtype not in dtypes or not known.size)):
-            tensors.append(None)
-        elif (
-            isinstance(kind, TensorType) and kind.static and kind.dtype in dtypes and all(kind.dims)
+    for type_, constant in zip((*types, *outputs), constants, strict=True):
+        if type_ is None or (
+            constant is not None and (constant.dtype not in dtypes or not constant.size)
         ):
-            tensors.append(kind)
+            tensors.append(None)
+        elif not isinstance(type_, TensorType) or not type_.static:
+            return None
+        elif type_.dtype in dtypes and all(type_.dims):
+            tensors.append(type_)
         else:
             return None
     return (tensors, constants) if any(tensors[len(node.inputs) :]) else None

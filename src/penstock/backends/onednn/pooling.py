@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.backends.onednn.layouts import channels_last
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 from penstock.ops.common.windows import Window, behind
 from penstock.ops.onnx.pooling import pool_windows
 
 
-def pooling(work: OpDesc) -> PrimitiveSpec | None:
+def pooling(desc: OpDesc) -> PrimitiveSpec | None:
     """Pooling without the indices of maxima."""
-    node, x = work.node, work.input(0)
-    if x is None or len(work.outputs) != 1 or not 3 <= len(x.dims) <= 5:
+    node, x = desc.node, desc.input(0)
+    if x is None or len(desc.outputs) != 1 or not 3 <= len(x.dims) <= 5:
         return None
-    y = work.output
+    y = desc.output
     name = node.op.name
     if name.startswith("Global"):
         axes: Sequence[Window] = [Window(size, 1, size) for size in x.dims[2:]]
@@ -32,23 +32,25 @@ def pooling(work: OpDesc) -> PrimitiveSpec | None:
                 return None
             algorithm = "avg_include_padding"
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_pooling_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
                 getattr(lib, f"dnnl_pooling_{algorithm}"),
-                maker.source,
-                maker.target,
-                maker.dims([a.stride for a in axes]),
-                maker.dims([a.kernel for a in axes]),
-                maker.dims([a.dilation - 1 for a in axes]),
-                maker.dims([a.begin for a in axes]),
-                maker.dims(after),
+                context.source,
+                context.target,
+                context.dims([a.stride for a in axes]),
+                context.dims([a.kernel for a in axes]),
+                context.dims([a.dilation - 1 for a in axes]),
+                context.dims([a.begin for a in axes]),
+                context.dims(after),
             ],
-            maker.ends,
+            context.ends,
         )
 
-    same = tuple([i for i in work.posts.tensors if work.tensors[i] == y])
-    return PrimitiveSpec(work, make, channels_last(len(y.dims)), (work.inputs[0], *same))
+    same = tuple([i for i in desc.post_ops.tensors if desc.tensors[i] == y])
+    return PrimitiveSpec(
+        desc, create_primitive, channels_last(len(y.dims)), (desc.inputs[0], *same)
+    )

@@ -1,4 +1,4 @@
-"""Thin typed wrappers: memory descriptors, memory, primitives, and calls of these."""
+"""Thin typed wrappers: memory descriptors, memory objects, primitives and their calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.onednn.library import Library
+from penstock.ir.layout import ALIGNMENT, address
 
 # Arguments of primitives (DNNL_ARG_*).
 SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
@@ -21,18 +22,13 @@ _TYPES = {"float32": "dnnl_f32", "int32": "dnnl_s32", "int8": "dnnl_s8", "uint8"
 _TYPES["bfloat16"], _TYPES["float16"] = "dnnl_bf16", "dnnl_f16"
 
 
-def known(dtype: np.dtype | None) -> bool:
-    """Whether oneDNN has tensors of this dtype."""
-    return dtype is not None and dtype.name in _TYPES
-
-
 def post_argument(i: int, argument: int) -> int:
-    """The argument of a primitive that is an ``argument`` of its post-op i."""
+    """The number of the ``argument`` of post-op i among the arguments of the primitive."""
     return 32768 * (i + 1) | argument  # DNNL_ARG_ATTR_MULTIPLE_POST_OP
 
 
 class Descriptor:
-    """Shape, dtype and strides (in bytes) of a tensor; without strides, as the primitive likes."""
+    """Shape, dtype and strides (in bytes) of a tensor; without strides the primitive chooses."""
 
     def __init__(
         self,
@@ -41,12 +37,13 @@ class Descriptor:
         dtype: np.dtype,
         strides: Sequence[int] | None = None,
     ) -> None:
-        steps = None if strides is None else tuple(strides)
-        self.handle = _descriptor(library, tuple(shape), dtype, steps)
+        self.shape = tuple(shape)
+        own_strides = None if strides is None else tuple(strides)
+        self.handle = _descriptor(library, self.shape, dtype, own_strides)
 
     @classmethod
     def of(cls, library: Library, array: np.ndarray) -> Descriptor:
-        """That of an array as it lies in memory."""
+        """The descriptor of an array as it lies in memory."""
         return cls(library, array.shape, array.dtype, array.strides)
 
 
@@ -54,7 +51,7 @@ class Descriptor:
 def _descriptor(
     library: Library, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None
 ) -> Any:
-    """As ``Descriptor`` says; a model asks for each of its shapes several times."""
+    """The handle of a ``Descriptor``; a model asks for each of its shapes several times."""
     ffi, lib = library.ffi, library.lib
     made = ffi.new("dnnl_memory_desc_t *")
     kind = getattr(lib, _TYPES[dtype.name])
@@ -93,17 +90,17 @@ class Primitive:
         )
 
     def query(self, what: int) -> Any:
-        """A memory descriptor of the primitive; it goes with the primitive."""
+        """A memory descriptor of the primitive, which lives as long as the primitive."""
         return self.library.lib.dnnl_primitive_desc_query_md(self._desc, what, 0)
 
     def query_argument(self, argument: int) -> Any:
-        """The memory descriptor of one of its arguments; it goes with the primitive."""
+        """The memory descriptor of an argument, which lives as long as the primitive."""
         what = self.library.lib.dnnl_query_exec_arg_md
         return self.library.lib.dnnl_primitive_desc_query_md(self._desc, what, argument)
 
     @property
     def implementation(self) -> str:
-        """What oneDNN calls the code that it chose."""
+        """oneDNN's name of the code that it chose."""
         ffi = self.library.ffi
         text = ffi.new("const char **")
         what = self.library.lib.dnnl_query_impl_info_str
@@ -111,18 +108,18 @@ class Primitive:
         return str(ffi.string(text[0]).decode())
 
     @property
-    def reference(self) -> bool:
-        """Whether that is, as a whole or in a part, code that shows what is meant, which takes a
-        hundred times as long as other."""
+    def is_reference_impl(self) -> bool:
+        """True if oneDNN fell back to a reference implementation, at least in part, which is about
+        100 times slower than others."""
         return any(part.startswith("ref") for part in re.split(r"[+ ]", self.implementation))
 
     def call(self, memories: Mapping[int, Any]) -> tuple[Any, tuple[Any, ...]]:
-        """The C function and its arguments that run the primitive on ``memories`` (by argument)."""
+        """The C function, and its arguments to run the primitive on ``memories``, by argument."""
         ffi, lib = self.library.ffi, self.library.lib
         arguments = ffi.new("dnnl_exec_arg_t[]", len(memories))
         for entry, (argument, memory) in zip(arguments, memories.items(), strict=True):
             entry.arg, entry.memory = argument, memory
-        # What the arguments point to lives as long as they do.
+        # Keep alive what the arguments point to.
         kept = ffi.gc(arguments, _holding(id, (dict(memories), self)))
         return lib.dnnl_primitive_execute, (
             self.handle,
@@ -138,7 +135,7 @@ class Primitive:
 
 
 def attributes(library: Library) -> Any:
-    """Attributes with scratch memory of the caller's."""
+    """Attributes of a primitive whose scratch memory the caller provides."""
     ffi, lib = library.ffi, library.lib
     made = ffi.new("dnnl_primitive_attr_t *")
     library.check(lib.dnnl_primitive_attr_create(made))
@@ -149,7 +146,7 @@ def attributes(library: Library) -> Any:
 
 
 def memory(library: Library, descriptor: Any, array: np.ndarray | None) -> Any:
-    """Memory as oneDNN sees it: that of ``array``, which lives at least as long, or none yet."""
+    """A memory object on ``array``, which it keeps alive, or on no memory yet."""
     ffi, lib = library.ffi, library.lib
     made = ffi.new("dnnl_memory_t *")
     handle = ffi.NULL if array is None else ffi.cast("void *", address(array))
@@ -158,25 +155,18 @@ def memory(library: Library, descriptor: Any, array: np.ndarray | None) -> Any:
 
 
 def _holding(destructor: Any, held: Any) -> Any:
-    """``destructor``, with ``held`` for as long as it is not called.
+    """``destructor``, which keeps ``held`` alive until it is called.
 
-    No Python of ours: what a handler of signals raises in a destructor is lost, and so would be the
-    interrupts of whoever wants a run to end.
+    It runs no Python code of ours: a signal handler may raise KeyboardInterrupt there, and an
+    exception in a destructor is lost.
     """
-    made: Any = partial(destructor)
-    made.held = held
-    return made
+    holding: Any = partial(destructor)
+    holding.held = held
+    return holding
 
 
-def address(array: np.ndarray) -> int:
-    """Where the first element of ``array`` lies."""
-    start = array.__array_interface__["data"][0]
-    assert isinstance(start, int)
-    return start
-
-
-def copying(library: Library, source: Any, target: Any, attr: Any = None) -> Primitive:
-    """A copy from one layout, and dtype, to another, given as descriptors."""
+def reorder_primitive(library: Library, source: Any, target: Any, attr: Any = None) -> Primitive:
+    """The primitive that copies from one layout and dtype to another, given as descriptors."""
 
     def create(desc: Any, engine: Any, attr: Any) -> int:
         reorder = library.lib.dnnl_reorder_primitive_desc_create
@@ -185,15 +175,15 @@ def copying(library: Library, source: Any, target: Any, attr: Any = None) -> Pri
     return Primitive(library, create, attr=attr)
 
 
-def reordered(library: Library, array: np.ndarray, descriptor: Any) -> Any:
-    """Memory of its own with the elements of ``array``, in the layout of ``descriptor``."""
+def reordered_memory(library: Library, array: np.ndarray, descriptor: Any) -> Any:
+    """New memory with the elements of ``array`` in the layout of ``descriptor``."""
     lib = library.lib
     size = lib.dnnl_memory_desc_get_size(descriptor)
-    held = np.empty(size + 64, np.uint8)
-    target = memory(library, descriptor, held[-address(held) % 64 :])
+    held = np.empty(size + ALIGNMENT, np.uint8)
+    target = memory(library, descriptor, held[-address(held) % ALIGNMENT :])
     source = Descriptor.of(library, array)
 
-    made = copying(library, source.handle, descriptor)
+    made = reorder_primitive(library, source.handle, descriptor)
     scratch = np.empty(made.scratchpad, np.uint8)
     made.run(
         {
@@ -206,26 +196,26 @@ def reordered(library: Library, array: np.ndarray, descriptor: Any) -> Any:
 
 
 class Weights:
-    """A constant in the layouts that primitives have asked for, each made once."""
+    """A constant in the layouts that primitives have asked for, one copy for each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: list[tuple[Any, Any]] = []
+        self._copies: list[tuple[Any, Any]] = []
 
     def memory(self, library: Library, constant: np.ndarray, descriptor: Any) -> Any:
         """Memory with the elements of ``constant`` in the layout of ``descriptor``."""
         ffi, lib = library.ffi, library.lib
         with self._lock:
-            for known, found in self._made:
-                if lib.dnnl_memory_desc_equal(known, descriptor):
-                    return found
-            copy = ffi.new("dnnl_memory_desc_t *")
-            library.check(lib.dnnl_memory_desc_clone(copy, descriptor))
-            kept = ffi.gc(copy[0], lib.dnnl_memory_desc_destroy)
+            for layout, copy in self._copies:
+                if lib.dnnl_memory_desc_equal(layout, descriptor):
+                    return copy
+            clone = ffi.new("dnnl_memory_desc_t *")
+            library.check(lib.dnnl_memory_desc_clone(clone, descriptor))
+            layout = ffi.gc(clone[0], lib.dnnl_memory_desc_destroy)
             own = Descriptor.of(library, constant)
-            if lib.dnnl_memory_desc_equal(own.handle, kept):
-                made = memory(library, kept, constant)  # as it is
+            if lib.dnnl_memory_desc_equal(own.handle, layout):
+                copy = memory(library, layout, constant)  # no copy is needed
             else:
-                made = reordered(library, constant, kept)
-            self._made.append((kept, made))
-            return made
+                copy = reordered_memory(library, constant, layout)
+            self._copies.append((layout, copy))
+            return copy

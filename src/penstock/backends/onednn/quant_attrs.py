@@ -20,7 +20,7 @@ _SCALES, ZERO_POINTS = 4096, 8192
 class Scaling:
     """By argument of the primitive: factors of its elements, one, or one for each index of the axes
     in a mask; and what is taken off each of them, or added to each of a result. ``late``: tensors
-    of the work that are such zero points, by argument of the primitive. ``signed``: those of uint8
+    of the desc that are such zero points, by argument of the primitive. ``signed``: those of uint8
     that it takes as int8, each element 128 less. ``weights`` are those that it has beside: all
     works of the same ones share what is made of them."""
 

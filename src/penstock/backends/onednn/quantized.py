@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.backends.onednn.convolution import convolution
-from penstock.backends.onednn.eltwise import posted
+from penstock.backends.onednn.eltwise import binary_spec
 from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
@@ -24,7 +24,7 @@ from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 from penstock.backends.onednn.quant_attrs import ZERO_POINTS, Scaling
 from penstock.backends.onednn.quantized_forms import DTYPES, Codes, Form, form_of
-from penstock.backends.onednn.reorder import copying
+from penstock.backends.onednn.reorder import copy_spec
 from penstock.ir.graph import Node
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, UINT8
@@ -34,25 +34,25 @@ _MOST_DIMS = 6
 
 
 def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
-    """The recipe of a node that begins with one of ``OPERATIONS``, with these types of inputs."""
+    """The spec of a node that begins with one of ``OPERATIONS``, with these types of inputs."""
     found = tensors_of(node, types, DTYPES)
     if found is None or len(node.outputs) != 1:
         return None
     tensors, constants = found
     inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
-    work = OpDesc(node, tuple(tensors), tuple(constants), inputs, (len(inputs),), PostOps())
-    form = form_of(work)
+    desc = OpDesc(node, tuple(tensors), tuple(constants), inputs, (len(inputs),), PostOps())
+    form = form_of(desc)
     if form is None or not form.output.single:
         return None
-    return _FAMILIES[form.node.op.name](work, form)
+    return _FAMILIES[form.node.op.name](desc, form)
 
 
 # What forms are made of
 
 
-def _constant(work: OpDesc, codes: Codes | None) -> np.ndarray | None:
+def _constant(desc: OpDesc, codes: Codes | None) -> np.ndarray | None:
     """The real numbers of what is known, in float64."""
-    known = None if codes is None else work.constants[codes.tensor]
+    known = None if codes is None else desc.constants[codes.tensor]
     if known is None or codes is None:
         return None
     zero, scale = codes.zero, codes.scale.astype(np.float64)
@@ -64,10 +64,10 @@ def _constant(work: OpDesc, codes: Codes | None) -> np.ndarray | None:
     return numbers.reshape(known.shape)
 
 
-def _weights(work: OpDesc, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
+def _weights(desc: OpDesc, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
     """Constant codes less their zero points, if int8 has them all. What may have scales of its own
     is each index of ``axis``, which comes first in convolutions and last in matrices."""
-    known, zero = work.constants[codes.tensor], codes.zero
+    known, zero = desc.constants[codes.tensor], codes.zero
     if known is None or known.dtype not in (INT8, UINT8):
         return None
     if not codes.single and codes.axis % known.ndim != axis:
@@ -85,36 +85,36 @@ def _weights(work: OpDesc, codes: Codes, axis: int) -> Shared[np.ndarray | None]
     return shared(("onednn codes", axis, zero.tobytes()), made, known)
 
 
-def _dims(work: OpDesc, codes: Codes) -> tuple[int, ...]:
-    known, kind = work.constants[codes.tensor], work.tensors[codes.tensor]
+def _dims(desc: OpDesc, codes: Codes) -> tuple[int, ...]:
+    known, type_ = desc.constants[codes.tensor], desc.tensors[codes.tensor]
     if known is not None:
         return known.shape
-    assert kind is not None
-    return kind.dims
+    assert type_ is not None
+    return type_.dims
 
 
-def _dtype(work: OpDesc, codes: Codes) -> np.dtype | None:
-    kind = work.tensors[codes.tensor]
-    return None if kind is None else kind.dtype
+def _dtype(desc: OpDesc, codes: Codes) -> np.dtype | None:
+    type_ = desc.tensors[codes.tensor]
+    return None if type_ is None else type_.dtype
 
 
-def _is_read(work: OpDesc, codes: Codes | None) -> bool:
+def _is_read(desc: OpDesc, codes: Codes | None) -> bool:
     """Whether these are codes that come with each run, with one scale for all."""
-    if codes is None or not codes.single or work.constants[codes.tensor] is not None:
+    if codes is None or not codes.single or desc.constants[codes.tensor] is not None:
         return False
-    return _dtype(work, codes) in (INT8, UINT8)
+    return _dtype(desc, codes) in (INT8, UINT8)
 
 
-def _posts(work: OpDesc, form: Form) -> list[PostOp]:
+def _posts(desc: OpDesc, form: Form) -> list[PostOp]:
     """What comes before a result, in units of its scale, is rounded and gets its zero point: the
     bounds, where the ends of its integers are not as narrow."""
-    kind, y = work.output, form.output
+    type_, y = desc.output, form.output
     scale, zero = float(y.scale[0]), int(y.zero[0])
     low, high = form.low / scale, form.high / scale
     posts = []
-    assert kind.dtype is not None
-    if kind.dtype != FLOAT32:
-        ends = np.iinfo(kind.dtype)
+    assert type_.dtype is not None
+    if type_.dtype != FLOAT32:
+        ends = np.iinfo(type_.dtype)
         low = low if np.rint(low) + zero > ends.min else -math.inf
         high = high if np.rint(high) + zero < ends.max else math.inf
     if low > -math.inf or high < math.inf:
@@ -126,13 +126,13 @@ def _posts(work: OpDesc, form: Form) -> list[PostOp]:
     return posts
 
 
-def _bias(work: OpDesc, form: Form) -> np.ndarray | None:
+def _bias(desc: OpDesc, form: Form) -> np.ndarray | None:
     """What is added for each channel or column, one number for all, or 0; None if that is not what
     is added, or not known."""
     given = form.inputs[2] if len(form.inputs) > 2 else None
     bias = form.bias
     if given is not None:
-        known = _constant(work, given)
+        known = _constant(desc, given)
         bias = None if known is None else known * form.node.attrs.get("beta", 1.0)
     elif bias is None:
         bias = np.zeros(1)
@@ -140,26 +140,26 @@ def _bias(work: OpDesc, form: Form) -> np.ndarray | None:
 
 
 def _scaled(
-    work: OpDesc, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
+    desc: OpDesc, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
 ) -> OpDesc:
-    """The work that multiplies codes by ``weights``, whose factors lie along the axes in ``mask``,
+    """The desc that multiplies codes by ``weights``, whose factors lie along the axes in ``mask``,
     and adds a ``bias`` of a shape that broadcasts."""
     x, w = form.inputs[:2]
     y = form.output
     assert x is not None and w is not None
     factor = np.float32(form.node.attrs.get("alpha", 1.0)) * (x.scale * w.scale / y.scale)
-    posts, constants = _posts(work, form), (*work.constants, weights.value)
+    posts, constants = _posts(desc, form), (*desc.constants, weights.value)
     inputs = (x.tensor, len(constants) - 1)
     if np.any(bias):
         posts.insert(0, PostOp(binary="add", tensor=len(constants)))
         constants = (*constants, (bias / y.scale).astype(FLOAT32))
     zeros = {argument: int(c.zero[0]) for argument, c in ((SRC, x), (DST, y)) if c.zero[0]}
     return replace(
-        work,
+        desc,
         node=form.node,
         constants=constants,
         inputs=inputs,
-        posts=PostOps(work.output.dims, (*posts, *form.posts.posts), constants),
+        post_ops=PostOps(desc.output.dims, (*posts, *form.post_ops.ops), constants),
         scaling=Scaling(
             {WEIGHTS: (mask if factor.size > 1 else 0, factor)},
             zeros,
@@ -177,23 +177,23 @@ def _late(x: Codes) -> dict[int, int]:
 # Families
 
 
-def _conv(work: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _conv(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     x, w = form.inputs[:2]
-    weights, bias = None if w is None else _weights(work, w, 0), _bias(work, form)
-    if not _is_read(work, x) or weights is None or weights.value is None or bias is None:
+    weights, bias = None if w is None else _weights(desc, w, 0), _bias(desc, form)
+    if not _is_read(desc, x) or weights is None or weights.value is None or bias is None:
         return None
     mask = 0b11 if form.node.attrs.get("group", 1) > 1 else 0b1
     bias = bias.reshape(-1, *[1] * (weights.value.ndim - 2))
-    recipe = convolution(_scaled(work, form, weights, mask, bias))
+    spec = convolution(_scaled(desc, form, weights, mask, bias))
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        assert recipe is not None
-        made = recipe.make(maker)
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        assert spec is not None
+        made = spec.create(context)
         if _WRONG in made.primitive.implementation:
             raise DnnlError(UNIMPLEMENTED)
         return made
 
-    return None if recipe is None else replace(recipe, make=make)
+    return None if spec is None else replace(spec, create=create_primitive)
 
 
 _WRONG = "gemm_"
@@ -201,41 +201,43 @@ _WRONG = "gemm_"
 some numbers of channels, and for some of threads."""
 
 
-def _matrix(work: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A product with a constant matrix, or of what comes with the run."""
     x, w = form.inputs[:2]
-    if w is not None and work.constants[w.tensor] is None:
-        return _matrices(work, form) if "MatMul" in form.node.op.name else None
+    if w is not None and desc.constants[w.tensor] is None:
+        return _matrices(desc, form) if "MatMul" in form.node.op.name else None
     across, down = (bool(form.node.attrs.get(name, 0)) for name in ("transA", "transB"))
-    weights = None if w is None else _weights(work, w, 0 if down else 1)
-    bias = _bias(work, form)
-    if not _is_read(work, x) or weights is None or weights.value is None or bias is None:
+    weights = None if w is None else _weights(desc, w, 0 if down else 1)
+    bias = _bias(desc, form)
+    if not _is_read(desc, x) or weights is None or weights.value is None or bias is None:
         return None
     assert x is not None
-    dims = _dims(work, x)
+    dims = _dims(desc, x)
     if weights.value.ndim != 2 or len(dims) < 2:
         return None
     *rows, inner = dims[::-1] if across else dims
-    work = _scaled(work, form, weights, 0b10, bias)
-    return product(work, weights.value, math.prod(rows), inner, (across, False))
+    desc = _scaled(desc, form, weights, 0b10, bias)
+    return product(desc, weights.value, math.prod(rows), inner, (across, False))
 
 
-def _matrices(work: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A product of codes that come with the run; oneDNN multiplies by int8."""
     x, w = form.inputs[:2]
     y = form.output
-    if x is None or w is None or not (_is_read(work, x) and _is_read(work, w)):
+    if x is None or w is None or not (_is_read(desc, x) and _is_read(desc, w)):
         return None
-    ranks = [len(_dims(work, each)) for each in (x, w)]
+    ranks = [len(_dims(desc, each)) for each in (x, w)]
     if min(ranks) < 2 or max(ranks) > _MOST_DIMS or x.tensor == w.tensor:
         return None
-    unsigned = _dtype(work, w) == UINT8
+    unsigned = _dtype(desc, w) == UINT8
     zeros = {SRC: int(x.zero[0]), WEIGHTS: int(w.zero[0]) - 128 * unsigned, DST: int(y.zero[0])}
-    work = replace(
-        work,
+    desc = replace(
+        desc,
         node=form.node,
         inputs=(x.tensor, w.tensor),
-        posts=PostOps(work.output.dims, (*_posts(work, form), *form.posts.posts), work.constants),
+        post_ops=PostOps(
+            desc.output.dims, (*_posts(desc, form), *form.post_ops.ops), desc.constants
+        ),
         scaling=Scaling(
             {WEIGHTS: (0, x.scale * w.scale / y.scale)},
             {argument: zero for argument, zero in zeros.items() if zero},
@@ -243,70 +245,70 @@ def _matrices(work: OpDesc, form: Form) -> PrimitiveSpec | None:
             signed=(w.tensor,) if unsigned else (),
         ),
     )
-    return batched(work, max(ranks))
+    return batched(desc, max(ranks))
 
 
-def _sum(work: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _sum(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """Codes that have the shape of the sum, and others, which may be known."""
-    y, constants = form.output, work.constants
-    first, second = sorted(form.inputs, key=lambda codes: not _is_whole(work, codes))
-    if first is None or second is None or not _is_whole(work, first):
+    y, constants = form.output, desc.constants
+    first, second = sorted(form.inputs, key=lambda codes: not _is_whole(desc, codes))
+    if first is None or second is None or not _is_whole(desc, first):
         return None
     read, tensor = [(SRC, first)], second.tensor
-    known = _constant(work, second)
+    known = _constant(desc, second)
     if known is not None:
         tensor = len(constants)
         constants = (*constants, (known / y.scale).astype(FLOAT32))
-    elif _is_read(work, second):
+    elif _is_read(desc, second):
         read.append((SRC_1, second))
     else:
         return None
-    if not broadcasts(_dims(work, second), work.output.dims):
+    if not broadcasts(_dims(desc, second), desc.output.dims):
         return None
     factors = {argument: (0, codes.scale / y.scale) for argument, codes in read}
     shift = -sum(float(factors[argument][1][0]) * int(c.zero[0]) for argument, c in read)
     posts = [PostOp(binary="add", tensor=tensor), PostOp(Eltwise("linear", 1.0, shift))]
-    work = replace(work, scaling=Scaling(factors))
-    return _by_element(work, form, first, posts, constants)
+    desc = replace(desc, scaling=Scaling(factors))
+    return _by_element(desc, form, first, posts, constants)
 
 
-def _is_whole(work: OpDesc, codes: Codes | None) -> bool:
-    if codes is None or not _is_read(work, codes):
+def _is_whole(desc: OpDesc, codes: Codes | None) -> bool:
+    if codes is None or not _is_read(desc, codes):
         return False
-    return _dims(work, codes) == work.output.dims
+    return _dims(desc, codes) == desc.output.dims
 
 
-def _converted(work: OpDesc, form: Form) -> PrimitiveSpec | None:
+def _converted(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """To codes or from codes, exactly as NumPy does it."""
     (x,), y = form.inputs, form.output
-    if x is None or work.constants[x.tensor] is not None or not work.output.dims:
+    if x is None or desc.constants[x.tensor] is not None or not desc.output.dims:
         return None
-    if work.output.dtype == FLOAT32:
+    if desc.output.dtype == FLOAT32:
         zeros = {SRC: int(x.zero[0])} if x.zero[0] else {}
-        return copying(replace(work, scaling=Scaling({SRC: (0, x.scale)}, zeros)))
+        return copy_spec(replace(desc, scaling=Scaling({SRC: (0, x.scale)}, zeros)))
     # A copy would multiply by the inverse of the scale.
-    posts = [PostOp(binary="div", tensor=len(work.constants))]
-    return _by_element(work, form, x, posts, (*work.constants, y.scale))
+    posts = [PostOp(binary="div", tensor=len(desc.constants))]
+    return _by_element(desc, form, x, posts, (*desc.constants, y.scale))
 
 
 def _by_element(
-    work: OpDesc,
+    desc: OpDesc,
     form: Form,
     first: Codes,
     posts: Sequence[PostOp],
     constants: tuple[np.ndarray | None, ...],
 ) -> PrimitiveSpec | None:
     """What begins with an operation of ``first`` and another tensor."""
-    dims, zero = work.output.dims, int(form.output.zero[0])
+    dims, zero = desc.output.dims, int(form.output.zero[0])
     if not dims:
         return None
-    every = [*posts, *_posts(work, form)]
+    every = [*posts, *_posts(desc, form)]
     if zero:
         every.append(PostOp(Eltwise("linear", 1.0, zero)))
-    recipe = posted(replace(work, posts=PostOps(dims, tuple(every), constants)), first.tensor)
+    spec = binary_spec(replace(desc, post_ops=PostOps(dims, tuple(every), constants)), first.tensor)
     read = [post.tensor for post in posts if post.tensor >= 0 and constants[post.tensor] is None]
-    whole = [i for i in (first.tensor, *read) if _dims(work, Codes(i)) == dims]
-    return replace(recipe, dense=tuple(whole))
+    whole = [i for i in (first.tensor, *read) if _dims(desc, Codes(i)) == dims]
+    return replace(spec, contiguous_inputs=tuple(whole))
 
 
 _FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
@@ -323,4 +325,4 @@ _FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
     "QLinearMatMul": _matrix,
     "QuantizeLinear": _converted,
 }
-"""by the operation of a form, who makes its recipe"""
+"""by the operation of a form, who makes its spec"""

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.post_ops import PostOps, posts_of
+from penstock.backends.onednn.post_ops import PostOps, post_ops_of
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.internal.fused import is_fused, parts
@@ -31,7 +31,7 @@ _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """What tensor ``tensor`` of a work stands for: scales and zero points, one, or one for each
+    """What tensor ``tensor`` of a desc stands for: scales and zero points, one, or one for each
     index of ``axis``. Real numbers have the scale 1. If the zero point comes with each run, tensor
     ``late`` has it."""
 
@@ -59,25 +59,25 @@ class Form:
     low: float = -math.inf
     high: float = math.inf
     bias: np.ndarray | None = None
-    posts: PostOps = field(default_factory=PostOps)
+    post_ops: PostOps = field(default_factory=PostOps)
 
 
-def form_of(work: OpDesc) -> Form | None:
-    """What the node of a work is; None if its codes are not of one scale and zero point that are
+def form_of(desc: OpDesc) -> Form | None:
+    """What the node of a desc is; None if its codes are not of one scale and zero point that are
     known before the run."""
-    node = work.node
+    node = desc.node
     if not is_fused(node):
-        return _FORMS[node.op.full_name](work)
-    return _of_integers(work) if parts(node)[0].op.name in INTEGERS else _between_conversions(work)
+        return _FORMS[node.op.full_name](desc)
+    return _of_integers(desc) if parts(node)[0].op.name in INTEGERS else _between_conversions(desc)
 
 
-def _codes(work: OpDesc, tensor: int, scale: int, zero: int, axis: int = 0) -> Codes | None:
-    """Codes whose scale and zero point are inputs of the work, -1 where there is none; None if
-    these are not known, or are none of a kind that codes of a byte have."""
+def _codes(desc: OpDesc, tensor: int, scale: int, zero: int, axis: int = 0) -> Codes | None:
+    """Codes whose scale and zero point are inputs of the desc, -1 where there is none; None if
+    these are not known, or are none of a type_ that codes of a byte have."""
     if scale < 0:
         return Codes(tensor)
-    scales = work.constants[scale]
-    zeros = work.constants[zero] if zero >= 0 else np.zeros(1, INT8)
+    scales = desc.constants[scale]
+    zeros = desc.constants[zero] if zero >= 0 else np.zeros(1, INT8)
     if scales is None or zeros is None or scales.dtype != FLOAT32:
         return None
     if zeros.dtype not in (INT8, UINT8, INT32) or max(scales.ndim, zeros.ndim) > 1:
@@ -91,34 +91,34 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Fo
     """The form of an operation of two tensors of codes, each followed by its scale and zero point:
     where its inputs have those of the ``output``, and int32 that are added to its sums."""
 
-    def form(work: OpDesc) -> Form | None:
-        attrs = work.node.attrs
-        given = [*work.inputs, *[-1] * 9][:9]
+    def form(desc: OpDesc) -> Form | None:
+        attrs = desc.node.attrs
+        given = [*desc.inputs, *[-1] * 9][:9]
         # What has scales of its own is each filter of a convolution, each column of a matrix.
-        axis = 0 if "Conv" in work.node.op.name or attrs.get("transB") else -1
-        x, w = _codes(work, *given[:3]), _codes(work, given[3], given[4], given[5], axis)
-        y = _codes(work, work.outputs[0], given[output[0]], given[output[1]])
-        term = work.constant(bias) if bias >= 0 else None
+        axis = 0 if "Conv" in desc.node.op.name or attrs.get("transB") else -1
+        x, w = _codes(desc, *given[:3]), _codes(desc, given[3], given[4], given[5], axis)
+        y = _codes(desc, desc.outputs[0], given[output[0]], given[output[1]])
+        term = desc.constant(bias) if bias >= 0 else None
         if x is None or w is None or y is None or attrs.get("channels_last"):
             return None
         if term is None:
             left_out = bias < 0 or given[bias] < 0
-            return Form(work.node, (x, w), y) if left_out else None
+            return Form(desc.node, (x, w), y) if left_out else None
         factor = attrs.get("alpha", 1.0) * x.scale.astype(np.float64) * w.scale
-        return Form(work.node, (x, w), y, bias=term * factor)
+        return Form(desc.node, (x, w), y, bias=term * factor)
 
     return form
 
 
-def _conversion(work: OpDesc) -> Form | None:
+def _conversion(desc: OpDesc) -> Form | None:
     """QuantizeLinear or DequantizeLinear alone."""
-    given = _parameters(work, work.node, dict(zip(work.node.inputs, work.inputs, strict=True)))
+    given = _parameters(desc, desc.node, dict(zip(desc.node.inputs, desc.inputs, strict=True)))
     if given is None or not given.single:
         return None
-    target = Codes(work.outputs[0])
-    if work.node.op.name == "DequantizeLinear":
-        return Form(work.node, (given,), target)
-    return Form(work.node, (Codes(given.tensor),), replace(given, tensor=target.tensor))
+    target = Codes(desc.outputs[0])
+    if desc.node.op.name == "DequantizeLinear":
+        return Form(desc.node, (given,), target)
+    return Form(desc.node, (Codes(given.tensor),), replace(given, tensor=target.tensor))
 
 
 _FORMS: Mapping[str, Callable[[OpDesc], Form | None]] = {
@@ -136,29 +136,29 @@ OPERATIONS = frozenset({*_FORMS, *INTEGERS})
 """what nodes with codes begin with"""
 
 
-def _parameters(work: OpDesc, node: Node, place: Mapping[Value | None, int]) -> Codes | None:
+def _parameters(desc: OpDesc, node: Node, place: Mapping[Value | None, int]) -> Codes | None:
     """Scale and zero point of a QuantizeLinear or DequantizeLinear, for the tensor it reads."""
     values = (node.inputs[0], node.outputs[0])
-    kinds = [None if value is None else value.type for value in values]
-    dtypes = {kind.dtype if isinstance(kind, TensorType) else None for kind in kinds}
+    types_ = [None if value is None else value.type for value in values]
+    dtypes = {type_.dtype if isinstance(type_, TensorType) else None for type_ in types_}
     if node.attrs.get("block_size") or node.attrs.get("precision"):
         return None
     if not dtypes <= {*DTYPES, INT32}:
         return None
     axis = node.attrs.get("axis")
     x, scale, zero = [-1 if v is None else place[v] for v in [*node.inputs, None][:3]]
-    return _codes(work, x, scale, zero, 1 if axis is None else axis)
+    return _codes(desc, x, scale, zero, 1 if axis is None else axis)
 
 
-def _between_conversions(work: OpDesc) -> Form | None:
+def _between_conversions(desc: OpDesc) -> Form | None:
     """What a fused node is, that begins with DequantizeLinear."""
-    region = work.node.attrs["region"]
+    region = desc.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     known: dict[Value | None, Codes] = {}
     form = None
     for node in region.nodes:
         if node.op.name == "DequantizeLinear":
-            codes = _parameters(work, node, place)
+            codes = _parameters(desc, node, place)
             if codes is None:
                 return None
             known[node.outputs[0]] = codes
@@ -167,9 +167,9 @@ def _between_conversions(work: OpDesc) -> Form | None:
                 None if value is None else known.get(value) or Codes(place[value])
                 for value in node.inputs
             ]
-            form = Form(node, inputs, Codes(work.outputs[0]))
+            form = Form(node, inputs, Codes(desc.outputs[0]))
         elif node.op.name == "QuantizeLinear":
-            output = _parameters(work, node, {**place, node.inputs[0]: work.outputs[0]})
+            output = _parameters(desc, node, {**place, node.inputs[0]: desc.outputs[0]})
             if output is None:
                 return None
             form = replace(form, output=output)
@@ -181,18 +181,18 @@ def _between_conversions(work: OpDesc) -> Form | None:
     return form
 
 
-def _of_integers(work: OpDesc) -> Form | None:
+def _of_integers(desc: OpDesc) -> Form | None:
     """ConvInteger or MatMulInteger, whose result is cast to float32, and what follows that."""
-    region = work.node.attrs["region"]
+    region = desc.node.attrs["region"]
     node, cast = region.nodes[:2]
     place = {value: i for i, value in enumerate(region.inputs)}
-    chain = posts_of(region.nodes[1:], place, work.tensors, work.constants)
+    chain = post_ops_of(region.nodes[1:], place, desc.tensors, desc.constants)
     if chain is None or cast.outputs[0].type.dtype != FLOAT32:
         return None
     x, w, *zeros = [-1 if v is None else place[v] for v in [*node.inputs, None, None][:4]]
-    one, many = [_ZERO if i < 0 else work.constants[i] for i in zeros]
-    kind = work.tensors[zeros[0]] if one is None else None
-    if many is None or many.ndim > 1 or (kind is not None and math.prod(kind.dims) > 1):
+    one, many = [_ZERO if i < 0 else desc.constants[i] for i in zeros]
+    type_ = desc.tensors[zeros[0]] if one is None else None
+    if many is None or many.ndim > 1 or (type_ is not None and math.prod(type_.dims) > 1):
         return None
     axis = 0 if node.op.name == "ConvInteger" else -1
     weights = Codes(w, zero=many.reshape(-1).astype(np.int32), axis=axis)
@@ -200,7 +200,7 @@ def _of_integers(work: OpDesc) -> Form | None:
         source = Codes(x, late=zeros[0])
     else:
         source = Codes(x, zero=one.reshape(-1).astype(np.int32))
-    return Form(node, (source, weights), Codes(work.outputs[0]), posts=chain)
+    return Form(node, (source, weights), Codes(desc.outputs[0]), post_ops=chain)
 
 
 def _relu(node: Node) -> tuple[float, float]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.backends.onednn.layouts import steps_of
+from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import packed_strides
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx.recurrent import Layer, parse_layer
 from penstock.types import FLOAT32
 
-# Arguments of primitives (DNNL_ARG_*), beside those for what comes and goes with each step.
-_SRC_ITER, _SRC_ITER_C, _DST_ITER, _DST_ITER_C, _WEIGHTS_ITER = 2, 3, 18, 19, 34
+# Arguments of primitives (DNNL_ARG_*): the states (SRC_ITER, SRC_ITER_C) before the first step and
+# (DST_ITER, DST_ITER_C) after the last, and the weights of the state.
+_INITIAL, _FINAL, _WEIGHTS_ITER = (2, 3), (18, 19), 34
 
 # The gates of ONNX (i o f c; z r h) in the order of oneDNN (i f c o; u r o).
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (0, 1, 2), "RNN": (0,)}
@@ -40,133 +45,186 @@ class _Sizes(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """[1, directions, inputs, gates, hidden], and the bias without inputs."""
+    """Weights of shape [1, directions, inputs, gates, hidden]; the bias lacks ``inputs``."""
 
     w: np.ndarray
     r: np.ndarray
     bias: np.ndarray
 
 
-def recurrent(work: OpDesc) -> PrimitiveSpec | None:
-    """With constant weights and the activations that are usual, for sequences of equal lengths.
+@dataclass(frozen=True, slots=True)
+class _Recurrence:
+    """A node that oneDNN can run, as its attributes and inputs describe it."""
 
-    Of two directions, oneDNN has the results side by side: so does ONNX for a batch of one, or with
-    the batch first.
-    """
-    node, x = work.node, work.input(0)
-    w, r, bias = (work.constant(i) for i in (1, 2, 3))
+    layer: Layer
+    sizes: _Sizes
+    activation: str
+
+    @property
+    def state_dims(self) -> tuple[int, int, int, int]:
+        """The dims of a state, as oneDNN sees them: layers, directions, batch, hidden."""
+        return 1, self.sizes.directions, self.sizes.batch, self.sizes.hidden
+
+
+class _Arguments(NamedTuple):
+    """The arguments of the primitive, as ``BoundPrimitive`` has them."""
+
+    tensors: dict[int, int]
+    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]]
+    dropped: tuple[int, ...]
+    contiguous: tuple[int, ...]
+
+
+def recurrent(desc: OpDesc) -> PrimitiveSpec | None:
+    """LSTM, GRU and RNN with constant weights and their default activations, for sequences of equal
+    lengths. Raises nothing; None for other nodes."""
+    recurrence = _parse(desc)
+    if recurrence is None:
+        return None
+    layer = recurrence.layer
+    w, r, bias = (desc.constant(i) for i in (1, 2, 3))
+    assert w is not None and r is not None
+    name = "onednn recurrent", layer.kind, layer.linear_before_reset
+    weights = shared(name, lambda: _weights(layer, w, r, bias), w, r, bias).value
+    arguments = _arguments(desc, recurrence, weights)
+    create = partial(_create, desc, recurrence, weights, arguments)
+    # oneDNN's "ref" of a recurrent layer is made of products and generated code, which are fast.
+    return PrimitiveSpec(desc, create, (0, 1, 2, 3), arguments.contiguous, accept_reference=True)
+
+
+def _parse(desc: OpDesc) -> _Recurrence | None:
+    """The layer of the node; None if oneDNN cannot run it."""
+    node, x = desc.node, desc.input(0)
+    w, r, bias = (desc.constant(i) for i in (1, 2, 3))
     if x is None or w is None or r is None or w.dtype != FLOAT32 or r.dtype != FLOAT32:
         return None
-    if (bias is None) != (work.input(3) is None) or work.input(7) is not None:
+    if (bias is None) != (desc.input(3) is None) or desc.input(7) is not None:
         return None
     layer = parse_layer(node.op.name, node.attrs)
     steps, batch = x.dims[:2][::-1] if layer.batch_first else x.dims[:2]
-    size = _Sizes(steps, batch, x.dims[2], r.shape[2], len(layer.reverse))
+    sizes = _Sizes(steps, batch, x.dims[2], r.shape[2], len(layer.reverse))
     activation = _activation(layer, node.attrs)
-    if activation is None or not _all_full(work, steps):
+    if activation is None or not _all_full(desc, steps):
         return None
-    if size.directions > 1 and batch > 1 and not layer.batch_first:
+    # oneDNN has the results of two directions side by side. So does ONNX for a batch of one, or
+    # with the batch first.
+    if sizes.directions > 1 and batch > 1 and not layer.batch_first:
         return None
-    name = "onednn recurrent", layer.kind, layer.linear_before_reset
-    weights = shared(name, lambda: _weights(layer, w, r, bias), w, r, bias)
-    lstm = layer.kind == "LSTM"
-    # Of the two states of an LSTM, oneDNN takes and gives both or none.
-    before = [_SRC_ITER, _SRC_ITER_C][: 1 + lstm]
-    after = [_DST_ITER, _DST_ITER_C][: 1 + lstm]
-    tensors = {SRC: work.inputs[0]}
+    return _Recurrence(layer, sizes, activation)
+
+
+def _states(layer: Layer, arguments: Sequence[int]) -> Sequence[int]:
+    """The arguments of states: two for an LSTM, else one."""
+    return arguments[: 2 if layer.kind == "LSTM" else 1]
+
+
+def _arguments(desc: OpDesc, recurrence: _Recurrence, weights: _Weights) -> _Arguments:
+    layer, state = recurrence.layer, recurrence.state_dims
+    before, after = _states(layer, _INITIAL), _states(layer, _FINAL)
+    tensors = {SRC: desc.inputs[0]}
     for argument, i in zip(before, (5, 6), strict=False):
-        if work.input(i) is not None:
-            tensors[argument] = work.inputs[i]
-    dense = tuple(tensors.values())
-    results = zip((DST, *after), work.outputs, strict=False)
-    tensors |= {argument: i for argument, i in results if work.tensors[i] is not None}
-    state = 1, size.directions, batch, size.hidden
+        if desc.input(i) is not None:
+            tensors[argument] = desc.inputs[i]
+    contiguous = tuple(tensors.values())
+    results = zip((DST, *after), desc.outputs, strict=False)
+    tensors |= {argument: i for argument, i in results if desc.tensors[i] is not None}
     constants = {
-        WEIGHTS: (weights.value.w, weights.value.w.shape),
-        _WEIGHTS_ITER: (weights.value.r, weights.value.r.shape),
-        BIAS: (weights.value.bias, weights.value.bias.shape),
+        WEIGHTS: (weights.w, weights.w.shape),
+        _WEIGHTS_ITER: (weights.r, weights.r.shape),
+        BIAS: (weights.bias, weights.bias.shape),
     }
-    begun = not tensors.keys().isdisjoint(before)
-    kept = not tensors.keys().isdisjoint(after)
     dropped = [] if DST in tensors else [DST]
-    for argument in before if begun else ():
-        if argument not in tensors:
-            constants[argument] = np.zeros(state, FLOAT32), state
-    if kept:
+    # Of the two states of an LSTM, oneDNN takes and returns both or none.
+    if not tensors.keys().isdisjoint(before):
+        zeros = np.zeros(state, FLOAT32)
+        constants |= {argument: (zeros, state) for argument in before if argument not in tensors}
+    if not tensors.keys().isdisjoint(after):
         dropped += [argument for argument in after if argument not in tensors]
+    return _Arguments(tensors, constants, tuple(dropped), contiguous)
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib, null = maker.lib, maker.ffi.NULL
-        for i in dense:
-            # Of a sequence with gaps between its steps, oneDNN 3.2 calls code that is not there.
-            kind = work.tensors[i]
-            if kind is not None and maker.strides[i] != steps_of(kind.dims):
-                raise DnnlError(UNIMPLEMENTED)
 
-        def sequence(argument: int, width: int) -> Any:
-            dims = size.steps, size.batch, width
-            if argument not in tensors:
-                return maker.packed(dims)
-            order = (1, 0, 2, 3)[: 3 + (argument == DST)] if layer.batch_first else ()
-            return maker.descriptor(tensors[argument], dims, order)
+def _create(
+    desc: OpDesc,
+    recurrence: _Recurrence,
+    weights: _Weights,
+    arguments: _Arguments,
+    context: SpecContext,
+) -> BoundPrimitive:
+    layer, sizes, lib = recurrence.layer, recurrence.sizes, context.lib
+    tensors, null = arguments.tensors, context.ffi.NULL
+    for i in arguments.contiguous:
+        # For a sequence with gaps between its steps, oneDNN 3.2 calls code that is not there.
+        type_ = desc.tensors[i]
+        if type_ is not None and context.strides[i] != packed_strides(type_.dims, ITEM):
+            raise DnnlError(UNIMPLEMENTED)
 
-        def states(arguments: list[int], are: bool) -> list[Any]:
-            order = (1, 0, 2) if layer.batch_first else ()
-            return [
-                null
-                if not are
-                else maker.descriptor(tensors[a], state, order)
-                if a in tensors
-                else maker.packed(state)
-                for a in arguments
-            ]
+    def sequence(argument: int, width: int) -> Any:
+        dims = sizes.steps, sizes.batch, width
+        if argument not in tensors:
+            return context.packed(dims)
+        order = (1, 0, 2, 3)[: 3 + (argument == DST)] if layer.batch_first else ()
+        return context.descriptor(tensors[argument], dims, order)
 
-        create = {
-            "LSTM": lib.dnnl_lstm_forward_primitive_desc_create,
-            "GRU": lib.dnnl_lbr_gru_forward_primitive_desc_create
-            if layer.linear_before_reset
-            else lib.dnnl_gru_forward_primitive_desc_create,
-            "RNN": lib.dnnl_vanilla_rnn_forward_primitive_desc_create,
-        }[layer.kind]
-        rnn = layer.kind == "RNN"
-        return maker.primitive(
-            create,
-            [
-                lib.dnnl_forward_inference,
-                *([getattr(lib, f"dnnl_eltwise_{activation}")] if rnn else ()),
-                getattr(lib, f"dnnl_{_DIRECTIONS[layer.reverse]}"),
-                sequence(SRC, size.inputs),
-                *states(before, begun),
-                maker.any(weights.value.w.shape),
-                maker.any(weights.value.r.shape),
-                *([null, null] if lstm else ()),  # peepholes and a projection
-                maker.of(weights.value.bias),
-                sequence(DST, size.directions * size.hidden),
-                *states(after, kept),
-                0,
-                *([0.0, 0.0] if rnn else ()),
-            ],
-            tensors,
-            constants,
-            dropped=tuple(dropped),
-        )
+    def states(candidates: Sequence[int]) -> list[Any]:
+        used = _states(layer, candidates)
+        if tensors.keys().isdisjoint(used):
+            return [null for _ in used]
+        order = (1, 0, 2) if layer.batch_first else ()
+        dims = recurrence.state_dims
+        return [
+            context.descriptor(tensors[a], dims, order) if a in tensors else context.packed(dims)
+            for a in used
+        ]
 
-    # What oneDNN calls "ref" here are products, with generated code between them.
-    return PrimitiveSpec(work, make, (0, 1, 2, 3), dense, reference=True)
+    is_rnn = layer.kind == "RNN"
+    return context.primitive(
+        _create_function(layer, lib),
+        [
+            lib.dnnl_forward_inference,
+            *([getattr(lib, f"dnnl_eltwise_{recurrence.activation}")] if is_rnn else ()),
+            getattr(lib, f"dnnl_{_DIRECTIONS[layer.reverse]}"),
+            sequence(SRC, sizes.inputs),
+            *states(_INITIAL),
+            context.any(weights.w.shape),
+            context.any(weights.r.shape),
+            *([null, null] if layer.kind == "LSTM" else ()),  # peepholes and a projection
+            context.of(weights.bias),
+            sequence(DST, sizes.directions * sizes.hidden),
+            *states(_FINAL),
+            0,
+            *([0.0, 0.0] if is_rnn else ()),
+        ],
+        tensors,
+        arguments.constants,
+        dropped=arguments.dropped,
+    )
+
+
+def _create_function(layer: Layer, lib: Any) -> Any:
+    """oneDNN's function that creates the descriptor of the primitive."""
+    if layer.kind == "LSTM":
+        return lib.dnnl_lstm_forward_primitive_desc_create
+    if layer.kind == "RNN":
+        return lib.dnnl_vanilla_rnn_forward_primitive_desc_create
+    if layer.linear_before_reset:
+        return lib.dnnl_lbr_gru_forward_primitive_desc_create
+    return lib.dnnl_gru_forward_primitive_desc_create
 
 
 def _activation(layer: Layer, attrs: Attrs) -> str | None:
-    """What oneDNN calls the one function of an RNN; of others, anything if theirs are usual."""
+    """oneDNN's name of the activation of an RNN; of others any name, if theirs are the defaults."""
     if layer.kind != "RNN":
         return "tanh" if layer.plain else None
     names = (attrs.get("activations") or ["Tanh"])[: len(layer.reverse)]
-    found = {name.lower() for name in names}
-    return None if layer.clip is not None or len(found) > 1 else _ACTIVATIONS.get(found.pop())
+    distinct = {name.lower() for name in names}
+    if layer.clip is not None or len(distinct) > 1:
+        return None
+    return _ACTIVATIONS.get(distinct.pop())
 
 
-def _all_full(work: OpDesc, steps: int) -> bool:
-    """Whether no sequence ends before the last step."""
-    inputs = work.node.inputs
+def _all_full(desc: OpDesc, steps: int) -> bool:
+    """Whether all sequences have the full length."""
+    inputs = desc.node.inputs
     lengths = inputs[4] if len(inputs) > 4 else None
     return lengths is None or (lengths.const is not None and bool((lengths.const == steps).all()))
 
@@ -186,7 +244,7 @@ def _weights(layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None
         of_w, of_r = bias.reshape(directions, 2, count, hidden)[:, :, gates].swapaxes(0, 1)
         biases[0, :, :count] = of_w
         if linear:
-            # That of the product which the reset gate acts on stays by itself.
+            # The bias of the product that the reset gate is applied to stays separate.
             biases[0, :, : count - 1] += of_r[:, :-1]
             biases[0, :, count] = of_r[:, -1]
         else:

@@ -30,15 +30,15 @@ REDUCTIONS = {
 }
 
 
-def reduction(work: OpDesc) -> PrimitiveSpec | None:
+def reduction(desc: OpDesc) -> PrimitiveSpec | None:
     """Over axes that are known.
 
     oneDNN has fast code for the innermost ones in memory. Others are pooling with a window of all
     their elements, where what lies behind them are the channels. Sums are no pooling: a mean times
     a number is not always the whole number that a sum would be.
     """
-    node, x = work.node, work.input(0)
-    if x is None or not x.dims or len(work.posts):
+    node, x = desc.node, desc.input(0)
+    if x is None or not x.dims or len(desc.post_ops):
         return None
     axes: Sequence[int] = ()
     if len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -59,53 +59,53 @@ def reduction(work: OpDesc) -> PrimitiveSpec | None:
         return None
     # Axes of the input by those of the result.
     kept = range(rank)
-    if len(work.output.dims) < rank:
+    if len(desc.output.dims) < rank:
         kept = [axis for axis in kept if axis not in form.axes]  # type: ignore[assignment]
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        steps, made = maker.strides[work.inputs[0]], maker.strides[work.outputs[0]]
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        steps, made = context.strides[desc.inputs[0]], context.strides[desc.outputs[0]]
         assert steps is not None and made is not None
         before, count, after = _grouped(x.dims, steps, taken)
         rest = [axis for axis in _order(x.dims, steps) if axis not in taken]
-        if rest != [kept[axis] for axis in _order(work.output.dims, made)]:
+        if rest != [kept[axis] for axis in _order(desc.output.dims, made)]:
             raise DnnlError(UNIMPLEMENTED)
-        return _primitive(maker, algorithms, before, count, after)
+        return _primitive(context, algorithms, before, count, after)
 
     # What has two ways takes its input in any order; the sum over rows only as it is.
-    layout = () if algorithms.pooling else tuple(range(rank))
-    return PrimitiveSpec(work, make, layout, (work.inputs[0],))
+    dims_order = () if algorithms.pooling else tuple(range(rank))
+    return PrimitiveSpec(desc, create_primitive, dims_order, (desc.inputs[0],))
 
 
 def _primitive(
-    maker: SpecContext, algorithms: _Algorithms, before: int, count: int, after: int
+    context: SpecContext, algorithms: _Algorithms, before: int, count: int, after: int
 ) -> BoundPrimitive:
-    lib = maker.lib
+    lib = context.lib
     if after == 1:
-        return maker.primitive(
+        return context.primitive(
             lib.dnnl_reduction_primitive_desc_create,
             [
                 getattr(lib, f"dnnl_reduction_{algorithms.reduction}"),
-                maker.packed((before, count)),
-                maker.packed((before, 1)),
+                context.packed((before, count)),
+                context.packed((before, 1)),
                 0.0,
                 0.0,
             ],
-            maker.ends,
+            context.ends,
         )
     if not algorithms.pooling:
         raise DnnlError(UNIMPLEMENTED)
-    return maker.primitive(
+    return context.primitive(
         lib.dnnl_pooling_forward_primitive_desc_create,
         [
             lib.dnnl_forward_inference,
             getattr(lib, f"dnnl_pooling_{algorithms.pooling}"),
-            maker.packed((before, after, count, 1), (0, 2, 3, 1)),
-            maker.packed((before, after, 1, 1), (0, 2, 3, 1)),
-            maker.dims((1, 1)),
-            maker.dims((count, 1)),
-            *(maker.dims((0, 0)) for _ in range(3)),
+            context.packed((before, after, count, 1), (0, 2, 3, 1)),
+            context.packed((before, after, 1, 1), (0, 2, 3, 1)),
+            context.dims((1, 1)),
+            context.dims((count, 1)),
+            *(context.dims((0, 0)) for _ in range(3)),
         ],
-        maker.ends,
+        context.ends,
     )
 
 

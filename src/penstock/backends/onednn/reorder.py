@@ -1,4 +1,4 @@
-"""Copies with dims in another order in memory, or of another dtype."""
+"""Copies in another layout or dtype."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
 
-def reorder(work: OpDesc) -> PrimitiveSpec | None:
-    """What plans put between kernels that want different layouts."""
-    return copying(work, tuple(work.node.attrs["order"])) if work.output.dims else None
+def reorder(desc: OpDesc) -> PrimitiveSpec | None:
+    """A copy that a plan makes between kernels that want different layouts."""
+    return copy_spec(desc, tuple(desc.node.attrs["order"])) if desc.output.dims else None
 
 
-def copying(work: OpDesc, layout: tuple[int, ...] = ()) -> PrimitiveSpec:
-    """The first input as it is, but for its dtype and where it lies."""
+def copy_spec(desc: OpDesc, dims_order: tuple[int, ...] = ()) -> PrimitiveSpec:
+    """A copy of the first input in the dtype and layout of the output."""
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        def create(desc: Any, engine: Any, source: Any, target: Any, attr: Any) -> int:
-            reordering = maker.lib.dnnl_reorder_primitive_desc_create
-            return int(reordering(desc, source, engine, target, engine, attr))
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        def create(handle: Any, engine: Any, source: Any, target: Any, attr: Any) -> int:
+            create_desc = context.lib.dnnl_reorder_primitive_desc_create
+            return int(create_desc(handle, source, engine, target, engine, attr))
 
-        return maker.primitive(create, [maker.source, maker.target], maker.ends)
+        return context.primitive(create, [context.source, context.target], context.ends)
 
-    return PrimitiveSpec(work, make, layout)
+    return PrimitiveSpec(desc, create_primitive, dims_order)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.backends.onednn.layouts import channels_last
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 from penstock.ops.onnx.resize import Table, resize_tables
 
 # How near to halfway between two elements is too near to be sure which one oneDNN takes.
@@ -14,10 +14,10 @@ _TIE = 1e-3
 _MOST = 1 << 22
 
 
-def resampling(work: OpDesc) -> PrimitiveSpec | None:
+def resampling(desc: OpDesc) -> PrimitiveSpec | None:
     """Along spatial axes. oneDNN knows of half pixels only."""
-    node, x = work.node, work.input(0)
-    if x is None or not 3 <= len(x.dims) <= 5 or len(work.posts):
+    node, x = desc.node, desc.input(0)
+    if x is None or not 3 <= len(x.dims) <= 5 or len(desc.post_ops):
         return None
     mode = node.attrs.get("mode", "nearest")
     if mode not in ("nearest", "linear"):
@@ -32,21 +32,21 @@ def resampling(work: OpDesc) -> PrimitiveSpec | None:
     if not tables or not all(table.axis >= 2 and same(table) for table in tables):
         return None
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_resampling_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
                 getattr(lib, f"dnnl_resampling_{mode}"),
-                maker.ffi.NULL,
-                maker.source,
-                maker.target,
+                context.ffi.NULL,
+                context.source,
+                context.target,
             ],
-            maker.ends,
+            context.ends,
         )
 
-    return PrimitiveSpec(work, make, channels_last(len(x.dims)), (work.inputs[0],))
+    return PrimitiveSpec(desc, create_primitive, channels_last(len(x.dims)), (desc.inputs[0],))
 
 
 def _positions(table: Table) -> np.ndarray:

@@ -25,10 +25,10 @@ def is_dynamic(node: Node, types: Sequence[Type | None]) -> bool:
     float32, have dims that are not known."""
     if node.op.name not in OPERATIONS or node.op.domain or len(node.outputs) != 1:
         return False
-    kinds = [kind for kind in types if kind is not None]
-    if not all(isinstance(kind, TensorType) and kind.dtype == FLOAT32 for kind in kinds):
+    types_ = [type_ for type_ in types if type_ is not None]
+    if not all(isinstance(type_, TensorType) and type_.dtype == FLOAT32 for type_ in types_):
         return False
-    return not all(isinstance(kind, TensorType) and kind.static for kind in kinds)
+    return not all(isinstance(type_, TensorType) and type_.static for type_ in types_)
 
 
 class Dynamic:
@@ -59,12 +59,12 @@ class Dynamic:
         types = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
         consts = [None if value is None else value.const for value in node.inputs]
         values = [
-            value if value is None or value.const is not None else Value(value.name, kind or ANY)
-            for value, kind in zip(node.inputs, types, strict=True)
+            value if value is None or value.const is not None else Value(value.name, type_ or ANY)
+            for value, type_ in zip(node.inputs, types, strict=True)
         ]
-        kinds = node.op.infer(types, node.attrs, consts)
+        types_ = node.op.infer(types, node.attrs, consts)
         (output,) = node.outputs
         assert output is not None
-        made = Value(output.name, kinds[0] if kinds else output.type)
+        made = Value(output.name, types_[0] if types_ else output.type)
         known = Node(node.op, values, [made], node.attrs, name=node.name, origin=node.origin)
         return self._choose(known, types).function

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 
-from penstock.backends.onednn.layouts import channels_last
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 
 _SINGLE_AXIS = 13  # the version from which on it is one axis, and not all from that one on
 
 
-def softmax(work: OpDesc) -> PrimitiveSpec | None:
+def softmax(desc: OpDesc) -> PrimitiveSpec | None:
     """Along the last axis, or along the channels of images, which come last in memory then.
 
     Other axes have only oneDNN's reference code.
     """
-    x = work.input(0)
-    if x is None or not x.dims or any(post.tensor >= 0 for post in work.posts.posts):
+    x = desc.input(0)
+    if x is None or not x.dims or any(post.tensor >= 0 for post in desc.post_ops.ops):
         return None
-    node, dims = work.node, x.dims
+    node, dims = desc.node, x.dims
     order = tuple(range(len(dims)))
     if node.op.since < _SINGLE_AXIS:
         first = node.attrs.get("axis", 1)
@@ -38,19 +38,19 @@ def softmax(work: OpDesc) -> PrimitiveSpec | None:
     shape = math.prod(dims) // width, width
     algorithm = "accurate" if node.op.name == "Softmax" else "log"
 
-    def make(maker: SpecContext) -> BoundPrimitive:
-        lib = maker.lib
-        return maker.primitive(
+    def create_primitive(context: SpecContext) -> BoundPrimitive:
+        lib = context.lib
+        return context.primitive(
             lib.dnnl_softmax_forward_primitive_desc_create,
             [
                 lib.dnnl_forward_inference,
                 getattr(lib, f"dnnl_softmax_{algorithm}"),
-                maker.descriptor(work.inputs[0], shape, order),
-                maker.descriptor(work.outputs[0], shape, order),
+                context.descriptor(desc.inputs[0], shape, order),
+                context.descriptor(desc.outputs[0], shape, order),
                 1,
             ],
-            maker.ends,
+            context.ends,
         )
 
-    whole = (work.inputs[0],)
-    return PrimitiveSpec(work, make, order, whole, inplace=whole)
+    whole = (desc.inputs[0],)
+    return PrimitiveSpec(desc, create_primitive, order, whole, inplace=whole)

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 
 from penstock.ir.graph import Node
+from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import HALF
 from penstock.types import FLOAT32, ShapeError, TensorType
-
-ALIGNMENT = 64
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 

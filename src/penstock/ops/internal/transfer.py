@@ -29,7 +29,7 @@ def _reorder(node: Node, types: Types) -> Kernel:
     def into(source: np.ndarray, target: np.ndarray) -> None:
         np.copyto(target, source)
 
-    return Kernel(np.copy, into, layout=node.attrs["order"])
+    return Kernel(np.copy, into, dims_order=node.attrs["order"])
 
 
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)

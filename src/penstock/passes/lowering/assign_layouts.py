@@ -30,7 +30,7 @@ class AssignLayouts(Pass):
             answer = None if is_control(node) else context.compiled(node)
             if answer is not None:
                 kernels[node] = answer[1]
-        if not any(kernel.dense for kernel in kernels.values()):
+        if not any(kernel.contiguous_inputs for kernel in kernels.values()):
             return False
         placement = context.placement
         memory = value_memory(
@@ -60,7 +60,7 @@ class _Inserter:
             for _, inner in node.graphs:
                 self.graph(inner, copies)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
-            for i in kernel.dense if kernel is not None and order is not None else ():
+            for i in kernel.contiguous_inputs if kernel is not None and order is not None else ():
                 value = node.inputs[i] if i < len(node.inputs) else None
                 if value is None or order is None or self.memory.has_order(value, order):
                     continue

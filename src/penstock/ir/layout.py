@@ -1,0 +1,38 @@
+"""Tensors in memory: addresses, and layouts, which are orders of dims. Strides are in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+ALIGNMENT = 64
+"""bytes: a cache line, and the widest vector register"""
+
+
+def address(array: np.ndarray) -> int:
+    """The address of the first element of ``array``."""
+    start = array.__array_interface__["data"][0]
+    assert isinstance(start, int)
+    return start
+
+
+def packed_strides(
+    dims: Sequence[int], itemsize: int, order: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The strides of a tensor without gaps, its dims in memory in ``order``, the outermost first;
+    by default in their own.
+
+    >>> packed_strides((2, 3, 5, 7), 4), packed_strides((2, 3, 5, 7), 4, channels_last(4))
+    ((420, 140, 28, 4), (420, 4, 84, 12))
+    """
+    strides, step = [0] * len(dims), itemsize
+    for axis in reversed(order or range(len(dims))):
+        strides[axis] = step
+        step *= dims[axis]
+    return tuple(strides)
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The order of dims with axis 1, the channels, innermost (NHWC); empty below 3 dims."""
+    return (0, *range(2, rank), 1) if rank > 2 else ()
