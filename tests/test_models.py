@@ -118,7 +118,7 @@ def resnet50(seed: int = 0) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def test_resnet50():
+def test_resnet50_agrees_with_onnx_runtime_and_fits_its_arena():
     proto = resnet50()
     x = np.random.default_rng(1).standard_normal((1, 3, 224, 224)).astype(np.float32)
     (want,) = onnxruntime_session(proto.SerializeToString()).run(None, {"x": x})

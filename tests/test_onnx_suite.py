@@ -41,7 +41,7 @@ BACKENDS = {"numpy": OnNumpy, "onednn,numpy": OnOneDnn}
 
 @pytest.mark.parametrize("backends", BACKENDS)
 @pytest.mark.parametrize("name", onnx_suite.cases())
-def test_case(name, backends):
+def test_onnx_suite_case_ends_as_expected(name, backends):
     if "onednn" in backends and library() is None:
         pytest.skip("needs libdnnl.so.3")
     assert onnx_suite.outcome(name, BACKENDS[backends]) is None
@@ -49,7 +49,7 @@ def test_case(name, backends):
         pytest.xfail(onnx_suite.EXCEPTIONS[name][1])
 
 
-def test_results_that_the_suite_cannot_compare():
+def test_loop_of_optional_sequences_returns_each_array():
     (case,) = [c for c in load_model_tests(kind="node") if c.name == "test_loop16_seq_none"]
     ((inputs, (wanted,)),) = case.data_sets
     (got,) = PenstockBackend.run_model(case.model, inputs)
@@ -58,11 +58,11 @@ def test_results_that_the_suite_cannot_compare():
         np.testing.assert_array_equal(a, b, strict=True)
 
 
-def test_exceptions_are_cases():
+def test_every_exception_names_a_case_of_the_suite():
     assert onnx_suite.EXCEPTIONS.keys() <= onnx_suite.cases().keys()
 
 
-def test_the_page_is_current():
+def test_conformance_page_is_current():
     """What the page says of cases holds because the tests above do."""
     assert onnx_suite.PAGE.read_text() == onnx_suite.page(), (
         f"{onnx_suite.PAGE} is not what the suite says: run 'python -m tests.support.onnx_suite'"

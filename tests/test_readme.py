@@ -31,7 +31,7 @@ RUNNABLE = [path for path in DOCUMENTS if any(kind == "python" for kind, _ in bl
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=name)
-def test_python_blocks_run_in_order(path, tmp_path):
+def test_documented_python_blocks_run_in_order(path, tmp_path):
     """In a process and a folder of their own. A text block after one is what that prints."""
     found = blocks(path)
     program = tmp_path / "program.py"
@@ -56,13 +56,13 @@ def plain(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_links_lead_to_files(path):
+def test_documented_links_lead_to_files(path):
     for target in LINK.findall(path.read_text()):
         if "://" not in target:
             assert path.parent.joinpath(target).exists(), target
 
 
-def test_every_module_has_a_line_in_the_layout():
+def test_layout_has_a_row_for_every_module():
     """By name: a name that several folders have is there as often."""
     written = Counter(re.findall(r"`(?:\w+/)*(\w+\.py)`", (ROOT / "docs/layout.md").read_text()))
     source = ROOT / "src" / "penstock"

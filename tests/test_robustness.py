@@ -49,12 +49,12 @@ def outcome(
 
 
 @pytest.mark.parametrize("name", models())
-def test_the_models_are_sound(name):
+def test_models_that_mutants_derive_from_run(name):
     assert outcome(models()[name]) == "ran"
 
 
 @pytest.mark.parametrize("name", models())
-def test_truncated_files(name):
+def test_truncated_files_run_or_are_refused(name):
     data = models()[name]
     outcomes = {outcome(data[:size]) for size in range(len(data))}
     assert outcomes <= {"ran", "InvalidModel", "Unsupported"}
@@ -62,7 +62,7 @@ def test_truncated_files(name):
 
 @pytest.mark.parametrize("name", models())
 @pytest.mark.parametrize("part", range(4))
-def test_mutants(name, part):
+def test_mutated_models_run_or_are_refused(name, part):
     for i in range(300):
         seed = f"{name} {part} {i}"
         try:
@@ -115,7 +115,7 @@ def test_tensors_beyond_the_limit_are_refused_before_the_run(name, limits):
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_sizes_that_overflow(name):
+def test_sizes_that_overflow_are_refused(name):
     assert outcome(bomb(BOMBS[name] % (2**62)), ps.Limits(max_bytes=None)) in {
         "InvalidInput",
         "InvalidModel",
@@ -123,7 +123,7 @@ def test_sizes_that_overflow(name):
     }
 
 
-def test_arenas_beyond_the_limit():
+def test_arenas_beyond_the_limit_are_refused():
     chain = bomb("""g (float[1024, 1024] x) => (float y)
         { a = Sin(x) b = Cos(x) c = Exp(x) d = MatMul(a, b) e = MatMul(d, c)
           y = ReduceSum<keepdims=0>(e) }""")
@@ -133,14 +133,14 @@ def test_arenas_beyond_the_limit():
     ps.compile(chain, limits=ps.Limits(max_bytes=2**24)).run({"x": x})
 
 
-def test_sizes_that_depend_on_data():
+def test_sizes_that_depend_on_data_are_limited_in_the_run():
     session = ps.compile(bomb("g (float[1] x, int64[1] n) => (float[N] y) { y = Tile(x, n) }"))
     with pytest.raises(ps.RunError, match=r"Tile \(Tile_0 in the model\)"):
         session.run({"x": np.ones(1, F32), "n": np.array([2**60])})
     assert session.run({"x": np.ones(1, F32), "n": np.array([2])})["y"].tolist() == [1, 1]
 
 
-def test_the_default_limit_is_the_memory_there_is(tmp_path, monkeypatch):
+def test_default_limit_of_bytes_is_the_available_memory(tmp_path, monkeypatch):
     found = machine_bytes()
     assert found is None or 2**26 < found < 2**50
     assert ps.Limits().max_bytes == found
@@ -192,7 +192,7 @@ def nested(depth: int, kind: str) -> onnx.ModelProto:
         ("Loop", 1000, 10_000, "LimitExceeded"),
     ],
 )
-def test_nesting(kind, depth, max_depth, wanted):
+def test_nesting_is_limited_by_max_depth(kind, depth, max_depth, wanted):
     assert outcome(nested(depth, kind), ps.Limits(max_depth=max_depth)) == wanted
 
 
@@ -203,7 +203,7 @@ ENDLESS = """g (float[2] x) => (float[2] y) {
                 f = Identity(e) q = Add(p, x) }> }> }"""
 
 
-def test_loops_without_end():
+def test_endless_loops_end_at_limits():
     session = ps.compile(bomb(ENDLESS))
     with pytest.raises(ps.DeadlineExceeded):
         session.run({"x": np.ones(2, F32)}, timeout=0.1)
@@ -306,7 +306,7 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize("op", SENSELESS)
-def test_attributes_without_sense(op):
+def test_nonsensical_attributes_run_or_are_refused(op):
     """``SENSELESS`` has attributes with the length of their lists, 0 for a single number."""
     inputs, attributes = SENSELESS[op]
     usual = REQUIRED.get(op, {})
@@ -350,7 +350,7 @@ def test_strings_never_reach_a_numeric_kernel(op):
     assert outcome(node_model(op, inputs, attrs)) in {"InvalidModel", "InvalidInput"}
 
 
-def test_strings_that_only_a_run_finds():
+def test_strings_found_only_in_a_run_are_refused():
     session = ps.compile(
         bomb("""g (float[2, 2] x, string[2, 2] s, bool c) => (float[A, B] y) {
         v = If(c) <then_branch = t () => (float[A, B] a) { a = Identity(x) },
@@ -371,7 +371,7 @@ def call(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize("name", models())
-def test_commands_on_damaged_files(name, tmp_path):
+def test_commands_report_no_internal_error_on_damaged_files(name, tmp_path):
     for i in range(5):
         path = tmp_path / f"{i}.onnx"
         path.write_bytes(mutant(models()[name], f"{name} cli {i}"))
@@ -395,7 +395,9 @@ def test_commands_on_damaged_files(name, tmp_path):
         (ENDLESS, ["run", "MODEL", "--input", "x=zeros:-1"], "InvalidInput"),
     ],
 )
-def test_commands_on_bombs(text: str, arguments: list[str], error: str | None, tmp_path: Path):
+def test_commands_exit_with_1_on_models_that_exhaust_memory(
+    text: str, arguments: list[str], error: str | None, tmp_path: Path
+):
     path = tmp_path / "bomb.onnx"
     onnx.save(bomb(text), path)
     result = call(*[str(path) if argument == "MODEL" else argument for argument in arguments])

@@ -34,7 +34,7 @@ VAGUE = TensorType(FLOAT32, (None, 4))
 FLOATS = SequenceType(MATRIX)
 
 
-def test_a_static_type_has_bytes() -> None:
+def test_static_type_has_a_size_in_bytes() -> None:
     assert MATRIX.static and MATRIX.dims == (3, 4) and MATRIX.rank == 2
     assert MATRIX.nbytes == 48
     assert TensorType(FLOAT32, ()).nbytes == 4
@@ -57,7 +57,7 @@ def test_an_unknown_dtype_is_not_float64() -> None:
     assert known == again and hash(known) == hash(again)
 
 
-def test_rank_of_an_unknown_shape() -> None:
+def test_rank_of_an_unknown_shape_is_none() -> None:
     assert UNKNOWN.rank is None
     assert TensorType(FLOAT32, ()).rank == 0
 
@@ -77,7 +77,7 @@ def test_rank_of_an_unknown_shape() -> None:
         (ANY, "any"),
     ],
 )
-def test_types_as_text(kind: Type, text: str) -> None:
+def test_types_are_printed_as_text(kind: Type, text: str) -> None:
     assert str(kind) == text
 
 
@@ -102,7 +102,7 @@ def test_constants_carry_what_shape_arithmetic_needs() -> None:
     assert all(type(x) is int for x in constant_type(np.array([1, 2])).data or ())
 
 
-def test_without_data() -> None:
+def test_type_without_data_has_shape_and_dtype_alone() -> None:
     assert constant_type(np.array([2, 3])).without_data() == TensorType(INT64, (2,))
     assert MATRIX.without_data() is MATRIX
 
@@ -145,7 +145,7 @@ def test_types_of_run_time_values() -> None:
         (MapType(INT64, MATRIX), MATRIX, ANY),
     ],
 )  # fmt: skip
-def test_join(a: Type, b: Type, union: Type) -> None:
+def test_join_of_two_types_accepts_both(a: Type, b: Type, union: Type) -> None:
     assert join(a, b) == union == join(b, a)
     assert accepts(union, a) and accepts(union, b)
 
@@ -170,7 +170,7 @@ def test_join(a: Type, b: Type, union: Type) -> None:
         (MapType(INT64, MATRIX), MapType(INT64, MATRIX)),
     ],
 )
-def test_accepted(declared: Type, actual: Type) -> None:
+def test_type_accepts_a_more_precise_one(declared: Type, actual: Type) -> None:
     assert accepts(declared, actual)
 
 
@@ -192,5 +192,5 @@ def test_accepted(declared: Type, actual: Type) -> None:
         (MapType(INT64, MATRIX), MATRIX),
     ],
 )
-def test_not_accepted(declared: Type, actual: Type) -> None:
+def test_type_refuses_a_contradicting_one(declared: Type, actual: Type) -> None:
     assert not accepts(declared, actual)

@@ -68,7 +68,7 @@ def test_a_buffer_cannot_be_changed():
         Buffer(1, 0, 0).size = 2  # type: ignore[misc]
 
 
-def test_a_negative_size_is_refused():
+def test_buffer_of_negative_size_is_refused():
     with pytest.raises(ValueError, match="-1 bytes"):
         Buffer(-1, 0, 0)
 
@@ -138,7 +138,7 @@ def test_buffers_live_at_once_never_overlap(planner, buffers):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(buffers=buffer_lists)
-def test_best_is_never_larger(planner, buffers):
+def test_planner_best_is_never_larger_than_the_others(planner, buffers):
     assert plan_memory(buffers).size <= plan_memory(buffers, planner).size
 
 
@@ -247,25 +247,25 @@ def test_a_small_buffer_can_stand_in_the_way_of_first_fit_but_not_of_wic():
 # Which planner leaves the last buffer's padding out is a matter of luck, so best compares all.
 
 
-def test_best_may_be_bump():
+def test_planner_best_takes_the_plan_of_bump_if_smallest():
     buffers = [Buffer(64, 2, 3), Buffer(70, 1, 3), Buffer(100, 0, 3)]
     sizes = {planner: plan_memory(buffers, planner).size for planner in PLANNERS}
     assert sizes == {"bump": 292, "first_fit": 320, "wic": 320, "best": 292}
 
 
-def test_best_may_be_wic_by_less_than_a_unit():
+def test_planner_best_takes_wic_even_if_smaller_by_less_than_a_unit():
     buffers = [Buffer(65, 0, 2), Buffer(128, 1, 2)]
     sizes = {planner: plan_memory(buffers, planner).size for planner in PLANNERS}
     assert sizes == {"bump": 256, "first_fit": 256, "wic": 193, "best": 193}
 
 
-def test_best_may_be_bump_for_conflicts():
+def test_planner_best_takes_bump_for_conflicts_if_smallest():
     sizes = [64, 70, 100]
     arenas = {p: plan_memory_dag(sizes, lambda i, j: True, planner=p).size for p in PLANNERS}
     assert arenas == {"bump": 292, "first_fit": 292, "wic": 320, "best": 292}
 
 
-def test_best_may_be_first_fit_for_conflicts():
+def test_planner_best_takes_first_fit_for_conflicts_if_smallest():
     sizes = [64, 70, 100, 1]  # the last conflicts with nothing
     arenas = {p: plan_memory_dag(sizes, lambda i, j: j < 3, planner=p).size for p in PLANNERS}
     assert arenas == {"bump": 321, "first_fit": 292, "wic": 320, "best": 292}
@@ -298,7 +298,7 @@ def best_of_all_orders(buffers: Sequence[Buffer]) -> int:
         max_size=5,
     )
 )
-def test_best_is_the_best_of_all_orders_for_few_buffers(buffers):
+def test_planner_best_of_few_buffers_is_the_best_of_all_orders(buffers):
     assert plan_memory(buffers).size == best_of_all_orders(buffers)
 
 
@@ -324,7 +324,7 @@ def rectangle(draw: random.Random, n: int, steps: int) -> list[Buffer]:
     return [Buffer(*part) for part in parts]
 
 
-def test_small_puzzles_are_solved():
+def test_planner_solves_small_packing_puzzles():
     draw = random.Random(0)
     puzzles = [rectangle(draw, n, n // 2) for n in (10, 20, 30, 40) for _ in range(4)]
     sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in ("wic", "best")}
@@ -332,7 +332,7 @@ def test_small_puzzles_are_solved():
     assert max(sizes["wic"]) > 1.5 * (1 << 20)
 
 
-def test_large_puzzles_come_close():
+def test_planner_is_near_the_optimum_of_large_packing_puzzles():
     draw = random.Random(0)
     puzzles = [rectangle(draw, n, n // 2) for n in (60, 80) for _ in range(4)]
     sizes = {p: [plan_memory(puzzle, p).size for puzzle in puzzles] for p in ("wic", "best")}
@@ -574,14 +574,14 @@ def overlap(buffers: Sequence[Buffer]) -> Callable[[int, int], bool]:
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(buffers=buffer_lists)
-def test_with_the_conflicts_of_lifetimes_the_plan_is_sound(planner, buffers):
+def test_plan_for_the_conflicts_of_lifetimes_is_sound(planner, buffers):
     sizes, aligns = [b.size for b in buffers], [b.align for b in buffers]
     arena = plan_memory_dag(sizes, overlap(buffers), aligns=aligns, planner=planner)
     assert_sound(buffers, arena)
 
 
 @given(buffers=buffer_lists)
-def test_by_size_both_forms_agree(buffers):
+def test_planning_by_lifetimes_and_by_conflicts_agree(buffers):
     buffers = sorted(buffers, key=lambda b: b.first)  # in which order ties are broken
     sizes, aligns = [b.size for b in buffers], [b.align for b in buffers]
     arena = plan_memory_dag(sizes, overlap(buffers), aligns=aligns, planner="wic")
@@ -611,7 +611,7 @@ def test_buffers_that_conflict_never_overlap(planner, drawn):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(drawn=conflict_graphs)
-def test_best_is_never_larger_for_conflicts(planner, drawn):
+def test_planner_best_for_conflicts_is_never_larger_than_the_others(planner, drawn):
     sizes, pairs = drawn
 
     def size(planner: str) -> int:
@@ -661,12 +661,12 @@ def test_conflicts_that_no_lifetimes_have_are_planned():
     assert plan_memory_dag([64] * 5, lambda i, j: (i, j) in ring).size == 3 * 64
 
 
-def test_a_negative_size_is_refused_for_conflicts():
+def test_planner_refuses_a_negative_size_for_conflicts():
     with pytest.raises(ValueError, match="-1 bytes"):
         plan_memory_dag([1, -1], lambda i, j: True)
 
 
-def test_a_bad_alignment_is_refused_for_conflicts():
+def test_planner_refuses_a_bad_alignment_for_conflicts():
     with pytest.raises(ValueError, match="alignment 3 is not a power of two"):
         plan_memory_dag([1], lambda i, j: True, aligns=[3])
 
@@ -743,7 +743,7 @@ def test_where_pairs_are_not_listed_the_smallest_gap_is_tried(monkeypatch):
     assert plan_memory(buffers).size == 5 << 10
 
 
-def test_the_search_ends_at_a_count(monkeypatch):
+def test_planner_search_ends_at_its_bound(monkeypatch):
     # Six buffers for each corner of a ring of five; those of one corner and of the next conflict.
     # No more than twelve all conflict, but no arena holds them in twelve layers.
     def conflicts(i: int, j: int) -> bool:

@@ -37,7 +37,7 @@ def ancestors(dag: Dag) -> list[set[int]]:
 # Edges.
 
 
-def test_an_edge_beside_a_path_is_implied():
+def test_implied_edges_beside_a_path_are_found():
     #   0 -> 1 -> 2 -> 3
     #    '-------------^
     dag = Dag(4, [(0, 1), (1, 2), (2, 3), (0, 3)])
@@ -45,7 +45,7 @@ def test_an_edge_beside_a_path_is_implied():
     assert reduction(dag) == Dag(4, [(0, 1), (1, 2), (2, 3)])
 
 
-def test_a_graph_without_implied_edges_stays_as_it_is():
+def test_reduction_of_a_graph_without_implied_edges_is_the_graph():
     #   0 -> 1 -> 3
     #    '-> 2 ---^
     dag = Dag(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -152,7 +152,7 @@ def test_ends_are_found_behind_the_nodes_that_depend_on_them(dag, data):
         ends.enter(i, dag.pred[i])
 
 
-def test_a_search_ends_early_but_finds_what_is_near(monkeypatch):
+def test_chain_cover_search_that_ends_early_finds_near_joins(monkeypatch):
     #   0 ... 9 -> 10
     monkeypatch.setattr(chains, "_SEARCH", 3)
     ends = Ends(11)

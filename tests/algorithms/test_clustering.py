@@ -90,12 +90,12 @@ def assert_groups(problem: Problem) -> None:
 
 @many_examples
 @given(problem=problems())
-def test_groups_never_wait_for_each_other(problem):
+def test_groups_of_small_graphs_form_no_cycle(problem):
     assert_groups(problem)
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_nor_do_those_of_larger_graphs(seed):
+def test_groups_of_large_graphs_form_no_cycle(seed):
     assert_groups(drawn(seed))
 
 
@@ -110,12 +110,12 @@ def assert_chains_whole(problem: Problem) -> None:
 
 @many_examples
 @given(problem=problems())
-def test_what_only_waits_for_what_only_it_reads_is_in_its_group(problem):
+def test_chains_of_small_graphs_are_in_one_group(problem):
     assert_chains_whole(problem)
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_chains_of_larger_graphs_are_whole(seed):
+def test_chains_of_large_graphs_are_in_one_group(seed):
     assert_chains_whole(drawn(seed))
 
 
@@ -142,12 +142,12 @@ def assert_heavy_nodes_wait_for_their_own(problem: Problem) -> None:
 
 @many_examples
 @given(problem=problems())
-def test_no_heavy_node_waits_for_another_because_of_its_group(problem):
+def test_groups_of_small_graphs_add_no_wait_between_heavy_nodes(problem):
     assert_heavy_nodes_wait_for_their_own(problem)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_nor_does_one_of_a_larger_graph(seed):
+def test_groups_of_large_graphs_add_no_wait_between_heavy_nodes(seed):
     assert_heavy_nodes_wait_for_their_own(drawn(seed))
 
 
@@ -172,7 +172,7 @@ def groups(n: int, edges: Iterable[tuple[int, int]], cost: Sequence[float], **op
     return cluster(Dag(n, edges), cost, 1.0, **options)
 
 
-def test_nothing():
+def test_grouping_of_an_empty_graph_is_empty():
     assert groups(0, [], []) == []
 
 
@@ -286,20 +286,20 @@ def limited(n: int) -> None:
     assert sys.getrecursionlimit() < n
 
 
-def test_a_chain_of_100_000_nodes():
+def test_grouping_of_a_chain_of_100_000_nodes_takes_seconds():
     n = 100_000
     limited(n)
     assert groups(n, pairwise(range(n)), [0.3] * n) == [list(range(n))]
 
 
-def test_a_chain_of_100_000_nodes_of_two_kinds():
+def test_grouping_of_a_chain_of_two_kinds_takes_seconds():
     n = 100_000
     found = groups(n, pairwise(range(n)), [0.3] * n, kinds=[i // 10 % 2 for i in range(n)])
     assert len(found) == n // 10
 
 
 @pytest.mark.parametrize("reach", [30, 20_000])
-def test_a_random_graph_of_20_000_nodes(reach):
+def test_grouping_of_a_random_graph_of_20_000_nodes_takes_seconds(reach):
     n = 20_000
     limited(n)
     choose = random.Random(reach)
@@ -309,7 +309,7 @@ def test_a_random_graph_of_20_000_nodes(reach):
     assert len(problem.groups) < n
 
 
-def test_a_node_that_20_000_read_and_one_that_reads_them():
+def test_grouping_of_a_fan_out_of_20_000_nodes_takes_seconds():
     n = 20_000
     edges = [(0, i) for i in range(1, n)] + [(i, n) for i in range(1, n)]
     assert len(groups(n + 1, edges, [0.01] * (n + 1))) <= 0.02 * n

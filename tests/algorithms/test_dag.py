@@ -27,27 +27,27 @@ def assert_is_cycle(cycle: list[int], edges: list[tuple[int, int]]) -> None:
     assert set(zip(cycle, [*cycle[1:], cycle[0]], strict=True)) <= set(edges)
 
 
-def test_neighbours_of_each_node():
+def test_dag_has_the_neighbours_of_each_node():
     dag = Dag(5, DIAMOND)
     assert dag.succ == ((1, 2), (3,), (3, 4), (), ())
     assert dag.pred == ((), (0,), (0,), (1, 2), (2,))
 
 
-def test_edges_and_n():
+def test_dag_has_its_edges_and_number_of_nodes():
     dag = Dag(5, DIAMOND)
     assert (dag.n, dag.edges) == (5, tuple(DIAMOND))
 
 
-def test_edges_may_come_from_an_iterator():
+def test_dag_takes_edges_from_an_iterator():
     assert Dag(5, iter(DIAMOND)) == Dag(5, DIAMOND)
 
 
-def test_an_empty_graph():
+def test_dag_without_nodes_is_empty():
     dag = Dag(0, [])
     assert (dag.n, dag.edges, dag.succ, dag.pred) == (0, (), (), ())
 
 
-def test_an_edge_given_twice_counts_once():
+def test_dag_edge_given_twice_counts_once():
     dag = Dag(2, [(0, 1), (0, 1)])
     assert (dag.edges, dag.succ, dag.pred) == (((0, 1),), ((1,), ()), ((), (0,)))
 
@@ -57,7 +57,7 @@ def test_neighbours_are_sorted():
     assert (dag.succ[0], dag.pred[1]) == ((1, 8, 17), (0, 8, 17))
 
 
-def test_the_order_of_edges_leaves_no_trace():
+def test_dag_does_not_depend_on_the_order_of_edges():
     shuffled = random.Random(1).sample(DIAMOND, len(DIAMOND))
     assert shuffled != DIAMOND
     assert (Dag(5, shuffled).succ, Dag(5, shuffled).pred) == (
@@ -74,7 +74,7 @@ def test_graphs_with_other_edges_or_more_nodes_differ():
     assert len({Dag(5, DIAMOND), Dag(5, DIAMOND[1:]), Dag(6, DIAMOND)}) == 3
 
 
-def test_a_graph_cannot_be_changed():
+def test_dag_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Dag(2, [(0, 1)]).n = 3  # type: ignore[misc]
 
@@ -82,7 +82,7 @@ def test_a_graph_cannot_be_changed():
 @pytest.mark.parametrize(
     "again", [copy.copy, copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))]
 )
-def test_a_copy_has_the_same_neighbours(again):
+def test_dag_copy_has_the_same_neighbours(again):
     dag = again(Dag(5, DIAMOND))
     assert (dag.succ, dag.pred) == (Dag(5, DIAMOND).succ, Dag(5, DIAMOND).pred)
 
@@ -98,7 +98,7 @@ def test_a_negative_number_of_nodes_is_refused():
         Dag(-1, [])
 
 
-def test_a_cycle_is_named():
+def test_cycle_error_names_the_cycle():
     #   0 -> 4 -> 2 -> 1 -> 3
     #        ^---------'
     with pytest.raises(CycleError, match=r"1 -> 4 -> 2 -> 1$") as caught:
@@ -117,7 +117,7 @@ def test_a_cycle_error_is_a_value_error():
         Dag(2, [(0, 1), (1, 0)])
 
 
-def test_the_message_of_a_long_cycle_stays_short():
+def test_cycle_error_message_of_a_long_cycle_is_short():
     n = 100_000
     with pytest.raises(CycleError, match=r"0 -> 1 -> .* more nodes .* -> 99999 -> 0") as caught:
         Dag(n, ((i, (i + 1) % n) for i in range(n)))
@@ -125,7 +125,7 @@ def test_the_message_of_a_long_cycle_stays_short():
     assert caught.value.cycle == list(range(n))
 
 
-def test_a_message_hides_no_single_node():
+def test_cycle_error_message_leaves_out_no_single_node():
     for n in range(14, 19):
         with pytest.raises(CycleError) as caught:
             Dag(n, ((i, (i + 1) % n) for i in range(n)))
@@ -158,7 +158,7 @@ def test_a_graph_is_refused_exactly_if_it_has_a_cycle(edges):
         assert set(Dag(8, edges).edges) == set(edges)
 
 
-def test_a_graph_of_100_000_nodes_and_a_million_edges():
+def test_dag_of_100_000_nodes_and_a_million_edges_is_built():
     n = 100_000
     draw = random.Random(0)
     edges = {(draw.randrange(i), i) for i in range(1, n) for _ in range(10)}

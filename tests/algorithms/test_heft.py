@@ -228,14 +228,14 @@ PAPER = Problem(
 )
 
 
-def test_the_schedule_of_the_paper():
+def test_heft_gives_the_schedule_of_the_paper():
     placement = heft(*PAPER)
     assert [b + 1 for b in placement.backend] == [3, 1, 3, 2, 3, 2, 3, 1, 2, 2]
     assert placement.start == (0, 27, 9, 18, 28, 26, 38, 57, 56, 73)
     assert placement.makespan == 80
 
 
-def test_place_beats_the_paper():
+def test_place_beats_the_schedule_of_the_paper():
     placement = place(*PAPER)
     assert_valid(PAPER, placement)
     assert placement.makespan <= 76
@@ -334,7 +334,7 @@ def test_all_workers_of_a_backend_are_used():
     assert sorted(timelines(Dag(4, []), placement)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_an_empty_graph():
+def test_placement_of_an_empty_graph_is_empty():
     for workers in (None, [], [2, 3]):
         assert place(Dag(0, []), [], None, workers) == Placement((), (), (), ())
     assert place(Dag(0, []), []).makespan == 0.0
@@ -392,7 +392,7 @@ WRONG = [
 
 @pytest.mark.parametrize("method", [place, heft])
 @pytest.mark.parametrize(("problem", "message"), WRONG)
-def test_wrong_arguments_are_refused(method, problem, message):
+def test_placement_with_wrong_arguments_is_refused(method, problem, message):
     with pytest.raises(ValueError, match=message):
         method(*problem)
 
@@ -429,7 +429,7 @@ def test_a_worker_keeps_its_order_whatever_it_costs():
     assert simulate(dag, on_one([8, 1, 1]), placement) == 10
 
 
-def test_other_transfers_count():
+def test_simulation_counts_the_transfers_it_is_given():
     #   0 -> 1
     placement = Placement((0, 1), (0, 0), (0, 1), (1, 2))
     assert simulate(ONE_EDGE, [[1, 1]] * 2, placement) == 2
@@ -860,7 +860,7 @@ def test_a_search_among_many_gaps_finds_the_first():
     assert placement.start == tuple(start)
 
 
-def test_a_chain_of_50_000_nodes():
+def test_placement_of_a_chain_of_50_000_nodes_takes_seconds():
     n = 50_000
     dag = Dag(n, [(i + 1, i) for i in range(n - 1)])
     placement = place(dag, on_one([0.5] * n), None, [8])
@@ -870,7 +870,7 @@ def test_a_chain_of_50_000_nodes():
     assert simulate(dag, on_one([0.5] * n), 8) == n / 2
 
 
-def test_a_graph_of_20_000_nodes_on_two_backends():
+def test_placement_of_20_000_nodes_on_two_backends_takes_seconds():
     draw = random.Random(0)
     dag = local(draw, 20_000)
     cost = [[draw.uniform(1, 10), draw.uniform(1, 10)] for _ in range(dag.n)]

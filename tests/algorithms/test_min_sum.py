@@ -43,7 +43,7 @@ def tables(draw: st.DrawFn) -> tuple[list[list[float]], list[Pair]]:
 
 
 @given(tables())
-def test_elimination_finds_the_least_sum(problem):
+def test_min_sum_elimination_finds_the_minimum(problem):
     own, pairs = problem
     found = eliminate(own, pairs, 10**6)
     assert found is not None
@@ -51,7 +51,7 @@ def test_elimination_finds_the_least_sum(problem):
     assert sum_of_tables(own, pairs, tuple(found)) == pytest.approx(least, rel=1e-9, abs=1e-12)
 
 
-def test_what_cannot_be_is_infinite():
+def test_min_sum_of_an_impossible_problem_is_infinite():
     #   0 -- 1 -- 2      neighbours must differ
     differ = [math.inf, 0, 0, math.inf]
     assert eliminate([[0, 1], [0, 5], [2, 0]], [Pair(0, 1, differ), Pair(2, 1, differ)], 8) == [
@@ -61,7 +61,7 @@ def test_what_cannot_be_is_infinite():
     ]
 
 
-def test_a_table_that_is_too_large_is_not_made():
+def test_min_sum_elimination_gives_up_before_a_table_is_too_large():
     #   a circle of four, each with three states: the first to go is in a table by three variables
     own = [[0.0, 1.0, 2.0]] * 4
     pairs = [Pair(k, (k + 1) % 4, [1.0] * 9) for k in range(4)]
@@ -69,7 +69,7 @@ def test_a_table_that_is_too_large_is_not_made():
     assert eliminate(own, pairs, 26) is None
 
 
-def test_variables_with_one_state_are_in_no_table():
+def test_min_sum_tables_leave_out_variables_with_one_state():
     #   all of 1 to 99 are neighbours of 0, and of 100
     own = [[1.0], *[[2.0, 1.0]] * 99, [0.5]]
     pairs = [Pair(end, k, [0.0, 2.0 if k % 2 else 0.0]) for end in (0, 100) for k in range(1, 100)]
@@ -112,20 +112,20 @@ def terms(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Once]]:
 
 
 @given(terms())
-def test_a_cut_finds_the_least_sum(problem):
+def test_min_sum_cut_finds_the_minimum(problem):
     costs, found = problem
     sums = {s: sum_of_terms(costs, found, s) for s in product((0, 1), repeat=len(costs))}
     states = cut(costs, found)
     assert sums[tuple(states)] == pytest.approx(min(sums.values()), rel=1e-9)
 
 
-def test_of_equal_cuts_that_with_most_zeros_is_taken():
+def test_min_sum_cut_prefers_most_zeros_among_equal_cuts():
     assert cut([(1, 1), (2, 2)], [Once(0, [1], 1, 5.0), Once(0, [1], 0, 5.0)]) == [0, 0]
     assert cut([(3, 0), (0, 3)], [Once(0, [1], 0, 3.0)]) == [0, 0]
     assert cut([], []) == []
 
 
-def test_a_long_chain_is_cut():
+def test_min_sum_cut_of_a_long_chain_does_not_recurse():
     draw, n = random.Random(0), 3000
     costs = [(draw.uniform(0, 1), draw.uniform(0, 1)) for _ in range(n)]
     chain = [Once(k, [k + 1], state, 0.7) for k in range(n - 1) for state in (0, 1)]

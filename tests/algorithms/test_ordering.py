@@ -171,7 +171,7 @@ def test_a_branch_is_finished_before_the_next_begins():
     assert peak_bytes(BRANCHES, BRANCH_BUFFERS, order) == 60  # 5 of one branch, 50 + 5 of the other
 
 
-def test_what_the_order_as_given_needs():
+def test_peak_of_the_given_order_is_its_largest_live_sum():
     assert peak_bytes(BRANCHES, BRANCH_BUFFERS, range(6)) == 105
 
 
@@ -210,7 +210,7 @@ def test_the_outputs_of_a_node_live_apart():
     assert peak_bytes(dag, buffers, range(3)) == 111
 
 
-def test_the_consumers_of_a_view_can_be_said():
+def test_memory_order_takes_the_consumers_of_views_as_given():
     #   0 -> 1 -> 2      1 is a view of what 0 made
     dag = Dag(3, [(0, 1), (1, 2)])
     assert peak_bytes(dag, [[(100, [1, 2])], [], [(7, None)]], range(3)) == 107
@@ -226,7 +226,7 @@ def test_outputs_of_the_graph_are_made_late():
     assert peak_bytes(dag, buffers, order) == 102
 
 
-def test_the_hungrier_operand_is_evaluated_first():
+def test_memory_order_evaluates_the_operand_with_the_larger_peak_first():
     #   0 -> 1 -.
     #            4      1 needs 20 bytes to make 10; 3 makes more, 15, but needs 100
     #   2 -> 3 -'
@@ -237,7 +237,7 @@ def test_the_hungrier_operand_is_evaluated_first():
     assert peak_bytes(dag, buffers, order) == 115
 
 
-def test_what_needs_more_than_it_leaves_comes_first():
+def test_memory_order_runs_branches_that_need_more_than_they_leave_first():
     #   1 -> 3
     #   0    2         bytes 5, 10, 5, 20; all but those of 1 are kept
     dag = Dag(4, [(1, 3)])
@@ -245,7 +245,7 @@ def test_what_needs_more_than_it_leaves_comes_first():
     assert order == [1, 3, 0, 2]
 
 
-def test_what_frees_nothing_comes_last():
+def test_memory_order_runs_nodes_that_free_nothing_last():
     #   4 -> 2 -> 0     3
     #    '-> 1                 bytes 20, 10, 20, 20, 20; those of 0, 1 and 3 are kept
     dag = Dag(5, [(4, 2), (2, 0), (4, 1)])
@@ -265,7 +265,7 @@ def test_outputs_of_the_graph_count_from_the_end_of_the_graph():
     assert peak_bytes(dag, buffers, order) == 41
 
 
-def test_what_grows_least_comes_first():
+def test_memory_order_runs_the_node_that_grows_least_first():
     #   0 -> 1 -> 2
     #    '-> 3                 bytes 5, 20, 5, 2
     dag = Dag(4, [(0, 1), (1, 2), (0, 3)])
@@ -275,7 +275,7 @@ def test_what_grows_least_comes_first():
     assert peak_bytes(dag, buffers, order) == 27
 
 
-def test_an_order_that_cannot_be_improved_is_kept():
+def test_memory_order_keeps_an_order_that_cannot_be_improved():
     #   0 -> 2, 1 -> 3
     dag = Dag(4, [(0, 2), (1, 3)])
     assert memory_order(dag, one_buffer_each(dag, [5, 5, 5, 5])) == [0, 1, 2, 3]
@@ -288,7 +288,7 @@ def test_no_other_order_is_tried_where_the_plain_one_is_the_best_possible(monkey
     assert memory_order(dag, one_buffer_each(dag, [1, 2, 3])) == [0, 1, 2]
 
 
-def test_sizes_may_exceed_64_bits():
+def test_memory_order_takes_sizes_beyond_64_bits():
     dag = Dag(2, [(0, 1)])
     assert peak_bytes(dag, [[(1 << 80, [1])], [(1 << 80, None)]], [0, 1]) == 1 << 81
 
@@ -418,7 +418,7 @@ def long_graph(n: int) -> Dag:
     return Dag(n, edges)
 
 
-def test_a_chain_of_100_000_nodes():
+def test_memory_order_of_a_chain_of_100_000_nodes_takes_seconds():
     n = 100_000
     dag = Dag(n, [(i + 1, i) for i in range(n - 1)])
     backward = list(range(n))[::-1]
@@ -428,7 +428,7 @@ def test_a_chain_of_100_000_nodes():
     assert memory_order(dag, one_buffer_each(dag, [8] * n)) == backward
 
 
-def test_a_graph_of_100_000_nodes():
+def test_memory_order_of_a_graph_of_100_000_nodes_takes_seconds():
     dag = long_graph(100_000)
     draw = random.Random(0)
     outputs = [[(draw.randrange(1, 10_000), after)] for after in dag.succ]

@@ -77,7 +77,7 @@ def test_a_node_stays_where_the_transfer_takes_longer_than_it_gains():
     assert serial(dag, cost, (0, 0), flat(1)) == 5
 
 
-def test_a_result_is_brought_to_a_backend_once_for_all_who_read_it_there():
+def test_result_is_transferred_once_to_each_backend():
     #        /-> 1      1 and 2 take 4 or 2 each: alone neither gains what a transfer of 3 takes,
     #   0 --<            but together they do
     #        \-> 2
@@ -87,7 +87,7 @@ def test_a_result_is_brought_to_a_backend_once_for_all_who_read_it_there():
     assert place_serial(dag, cost, flat(5)) == (0, 0, 0)
 
 
-def test_it_is_brought_to_every_backend_where_it_is_read():
+def test_result_is_transferred_to_every_backend_that_reads_it():
     #   0 -> 1, 2, 3      each runs on a backend of its own
     dag = Dag(4, [(0, 1), (0, 2), (0, 3)])
     cost = [[1, 9, 9], [1, None, None], [None, 1, None], [None, None, 1]]
@@ -138,12 +138,12 @@ def test_each_transfer_is_asked_for_once_and_only_where_it_can_be():
 
 
 @pytest.mark.parametrize("time", [-1, math.inf, math.nan])
-def test_senseless_transfers_are_refused(time):
+def test_place_serial_refuses_wrong_transfers(time):
     with pytest.raises(ValueError, match="what node 0 makes cannot take"):
         place_serial(Dag(2, [(0, 1)]), [[1, 2], [2, 1]], flat(time))
 
 
-def test_senseless_costs_are_refused():
+def test_place_serial_refuses_wrong_costs():
     with pytest.raises(ValueError, match="no backend supports node 1"):
         place_serial(Dag(2, []), [[1, 2], [None, None]])
     with pytest.raises(ValueError, match="cost has 1 rows for 2 nodes"):
@@ -185,7 +185,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-def test_a_plan_is_no_worse_than_the_obvious_ones(problem):
+def test_place_serial_is_no_worse_than_one_backend_alone(problem):
     dag, cost, transfer = problem
     plan = place_serial(*problem)
     assert len(plan) == dag.n
@@ -199,7 +199,7 @@ def test_a_plan_is_no_worse_than_the_obvious_ones(problem):
 
 
 @given(problems())
-def test_the_same_problem_has_the_same_plan(problem):
+def test_place_serial_is_deterministic(problem):
     dag, *rest = problem
     assert place_serial(*problem) == place_serial(Dag(dag.n, reversed(dag.edges)), *rest)
 
@@ -231,7 +231,7 @@ def drawn(draw: random.Random, dag: Dag, width: int) -> Problem:
     return Problem(dag, cost, lambda i, a, b: times[i][a * width + b])
 
 
-def test_small_graphs_have_the_least_there_is_or_nearly_so():
+def test_place_serial_of_small_graphs_is_near_the_optimum():
     draw = random.Random(0)
     ratios = []
     for _ in range(400):
@@ -264,7 +264,7 @@ def shape(name: str, draw: random.Random) -> Dag:
         *product(["series_parallel"], [1, 2, 3]),
     ],
 )
-def test_chains_trees_and_branches_have_the_least_there_is(name, width):
+def test_place_serial_of_chains_trees_and_branches_is_optimal(name, width):
     draw = random.Random(f"{name} {width}")
     for _ in range(20):
         dag = shape(name, draw)
@@ -345,7 +345,7 @@ def least_on_two(problem: Problem) -> float:
                 break
 
 
-def test_the_cut_is_the_least():
+def test_place_serial_on_two_backends_is_a_minimum_cut():
     draw = random.Random(0)
     for _ in range(50):
         n, p = draw.randrange(1, 7), draw.random()
@@ -355,7 +355,7 @@ def test_the_cut_is_the_least():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plans_for_two_backends_have_the_least_there_is(family):
+def test_place_serial_on_two_backends_is_optimal(family):
     draw = random.Random(family.__name__)
     ratios = []
     for _ in range(6):
@@ -366,7 +366,7 @@ def test_plans_for_two_backends_have_the_least_there_is(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_plans_region_by_region_are_close_to_the_least(family, monkeypatch):
+def test_place_serial_by_regions_is_near_the_optimum(family, monkeypatch):
     monkeypatch.setattr(min_sum, "_REGION", 40)
     monkeypatch.setattr(min_sum, "_ENTRIES_FOR_TWO", 8)  # but for these there are no tables
     draw = random.Random(family.__name__)
@@ -380,7 +380,7 @@ def test_plans_region_by_region_are_close_to_the_least(family, monkeypatch):
 
 
 @pytest.mark.parametrize("family", [layered, erdos, local, stencil])
-def test_plans_for_three_backends_gain_by_being_searched_for(family):
+def test_place_serial_on_three_backends_gains_by_search(family):
     draw = random.Random(family.__name__)
     problem = drawn(draw, family(draw, 150), 3)
     dag, cost, transfer = problem
@@ -395,7 +395,7 @@ def test_plans_for_three_backends_gain_by_being_searched_for(family):
 # Large graphs
 
 
-def test_a_chain_of_100_000_nodes_has_the_least_there_is():
+def test_place_serial_of_a_chain_of_100_000_nodes_is_optimal():
     draw, n = random.Random(0), 100_000
     cost = [[draw.uniform(1, 10) for _ in "123"] for _ in range(n)]
     problem = Problem(Dag(n, pairwise(range(n))), cost, flat(2.0))
@@ -414,7 +414,7 @@ def hub(n: int) -> Dag:
 @pytest.mark.parametrize(
     "graph", [hub, lambda n: layered(random.Random(0), n)], ids=["hub", "layered"]
 )
-def test_large_graphs_take_no_more_than_their_share(graph: Callable[[int], Dag]):
+def test_place_serial_of_large_graphs_takes_near_linear_work(graph: Callable[[int], Dag]):
     draw, dag = random.Random(0), graph(20_000)
     cost = [[draw.uniform(1, 10) for _ in "12"] for _ in range(dag.n)]
     problem = Problem(dag, cost, flat(1.0))

@@ -56,7 +56,7 @@ def count(schedule: StreamSchedule) -> tuple[int, int]:
 # The assignments that the method is known by.
 
 
-def test_a_diamond():
+def test_streams_of_a_diamond_are_two():
     #   N1 -> N2 -> N4
     #    '--> N3 ---^
     it = Named("N1 N2 N3 N4", "N1>N2 N1>N3 N2>N4 N3>N4")
@@ -75,7 +75,7 @@ def test_two_diamonds_in_series_share_the_second_stream():
     assert count(it.schedule) == (2, 4)
 
 
-def test_two_sources():
+def test_streams_of_two_sources_are_joined():
     #   mul -> div -> log -> sum1
     #   sum ---^'---> exp ---^
     it = Named("mul sum div log exp sum1", "mul>div sum>div div>log div>exp log>sum1 exp>sum1")
@@ -85,7 +85,7 @@ def test_two_sources():
     assert it.schedule.end == ()
 
 
-def test_an_edge_that_a_path_implies():
+def test_stream_assignment_emits_no_signal_for_an_implied_edge():
     #   A -> B -> C
     #    '--------^
     it = Named("A B C", "A>B B>C A>C")
@@ -111,7 +111,7 @@ def test_a_command_goes_where_it_has_run_before():
 # What naive versions get wrong.
 
 
-def test_nothing_is_waited_for_on_the_same_stream():
+def test_no_signal_is_needed_on_the_same_stream():
     #   A -> B -> C -> D      all on one stream
     #    '--------^
     #         '--------^
@@ -119,7 +119,7 @@ def test_nothing_is_waited_for_on_the_same_stream():
     assert count(it.schedule) == (1, 0)
 
 
-def test_nothing_is_waited_for_that_an_edge_says_already():
+def test_no_signal_is_needed_that_an_edge_implies():
     #   A -> B -> D -> E
     #    '-> C ---^    ^
     #        '---------'      E follows C, but so does D
@@ -127,7 +127,7 @@ def test_nothing_is_waited_for_that_an_edge_says_already():
     assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1 E:0"
 
 
-def test_nothing_is_waited_for_that_another_signal_says_already():
+def test_no_signal_is_needed_that_another_signal_implies():
     #   A (0) -> B (1) -> C (2)      C waits for B, which has waited for A
     #     '----------------^
     it = Named("A B C", "A>B B>C A>C", devices=[(0,), (1,), (2,)])
@@ -138,7 +138,7 @@ def test_nothing_is_waited_for_that_another_signal_says_already():
     assert str(it) == "A:0 B:0!0 D:1?0 E:1!1"
 
 
-def test_nothing_is_waited_for_that_a_shared_stream_says_already():
+def test_no_signal_is_needed_that_a_shared_stream_implies():
     #   A (0) -> C (1)      A comes before B, though no edge says so, since they share a stream
     #   B (0) ---^
     it = Named("A B C", "A>C B>C", devices=[(0,), (0,), (1,)], max_streams=2)
@@ -194,7 +194,7 @@ def test_a_path_says_less_than_an_edge_if_a_node_on_it_is_only_on_some_of_the_de
     assert str(it) == "A:0,1!0 B:0!1 C:2?0?1!2"
 
 
-def test_a_source_behind_another_source():
+def test_stream_source_behind_another_source_follows_it():
     #   A -> B -> C      B is a source too, but does not begin by itself
     #   D ---^
     it = Named("A B C D", "A>B B>C D>B", sources="A B")
@@ -204,7 +204,7 @@ def test_a_source_behind_another_source():
     assert it.schedule.begin == (1,)
 
 
-def test_a_source_behind_another_source_on_a_stream_of_its_own():
+def test_stream_source_behind_another_source_waits_on_a_stream_of_its_own():
     #   A -> B -> D
     #    '-> C          C is a source, and waits like any other node
     it = Named("A B C D", "A>B A>C B>D", sources="A C")
@@ -212,7 +212,7 @@ def test_a_source_behind_another_source_on_a_stream_of_its_own():
     assert it.schedule.begin == ()
 
 
-def test_a_destination_that_has_successors():
+def test_stream_destination_may_have_successors():
     #   A -> B -> C      what is behind B is not run
     #    '-> D
     it = Named("A B C D", "A>B B>C A>D", destinations="B")
@@ -220,14 +220,14 @@ def test_a_destination_that_has_successors():
     assert it.order == ["A", "B"]
 
 
-def test_a_destination_before_another_destination():
+def test_stream_destination_may_precede_another_destination():
     #   A -> B -> C -> D
     #        '-> E            E is not run
     it = Named("A B C D E", "A>B B>C C>D B>E", destinations="B D")
     assert str(it) == "A:0 B:0 C:0 D:0 E:"
 
 
-def test_a_destination_on_another_stream_than_the_first():
+def test_stream_destination_on_another_stream_is_waited_for():
     #   A -> B -> D
     #    '-> C          C is an end, and the run is not over before
     it = Named("A B C D", "A>B A>C B>D")
@@ -282,7 +282,7 @@ def test_streams_are_no_more_than_can_be_used_at_once():
     assert str(it) == "A:0!0 B:1 C:1?0!1 D:0"
 
 
-def test_nodes_come_in_chains():
+def test_stream_assignment_keeps_chains_together():
     #   A -> B -> C -> F
     #    '-> D -> E ---^
     it = Named("A B D C E F", "A>B B>C C>F A>D D>E E>F")
@@ -327,7 +327,7 @@ def test_a_shared_stream_is_the_one_that_is_free_first():
     assert it.schedule.programs == [[0], [1, 2, 3, 4]]
 
 
-def test_what_is_urgent_is_not_put_behind_what_is_not():
+def test_shared_stream_does_not_delay_urgent_nodes():
     #   A -> C1 -> C2 -> C3 -> D      B1 and B2 are numbered before the chain, and go elsewhere
     #    |-> B1 ---------------^
     #    '-> B2 ---------------^
@@ -336,14 +336,14 @@ def test_what_is_urgent_is_not_put_behind_what_is_not():
     assert it.schedule.programs == [[0, 3, 4, 5, 6], [1, 2]]
 
 
-def test_every_device_gets_one_of_a_bounded_number():
+def test_bounded_streams_leave_one_for_every_device():
     #   A (0)   B (0)   C (0)   D (1)
     it = Named("A B C D", "", devices=[(0,), (0,), (0,), (1,)], max_streams=3)
     assert [it.schedule.device_of[s] for (s,) in it.schedule.streams] == [0, 0, 0, 1]
     assert sorted(it.schedule.device_of) == [0, 0, 1]
 
 
-def test_nor_does_a_device_get_more_of_them_than_can_be_used_at_once():
+def test_bounded_streams_of_a_device_are_no_more_than_its_width():
     #   A -> C      on device 0; following A with C would make it three streams
     #    '-> D
     #   B -> C
@@ -356,14 +356,14 @@ def test_nor_does_a_device_get_more_of_them_than_can_be_used_at_once():
 # What is not there.
 
 
-def test_an_empty_graph():
+def test_stream_assignment_of_an_empty_graph_is_empty():
     schedule = assign_streams(Dag(0, []))
     assert schedule == StreamSchedule([], (), (), (), 0, 0, (), (), (), ())
     assert schedule.programs == []
     assert simulate(Dag(0, []), schedule, []) == ((), ())
 
 
-def test_no_node_between_sources_and_destinations():
+def test_stream_assignment_without_scheduled_nodes_is_empty():
     #   A -> B
     it = Named("A B", "A>B", sources="B", destinations="A", max_streams=1)
     assert str(it) == "A: B:"
@@ -371,14 +371,14 @@ def test_no_node_between_sources_and_destinations():
     assert simulate(it.dag, it.schedule, [1, 1]) == ((0, 0), (0, 0))
 
 
-def test_no_sources():
+def test_stream_assignment_without_sources_is_empty():
     assert Named("A B", "A>B", sources="").schedule.order == []
 
 
 # The time line.
 
 
-def test_the_time_line_of_a_diamond():
+def test_stream_timeline_of_a_diamond():
     #   A -> B -> D      A takes 1, B 2, C 5, D 1
     #    '-> C ---^
     it = Named("A B C D", "A>B A>C B>D C>D")
@@ -387,7 +387,7 @@ def test_the_time_line_of_a_diamond():
     assert finish == (1, 3, 6, 7)
 
 
-def test_each_signal_that_is_waited_for_takes_time():
+def test_stream_timeline_counts_each_awaited_signal():
     #   A -> B -> D
     #    '-> C ---^
     it = Named("A B C D", "A>B A>C B>D C>D")
@@ -395,7 +395,7 @@ def test_each_signal_that_is_waited_for_takes_time():
     assert start == (0, 1, 1.25, 6.5)
 
 
-def test_so_does_that_with_which_the_run_begins():
+def test_stream_timeline_counts_the_signal_that_begins_the_run():
     #   A    B
     it = Named("A B", "")
     assert simulate(it.dag, it.schedule, [1, 1], signal=0.25)[0] == (0, 0.25)
@@ -428,7 +428,7 @@ def test_a_node_on_two_streams_runs_on_both_at_once():
         ({"devices": [(0,), (1,)], "max_streams": 1}, "max_streams is 1, for nodes on 2 devices"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
+def test_stream_assignment_refuses_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         assign_streams(Dag(2, [(0, 1)]), **arguments)
 
@@ -440,14 +440,14 @@ def test_devices_of_nodes_that_are_not_scheduled_take_no_stream():
     assert schedule.device_of == (0,)
 
 
-def test_a_node_may_take_forever():
+def test_stream_assignment_takes_infinite_costs():
     #   A -> B -> D
     #    '-> C ---^
     it = Named("A B C D", "A>B A>C B>D C>D", cost=[0, 1, math.inf, 1], max_streams=1)
     assert it.schedule.programs == [[0, 2, 1, 3]]
 
 
-def test_times_that_make_no_sense_are_refused():
+def test_stream_assignment_refuses_wrong_times():
     dag = Dag(2, [(0, 1)])
     schedule = assign_streams(dag)
     with pytest.raises(ValueError, match="cost has 1 entries for 2 nodes"):
@@ -469,21 +469,21 @@ def large(n: int, edges: Iterable[tuple[int, int]], **arguments: Any) -> StreamS
     return assign_streams(Dag(n, edges), **arguments)
 
 
-def test_a_chain_of_100_000_nodes():
+def test_streams_of_a_chain_of_100_000_nodes_take_seconds():
     n = 100_000
     schedule = large(n, pairwise(range(n)))
     assert count(schedule) == (1, 0)
     assert schedule.order == list(range(n))
 
 
-def test_a_chain_of_100_000_nodes_all_of_which_the_last_one_reads():
+def test_streams_of_a_chain_read_by_its_last_node_take_seconds():
     n = 100_000
     schedule = large(n, [*pairwise(range(n)), *((i, n - 1) for i in range(n - 2))])
     assert count(schedule) == (1, 0)
 
 
 @pytest.mark.parametrize("max_streams", [0, 7])
-def test_two_forks_of_50_000_branches_in_series(max_streams):
+def test_streams_of_two_forks_of_50_000_branches_take_seconds(max_streams):
     wide = 50_000
     edges = []
     for first in (0, wide + 1):
@@ -498,7 +498,7 @@ def test_two_forks_of_50_000_branches_in_series(max_streams):
     assert schedule.begin == schedule.end == ()
 
 
-def test_a_chain_of_33_333_diamonds():
+def test_streams_of_33_333_diamonds_take_seconds():
     n = 100_000
     edges = [
         edge
@@ -520,7 +520,7 @@ def test_streams_that_end_far_above_are_taken_over_below():
     assert large(n, edges).n_streams == wide
 
 
-def test_a_tree_from_its_root_to_50_000_leaves():
+def test_streams_of_a_tree_to_50_000_leaves_take_seconds():
     n = 99_999
     schedule = large(n, [((i - 1) // 2, i) for i in range(1, n)])
     # All nodes that are no leaves emit one signal, and all leaves but one say that they are done.
@@ -528,7 +528,7 @@ def test_a_tree_from_its_root_to_50_000_leaves():
     assert len(schedule.end) == n // 2
 
 
-def test_a_tree_from_50_000_leaves_to_its_root():
+def test_streams_of_a_tree_from_50_000_leaves_take_seconds():
     n = 99_999
     schedule = large(n, [(i, n - 1 - (n - 2 - i) // 2) for i in range(n - 1)])
     assert count(schedule) == (n // 2 + 1, n // 2)
@@ -536,7 +536,7 @@ def test_a_tree_from_50_000_leaves_to_its_root():
 
 
 @pytest.mark.parametrize("max_streams", [0, 10])
-def test_100_000_nodes_in_layers(max_streams):
+def test_streams_of_100_000_nodes_in_layers_take_seconds(max_streams):
     n, wide = 100_000, 300
     choose = random.Random(0)
     edges = [
@@ -554,7 +554,7 @@ def test_100_000_nodes_in_layers(max_streams):
     assert sum(map(len, schedule.waits)) <= len(set(edges))
 
 
-def test_100_000_nodes_with_edges_of_any_length():
+def test_streams_of_100_000_nodes_with_long_edges_take_seconds():
     n = 100_000
     choose = random.Random(0)
     edges = [(choose.randrange(i), i) for i in range(1, n) for _ in range(2)]

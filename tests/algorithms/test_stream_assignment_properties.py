@@ -155,7 +155,7 @@ def assert_consistent(problem: Problem, schedule: StreamSchedule) -> None:
 
 @many_examples
 @given(problem=problems())
-def test_schedules_are_what_they_are_said_to_be(problem):
+def test_stream_schedule_is_well_formed(problem):
     assert_consistent(problem, problem.solved())
 
 
@@ -198,19 +198,19 @@ def test_no_timing_breaks_a_dependency_or_ends_in_deadlock(problem, choose):
 
 @many_examples
 @given(problem=problems(), hurried=st.integers(0, 8))
-def test_nor_does_one_stream_that_is_always_ahead(problem, hurried):
+def test_dependencies_hold_if_one_stream_is_always_ahead(problem, hurried):
     Replay(problem.part, problem.solved(), lambda n: hurried % n).run()
     Replay(problem.part, problem.solved(), lambda n: n - 1 - hurried % n).run()
 
 
 @many_examples
 @given(problem=problems())
-def test_no_wait_can_be_left_out(problem):
+def test_no_wait_between_streams_is_redundant(problem):
     assert_least(problem.solved())
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_all_this_holds_for_larger_graphs(seed, monkeypatch):
+def test_stream_schedules_of_larger_graphs_are_sound(seed, monkeypatch):
     if seed % 2:
         # Batches, and searches that give up, in graphs of this size too.
         monkeypatch.setattr(chains, "_BATCH", 3)
@@ -261,7 +261,7 @@ def test_a_bound_that_is_not_reached_changes_nothing(problem):
 
 @many_examples
 @given(problem=problems())
-def test_the_same_graph_gets_the_same_streams(problem):
+def test_stream_assignment_is_deterministic(problem):
     again = Dag(problem.dag.n, reversed(problem.dag.edges))
     assert Problem(again, problem.arguments).solved() == problem.solved()
 
@@ -280,7 +280,7 @@ def test_a_single_stream_has_no_signals(problem):
 
 @many_examples
 @given(problem=problems(), signal=st.sampled_from([0.0, 0.5]))
-def test_the_simulated_times_are_possible(problem, signal):
+def test_stream_timeline_respects_dependencies(problem, signal):
     schedule = problem.solved()
     cost = [1.0 + i % 3 for i in range(problem.dag.n)]
     start, finish = simulate(problem.dag, schedule, cost, signal)

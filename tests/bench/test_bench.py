@@ -56,7 +56,7 @@ def test_a_ratio_is_the_median_of_the_ratios_of_turns(ours, peers, want):
     assert ratio(ours, peers) == want
 
 
-def test_geometric_mean():
+def test_geometric_mean_of_ratios():
     assert geometric_mean([0.5, None, 2.0]) == pytest.approx(1.0)
     assert geometric_mean([4.0]) == pytest.approx(4.0)
     assert geometric_mean([None]) is None
@@ -80,7 +80,7 @@ def test_geometric_mean():
         ([[True, False]], [[True, True]], 1.0, 1.0),
     ],
 )
-def test_disagreement(got, want, by_norm, by_element):
+def test_disagreement_with_a_peer_is_reported(got, want, by_norm, by_element):
     found = disagreement([np.array(a) for a in got], [np.array(a) for a in want])
     assert found == (pytest.approx(by_norm), pytest.approx(by_element))
 
@@ -96,7 +96,7 @@ def test_disagreement(got, want, by_norm, by_element):
         (1.0, None, False, ""),
     ],
 )
-def test_verdicts(figure, bound, more, want):
+def test_verdict_follows_from_the_ratio(figure, bound, more, want):
     assert judged(figure, bound, more)[2] == want
 
 
@@ -117,7 +117,7 @@ def test_rows_compare_with_the_best_peer_in_time_and_memory_and_onnx_runtime_in_
     assert row.memory_ratio == 1.5
 
 
-def test_what_is_outside_of_kernels():
+def test_time_outside_of_kernels_is_shown():
     row = Row("net", 1, {OURS: [Trial(minimum=0.010, inside=0.0098), Trial(error="failed")]})
     assert row.outside == pytest.approx(0.02)
     assert Row("net", 1, {OURS: [Trial(minimum=0.010, inside=0.011)]}).outside == 0
@@ -145,7 +145,7 @@ def test_clients_compare_the_best_numbers_of_threads():
     assert ClientsRow("net", 4, {(OURS, 1): [Trial(rate=1.0)]}).ratio is None
 
 
-def test_report():
+def test_report_has_all_tables():
     rows = [
         Row(
             "net",
@@ -191,7 +191,7 @@ def test_models_have_feeds_that_are_the_same_each_time(model: Model):
         np.testing.assert_array_equal(array, second[name])
 
 
-def test_the_made_model_takes_its_feeds():
+def test_generated_model_takes_its_feeds():
     (model,) = [model for model in models() if model.name == "inception"]
     inputs = onnx.load(model.path()).graph.input
     assert {
@@ -203,7 +203,7 @@ def test_the_made_model_takes_its_feeds():
     } == {name: (array.shape, array.dtype) for name, array in model.feeds().items()}
 
 
-def test_engines():
+def test_engines_are_all_peers_without_telemetry():
     assert {OURS, REFERENCE, *PEERS} == set(ENGINES)
     assert installed(OURS)
     assert environment(Path("cache"))["ORT_DISABLE_TELEMETRY"] == "1"
@@ -233,7 +233,7 @@ def job(tmp_path: Path) -> Job:
     return Job(REFERENCE, 1, path, ["v0"], feeds, outputs, once=True)
 
 
-def test_a_trial_in_its_own_process(job: Job, tmp_path: Path):
+def test_trial_runs_in_a_process_of_its_own(job: Job, tmp_path: Path):
     trial = measure(job, tmp_path)
     assert trial.error is None
     assert trial.loaded is not None
@@ -241,7 +241,7 @@ def test_a_trial_in_its_own_process(job: Job, tmp_path: Path):
         assert [array.shape for array in outputs.values()] == [(16,)]
 
 
-def test_failures_are_trials(job: Job, tmp_path: Path):
+def test_failed_trial_is_reported_as_a_trial(job: Job, tmp_path: Path):
     Path(job.path).write_bytes(b"no model")
     assert work(job).error
     Path(job.feeds).unlink()

@@ -30,7 +30,7 @@ import penstock as ps
 SMALL = Case("loop", "us", loop(1)[0], {"n": ("int32", 3)}, loop(1)[1], per=3)
 
 
-def test_loops_add_up() -> None:
+def test_loop_cases_compute_their_sums() -> None:
     for variables in (1, 4):
         graph, fetch = loop(variables)
         trace = ps.Trace()
@@ -50,7 +50,7 @@ def test_a_chain_has_as_many_nodes_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_every_case_runs(executor: str, tmp_path: Path) -> None:
+def test_every_case_of_frames_runs(executor: str, tmp_path: Path) -> None:
     for case in cases():
         if executor not in case.executors or (case.options.get("wait_s") and "16" not in case.name):
             continue
@@ -64,14 +64,14 @@ def test_every_case_runs(executor: str, tmp_path: Path) -> None:
         assert len(found["seconds"]) == 1
 
 
-def test_a_job_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_frames_job_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     row = measure_case(SMALL, tmp_path, measured(None), (), turns=1)
     assert not row.errors
     assert row.by["penstock:frames"] == "frames"
     assert [len(row.values[f"penstock:{executor}"]) for executor in EXECUTORS] == [1, 1]
 
 
-def test_what_fails_is_not_asked_again(tmp_path: Path) -> None:
+def test_failed_job_is_not_repeated(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def measure(job: Job) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ def test_a_ratio_is_the_median_of_those_of_turns() -> None:
     assert any("tensorflow 2.21.0" in line for line in lines)
 
 
-def test_the_error_of_a_process_is_told() -> None:
+def test_error_of_a_job_process_is_reported() -> None:
     job = Job("penstock:frames", "no_such_graph.pb", {}, "x")
     assert "no_such_graph.pb" in measured(None)(job)["error"]
 
@@ -120,7 +120,7 @@ def test_without_tensorflow_its_column_is_left_out(
     assert any("TensorFlow is left out" in line for line in lines)
 
 
-def test_jobs_are_json() -> None:
+def test_jobs_are_exchanged_as_json() -> None:
     job = Job("tensorflow", "graph.pb", {"n": ("int32", 3)}, "y", devices=2)
     again = Job(**json.loads(json.dumps(job.__dict__)))
     assert again.devices == 2

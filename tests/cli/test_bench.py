@@ -25,7 +25,7 @@ def invoke(*arguments: str):
     return CliRunner().invoke(main, ["bench", *arguments])
 
 
-def test_each_combination_has_a_row(dense):
+def test_bench_has_a_row_for_each_combination(dense):
     done = invoke(
         dense,
         *("--threads", "1", "--clients", "1", "--clients", "2", "--seconds", "0", "--json"),
@@ -46,18 +46,18 @@ def test_each_combination_has_a_row(dense):
         assert row["runs_per_s"] > 0
 
 
-def test_a_table_for_people(dense):
+def test_bench_prints_a_table(dense):
     done = invoke(dense, "--seconds", "0", "--input", "x=random:4x3")
     assert done.exit_code == 0, done.output
     assert "median ms" in done.output
     assert "auto" in done.output
 
 
-def test_what_goes_wrong_in_a_client_is_told(dense):
+def test_bench_reports_errors_of_clients(dense):
     done = invoke(dense, "--seconds", "0", "--input", "x=[[1, 2]]")
     assert done.exit_code == 1
     assert "InvalidInput" in done.output
 
 
-def test_threads_must_be_some(dense):
+def test_bench_refuses_zero_threads(dense):
     assert invoke(dense, "--threads", "0").exit_code == 2

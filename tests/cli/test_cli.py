@@ -46,7 +46,7 @@ def as_json(*arguments: str, code: int = 0) -> dict:
     return json.loads(result.stdout)
 
 
-def test_run_with_values_in_json(model):
+def test_run_takes_values_in_json(model):
     result = as_json("run", model, "-i", "x=[[1, 2, 3]]", "-i", "scale=[1, 1, 2]")
     y = result["outputs"]["y"]
     assert y["dtype"] == "float32"
@@ -54,7 +54,7 @@ def test_run_with_values_in_json(model):
     assert y["first"] == [2, 4, 9]
 
 
-def test_run_with_files_and_save(model, tmp_path):
+def test_run_takes_files_and_saves_outputs(model, tmp_path):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "rest.npz", scale=np.ones(3, np.float32))
@@ -65,7 +65,7 @@ def test_run_with_files_and_save(model, tmp_path):
     np.testing.assert_array_equal(np.load(out / "product.npy"), x)
 
 
-def test_run_with_random_and_zeros(model):
+def test_run_takes_random_values_and_zeros(model):
     result = as_json("run", model, "-i", "x=random:4x3", "-i", "scale=zeros")
     assert result["outputs"]["y"]["shape"] == [4, 3]
     assert result["outputs"]["y"]["first"][:3] == [1, 2, 3]
@@ -92,7 +92,7 @@ def test_run_prints_a_table(model):
         (["-i", "x=zeros", "-i", "scale=zeros", "-f", "produkt"], "did you mean 'product'"),
     ],
 )
-def test_faults_of_inputs_end_with_1_and_an_explanation(model, arguments, message):
+def test_invalid_input_exits_with_1_and_an_explanation(model, arguments, message):
     result = call("run", model, *arguments)
     assert result.exit_code == 1
     assert message in result.stderr
@@ -105,17 +105,17 @@ def test_faults_of_inputs_end_with_1_and_an_explanation(model, arguments, messag
     "arguments",
     [["run"], ["jog"], ["run", "MODEL", "--input", "x"], ["info", "MODEL", "--shape", "x=axb"]],
 )
-def test_wrong_usage_ends_with_2(model, arguments):
+def test_wrong_usage_exits_with_2(model, arguments):
     result = call(*[model if a == "MODEL" else a for a in arguments])
     assert result.exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["run", "info", "check", "plan"])
-def test_a_missing_file_ends_with_1(command, tmp_path):
+def test_missing_file_exits_with_1(command, tmp_path):
     assert call(command, str(tmp_path / "no.onnx")).exit_code == 1
 
 
-def test_info(model, numpy_alone):
+def test_info_lists_inputs_outputs_and_operations(model, numpy_alone):
     result = as_json("info", model, "--shape", "x=5x3")
     assert result["inputs"] == {"x": "float32[N, 3]", "scale": "float32[3]"}
     assert result["operations"] == {"Mul": 1, "Add": 1}
@@ -142,14 +142,14 @@ def test_check_reports_everything(model, tmp_path):
     assert "my.domain.Foo" in call("check", str(path)).stdout
 
 
-def test_check_of_garbage(tmp_path):
+def test_check_of_a_file_that_is_no_model_exits_with_1(tmp_path):
     path = tmp_path / "garbage.onnx"
     path.write_bytes(b"\xff\x00garbage" * 10)
     result = as_json("check", str(path), code=1)
     assert "garbage.onnx" in result["problems"][0]
 
 
-def test_plan_and_source(model, numpy_alone):
+def test_plan_prints_steps_and_source(model, numpy_alone):
     text = call("plan", model, "--shape", "x=2x3").stdout
     assert "arena 24 B" in text
     assert "Mul(" in text
@@ -157,11 +157,11 @@ def test_plan_and_source(model, numpy_alone):
     assert source.startswith("def run(control")
 
 
-def test_version():
+def test_version_is_printed():
     assert "0.1.0" in call("--version").stdout
 
 
-def test_run_with_a_trace(model, tmp_path):
+def test_run_writes_a_trace(model, tmp_path):
     trace = tmp_path / "run.json"
     arguments = ["-i", "x=[[1, 2, 3]]", "-i", "scale=[1, 1, 2]", "--executor", "dataflow"]
     as_json("run", model, *arguments, "--trace", str(trace))
@@ -181,7 +181,7 @@ def test_info_says_what_the_backends_run_on(model):
     assert all(" ".join(what.split()) in shown for what in found.values())
 
 
-def test_plan_of_tasks(model):
+def test_plan_of_the_parallel_executor_prints_tasks(model):
     text = as_json("plan", model, "--executor", "dataflow")["text"]
     assert "task t0 (about" in text
     assert "task t1 after t0 (about" in text
@@ -205,7 +205,7 @@ def test_plan_names_its_planner(model):
     assert call(*run).exit_code == 0
 
 
-def test_plan_simulated(model):
+def test_plan_prints_a_simulated_schedule(model):
     one, many = (as_json("plan", model, "--simulate", n) for n in ("1", "8"))
     assert one["makespan"] == pytest.approx(one["serial"])
     assert many["workers"] == 8
@@ -244,7 +244,7 @@ def test_profile_names_what_cannot_run(model):
     assert "must have 3 at axis 1" in result["error"]["message"]
 
 
-def test_plan_on_streams(tmp_path):
+def test_plan_on_streams_prints_and_draws_the_schedule(tmp_path):
     path, svg = tmp_path / "two.onnx", tmp_path / "two.svg"
     text = "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
     onnx.save(model_from_text(text), path)

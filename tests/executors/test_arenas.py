@@ -82,7 +82,7 @@ def all_end(*threads: threading.Thread) -> None:
 # How many.
 
 
-def test_a_run_at_a_time_needs_one():
+def test_arenas_of_sequential_runs_are_one():
     found = arenas()
     first = take(found)
     for _ in range(5):
@@ -91,7 +91,7 @@ def test_a_run_at_a_time_needs_one():
     assert found.nbytes == SIZE
 
 
-def test_there_are_as_many_as_runs_at_once():
+def test_arenas_are_as_many_as_concurrent_runs():
     found = arenas()
     inside = threading.Barrier(5)
     held: list[Arena] = []
@@ -110,14 +110,14 @@ def test_there_are_as_many_as_runs_at_once():
         assert len(found.free) == 5
 
 
-def test_no_two_share_memory():
+def test_arenas_share_no_memory():
     found = arenas()
     first, second = take(found), take(found)
     assert not np.shares_memory(first.memory, second.memory)
     assert first.memory.nbytes == second.memory.nbytes == SIZE
 
 
-def test_there_are_no_more_than_memory_allows():
+def test_arenas_are_no_more_than_the_limit_of_bytes_allows():
     found = arenas(3)
     held = [take(found) for _ in range(3)]
     waits = Waiter(found)
@@ -129,20 +129,20 @@ def test_there_are_no_more_than_memory_allows():
     assert not found.free
 
 
-def test_one_that_is_too_large_is_refused():
+def test_arena_larger_than_the_limit_is_refused():
     with pytest.raises(ps.LimitExceeded, match="1024 bytes, above the limit of 1000"):
         Arenas(SIZE, Host(), Limits(max_bytes=1000), Arena)
 
 
 @pytest.mark.parametrize("limit", [0, 1, None])
-def test_arenas_of_no_bytes_are_never_too_many(limit):
+def test_arenas_of_no_bytes_are_not_limited(limit):
     found = Arenas(0, Host(), Limits(max_bytes=limit), Arena)
     held = [take(found) for _ in range(10)]
     assert len(set(map(id, held))) == 10
     assert found.nbytes == 0
 
 
-def test_one_that_was_made_in_advance_is_taken_first():
+def test_arena_made_in_advance_is_taken_first():
     found = arenas(1)
     made = found.make()
     found.give(made)
@@ -152,7 +152,7 @@ def test_one_that_was_made_in_advance_is_taken_first():
 # Who waits.
 
 
-def test_who_waits_is_served_in_the_order_of_asking():
+def test_arenas_serve_waiting_runs_in_order():
     found = arenas(2)
     held = [take(found), take(found)]
     waiting = [Waiter(found) for _ in range(6)]
@@ -164,14 +164,14 @@ def test_who_waits_is_served_in_the_order_of_asking():
     assert not found.free
 
 
-def test_an_arena_that_is_free_goes_to_who_asks_at_once():
+def test_free_arena_is_taken_at_once():
     found = arenas(1)
     held = take(found)
     found.give(held)
     assert Waiter(found).at_once is held
 
 
-def test_a_thread_that_waits_gets_what_another_gives():
+def test_arena_given_back_goes_to_a_waiting_thread():
     found = arenas(1)
     held = take(found)
     got = []
@@ -184,7 +184,7 @@ def test_a_thread_that_waits_gets_what_another_gives():
     assert got == [held]
 
 
-def test_who_waits_can_be_stopped():
+def test_run_that_waits_for_an_arena_can_be_stopped():
     found = arenas(1)
     held = take(found)
     control = Control()
@@ -224,7 +224,7 @@ class Hasty(Control):
         pass
 
 
-def test_what_is_given_to_who_is_being_stopped_goes_to_the_next():
+def test_arena_given_to_a_stopped_run_goes_to_the_next():
     found = arenas(1)
     held = take(found)
 
@@ -241,7 +241,7 @@ def test_what_is_given_to_who_is_being_stopped_goes_to_the_next():
 
 
 @pytest.mark.timeout(60)
-def test_who_is_interrupted_with_the_arena_in_hand_gives_it_to_the_next(monkeypatch):
+def test_arena_of_an_interrupted_run_goes_to_the_next(monkeypatch):
     found = arenas(1)
     held = take(found)
 
@@ -273,7 +273,7 @@ def test_who_is_interrupted_with_the_arena_in_hand_gives_it_to_the_next(monkeypa
 # Giving up.
 
 
-def test_dropping_makes_room_for_another():
+def test_dropped_arena_makes_room_for_another():
     found = arenas(1)
     dropped = take(found)
     found.drop()
@@ -282,7 +282,7 @@ def test_dropping_makes_room_for_another():
     assert found.nbytes == SIZE
 
 
-def test_dropping_passes_the_right_to_one_on_to_who_waits():
+def test_dropped_arena_lets_a_waiting_run_make_one():
     found = arenas(1)
     dropped = take(found)
     first, second = Waiter(found), Waiter(found)
@@ -295,7 +295,7 @@ def test_dropping_passes_the_right_to_one_on_to_who_waits():
     assert second.got == [arena]
 
 
-def test_trimming_gives_up_what_nobody_holds():
+def test_trim_frees_arenas_that_no_run_holds():
     found = arenas(3)
     held = [take(found) for _ in range(3)]
     found.give(held[0])
@@ -333,7 +333,7 @@ class Contested(deque):
         return arena
 
 
-def test_who_asks_while_others_trim_is_not_forgotten():
+def test_run_that_asks_during_trim_gets_an_arena():
     found = arenas(1)
     found.give(take(found))
     waiting: list[Waiter] = []
@@ -343,7 +343,7 @@ def test_who_asks_while_others_trim_is_not_forgotten():
     assert waiter.at_once is not None or waiter.got
 
 
-def test_who_asks_may_find_that_another_was_faster():
+def test_run_gets_another_arena_if_one_was_taken_while_it_asked():
     found = arenas(2)
     found.give(take(found))
     stolen: list[Arena] = []
@@ -354,7 +354,7 @@ def test_who_asks_may_find_that_another_was_faster():
     assert asks.at_once not in stolen
 
 
-def test_and_waits_then():
+def test_run_gets_the_arena_given_just_as_it_begins_to_wait():
     found = arenas(1)
     held = take(found)
     stolen: list[Arena] = []
@@ -378,7 +378,7 @@ def test_and_waits_then():
 # Failures.
 
 
-def test_an_allocation_that_fails_loses_no_room():
+def test_failed_allocation_of_an_arena_frees_its_share_of_the_limit():
     host = Host(1)
     found = arenas(2, host)
     first = take(found)
@@ -393,7 +393,7 @@ def test_an_allocation_that_fails_loses_no_room():
 
 
 @pytest.mark.parametrize("error", [ps.RunError("no"), KeyboardInterrupt()])
-def test_nor_does_a_program_that_cannot_be_bound(error):
+def test_failed_binding_of_an_arena_frees_its_share_of_the_limit(error):
     fails = [True]
 
     def bind(memory: np.ndarray) -> Arena:
@@ -431,7 +431,7 @@ class Outcome(threading.Thread):
             self.got.append(error)
 
 
-def test_who_drops_is_not_told_that_there_is_no_memory_for_others():
+def test_dropped_arena_leaves_errors_of_the_next_one_to_the_waiting_run():
     found = arenas(1, Host(1))
     take(found)
     waiter = Waiter(found)
@@ -443,7 +443,7 @@ def test_who_drops_is_not_told_that_there_is_no_memory_for_others():
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_who_waits_for_an_arena_that_cannot_be_made_does_not_wait_for_ever(stopped):
+def test_run_that_waits_for_an_arena_that_cannot_be_made_fails(stopped):
     found = arenas(2, Host(2))
     kept = take(found)
     take(found)
@@ -463,7 +463,7 @@ def test_who_waits_for_an_arena_that_cannot_be_made_does_not_wait_for_ever(stopp
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, None])
-def test_nobody_is_forgotten_and_no_arena_is_held_twice(most):
+def test_concurrent_blocking_requests_each_get_an_arena_of_their_own(most):
     found = arenas(most)
     found.give(found.make())
     begin = threading.Barrier(8)
@@ -483,7 +483,7 @@ def test_nobody_is_forgotten_and_no_arena_is_held_twice(most):
     assert not found._waiting
 
 
-def test_nor_are_those_who_ask_without_waiting():
+def test_concurrent_asynchronous_requests_each_get_an_arena_of_their_own():
     found = arenas(2)
     found.give(found.make())
     done = threading.Semaphore(0)
@@ -518,7 +518,7 @@ def test_nor_are_those_who_ask_without_waiting():
     assert len(found.free) == found.nbytes // SIZE
 
 
-def test_nor_is_one_where_others_are_stopped_and_drop():
+def test_concurrent_requests_survive_stops_and_drops_of_others():
     found = arenas(2)
     begin = threading.Barrier(6)
     failed: list[BaseException] = []

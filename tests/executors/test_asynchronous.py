@@ -81,7 +81,7 @@ X = np.array([0, 1], np.float32)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_an_answer_may_come_from_any_thread(executor):
+def test_asynchronous_kernel_may_answer_from_any_thread(executor):
     session = compile(ONE, executor)
     future = session.submit({"x": X})
     asked = ASKED.get(timeout=SOON)
@@ -92,7 +92,7 @@ def test_an_answer_may_come_from_any_thread(executor):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_the_first_answer_counts_even_if_it_comes_at_once(executor):
+def test_asynchronous_kernel_first_answer_counts_even_at_once(executor):
     session = compile("g (float[2] x) => (float[2] y) { y = com.example.Echo(x) }", executor)
     assert session(X).tolist() == [0, 2]
     trace = ps.Trace()
@@ -101,7 +101,7 @@ def test_the_first_answer_counts_even_if_it_comes_at_once(executor):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_errors_name_the_node(executor):
+def test_error_of_an_asynchronous_kernel_names_the_node(executor):
     session = compile(ONE, executor)
     for error, says in ((ValueError("line is busy"), "line is busy"), (KeyboardInterrupt(), "")):
         future = session.submit({"x": X})
@@ -121,7 +121,7 @@ def test_errors_name_the_node(executor):
 
 @pytest.mark.parametrize("way", ["deadline", "token"])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_run_that_is_stopped_does_not_wait(executor, way):
+def test_stopped_run_does_not_wait_for_an_asynchronous_kernel(executor, way):
     session = compile(ONE, executor)
     token = ps.CancelToken()
     timeout = 0.05 if way == "deadline" else None
@@ -139,7 +139,7 @@ def test_a_run_that_is_stopped_does_not_wait(executor, way):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_in_loops_and_branches(executor):
+def test_asynchronous_kernels_run_in_loops_and_branches(executor):
     session = compile(
         """g (float[2] x, int64 n) => (float[2] y) {
             y = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
@@ -159,7 +159,7 @@ def test_in_loops_and_branches(executor):
     assert asked.cancelled.wait(SOON)
 
 
-def test_frames_go_on_meanwhile():
+def test_frames_run_other_nodes_while_a_kernel_waits():
     session = compile(
         """g (float[2] x) => (float[2] y) {
             a = com.example.Ask(x) b = com.example.Ask(x) c = Neg(x) y = Sum(a, b, c)
@@ -181,7 +181,7 @@ def test_frames_go_on_meanwhile():
     assert seen == ["Neg", "Ask", "Ask", "Sum"]
 
 
-def test_an_error_elsewhere_ends_what_frames_have_begun():
+def test_frames_error_cancels_pending_asynchronous_kernels():
     session = compile(
         """g (float[2] x, int64[1] i) => (float[2] y) {
             a = com.example.Ask(x) b = com.example.Ask(x) [bad] c = Gather(a, i) y = Add(b, c)
@@ -197,7 +197,7 @@ def test_an_error_elsewhere_ends_what_frames_have_begun():
     assert not first.cancelled.is_set()
 
 
-def test_what_is_never_answered_keeps_nothing_alive():
+def test_unanswered_asynchronous_kernel_keeps_no_run_alive():
     session = compile(ONE, "frames")
     kept = []
     for way in ("late", "never"):
@@ -213,13 +213,13 @@ def test_what_is_never_answered_keeps_nothing_alive():
     assert not found
 
 
-def test_strings_are_refused_as_by_other_kernels():
+def test_asynchronous_kernel_refuses_strings():
     with pytest.raises(ps.PenstockError, match="takes no strings"):
         session = compile("g (string[2] x) => (string[2] y) { y = com.example.Ask(x) }", "frames")
         session.run({"x": np.array(["a", "b"], object)}, timeout=1)
 
 
-def test_a_hook_that_fails_changes_nothing(monkeypatch):
+def test_cancel_hook_that_raises_does_not_change_the_ending(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
 
     @operator("Stubborn", domain="com.example", infer=same_type, pure=False)
@@ -264,7 +264,7 @@ def test_frames_iterations_wait_at_once_up_to_parallel_iterations(parallel):
     assert most == parallel
 
 
-def test_who_waits_for_an_outcome_can_be_interrupted():
+def test_interrupt_while_waiting_for_an_outcome_cancels_the_kernel():
     ended = threading.Event()
 
     def begin(done):

@@ -28,12 +28,12 @@ def most_live(text: str, **feeds: np.ndarray) -> float:
 X = np.ones(1000, np.float32)
 
 
-def test_values_go_with_their_last_reader():
+def test_dataflow_frees_a_value_after_its_last_reader():
     chain = " ".join(f"v{i + 1} = {('Exp', 'Neg')[i % 2]}(v{i})" for i in range(50))
     assert most_live(f"g (float[1000] v0) => (float[1000] v50) {{ {chain} }}", v0=X) <= 2
 
 
-def test_a_value_with_several_readers_stays_until_the_last_of_them():
+def test_dataflow_keeps_a_value_until_all_readers_ran():
     #   x -- Exp -- a -+- Neg --- b -+- Add -- d -- Add -- y
     #                  +- Sin --- c -+           |
     #                  +-------------------------+
@@ -42,7 +42,7 @@ def test_a_value_with_several_readers_stays_until_the_last_of_them():
     assert most_live(text, x=X) == 4  # a, b, c and d
 
 
-def test_iterations_leave_nothing_behind():
+def test_dataflow_loop_iterations_leak_no_memory():
     text = """g (float[1000] x, int64 n) => (float[1000] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[1000] v) => (bool d, float[1000] w)
             { d = Identity(c) s = Sin(v) t = Neg(s) w = Exp(t) }> }"""
@@ -50,7 +50,7 @@ def test_iterations_leave_nothing_behind():
     assert many <= few + 0.1
 
 
-def test_the_most_urgent_step_runs_first():
+def test_dataflow_runs_the_most_urgent_step_first():
     #   x -+- Sin ------------------------------+- Add -- y     short, and first in the file
     #      +- Exp -- Neg -- Abs -- Exp -- Neg --+
     text = """g (float[9] x) => (float[9] y) {
@@ -67,7 +67,7 @@ def test_the_most_urgent_step_runs_first():
     assert order.index("long") < order.index("short")
 
 
-def test_shapes_need_not_be_known():
+def test_dataflow_runs_graphs_of_unknown_shapes():
     #  how many elements there are is known when NonZero has run
     text = """g (float[N] x) => (float[M] y) {
         i = NonZero(x) j = Squeeze(i) k = Gather(x, j) y = Exp(k) }"""
@@ -80,7 +80,7 @@ def test_shapes_need_not_be_known():
 
 
 @pytest.mark.parametrize("depth", [19, 25])
-def test_loops_nest_deeper_than_python_nests_them(depth):
+def test_dataflow_loops_nest_deeper_than_python_blocks(depth):
     def nest(left: int) -> str:
         if not left:
             return "w0 = Neg(v0)"

@@ -91,7 +91,7 @@ WANT = np.maximum(X @ X, 0) @ X
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_clients_at_once_get_the_answers_they_would_get_alone(executor):
+def test_concurrent_runs_on_onednn_equal_runs_alone(executor):
     session = compile_text(HEAVY, executor=executor)
 
     def client(_) -> None:
@@ -104,7 +104,7 @@ def test_clients_at_once_get_the_answers_they_would_get_alone(executor):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_a_forked_child_does_not_wait_for_threads_of_its_parent(executor):
+def test_forked_child_does_not_wait_for_onednn_threads_of_its_parent(executor):
     session = compile_text(HEAVY, executor=executor)
     session(X)  # with all threads
 
@@ -116,7 +116,7 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent(executor):
     assert in_child(child)
 
 
-def test_an_arena_goes_with_its_plan():
+def test_trim_frees_the_arena_of_a_plan_on_onednn():
     session = compile_text(HEAVY, executor="linear")
     session(X)
     with uncollected():
@@ -128,7 +128,7 @@ def test_an_arena_goes_with_its_plan():
         assert gone() is None
 
 
-def test_a_sequence_with_gaps_between_its_steps():
+def test_lstm_reads_a_strided_sequence_on_onednn():
     text = """g (float[2, 3] x) => (float[2, 1, 1, 2] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2},
          float[1, 8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {

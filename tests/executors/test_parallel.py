@@ -73,7 +73,7 @@ def workers() -> int:
     return sum(t.name.startswith("penstock-host") for t in threading.enumerate())
 
 
-def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_sessions():
+def test_workers_of_many_sessions_are_within_the_core_budget():
     sessions = [
         compile_text(TWO_BRANCHES, executor="parallel", cost_model=EqualCosts()) for _ in range(10)
     ]
@@ -96,7 +96,7 @@ def test_workers_are_no_more_than_the_core_budget_whatever_the_number_of_session
     assert workers() <= core_budget()
 
 
-def test_threads_of_kernels_are_as_many_as_before_when_runs_are_over():
+def test_parallel_run_restores_the_threads_of_kernels():
     before = NumpyBackend().threads
     session = compile_text(
         TWO_BRANCHES, executor="parallel", backends=["numpy"], cost_model=EqualCosts()
@@ -130,7 +130,7 @@ def test_auto_is_parallel_where_the_simulated_schedule_wins():
 
 
 @pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
-def test_auto_measures_nothing_unasked_where_kernels_have_threads(monkeypatch):
+def test_auto_without_autotune_measures_nothing_if_kernels_have_threads(monkeypatch):
     large = """g (float[512, 512] x) => (float[512, 512] y) {
         n = Sin(x) a = MatMul(x, x) b = Cos(a) c = MatMul(n, x) d = Sin(c) y = Add(b, d) }"""
     measured = []
@@ -144,7 +144,7 @@ def test_auto_measures_nothing_unasked_where_kernels_have_threads(monkeypatch):
     assert measured
 
 
-def test_memory_of_a_parallel_plan_is_reused_where_tasks_wait_for_each_other():
+def test_parallel_plan_reuses_memory_of_ordered_tasks():
     #   x -+- four of a kind -- Sum -- four of a kind -- Sum ...: one stage at a time
     lines, value = [], "x"
     for stage in range(6):

@@ -70,7 +70,7 @@ def feeds(i: int) -> dict[str, np.ndarray]:
 
 
 @each_executor
-def test_a_failed_run_holds_nothing_of_what_was_fed(every_step_a_task, executor):
+def test_failed_run_keeps_no_feed_alive(every_step_a_task, executor):
     made = session(TWO, executor)
     made.run(feeds(1))
     with uncollected():
@@ -84,7 +84,7 @@ def test_a_failed_run_holds_nothing_of_what_was_fed(every_step_a_task, executor)
 
 
 @each_executor
-def test_a_run_holds_nothing_of_what_was_fed(every_step_a_task, executor):
+def test_run_keeps_no_feed_alive(every_step_a_task, executor):
     made = session(TWO, executor)
     made.run(feeds(1))
     with uncollected():
@@ -99,7 +99,7 @@ def test_a_run_holds_nothing_of_what_was_fed(every_step_a_task, executor):
 
 @each_executor
 @pytest.mark.parametrize("i", [1, 7])
-def test_a_submitted_run_holds_nothing_when_it_is_over(every_step_a_task, executor, monkeypatch, i):
+def test_submitted_run_keeps_no_feed_alive(every_step_a_task, executor, monkeypatch, i):
     from penstock.session import session as module
 
     monkeypatch.setattr(module, "pool", lambda: every_step_a_task)
@@ -118,7 +118,7 @@ def test_a_submitted_run_holds_nothing_when_it_is_over(every_step_a_task, execut
 
 
 @each_executor
-def test_a_failed_run_says_what_it_failed_with(every_step_a_task, executor):
+def test_failed_run_raises_run_error_with_its_cause(every_step_a_task, executor):
     with pytest.raises(ps.RunError, match="Gather") as caught:
         session(TWO, executor).run(feeds(7))
     assert caught.value.__cause__ is not None
@@ -145,7 +145,7 @@ class Live(Observer):
 
 @each_executor
 @pytest.mark.parametrize("way", ["run", "submit"])
-def test_what_a_run_allocates_is_given_back_but_for_its_outputs(every_step_a_task, executor, way):
+def test_run_frees_its_allocations_except_outputs(every_step_a_task, executor, way):
     made, live = session(TWO, executor), Live()
     if way == "run":
         outputs = made.run(feeds(1), observers=[live])
@@ -156,7 +156,7 @@ def test_what_a_run_allocates_is_given_back_but_for_its_outputs(every_step_a_tas
 
 
 @pytest.mark.parametrize("executor", ["linear", "parallel"])
-def test_and_where_it_fails_its_arena_is(every_step_a_task, executor):
+def test_failed_run_frees_its_allocations(every_step_a_task, executor):
     made, live = session(TWO, executor), Live()
     with pytest.raises(ps.RunError):
         made.run(feeds(7), observers=[live])
@@ -207,7 +207,7 @@ X = np.ones(4, np.float32)
 
 @pytest.mark.parametrize("n", [1, 7])
 @pytest.mark.parametrize("way", ["run", "run_async"])
-def test_a_run_gives_its_arena_back(workers, way, n):
+def test_run_gives_its_arena_back(workers, way, n):
     executor = parallel(TWO, workers)
     held = executor.arena_bytes
     given = [np.zeros(3, np.float32), np.array([n])]
@@ -224,7 +224,7 @@ def test_a_run_gives_its_arena_back(workers, way, n):
     assert executor.arena_bytes == held
 
 
-def test_runs_that_wait_for_the_one_arena_follow_each_other(workers):
+def test_runs_that_wait_for_the_only_arena_run_in_turn(workers):
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
@@ -240,7 +240,7 @@ def test_runs_that_wait_for_the_one_arena_follow_each_other(workers):
     assert len(executor._arenas.free) == 1
 
 
-def test_one_that_waits_for_an_arena_can_be_stopped(workers):
+def test_run_that_waits_for_the_only_arena_can_be_stopped(workers):
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     control, first = Control(), Outcome()
     workers.submit(partial(executor.run_async, [X, BIG], control, first))
@@ -256,7 +256,7 @@ def test_one_that_waits_for_an_arena_can_be_stopped(workers):
         idle(workers)
 
 
-def test_one_that_gets_an_arena_at_once_is_stopped_by_nobody_else(workers):
+def test_run_given_its_arena_while_it_asks_leaves_no_stop_listener(workers):
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     held = executor._arenas.free.pop()
     ask, control, done = executor._arenas.ask, Control(), Outcome()
@@ -275,7 +275,7 @@ def test_one_that_gets_an_arena_at_once_is_stopped_by_nobody_else(workers):
 
 @pytest.mark.parametrize("fails", ["allocation", "step_ready"])
 @pytest.mark.parametrize("way", ["run", "run_async", "later"])
-def test_an_observer_that_fails_as_a_run_begins_loses_no_arena(workers, way, fails):
+def test_observer_that_fails_at_run_begin_leaks_no_arena(workers, way, fails):
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS), observed=True)
     control, done = Control(), Outcome()
     control.observer = Live(fails)
@@ -301,7 +301,7 @@ def test_an_observer_that_fails_as_a_run_begins_loses_no_arena(workers, way, fai
         threading.excepthook = hook
 
 
-def test_an_arena_is_given_back_when_nobody_writes_to_it_any_more(workers, gate):
+def test_arena_is_given_back_after_the_last_task_ended(workers, gate):
     """A run that fails while another of its tasks is inside a kernel."""
     executor = parallel(TWO, workers)
     inside, given = threading.Event(), []
@@ -341,7 +341,7 @@ def test_an_arena_is_given_back_when_nobody_writes_to_it_any_more(workers, gate)
     assert list(executor._arenas.free) == [arena]
 
 
-def test_an_interrupted_run_gives_its_arena_up(workers, gate):
+def test_interrupted_run_gives_its_arena_up(workers, gate):
     """Other workers may still write to it."""
     executor = parallel(TWO, workers)
     inside = threading.Event()
@@ -369,7 +369,7 @@ def test_an_interrupted_run_gives_its_arena_up(workers, gate):
     idle(workers)
 
 
-def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
+def test_forked_child_runs_while_a_run_of_its_parent_goes_on(workers):
     from tests.host.test_threads import in_child
 
     executor = parallel(ENDLESS, workers)
@@ -391,7 +391,7 @@ def test_a_child_forked_while_a_run_goes_on_runs_by_itself(workers):
         assert isinstance(first.error, ps.Cancelled)
 
 
-def test_nor_does_it_wait_for_the_arena_of_that_run(workers):
+def test_forked_child_does_not_wait_for_the_arena_of_its_parents_run(workers):
     from tests.host.test_threads import in_child
 
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
@@ -415,7 +415,7 @@ def test_nor_does_it_wait_for_the_arena_of_that_run(workers):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("call", ["step_ready", "step_begin", "step_end", "allocation"])
 @pytest.mark.parametrize("executor", ["dataflow", "parallel"])
-def test_an_observer_may_stop_the_run(every_step_a_task, executor, call, n):
+def test_observer_can_stop_the_run(every_step_a_task, executor, call, n):
     #   a -> b -> c -> d
     text = "g (float[N] x) => (float[N] d) { a = Exp(x) b = Sin(a) c = Neg(b) d = Cos(c) }"
     made, token = session(text, executor), ps.CancelToken()

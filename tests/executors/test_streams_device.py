@@ -69,7 +69,7 @@ TWO_BRANCHES = """g (float[4, 4] x) => (float[4, 4] y) {
     a = Sin(x) b = Cos(x) c = MatMul(a, x) d = MatMul(b, x) y = Add(c, d) }"""
 
 
-def test_a_device_has_streams_of_its_own():
+def test_streams_of_a_device_are_its_own():
     backend = DelayedBackend(operations={"Sin", "Cos", "MatMul"})
     session = compiled(TWO_BRANCHES, backend, max_streams=8)
     assert sorted(session.latest.tasks.signals.devices.values()) == ["late", "late"]
@@ -78,7 +78,7 @@ def test_a_device_has_streams_of_its_own():
         np.testing.assert_array_equal(found["y"], expected(TWO_BRANCHES, {"x": X})["y"])
 
 
-def test_events_order_the_streams_of_a_device_and_the_host_does_not_wait():
+def test_streams_of_a_device_are_ordered_by_events_without_the_host():
     #  x -+- Sin -+- MatMul ---+- Add     the second stream waits for the first on the device
     #     +- Cos -+- MatMul ---+
     text = """g (float[4, 4] x) => (float[4, 4] y) {
@@ -101,7 +101,7 @@ LOOP_AND_MORE = """g (int64 n, float[4, 4] x) => (float[4, 4] y, float[4, 4] z) 
 LOOP_AND_MORE = LOOP_AND_MORE.replace("z) {", "z) <float low = {-9}> {", 1)
 
 
-def test_a_loop_whose_condition_comes_from_a_device():
+def test_streams_loop_with_a_condition_computed_on_a_device():
     backend = DelayedBackend(operations={"Sin", "Mul", "ReduceMax"})
     session = compiled(LOOP_AND_MORE, backend, max_streams=4)
     for n in (0, 1, 2, 5):
@@ -111,7 +111,7 @@ def test_a_loop_whose_condition_comes_from_a_device():
             np.testing.assert_array_equal(found[name], wanted[name])
 
 
-def test_the_host_goes_on_while_a_loop_waits_for_a_device(monkeypatch):
+def test_streams_of_the_host_go_on_while_a_loop_waits_for_a_device(monkeypatch):
     #  while (on the device)      the device does nothing until the host has run all that is
     #  Exp -- Neg -- Abs          not behind the loop; one thread does both
     backend = DelayedBackend(operations={"Sin", "Mul", "ReduceMax"})
@@ -148,7 +148,7 @@ def test_the_host_goes_on_while_a_loop_waits_for_a_device(monkeypatch):
     assert threading.active_count() - before <= backend.device.streams + 1
 
 
-def test_an_error_on_a_device_names_what_brought_it_to_the_host():
+def test_error_on_a_device_names_the_node_that_brought_it_to_the_host():
     backend = DelayedBackend(operations={"Gather"})
     text = """g (float[4, 4] x, int64[1] i) => (float[1, 4] y) { g = Gather(x, i) y = Abs(g) }"""
     session = compiled(text, backend)

@@ -102,7 +102,7 @@ LOOPS = (
 
 
 @pytest.mark.parametrize(("first", "last"), [("Sin", "Cos"), ("Cos", "Sin")])
-def test_two_loops_end_in_either_order_and_are_joined(first, last):
+def test_streams_join_two_loops_that_end_in_either_order(first, last):
     #  x -+- while Sin -+- y        the one waits in its first turn until the other has ended
     #     +- while Cos -+
     text = f"g (int64 n, int64 m, float[4] x) => (float[4] y) {{ {LOOPS} y = Add(a, b) }}"
@@ -123,7 +123,7 @@ def assert_set(event: threading.Event) -> None:
     assert event.wait(PATIENCE)
 
 
-def test_two_loops_that_are_not_joined():
+def test_streams_run_two_loops_that_are_both_outputs():
     #  x -+- while Sin -- a
     #     +- while Cos -- b
     text = f"g (int64 n, int64 m, float[4] x) => (float[4] a, float[4] b) {{ {LOOPS} }}"
@@ -132,7 +132,7 @@ def test_two_loops_that_are_not_joined():
         assert streams_of(session) == 2
 
 
-def test_a_loop_at_the_end_runs_twice():
+def test_streams_loop_as_last_step_has_streams_in_its_body():
     text = "g (int64 n, float[4] x) => (float[4] a) { y = Exp(x) z = Neg(x) s = Add(y, z) a = " + (
         loop("p", "tp = Sin(vp) up = Cos(vp) wp = Mul(tp, up)") + " (n, , s) }"
     )
@@ -144,7 +144,7 @@ def test_a_loop_at_the_end_runs_twice():
 # What nests.
 
 
-def test_a_loop_whose_body_ends_in_a_branch_takes_another_in_its_second_turn():
+def test_streams_loop_body_takes_another_branch_in_its_second_iteration():
     #  while i < n: i even -> sin v * cos v, odd -> -v + |v|
     text = (
         "g (int64 n, float[4] x) => (float[4] a) <int64 two = {2}, int64 zero = {0}> { a = "
@@ -161,7 +161,7 @@ def test_a_loop_whose_body_ends_in_a_branch_takes_another_in_its_second_turn():
         same(text, {"n": np.int64(n), "x": X})
 
 
-def test_loops_in_branches_in_loops():
+def test_streams_run_loops_in_branches_in_loops():
     text = (
         "g (int64 n, float[4] x) => (float[4] a) <int64 two = {2}, int64 zero = {0}> { a = "
         + loop(
@@ -183,7 +183,7 @@ def test_loops_in_branches_in_loops():
 # What comes before a loop on another stream, and what reads it on another.
 
 
-def test_a_loop_waits_for_other_streams_and_others_wait_for_it():
+def test_streams_loop_waits_for_other_streams_and_they_for_it():
     #  x -+- Exp ---------------- while -+- Neg -- y
     #     +- Sin -- (read inside) --^    +- Abs -- z
     text = (
@@ -199,7 +199,7 @@ def test_a_loop_waits_for_other_streams_and_others_wait_for_it():
     assert streams_of(session) == 2
 
 
-def test_independent_work_overlaps_a_loop():
+def test_streams_overlap_independent_work_with_a_loop():
     #  x -+- while Sin -+- y        the loop cannot end before what stands beside it
     #     +- Exp -- Neg -+
     text = (
@@ -215,7 +215,7 @@ def test_independent_work_overlaps_a_loop():
     np.testing.assert_array_equal(found, linear(text).run({"n": np.int64(3), "x": X})["y"])
 
 
-def test_streams_that_wait_hold_no_thread(workers):
+def test_streams_that_wait_in_a_loop_hold_no_thread(workers):
     #  eight branches wait for one node: they run on the threads that there are
     names = ["Sin", "Cos", "Exp", "Neg", "Abs", "Tanh", "Floor", "Ceil"]
     branches = " ".join(f"b{i} = {name}(s)" for i, name in enumerate(names))
@@ -235,7 +235,7 @@ def test_streams_that_wait_hold_no_thread(workers):
 # Turns.
 
 
-def test_a_loop_of_no_turns_gives_what_it_was_given():
+def test_streams_loop_without_iterations_returns_its_inputs():
     text = (
         "g (int64 n, bool c, float[4] x) => (float[4] a) { y = Exp(x) z = Neg(x) s = Add(y, z) a = "
         + loop("p", "tp = Sin(vp) up = Cos(vp) wp = Mul(tp, up)")
@@ -248,7 +248,7 @@ def test_a_loop_of_no_turns_gives_what_it_was_given():
         np.testing.assert_array_equal(found, expected)
 
 
-def test_the_condition_is_computed_once_more_than_the_body():
+def test_streams_loop_condition_runs_once_more_than_the_body():
     #  while v[0] < 5: the test for the first turn stands before the loop
     text = """g (float[4] x) => (float[4] a) <float five = {5}> {
         m = ReduceMin<keepdims = 0>(x) c = Less(m, five)
@@ -261,7 +261,7 @@ def test_the_condition_is_computed_once_more_than_the_body():
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 4])
-def test_what_a_loop_only_reads_survives_all_turns(turns):
+def test_streams_value_read_by_a_loop_survives_all_iterations(turns):
     #  two carried values change places in every turn, beside one that is only read
     text = """g (int64 n, float[4] x) => (float[4] a, float[4] b, float[4] e) {
         e = Exp(x) y = Neg(x)
@@ -287,7 +287,7 @@ TWO = (
 )
 
 
-def test_a_run_that_is_cancelled_in_a_loop_leaves_nothing_behind():
+def test_streams_run_cancelled_in_a_loop_leaks_nothing():
     backend, token = Hooked(), ps.CancelToken()
 
     def third() -> None:
@@ -305,7 +305,7 @@ def test_a_run_that_is_cancelled_in_a_loop_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("at", ["Sin", "Cos", "Neg", "Exp", "Add"])
-def test_an_error_on_one_stream_stops_the_others(at):
+def test_streams_stop_after_an_error_on_one_of_them(at):
     backend = Hooked()
 
     def fail() -> None:
@@ -321,7 +321,7 @@ def test_an_error_on_one_stream_stops_the_others(at):
     np.testing.assert_array_equal(session.run(feeds)["y"], linear(TWO).run(feeds)["y"])
 
 
-def test_streams_that_wait_for_one_that_fails_do_not_hang():
+def test_streams_that_wait_for_a_failing_one_do_not_hang():
     #  x -- Sin -- fails      whoever waits for it ends, too
     text = """g (float[4] x) => (float[4] y) { a = Sin(x) b = Exp(a) c = Neg(a) d = Abs(a)
         s = Add(b, c) y = Add(s, d) }"""
@@ -332,7 +332,7 @@ def test_streams_that_wait_for_one_that_fails_do_not_hang():
     assert not backend.calls["Exp"] + backend.calls["Neg"] + backend.calls["Abs"]
 
 
-def test_asynchronous_runs_of_loops():
+def test_streams_run_loops_asynchronously():
     session = compiled(TWO)
     expected = {n: linear(TWO).run({"n": np.int64(n), "x": X})["y"] for n in range(6)}
     futures = [(n, session.submit({"n": np.int64(n), "x": X})) for n in range(6) for _ in range(5)]
@@ -343,7 +343,7 @@ def test_asynchronous_runs_of_loops():
 # Counts.
 
 
-def test_a_body_of_one_stream_stands_where_the_loop_does():
+def test_streams_loop_body_of_one_stream_stays_on_the_stream_of_the_loop():
     text = (
         "g (int64 n, float[4] x) => (float[4] a) { a = " + loop("p", "wp = Sin(vp)") + " (n, , x) }"
     )
@@ -352,7 +352,7 @@ def test_a_body_of_one_stream_stands_where_the_loop_does():
     assert session.source == linear(text).source
 
 
-def test_more_streams_than_the_model_is_wide_are_not_made():
+def test_streams_are_no_more_than_the_width_of_the_graph():
     text = "g (float[4] x) => (float[4] y) { a = Sin(x) b = Cos(x) y = Add(a, b) }"
     assert streams_of(compiled(text, streams=100)) == 2
     assert streams_of(compiled(text, streams=1)) == 1

@@ -25,7 +25,7 @@ from tests.support.timing import SOON, slow
 # At the same time.
 
 
-def test_two_tasks_that_do_not_wait_for_each_other_overlap(workers):
+def test_independent_tasks_overlap(workers):
     #   0
     #   1
     meet = Meeting(2)
@@ -34,7 +34,7 @@ def test_two_tasks_that_do_not_wait_for_each_other_overlap(workers):
     assert threading.current_thread().name in meet.threads
 
 
-def test_the_branches_of_a_diamond_overlap_and_its_ends_do_not(workers):
+def test_task_diamond_overlaps_its_branches_alone(workers):
     #        /-> 1 --\
     #     0 +         +-> 3
     #        \-> 2 --/
@@ -46,7 +46,7 @@ def test_the_branches_of_a_diamond_overlap_and_its_ends_do_not(workers):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
-def test_there_are_never_more_at_once_than_the_queue_allows(limit):
+def test_concurrent_tasks_are_within_the_limit_of_the_queue(limit):
     workers = Workers("test", 8)
     inside, most, lock = 0, 0, threading.Lock()
 
@@ -65,7 +65,7 @@ def test_there_are_never_more_at_once_than_the_queue_allows(limit):
     workers.close()
 
 
-def test_as_many_as_the_queue_allows_are_inside():
+def test_concurrent_tasks_reach_the_limit_of_the_queue():
     workers = Workers("test", 8)
     meet = Meeting(4)
     begin(drawn(12), dict.fromkeys(range(12), meet), [Queue(4, workers)]).run()
@@ -74,7 +74,7 @@ def test_as_many_as_the_queue_allows_are_inside():
 
 
 @pytest.mark.parametrize("pool", [True, False])
-def test_one_thread_is_enough_for_everything(pool):
+def test_tasks_of_a_run_complete_on_one_thread(pool):
     workers = Workers("test", 1) if pool else None
     log = Log()
 
@@ -93,14 +93,14 @@ def test_one_thread_is_enough_for_everything(pool):
         workers.close()
 
 
-def test_the_most_urgent_of_the_ready_tasks_runs_first():
+def test_most_urgent_ready_task_runs_first():
     #   0 -> 3      and 1, 2, 4 wait for nothing
     log = Log()
     begin(drawn(5, [(0, 3)]), log.of(*range(5))).run()
     assert log.order == [0, 1, 2, 3, 4]
 
 
-def test_tasks_that_are_not_worth_it_wake_nobody(workers):
+def test_cheap_tasks_wake_no_worker(workers):
     names = set()
     functions = dict.fromkeys(
         range(50), lambda control, V: names.add(threading.current_thread().name)
@@ -114,7 +114,7 @@ def briefly(event: threading.Event, seen: list[bool]) -> Callable[..., None]:
     return lambda control, V: seen.append(event.wait(SOON))
 
 
-def test_a_small_task_hides_no_large_one(workers, gate):
+def test_cheap_task_does_not_delay_an_expensive_one(workers, gate):
     #   0 (large)   1 (small)   2 (large), all ready: 0 ends when 2 has begun
     seen: list[bool] = []
     functions = {0: briefly(gate, seen), 2: lambda control, V: gate.set()}
@@ -125,7 +125,7 @@ def test_a_small_task_hides_no_large_one(workers, gate):
 # Several queues.
 
 
-def test_tasks_of_two_queues_overlap_each_on_its_own_threads(workers, other):
+def test_tasks_of_two_queues_overlap_on_threads_of_their_own(workers, other):
     #   0, 2 on the host     1, 3 elsewhere
     meet, there = Meeting(2), set()
 
@@ -141,7 +141,7 @@ def test_tasks_of_two_queues_overlap_each_on_its_own_threads(workers, other):
 
 
 @pytest.mark.parametrize("worthwhile", [True, False])
-def test_a_chain_through_two_queues_goes_to_and_fro(workers, other, worthwhile):
+def test_task_chain_alternates_between_two_queues(workers, other, worthwhile):
     #   0 => 1 => 2 => ... => 199
     n, order = 200, []
 
@@ -161,7 +161,7 @@ def test_a_chain_through_two_queues_goes_to_and_fro(workers, other, worthwhile):
     assert "penstock-other-0" not in {name for t, name in order if not t % 2}
 
 
-def test_a_caller_with_nothing_to_do_takes_no_processor_time(workers, other, gate):
+def test_calling_thread_blocks_while_it_has_no_task(workers, other, gate):
     #   0 => 1    the caller waits for 1, first for its begin and then for its end
     began = threading.Event()
 
@@ -185,7 +185,7 @@ def test_a_caller_with_nothing_to_do_takes_no_processor_time(workers, other, gat
     assert used[0] < 0.05
 
 
-def test_a_caller_that_waits_is_woken_for_a_task(other):
+def test_calling_thread_that_waits_is_woken_for_a_task(other):
     #   0 (elsewhere) -> 1 (the host, which has no pool)
     names = []
     tasks = drawn(2, [(0, 1)], queues={0: 1})
@@ -198,7 +198,7 @@ def test_a_caller_that_waits_is_woken_for_a_task(other):
     assert names == [threading.current_thread().name]
 
 
-def test_a_run_without_a_caller_comes_back_to_its_pool(workers, other):
+def test_started_run_goes_on_in_the_pool_after_its_starter_left(workers, other):
     #   0 (elsewhere) -> 1 (the host): who has started the run has left by then
     done, names = threading.Event(), []
     tasks = drawn(2, [(0, 1)], queues={0: 1})
@@ -219,7 +219,7 @@ def test_a_run_without_a_caller_comes_back_to_its_pool(workers, other):
 
 @pytest.mark.parametrize("times", [0, 1, 10_000])
 @pytest.mark.parametrize("body", [(), (1,), (1, 2)])
-def test_a_body_runs_as_often_as_its_loop_turns(times, body):
+def test_task_block_runs_once_per_iteration(times, body):
     #   0 { body }     and no deeper the more often
     ran: Counter[int] = Counter()
     depth = set()
@@ -240,7 +240,7 @@ def test_a_body_runs_as_often_as_its_loop_turns(times, body):
     assert len(depth) <= 1
 
 
-def test_tasks_of_a_body_overlap_and_iterations_do_not(workers):
+def test_tasks_of_a_block_overlap_but_iterations_do_not(workers):
     #   0 { 1, 2 }
     meet, inside, wrong = Meeting(2), [0, 0], []
 
@@ -260,7 +260,7 @@ def test_tasks_of_a_body_overlap_and_iterations_do_not(workers):
     assert not wrong
 
 
-def test_blocks_nest(workers):
+def test_task_blocks_nest(workers):
     #   0 { 1 { 2, 3 | } -> 4 } -> 5
     log = Log()
 
@@ -277,7 +277,7 @@ def test_blocks_nest(workers):
     assert log.order[2:4] == [4, 4]
 
 
-def test_a_body_may_be_on_another_queue(other):
+def test_task_block_may_run_on_another_queue(other):
     #   0 { 1 => 2 }
     names: list[str] = []
     tasks = drawn(3, [(1, 2)], blocks={0: [(1, 2)]}, queues={1: 1})
@@ -289,7 +289,7 @@ def test_a_body_may_be_on_another_queue(other):
     assert names == ["penstock-other-0"] * 50
 
 
-def test_two_loops_turn_at_the_same_time(workers):
+def test_two_task_loops_iterate_at_the_same_time(workers):
     #   0 { 1 }     2 { 3 }: each body meets the other's
     meet = Meeting(2)
     tasks = drawn(4, blocks={0: [(1,)], 2: [(3,)]})
@@ -298,7 +298,7 @@ def test_two_loops_turn_at_the_same_time(workers):
     assert len(meet.threads) == 2
 
 
-def test_what_follows_a_loop_waits_for_its_last_iteration(workers):
+def test_task_after_a_loop_waits_for_its_last_iteration(workers):
     #   0 { 1 } -> 2
     ran = []
     tasks = drawn(3, [(0, 2)], blocks={0: [(1,)]})
@@ -314,7 +314,7 @@ def test_what_follows_a_loop_waits_for_its_last_iteration(workers):
 # Values.
 
 
-def test_a_value_goes_with_the_last_of_its_readers(workers):
+def test_task_run_frees_a_value_after_its_last_reader(workers):
     #        /-> 1 --\
     #     0 +-> 2 ----+-> 4      V[0] is made by 0, and read by 1, 2 and 3
     #        \-> 3 --/
@@ -340,7 +340,7 @@ def test_a_value_goes_with_the_last_of_its_readers(workers):
         begin(tasks, {0: make, 1: read, 2: read, 3: read, 4: last}, [Queue(3, workers)]).run()
 
 
-def test_and_so_it_does_in_each_iteration():
+def test_task_run_frees_a_value_of_a_body_in_each_iteration():
     #   0 { 1 -> 2, 3 }    V[0] is made by 1, and read by 2 and 3
     held = []
 

@@ -38,7 +38,7 @@ from tests.support.timing import SOON, switching, uncollected, wait_until
 # Failures.
 
 
-def test_a_failing_task_lets_what_runs_end_and_nothing_else_begin(workers, gate):
+def test_failing_task_lets_running_tasks_end_and_no_other_begin(workers, gate):
     #   0 fails while 1 is inside; 2 is ready, 3 waits for 1
     inside, ran = threading.Event(), []
 
@@ -76,7 +76,7 @@ def test_a_failing_task_lets_what_runs_end_and_nothing_else_begin(workers, gate)
     assert ran == [1]
 
 
-def test_the_first_to_fail_wins(workers):
+def test_task_run_raises_the_first_of_two_errors(workers):
     #   0 and 1 are inside; 1 fails when 0 has failed
     meet, errors = threading.Barrier(2), [BrokenError("first"), BrokenError("second")]
     control = Control()
@@ -99,7 +99,7 @@ def test_the_first_to_fail_wins(workers):
             error.__traceback__ = None
 
 
-def test_an_error_in_a_body_ends_what_is_around_it():
+def test_error_in_a_nested_block_ends_the_tasks_around_it():
     #   0 { 1 { 2 } } -> 3
     ran = []
     tasks = drawn(4, [(0, 3)], blocks={0: [(1, 2)], 1: [(2,)]})
@@ -114,14 +114,14 @@ def test_an_error_in_a_body_ends_what_is_around_it():
     assert not ran
 
 
-def test_a_task_that_stands_in_its_own_way_is_our_bug():
+def test_tasks_that_never_become_ready_raise_internal_error():
     #   0 <-> 1
     tasks = replace(drawn(2, [(0, 1)]), waits=(1, 1))
     with pytest.raises(ps.InternalError, match="wait for each other"):
         begin(tasks, {}).run()
 
 
-def test_a_pool_that_takes_no_jobs_ends_the_run(other):
+def test_task_run_ends_if_the_pool_takes_no_jobs(other):
     #   0 -> 1 (elsewhere, where the pool is closed)
     other.close()
     tasks = drawn(2, [(0, 1)], queues={1: 1})
@@ -129,7 +129,7 @@ def test_a_pool_that_takes_no_jobs_ends_the_run(other):
         begin(tasks, {}, [Queue(1, None), Queue(1, other)]).run()
 
 
-def test_no_tasks_at_all():
+def test_task_run_without_tasks_ends_at_once():
     ends = []
     begin(drawn(0), {}).run()
     begin(drawn(0), {}, on_end=lambda: ends.append(1)).start()
@@ -137,7 +137,7 @@ def test_no_tasks_at_all():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_raises_at_once_and_leaves_nobody_behind(workers, gate, error):
+def test_interrupt_ends_the_task_run_and_its_workers(workers, gate, error):
     #   0 is interrupted while 1 is inside; 2 is ready, 3 waits for 1
     inside, control, ran = threading.Event(), Control(), []
 
@@ -169,7 +169,7 @@ def test_an_interrupt_raises_at_once_and_leaves_nobody_behind(workers, gate, err
     begin(drawn(3), dict.fromkeys(range(3), meet), [Queue(3, workers)]).run()
 
 
-def test_an_interrupt_of_a_caller_that_waits(workers, other, gate, monkeypatch):
+def test_interrupt_of_a_waiting_caller_ends_the_task_run(workers, other, gate, monkeypatch):
     #   0 => 1   the caller is interrupted while it waits for 1
     inside = threading.Event()
 
@@ -198,7 +198,7 @@ def test_an_interrupt_of_a_caller_that_waits(workers, other, gate, monkeypatch):
 # From outside.
 
 
-def test_a_run_stops_between_two_tasks(workers, gate):
+def test_stopped_task_run_ends_between_two_tasks(workers, gate):
     #   0 -> 1
     inside, control, ran = threading.Event(), Control(), []
 
@@ -232,7 +232,7 @@ def test_a_run_stops_between_two_tasks(workers, gate):
     assert error.__notes__ == ["The run had come to Neg (n1)."]
 
 
-def test_a_run_that_was_stopped_says_in_which_loops_it_was():
+def test_stopped_task_run_names_the_loops_it_was_in():
     #   0 { 1 { 2 } }
     control = Control()
     tasks = drawn(3, blocks={0: [(1, 2)], 1: [(2,)]})
@@ -246,7 +246,7 @@ def test_a_run_that_was_stopped_says_in_which_loops_it_was():
     assert caught.value.__notes__ == ["The run had come to Neg (n2), in Neg (n1), in Neg (n0)."]
 
 
-def test_a_loop_that_turns_for_ever_can_be_stopped(workers):
+def test_endless_task_loop_can_be_stopped(workers):
     #   0 { 1, 2 }
     control, turns = Control(), threading.Semaphore(0)
     tasks = drawn(3, blocks={0: [(1, 2)]})
@@ -273,7 +273,7 @@ def test_a_loop_that_turns_for_ever_can_be_stopped(workers):
 
 
 @pytest.mark.parametrize("way", ["run", "start"])
-def test_a_run_that_waits_for_a_busy_pool_can_be_stopped(other, workers, gate, way):
+def test_task_run_that_waits_for_a_busy_pool_can_be_stopped(other, workers, gate, way):
     #   0 => 1, while others keep the pool of 1 busy
     busy = threading.Event()
     other.submit(lambda: (busy.set(), gate.wait(SOON)))
@@ -307,7 +307,7 @@ def test_a_run_that_waits_for_a_busy_pool_can_be_stopped(other, workers, gate, w
 
 
 @pytest.mark.parametrize("way", ["run", "start"])
-def test_nor_does_it_wait_if_it_is_stopped_a_moment_before(other, workers, gate, way):
+def test_task_run_stopped_just_before_does_not_wait_for_a_busy_pool(other, workers, gate, way):
     #   0 => 1, while others keep the pool of 1 busy; it is stopped while 0 is inside
     busy = threading.Event()
     other.submit(lambda: (busy.set(), gate.wait(SOON)))
@@ -334,7 +334,7 @@ def test_nor_does_it_wait_if_it_is_stopped_a_moment_before(other, workers, gate,
         ended(caller)
 
 
-def test_a_signal_may_stop_the_run_at_any_moment():
+def test_task_run_can_be_stopped_by_a_signal_handler_at_any_moment():
     #   0 -> 1, 2      the handler of a signal runs between any two lines of the main thread
     control, over = Control(), threading.Event()
 
@@ -376,7 +376,7 @@ class Promises:
         return not self.refuses
 
 
-def test_helpers_that_come_too_late_do_nothing():
+def test_workers_that_come_after_the_end_do_nothing():
     for fails in (False, True):
         pool, log = Promises(), Log()
         ends: list[int] = []
@@ -396,20 +396,20 @@ def test_helpers_that_come_too_late_do_nothing():
         assert isinstance(run.error, BrokenError) == fails
 
 
-def test_nobody_is_asked_twice_for_the_same_place():
+def test_worker_is_asked_once_for_each_place():
     pool = Promises()
     begin(drawn(100), {}, [Queue(4, pool)]).run()
     assert len(pool.jobs) == 3
 
 
-def test_who_finds_nobody_does_all_alone():
+def test_calling_thread_runs_all_tasks_if_no_worker_is_free():
     pool, ran = Promises(refuses=True), []
     functions = {t: lambda control, V: ran.append(threading.get_ident()) for t in range(20)}
     begin(drawn(20), functions, [Queue(4, pool)]).run()
     assert ran == [threading.get_ident()] * 20
 
 
-def test_a_run_waits_for_a_helper_that_has_promised_to_come():
+def test_task_run_waits_for_a_worker_that_has_accepted():
     #   0 => 1, whose worker comes when all others have left
     pool, ends = Promises(), []
     tasks = drawn(2, [(0, 1)], queues={1: 1})
@@ -424,7 +424,7 @@ def test_a_run_waits_for_a_helper_that_has_promised_to_come():
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_the_end_is_told_whatever_a_task_raises(error):
+def test_end_of_a_task_run_is_reported_whatever_a_task_raises(error):
     ends = []
     run = begin(drawn(1), {0: failing(error())}, on_end=lambda: ends.append(1))
     with suppress(error):
@@ -446,7 +446,7 @@ class Refuses(Observer):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_end_is_told_whatever_an_observer_raises(n):
+def test_end_of_a_task_run_is_reported_whatever_an_observer_raises(n):
     #   0 { 1 } -> 2
     ends, control = [], Control()
     control.observer = Refuses(n)
@@ -459,7 +459,7 @@ def test_the_end_is_told_whatever_an_observer_raises(n):
     assert ends == [1]
 
 
-def test_observers_are_told_of_each_task_that_is_ready_once():
+def test_observers_see_each_ready_task_once():
     #   0 { 1 } -> 2
     class Ready(Observer):
         def __init__(self) -> None:
@@ -562,7 +562,7 @@ class Checked:
 
 
 @pytest.mark.parametrize("queues", [1, 2])
-def test_hundreds_of_runs_end_once_each(queues):
+def test_hundreds_of_task_runs_in_turn_each_end_once(queues):
     host, far = Workers("test", 3), Workers("far", 2)
     made = [Queue(3, host), Queue(2, far)][:queues]
     with switching():
@@ -581,7 +581,7 @@ def test_hundreds_of_runs_end_once_each(queues):
 
 
 @pytest.mark.parametrize("queues", [1, 2])
-def test_hundreds_of_runs_at_once_end_once_each(queues):
+def test_hundreds_of_concurrent_task_runs_each_end_once(queues):
     host, far = Workers("test", 3), Workers("far", 2)
     made = [Queue(3, host), Queue(2, far)][:queues]
     ends: Counter[int] = Counter()
@@ -621,7 +621,7 @@ class Value:
 
 
 @pytest.mark.parametrize("way", ["run", "start"])
-def test_a_run_that_is_over_holds_nothing(way):
+def test_ended_task_run_keeps_nothing_alive(way):
     with uncollected():
         values = [Value(), None]
         gone = weakref.ref(values[0])
@@ -635,7 +635,7 @@ def test_a_run_that_is_over_holds_nothing(way):
         assert gone() is None
 
 
-def test_nor_does_one_that_fails():
+def test_failed_task_run_keeps_nothing_alive():
     with uncollected():
         values = [Value(), None]
         gone = weakref.ref(values[0])

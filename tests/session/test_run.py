@@ -128,21 +128,21 @@ class Counted(Future):
 # On the calling thread.
 
 
-def test_outputs_and_observers_of_a_run():
+def test_run_returns_outputs_and_calls_observers():
     seen = Seen()
     assert run_of(None, None, [seen]).run_inline(Fake(), []) == (1,)
     assert seen.told == ["begin", None]
 
 
 @pytest.mark.parametrize("error", [ps.RunError("no"), ZeroDivisionError(), KeyboardInterrupt()])
-def test_what_a_run_raises_is_raised_and_told(error):
+def test_error_of_a_run_is_raised_and_reported_to_observers(error):
     seen = [Seen(), Seen()]
     with pytest.raises(type(error)):
         run_of(None, None, seen).run_inline(Fake(raising(error)), [])
     assert [each.told for each in seen] == [["begin", error]] * 2
 
 
-def test_a_run_that_was_stopped_before_never_begins():
+def test_run_with_a_cancelled_token_never_begins():
     token, seen, executor = CancelToken(), Seen(), Fake()
     token.cancel()
     with pytest.raises(ps.Cancelled):
@@ -151,14 +151,14 @@ def test_a_run_that_was_stopped_before_never_begins():
     assert not executor.controls
 
 
-def test_a_run_that_ends_too_late_has_failed():
+def test_run_that_ends_after_its_deadline_fails():
     token, seen = CancelToken(), Seen()
     with pytest.raises(ps.Cancelled) as caught:
         run_of(None, token, [seen]).run_inline(Fake(lambda control: token.cancel()), [])
     assert seen.told == ["begin", caught.value]
 
 
-def test_nobody_can_stop_a_run_that_is_over():
+def test_ended_run_cannot_be_stopped():
     token, executor = CancelToken(), Fake()
     run_of(60, token, []).run_inline(executor, [])
     token.cancel()
@@ -255,7 +255,7 @@ def test_an_observer_that_refuses_a_run_ends_it():
     assert not executor.controls
 
 
-def test_who_was_told_of_the_begin_is_told_of_the_end_though_another_refuses():
+def test_observer_told_of_the_begin_is_told_of_the_end_if_another_refuses():
     first, refuses = Seen(), Seen(begin=ps.RunError("no"))
     with pytest.raises(ps.RunError):
         run_of(None, None, [first, refuses]).run_inline(Fake(), [])
@@ -286,7 +286,7 @@ def test_an_observer_that_fails_at_the_end_fails_the_run(way):
 
 
 @each_way
-def test_each_observer_is_told_of_the_end_though_another_fails(way):
+def test_each_observer_is_told_of_the_end_if_another_fails(way):
     observers = [Seen(), Seen(end=ps.RunError("no")), Seen()]
     error = ps.RunError("the run's own")
     ends_with(way, Fake(raising(error)), observers)
@@ -315,7 +315,7 @@ def test_a_job_has_its_outputs_by_name():
 
 
 @pytest.mark.parametrize("error", [ps.RunError("no"), ZeroDivisionError(), KeyboardInterrupt()])
-def test_what_a_job_raises_is_the_futures(error):
+def test_error_of_a_job_is_raised_by_its_future(error):
     seen = Seen()
     made = job(Fake(raising(error)), observers=[seen])
     made()
@@ -323,7 +323,7 @@ def test_what_a_job_raises_is_the_futures(error):
     assert seen.told == ["begin", error]
 
 
-def test_what_keeps_a_job_from_beginning_is_the_futures():
+def test_error_before_a_job_begins_is_raised_by_its_future():
     seen, error = Seen(), ps.InvalidInput("no")
     made = job(error, observers=[seen])
     made()
@@ -416,7 +416,7 @@ def test_a_job_is_over_when_the_executor_says_so_on_any_thread():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whoever_is_first_ends_a_job_and_nobody_else(seed):
+def test_job_is_ended_once_by_the_first_of_several_threads(seed):
     # the token, the caller who gives up, the pool and its second try, all at once
     for round in range(20):
         token, seen, executor = CancelToken(), Seen(), Fake()
@@ -454,7 +454,7 @@ def fails(control: Control) -> Any:
     raise ps.RunError("no")
 
 
-def test_a_job_that_is_over_leaves_nothing_behind():
+def test_ended_job_keeps_nothing_alive():
     with uncollected():
         output = Output()
         gone = weakref.ref(output)
@@ -467,7 +467,7 @@ def test_a_job_that_is_over_leaves_nothing_behind():
         assert gone() is None
 
 
-def test_nor_does_one_that_fails():
+def test_failed_job_keeps_nothing_alive():
     with uncollected():
         made = job(Fake(fails))
         made()
@@ -477,7 +477,7 @@ def test_nor_does_one_that_fails():
         assert future() is None
 
 
-def test_nor_does_one_that_cannot_begin():
+def test_job_that_cannot_begin_keeps_nothing_alive():
     def resolve(watched: bool) -> Any:
         raise ps.InvalidInput("no")
 
@@ -490,7 +490,7 @@ def test_nor_does_one_that_cannot_begin():
         assert future() is None
 
 
-def test_nor_does_one_that_is_stopped_in_the_queue():
+def test_job_stopped_in_the_queue_keeps_nothing_alive():
     with uncollected():
         token = CancelToken()
         made = job(Fake(), 60, token)
@@ -500,7 +500,7 @@ def test_nor_does_one_that_is_stopped_in_the_queue():
         assert future() is None
 
 
-def test_nor_does_a_run_on_the_calling_thread():
+def test_run_on_the_calling_thread_keeps_nothing_alive():
     with uncollected():
         output = Output()
         gone = weakref.ref(output)
@@ -510,7 +510,7 @@ def test_nor_does_a_run_on_the_calling_thread():
         assert gone() is None
 
 
-def test_nor_does_one_that_fails_there():
+def test_failed_run_on_the_calling_thread_keeps_nothing_alive():
     with uncollected():
         executor = Fake(fails)
         gone = weakref.ref(executor)
@@ -563,14 +563,14 @@ def nobody_else(monkeypatch) -> Iterator[None]:
     assert not thread_share._process.streams
 
 
-def test_one_who_does_one_thing_after_the_other_has_all_threads():
+def test_thread_share_of_sequential_runs_is_all_threads():
     backend = Counting("counting", 4)
     with ThreadShare([backend]):
         assert backend.threads == 4
     assert not backend.sets
 
 
-def test_kernels_have_one_thread_where_there_are_as_many_workers():
+def test_thread_share_of_a_parallel_run_is_one_thread_per_kernel():
     backend = Counting("counting", 4)
     with ThreadShare([backend], 4):
         assert backend.threads == 1
@@ -581,7 +581,7 @@ def test_kernels_have_one_thread_where_there_are_as_many_workers():
     assert backend.sets == [1, 4]
 
 
-def test_threads_are_divided_among_all_who_are_within():
+def test_thread_share_divides_threads_among_concurrent_runs():
     backend = Counting("counting", 8)
     seen = []
     with ThreadShare([backend], 2):
@@ -595,7 +595,7 @@ def test_threads_are_divided_among_all_who_are_within():
     assert backend.threads == 8
 
 
-def test_who_came_first_may_leave_first():
+def test_thread_share_entered_first_may_be_left_first():
     backend = Counting("counting", 4)
     first, second = ThreadShare([backend], 4), ThreadShare([backend], 2)
     first.enter()
@@ -606,7 +606,7 @@ def test_who_came_first_may_leave_first():
     assert backend.threads == 4
 
 
-def test_one_share_may_be_entered_again_and_again():
+def test_thread_share_may_be_entered_again():
     backend = Counting("counting", 4)
     share = ThreadShare([backend], 2)
     with share:
@@ -616,7 +616,7 @@ def test_one_share_may_be_entered_again_and_again():
     assert backend.threads == 4
 
 
-def test_what_is_set_between_runs_counts_for_the_next():
+def test_threads_set_between_runs_count_for_the_next_run():
     backend = Counting("counting", 4)
     with ThreadShare([backend], 2):
         pass
@@ -626,7 +626,7 @@ def test_what_is_set_between_runs_counts_for_the_next():
     assert backend.threads == 6
 
 
-def test_each_thread_can_set_the_threads_of_numpys_products():
+def test_threads_of_numpys_products_are_set_per_thread():
     """Runs of clients are on threads of their own, and not on that which has set them first."""
     backend = NumpyBackend()
     before = backend.threads
@@ -648,7 +648,7 @@ def test_each_thread_can_set_the_threads_of_numpys_products():
         backend.set_threads(before)
 
 
-def test_two_sessions_speak_of_the_same_library():
+def test_thread_share_is_common_to_two_sessions_of_one_library():
     # each session has objects of its own for the one library that goes by a name
     first, second = Counting("counting", 4), Counting("counting", 4)
     with ThreadShare([first], 2):
@@ -657,7 +657,7 @@ def test_two_sessions_speak_of_the_same_library():
             assert (first.sets + second.sets)[-1] == 1
 
 
-def test_several_backends_each_get_back_what_they_had():
+def test_thread_share_restores_the_threads_of_each_backend():
     found = [Counting("a", 4), Counting("b", 1), Counting("c", 2)]
     with ThreadShare(found, 2):
         assert [each.threads for each in found] == [2, 1, 1]
@@ -667,7 +667,7 @@ def test_several_backends_each_get_back_what_they_had():
     assert not found[1].sets  # what has one thread anyway is left alone
 
 
-def test_an_error_sets_them_back():
+def test_thread_share_restores_threads_after_an_error():
     backend = Counting("counting", 4)
     with pytest.raises(ps.RunError), ThreadShare([backend], 2):
         raise ps.RunError("no")
@@ -677,7 +677,7 @@ def test_an_error_sets_them_back():
     assert backend.threads == 4
 
 
-def test_many_threads_enter_and_leave():
+def test_thread_share_entered_by_many_threads_restores_threads():
     backend = Counting("counting", 4)
     begin = threading.Barrier(8)
     wrong: list[int] = []
@@ -704,7 +704,7 @@ class Failing(Counting):
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow"])
-def test_a_run_that_cannot_enter_leaves_nobody_elses_place(executor, monkeypatch):
+def test_run_that_cannot_enter_its_thread_share_leaves_no_other(executor, monkeypatch):
     text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
     session = compile_text(text, executor=executor, backends=["numpy"])
     x = np.eye(64, dtype=np.float32)
@@ -730,7 +730,7 @@ def test_a_backend_that_cannot_be_set_leaves_the_others_as_they_were():
     assert good.threads == 4
 
 
-def test_who_leaves_without_having_entered_changes_nothing():
+def test_thread_share_left_without_being_entered_changes_nothing():
     backend = Counting("counting", 4)
     ThreadShare([backend], 2).leave()
     assert not backend.sets
@@ -742,7 +742,7 @@ def test_who_leaves_without_having_entered_changes_nothing():
 # How many threads each kernel may use.
 
 
-def test_numbers_of_threads_are_halves_of_halves():
+def test_thread_share_numbers_of_threads_are_halved():
     #  4 for each of 2 streams, 2 for 3 or 4, one for more
     with ThreadShare([], 2, 8) as two:
         with (
@@ -758,7 +758,7 @@ def test_numbers_of_threads_are_halves_of_halves():
     thread_share._process.streams = 0
 
 
-def test_never_are_there_more_threads_than_cores():
+def test_thread_share_never_exceeds_the_cores():
     for most in range(1, 20):
         for streams in range(1, 20):
             with ThreadShare([], streams, most) as threads:
@@ -791,7 +791,7 @@ def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
     assert backend.sets == [4, 4]  # who leaves sets nothing
 
 
-def test_of_two_sets_of_threads_that_of_the_process_has_one():
+def test_thread_share_gives_process_wide_threads_one_beside_the_callers():
     #  each would wait, spinning, on the cores of the other
     own, shared = OfCaller(), Counting("shared", 4)
     with ThreadShare([own, shared], 1, 8) as threads:
@@ -809,7 +809,7 @@ def test_a_session_may_allow_a_library_fewer_threads_than_it_is_set_to():
     assert backend.threads == 8
 
 
-def test_who_is_alone_has_as_many_as_have_proved_fastest():
+def test_thread_share_of_a_run_alone_is_the_fastest_number():
     share = ThreadShare([OfCaller()], 1, 8)
     assert share.tuner is not None
     assert share.enter() == 8
@@ -826,7 +826,7 @@ def test_who_is_alone_has_as_many_as_have_proved_fastest():
     assert ThreadShare([OfCaller()], 1, 1).tuner is None
 
 
-def test_an_interrupt_as_a_run_enters_leaves_nobodys_place(monkeypatch):
+def test_interrupt_as_a_run_enters_leaves_no_thread_share(monkeypatch):
     share = ThreadShare([OfCaller()], 1, 8)
 
     def interrupt(threads: int) -> None:
@@ -918,14 +918,14 @@ def child_of(backend: Counting) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_forked_meanwhile_has_as_many_as_before():
+def test_forked_child_has_the_threads_from_before_the_run():
     backend = Counting("counting", 4)
     with ThreadShare([backend], 4):
         assert child_of(backend)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_forked_before_or_after_is_not_concerned():
+def test_child_forked_before_or_after_a_run_keeps_its_threads():
     backend = Counting("counting", 4)
     assert child_of(backend)
     with ThreadShare([backend], 2):
@@ -933,7 +933,7 @@ def test_a_child_forked_before_or_after_is_not_concerned():
     assert child_of(backend)
 
 
-def test_numpy_is_one_of_them():
+def test_thread_share_sets_the_threads_of_numpy():
     backend = NumpyBackend()
     before = backend.threads
     with ThreadShare([backend], 1 << 20):
@@ -942,7 +942,7 @@ def test_numpy_is_one_of_them():
     assert backend.threads == before
 
 
-def test_a_run_imports_nothing():
+def test_run_imports_no_module():
     program = """
 import sys
 import numpy as np

@@ -99,14 +99,14 @@ def test_targets_are_run_but_not_returned(session):
     assert list(session.run({"x": X, "scale": SCALE}, ["y"], ["z"])) == ["y"]
 
 
-def test_signatures_are_compiled_once(session):
+def test_subgraph_is_compiled_once(session):
     for _ in range(3):
         session.run({"x": X, "scale": SCALE}, fetches=["product"])
         session.run({"scale": SCALE, "x": X}, fetches=["product"])
     assert len(session._subgraphs) == 1
 
 
-def test_orders_of_one_set_of_names_share_its_plan(session):
+def test_fetches_in_another_order_share_a_plan(session):
     feeds = {"x": X, "scale": SCALE}
     orders = (["z", "product"], ["product", "z"], ["product", "z", "product"])
     for fetches in orders:
@@ -129,7 +129,7 @@ def test_orders_of_one_set_of_names_share_its_plan(session):
     assert session.memory.count == 3
 
 
-def test_requests_are_bounded(session):
+def test_remembered_requests_are_bounded(session):
     names = ["x", "scale", "product", "y", "z"]
     feeds = {"x": X, "scale": SCALE}
     for fetches in islice(product(names, repeat=5), 400):
@@ -137,7 +137,7 @@ def test_requests_are_bounded(session):
     assert len(session._subgraphs._requests) <= 256
 
 
-def test_every_set_of_shapes_has_a_plan(session):
+def test_plan_is_compiled_for_each_set_of_shapes(session):
     for n in (1, 2, 3, 2, 1):
         x = np.ones((n, 3), np.float32)
         assert session.run({"x": x, "scale": SCALE})["y"].shape == (n, 3)
@@ -168,7 +168,7 @@ def test_without_shapes_there_is_no_plan_to_show(session):
         _ = session.source
 
 
-def test_small_plans_count_too():
+def test_plans_without_arena_count_towards_the_limit():
     #  one node, and no arena: what a plan takes is its program
     session = compile_text(
         "g (float[N] x) => (float[N] y) { y = Neg(x) }",
@@ -181,7 +181,7 @@ def test_small_plans_count_too():
     assert 2 <= session.memory.count < 30
 
 
-def test_plans_of_all_signatures_are_bounded_together(proto):
+def test_plans_of_all_subgraphs_are_bounded_together(proto):
     session = ps.compile(proto, limits=ps.Limits(max_plans_bytes=100_000))
     for n in range(1, 40):
         feeds = {"x": np.ones((n, 3), np.float32), "scale": SCALE}
@@ -190,7 +190,7 @@ def test_plans_of_all_signatures_are_bounded_together(proto):
     assert session.memory.count < 30
 
 
-def test_signatures_are_bounded():
+def test_remembered_subgraphs_are_bounded():
     chain = " ".join(f"v{i + 1} = Neg(v{i})" for i in range(300))
     session = compile_text(f"g (float[2] v0) => (float[2] y) {{ {chain} y = Exp(v300) }}")
     x = np.ones(2, np.float32)
@@ -201,7 +201,7 @@ def test_signatures_are_bounded():
     assert session.run({"v0": x}, ["v1"])["v1"][0] == -1
 
 
-def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch):
+def test_concurrent_runs_compile_a_new_plan_once(proto, monkeypatch):
     session = ps.compile(proto)
     compiled, running = [], []
     compile_one = session._compiler.compile
@@ -224,7 +224,7 @@ def test_threads_that_need_the_same_new_plan_compile_it_once(proto, monkeypatch)
     assert sorted(compiled) == [(1, 3), (2, 3)]
 
 
-def test_a_plan_that_is_there_does_not_wait_for_one_that_is_compiled(proto, monkeypatch):
+def test_run_of_a_cached_plan_does_not_wait_for_a_compilation(proto, monkeypatch):
     session = ps.compile(proto)
     feeds = [{"x": np.ones((n, 3), np.float32), "scale": SCALE} for n in (1, 2, 3)]
     for each in feeds[:2]:
@@ -259,7 +259,7 @@ def test_a_plan_that_is_there_does_not_wait_for_one_that_is_compiled(proto, monk
         X.astype(">f4").astype(np.float32),
     ],
 )
-def test_whatever_becomes_an_array_can_be_fed(session, value):
+def test_lists_numbers_and_arrays_can_be_fed(session, value):
     y = session.run({"x": value, "scale": SCALE})["y"]
     np.testing.assert_array_equal(y, X * SCALE + [1, 2, 3])
 
@@ -307,7 +307,7 @@ def test_feeds_must_be_a_mapping(session):
         session.run([X, SCALE])
 
 
-def test_an_array_that_cannot_be_read_is_the_callers_fault(session):
+def test_array_that_cannot_be_read_raises_invalid_input(session):
     class Broken:
         def __array__(self, dtype=None, copy=None):
             raise KeyError("x")
@@ -355,7 +355,7 @@ def test_elements_of_a_sequence_may_have_different_dims_of_one_name():
     assert session([np.zeros(5, np.float32), np.zeros(3, np.float32)]).tolist() == [2]
 
 
-def test_shapes_that_the_model_cannot_take_are_the_callers_fault(session):
+def test_shapes_that_the_model_cannot_take_raise_invalid_input(session):
     session = compile_text(
         "g (float[N] x) => (float[N] y) <float[3] k = {1, 2, 3}> { y = Add(x, k) }"
     )
@@ -412,7 +412,7 @@ def test_an_input_of_unknown_rank_needs_a_shape():
         ps.compile(ps.ir.graph.Model({"g": graph}, "g"), shapes={})
 
 
-def test_strings_go_in_and_out():
+def test_strings_can_be_fed_and_returned():
     session = compile_text(
         "g (string[N] a, string[N] b) => (string[N] c) { c = StringConcat(a, b) }"
     )
@@ -422,7 +422,7 @@ def test_strings_go_in_and_out():
 # Lifetime.
 
 
-def test_a_closed_session_refuses(session):
+def test_closed_session_refuses_runs(session):
     with session:
         session(X, SCALE)
     with pytest.raises(ps.PenstockError, match="closed"):
@@ -433,7 +433,7 @@ def test_a_closed_session_refuses(session):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_forked_while_others_compile_can_compile(proto):
+def test_child_forked_during_a_compilation_can_compile(proto):
     session = ps.compile(proto)
     held = [session._plans._lock, session._subgraphs.main.lock]
     for lock in held:
@@ -450,7 +450,7 @@ def test_a_child_forked_while_others_compile_can_compile(proto):
     session(np.ones((5, 3), np.float32), SCALE)
 
 
-def test_what_observes_must_be_an_observer(session):
+def test_observer_of_another_class_is_refused(session):
     feeds = {"x": X, "scale": SCALE}
     for options in ({"trace": True}, {"observers": [print]}, {"trace": ps.Trace}):
         with pytest.raises(TypeError, match="does not observe: trace= takes"):
@@ -459,14 +459,14 @@ def test_what_observes_must_be_an_observer(session):
             session.submit(feeds, **options)
 
 
-def test_closing_gives_up_plans_and_arenas(session):
+def test_close_frees_plans_and_arenas(session):
     session(X, SCALE)
     session.run({"x": X, "scale": SCALE}, ["product"])
     session.close()
     assert session.memory == (ps.session.session.Memory(0, 0, 0, 0))
 
 
-def test_runs_in_flight_end_though_their_session_is_closed():
+def test_running_run_ends_after_its_session_is_closed():
     session = endless()
     token = ps.CancelToken()
     with ThreadPoolExecutor(1) as pool:
@@ -481,7 +481,7 @@ def test_runs_in_flight_end_though_their_session_is_closed():
     assert session.memory.count == 0
 
 
-def test_a_session_that_nobody_holds_gives_its_arenas_back_at_once():
+def test_deleted_session_frees_its_arenas_at_once():
     session = compile_text("g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }")
     session(np.zeros(1_000_000, np.float32))
     gc.collect()
@@ -506,7 +506,7 @@ def test_sessions_are_pickled_by_path_and_options(proto, session, tmp_path):
         pickle.dumps(session)
 
 
-def test_errors_are_pickled_whole():
+def test_errors_keep_their_fields_when_pickled():
     for error in (ps.InvalidModel(["a", "b"]), ps.InvalidInput("x"), ps.Unsupported([])):
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error)
@@ -524,7 +524,7 @@ def test_trim_gives_arenas_back(session):
 # Other ways to run.
 
 
-def test_submit_and_arun(session):
+def test_submit_and_arun_return_the_outputs_of_run(session):
     feeds = {"x": X, "scale": SCALE}
     wanted = session.run(feeds)["y"]
     futures = [session.submit(feeds) for _ in range(20)]

@@ -34,7 +34,7 @@ def ones(n: int = 3) -> dict[str, np.ndarray]:
     return {"x": np.ones(n, np.float32)}
 
 
-def test_runs_of_one_stream_come_one_behind_the_other(double, gate):
+def test_stream_runs_in_order(double, gate):
     stream, seen = ps.Stream(), []
     stream.call(gate.wait)
     futures = [stream.run(double, ones(n)) for n in (1, 2, 3)]
@@ -48,7 +48,7 @@ def test_runs_of_one_stream_come_one_behind_the_other(double, gate):
     assert [future.result()["y"].tolist() for future in futures] == [[2] * n for n in (1, 2, 3)]
 
 
-def test_the_caller_goes_on_while_a_run_waits_for_its_turn(double, gate):
+def test_stream_run_returns_before_its_turn(double, gate):
     stream, here = ps.Stream(), threading.current_thread()
     where = []
     stream.call(lambda: (gate.wait(), where.append(threading.current_thread())))
@@ -101,13 +101,13 @@ def test_streams_that_wait_hold_no_thread(gate):
     assert len(done) == 50
 
 
-def test_a_signal_that_was_never_emitted_holds_nobody():
+def test_wait_for_a_signal_never_emitted_returns_at_once():
     signal, stream = ps.Signal(), ps.Stream()
     stream.wait_for(signal)
     assert stream.query() and signal.query() and signal.wait(0)
 
 
-def test_a_signal_is_what_it_was_when_somebody_began_to_wait(gate):
+def test_wait_sees_the_signal_as_it_was_when_it_began(gate):
     #  a later emission is nothing to who waits already
     one, other, signal = ps.Stream(), ps.Stream(), ps.Signal()
     one.signal(signal)
@@ -121,14 +121,14 @@ def test_a_signal_is_what_it_was_when_somebody_began_to_wait(gate):
     assert signal.wait(20) and signal.query()
 
 
-def test_waiting_has_a_timeout(gate):
+def test_stream_wait_ends_at_its_timeout(gate):
     stream = ps.Stream()
     stream.call(gate.wait)
     assert not stream.wait(0.01)
     assert not stream.signal().wait(0.01)
 
 
-def test_what_fails_says_so_and_the_rest_goes_on(double):
+def test_failed_run_of_a_stream_does_not_stop_the_next(double):
     stream = ps.Stream()
     bad = stream.run(double, {"x": np.ones((2, 2), np.float32)})
     broken = stream.call(lambda: 1 // 0)
@@ -140,7 +140,7 @@ def test_what_fails_says_so_and_the_rest_goes_on(double):
     assert good.result(20)["y"].tolist() == [2, 2, 2]
 
 
-def test_a_run_that_is_stopped_before_its_turn_never_begins(double, gate):
+def test_stream_run_stopped_before_its_turn_never_begins(double, gate):
     stream, token = ps.Stream(), ps.CancelToken()
     stream.call(gate.wait)
     stopped = stream.run(double, ones(), cancel=token)
@@ -159,7 +159,7 @@ def test_a_run_that_is_stopped_before_its_turn_never_begins(double, gate):
         dropped.result(20)
 
 
-def test_sessions_share_streams(double):
+def test_stream_runs_several_sessions_in_order(double):
     negate = compiled("g (float[n] x) => (float[n] y) { y = Neg(x) }")
     one, other = ps.Stream(), ps.Stream()
     futures = []
@@ -170,7 +170,7 @@ def test_sessions_share_streams(double):
         assert future.result(20)["y"].tolist() == ([-1] * 3 if i % 2 else [2] * 3)
 
 
-def test_what_runs_on_a_stream_cannot_block_for_a_signal(gate):
+def test_callback_on_a_stream_cannot_wait_for_a_signal(gate):
     stream, other = ps.Stream(), ps.Stream()
     other.call(gate.wait)
     signal = other.signal()
@@ -179,13 +179,13 @@ def test_what_runs_on_a_stream_cannot_block_for_a_signal(gate):
     gate.set()
 
 
-def test_a_callback_may_put_more_on_its_stream(double):
+def test_callback_may_submit_to_its_own_stream(double):
     stream = ps.Stream()
     inner = stream.call(lambda: stream.run(double, ones())).result(20)
     assert inner.result(20)["y"].tolist() == [2, 2, 2]
 
 
-def test_the_same_session_on_two_streams_at_once():
+def test_two_streams_run_one_session_at_once():
     #  a while of n turns: each run has its own signals and state
     text = """g (int64 n, float[64, 64] x) => (float[64, 64] y) {
         y = Loop <body = b (int64 i, bool c, float[64, 64] v) => (bool d, float[64, 64] w) {
@@ -206,7 +206,7 @@ def test_the_same_session_on_two_streams_at_once():
         np.testing.assert_array_equal(future.result(30)["y"], expected[n])
 
 
-def test_larger_runs_behind_smaller_ones(double, gate):
+def test_stream_runs_larger_shapes_after_smaller_ones(double, gate):
     #  memory that must grow while earlier work is still queued
     stream = ps.Stream()
     stream.call(gate.wait)
@@ -217,7 +217,7 @@ def test_larger_runs_behind_smaller_ones(double, gate):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_has_an_empty_stream(double, gate):
+def test_stream_of_a_forked_child_is_empty(double, gate):
     stream = ps.Stream()
     stream.call(gate.wait)
     child = os.fork()
