@@ -15,7 +15,7 @@ from penstock.backends.onednn.library import library
 from penstock.host.threads import Workers, core_budget
 from penstock.observers.base import Observer
 from penstock.plan.grouping import OneByOne
-from penstock.session import compiler
+from penstock.session import stages
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.executors.conformance import ExecutorConformance
 from tests.support.cost_models import EqualCosts
@@ -46,9 +46,9 @@ class EveryStepATask(ExecutorConformance):
     def every_step_a_task(cls) -> Iterator[None]:
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "ClusteredGrouping", OfAllSteps)
-            patch.setattr(compiler, "HAND_OVER_S", 0.0)
-            patch.setattr(compiler, "pool", lambda: workers)
+            patch.setattr(stages, "ClusteredGrouping", OfAllSteps)
+            patch.setattr(stages, "HAND_OVER_S", 0.0)
+            patch.setattr(stages, "pool", lambda: workers)
             yield
         workers.close()
 

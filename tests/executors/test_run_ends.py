@@ -14,6 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.writer import write_program
 from penstock.executors.control import Control
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
@@ -23,11 +24,12 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.observers.base import ObservedRun, Observer
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import optimize
+from penstock.plan.arena_layout import plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import arrange
-from penstock.session import compiler
+from penstock.session import stages
 from penstock.tuning.measure import CostModel
 from tests.executors.test_parallel import OfAllSteps
 from tests.support.flows import BrokenError, ended, idle, on
@@ -51,9 +53,9 @@ ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
 @pytest.fixture
 def every_step_a_task(monkeypatch, workers) -> Workers:
     """The parallel executor takes each step for a task, and has a pool of two threads."""
-    monkeypatch.setattr(compiler, "ClusteredGrouping", OfAllSteps)
-    monkeypatch.setattr(compiler, "HAND_OVER_S", 0.0)
-    monkeypatch.setattr(compiler, "pool", lambda *arguments: workers)
+    monkeypatch.setattr(stages, "ClusteredGrouping", OfAllSteps)
+    monkeypatch.setattr(stages, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(stages, "pool", lambda *arguments: workers)
     return workers
 
 
@@ -172,7 +174,9 @@ def parallel(
     plan: Plan = compile_plan(graph, [NumpyBackend()])
     queues = [Queue(2, pool)]
     tasks = arrange(plan, OneByOne())
-    return ParallelExecutor(plan, tasks, [NumpyBackend()], limits, queues, 0.0, observed=observed)
+    arena_plan = plan_arena_for_tasks(plan, tasks)
+    program = write_program(plan, arena_plan, tasks=tasks, observed=observed)
+    return ParallelExecutor(program, [NumpyBackend()], limits, queues, 0.0)
 
 
 class Outcome:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.host.threads import Workers
-from penstock.session import compiler
+from penstock.session import stages
 from tests.executors.conformance import ExecutorConformance
 
 
@@ -27,8 +27,8 @@ class OnManyStreams(ExecutorConformance):
     def threads_for_all(cls) -> Iterator[None]:
         workers = Workers("test", cls.threads)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiler, "pool", lambda: workers)
-            patch.setattr(compiler.Compiler, "_workers", lambda self: cls.threads)
+            patch.setattr(stages, "pool", lambda: workers)
+            patch.setattr(stages.CompileContext, "workers", property(lambda self: cls.threads))
             yield
         workers.close()
 

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
 from penstock.ir.op import Kernel
-from penstock.session import compiler
+from penstock.session import stages
 from tests.support.onnx_text import compile_text
 
 PATIENCE = 30
@@ -54,8 +54,8 @@ def workers() -> Iterator[Workers]:
     """Four threads, however many cores there are."""
     made = Workers("test", 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "pool", lambda: made)
-        patch.setattr(compiler.Compiler, "_workers", lambda self: 4)
+        patch.setattr(stages, "pool", lambda: made)
+        patch.setattr(stages.CompileContext, "workers", property(lambda self: 4))
         yield made
     made.close()
 

@@ -524,7 +524,8 @@ def test_nor_where_there_are_too_many_buffers_to_compare_them_all(monkeypatch):
 
 def run_alone(plan: Plan, tasks: Tasks, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
     host = NumpyBackend()
-    executor = ParallelExecutor(plan, tasks, [host], DEFAULT_LIMITS, [Queue(1, None)], 0.0)
+    program = write_program(plan, plan_arena_for_tasks(plan, tasks), tasks=tasks)
+    executor = ParallelExecutor(program, [host], DEFAULT_LIMITS, [Queue(1, None)], 0.0)
     return executor.run(inputs, Control())
 
 

@@ -66,6 +66,9 @@ class Program:
 
     plan: Plan
     arena_plan: ArenaPlan
+    tasks: Tasks | None
+    max_iterations: int | None
+    observed: bool
     names: ProgramNames
     functions: tuple[str, ...]
     source: str
@@ -78,6 +81,12 @@ class Program:
     def nbytes(self) -> int:
         """About what plan and program take in memory."""
         return _LINE_BYTES * len(self.steps)
+
+    def with_observers(self) -> Program:
+        """The program of the same plan that tells observers of its steps."""
+        return write_program(
+            self.plan, self.arena_plan, self.max_iterations, tasks=self.tasks, observed=True
+        )
 
     def bind(
         self, memory: np.ndarray, streams: Mapping[str, Any] | None = None
@@ -128,6 +137,9 @@ def write_program(
     program = Program(
         plan,
         arena_plan,
+        tasks,
+        max_iterations,
+        observed,
         names,
         tuple(functions),
         text.source,

@@ -89,13 +89,22 @@ def run_inline(executor: Executor, inputs: Sequence[Any], control: Control, done
 
 
 class CompiledExecutor:
-    """What executors of generated code have in common: ``watched``, whether observers are told, and
-    ``_arenas``, None where nothing is planned."""
+    """An executor of a generated program. ``_arenas`` is None where no memory is planned."""
 
-    plan: Plan
-    watched: bool
-    _program: Program
     _arenas: Arenas[Any] | None = None
+
+    def __init__(self, program: Program, name: str) -> None:
+        self.name = name
+        self.plan = program.plan
+        self._program = program
+
+    @property
+    def tasks(self) -> Tasks | None:
+        return self._program.tasks
+
+    @property
+    def arena_plan(self) -> ArenaPlan:
+        return self._program.arena_plan
 
     @property
     def table(self) -> StepTable:

@@ -13,50 +13,33 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.codegen.writer import write_program
+from penstock.codegen.writer import Program
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, run_inline, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
-from penstock.limits import Limits
-from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.grouping import OneByOne
-from penstock.plan.plan import Plan
-from penstock.plan.tasks import arrange
 
 
 class DataflowExecutor(CompiledExecutor):
-    """Runs a plan of dynamic values step by step, the most urgent of those that are ready."""
-
-    name = "dataflow"
+    """Runs a program of dynamic values task by task, the most urgent of those that are ready."""
 
     def __init__(
-        self,
-        plan: Plan,
-        hosts: Sequence[Backend],
-        limits: Limits,
-        *,
-        threads: int | None = None,
-        observed: bool = False,
+        self, program: Program, hosts: Sequence[Backend], *, threads: int | None = None
     ) -> None:
-        self.plan = plan
-        self.watched = observed
-        self._make = partial(DataflowExecutor, plan, hosts, limits, threads=threads)
-        self._share = share_of(plan, hosts, threads=threads)
-        self.arena_plan = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
-        self.tasks = tasks = arrange(plan, OneByOne())
+        super().__init__(program, "dataflow")
+        self._make = partial(DataflowExecutor, hosts=hosts, threads=threads)
+        tasks = program.tasks
+        assert tasks is not None
+        self._share = share_of(program.plan, hosts, threads=threads)
         worthwhile = [False] * len(tasks.tasks)
-        self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(plan.slots))
-        self._program = write_program(
-            plan, self.arena_plan, limits.max_iterations, tasks=tasks, observed=observed
-        )
+        self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(program.plan.slots))
         # Without an arena, all runs can share the functions.
-        self._bound = PerThreadCount(self._program.bind, np.empty(0, np.uint8))
+        self._bound = PerThreadCount(program.bind, np.empty(0, np.uint8))
         with self._share as now:
             self._bound[now]
 
     def observed(self) -> DataflowExecutor:
-        return self._make(observed=True)
+        return self._make(self._program.with_observers())
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         V = [None] * self._flow.slots
@@ -66,7 +49,7 @@ class DataflowExecutor(CompiledExecutor):
         try:
             with self._share as threads:
                 *functions, results = self._bound[threads]
-                TaskRun(self._flow, functions, V, control, observe=self.watched).run()
+                TaskRun(self._flow, functions, V, control, observe=self._program.observed).run()
             return results(V)
         except Exception as error:
             raise_explained(error, self._program, self.plan)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.base import Backend
-from penstock.codegen.writer import Program, write_program
+from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
 from penstock.executors.base import (
     CompiledExecutor,
@@ -23,8 +23,6 @@ from penstock.executors.base import (
 from penstock.executors.control import Control
 from penstock.executors.errors import raise_explained
 from penstock.limits import Limits
-from penstock.plan.arena_layout import ArenaPlan, plan_arena
-from penstock.plan.plan import Plan
 
 Run = Callable[..., tuple[Any, ...]]
 
@@ -36,37 +34,29 @@ def _bind_run(program: Program, memory: np.ndarray) -> Run:
 
 
 class LinearExecutor(CompiledExecutor):
-    """Runs a plan as one generated function. Arenas are of the first of ``hosts``, the backends of
-    the host's memory, and runs at the same time share the threads of their kernels. Observers know
-    it by its ``name``."""
+    """Runs a program that is one function.
 
-    tasks = None
+    ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
+    runs share the threads of their kernels. ``name`` is what observers see.
+    """
 
     def __init__(
         self,
-        plan: Plan,
+        program: Program,
         hosts: Sequence[Backend],
         limits: Limits,
         *,
         threads: int | None = None,
-        arena_plan: ArenaPlan | None = None,
         name: str = "linear",
-        observed: bool = False,
     ) -> None:
-        self.name = name
-        self.plan = plan
-        self.watched = observed
-        self.arena_plan = arena_plan or plan_arena(plan)
-        self._make = partial(LinearExecutor, plan, hosts, limits, threads=threads, name=name)
-        self._share = share_of(plan, hosts, threads=threads)
-        self._program = write_program(
-            plan, self.arena_plan, limits.max_iterations, observed=observed
-        )
+        super().__init__(program, name)
+        self._make = partial(LinearExecutor, hosts=hosts, limits=limits, threads=threads, name=name)
+        self._share = share_of(program.plan, hosts, threads=threads)
         self._arenas: Arenas[PerThreadCount[Run]] = Arenas(
             self.arena_plan.size,
             hosts[0],
             limits,
-            partial(PerThreadCount, partial(_bind_run, self._program)),
+            partial(PerThreadCount, partial(_bind_run, program)),
         )
         # The first arena is made now, so that errors show when the plan is compiled.
         arena = self._arenas.make()
@@ -75,7 +65,7 @@ class LinearExecutor(CompiledExecutor):
         self._arenas.give(arena)
 
     def observed(self) -> LinearExecutor:
-        return self._make(arena_plan=self.arena_plan, observed=True)
+        return self._make(self._program.with_observers())
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         arenas = self._arenas
@@ -84,7 +74,7 @@ class LinearExecutor(CompiledExecutor):
         except IndexError:
             arena = arenas.take(control)
         try:
-            if self.watched:
+            if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
             if self._share.idle:
                 return arena[1](control, *inputs)
@@ -100,7 +90,7 @@ class LinearExecutor(CompiledExecutor):
             raise_explained(error, self._program, self.plan)
         finally:
             arenas.give(arena)
-            if self.watched:
+            if self._program.observed:
                 control.observer.allocation(control.run, -arenas.size)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:

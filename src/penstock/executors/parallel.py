@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.backends.base import Backend, Device
-from penstock.codegen.writer import Program, write_program
+from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
 from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
-from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
-from penstock.plan.plan import Plan
-from penstock.plan.tasks import Tasks
 
 
 class _Bound(NamedTuple):
@@ -40,60 +37,49 @@ def _bind_tasks(program: Program, task_devices: Mapping[int, Device], memory: np
 
 
 class ParallelExecutor(CompiledExecutor):
-    """Runs the tasks of a plan, those that do not wait for each other at the same time.
+    """Runs the tasks of a program, independent ones at the same time.
 
-    ``hosts`` are the backends of the host's memory; arenas come from the first, and while tasks run
-    at the same time, these share the threads of kernels. ``queues[i]`` says which workers run the
-    tasks of queue i; queue 0 is the host's, where the caller is one of the workers. A task of more
-    than ``worthwhile`` seconds is worth another one. ``arena_plan``: of the arena, for any order in
-    which tasks may run; planned if it is not given. ``devices``: by backend, those on which tasks
-    have streams. Observers know the executor by its ``name``.
+    ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
+    tasks share the threads of their kernels. ``queues[i]`` has the workers that run the tasks of
+    queue i; queue 0 is the host's, where the caller is one of the workers. Another worker is asked
+    for if a task takes at least ``worthwhile`` seconds. ``devices``: the devices on which tasks
+    have streams, by backend. ``name`` is what observers see.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        tasks: Tasks,
+        program: Program,
         hosts: Sequence[Backend],
         limits: Limits,
         queues: Sequence[Queue],
         worthwhile: float,
         *,
         threads: int | None = None,
-        arena_plan: ArenaPlan | None = None,
         name: str = "parallel",
         devices: Mapping[str, Device] | None = None,
-        observed: bool = False,
     ) -> None:
-        self.name = name
-        self.plan = plan
-        self.watched = observed
-        self.tasks = tasks
-        self.arena_plan = arena_plan or plan_arena_for_tasks(plan, tasks)
+        super().__init__(program, name)
         self._make = partial(
             ParallelExecutor,
-            plan,
-            tasks,
-            hosts,
-            limits,
-            queues,
-            worthwhile,
+            hosts=hosts,
+            limits=limits,
+            queues=queues,
+            worthwhile=worthwhile,
             threads=threads,
             name=name,
             devices=devices,
         )
-        self._share = share_of(plan, hosts, queues[0].workers, threads)
+        tasks = program.tasks
+        assert tasks is not None
+        self._share = share_of(program.plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
-        self._flow = Flow(tasks, queues, worth, len(plan.slots))
-        self._program = write_program(
-            plan, self.arena_plan, limits.max_iterations, tasks=tasks, observed=observed
-        )
+        self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
         task_devices = {t: (devices or {})[name] for t, name in tasks.signals.devices.items()}
         self._arenas: Arenas[PerThreadCount[_Bound]] = Arenas(
             self.arena_plan.size,
             hosts[0],
             limits,
-            partial(PerThreadCount, partial(_bind_tasks, self._program, task_devices)),
+            partial(PerThreadCount, partial(_bind_tasks, program, task_devices)),
         )
         arena = self._arenas.make()
         with self._share as now:
@@ -101,7 +87,7 @@ class ParallelExecutor(CompiledExecutor):
         self._arenas.give(arena)
 
     def observed(self) -> ParallelExecutor:
-        return self._make(arena_plan=self.arena_plan, observed=True)
+        return self._make(self._program.with_observers())
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()
@@ -134,7 +120,9 @@ class ParallelExecutor(CompiledExecutor):
 
     def _flow_run(self, bound: _Bound, V: list[Any], control: Control, threads: int) -> TaskRun:
         adopt = partial(self._share.adopt, threads)
-        return TaskRun(self._flow, bound.functions, V, control, observe=self.watched, adopt=adopt)
+        return TaskRun(
+            self._flow, bound.functions, V, control, observe=self._program.observed, adopt=adopt
+        )
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         _ArenaRequest(self, inputs, control.own(), done).begin()
@@ -188,7 +176,7 @@ class ParallelExecutor(CompiledExecutor):
         return V
 
     def _allocated(self, control: Control, nbytes: int) -> None:
-        if self.watched:
+        if self._program.observed:
             control.observer.allocation(control.run, nbytes)
 
 

@@ -86,7 +86,7 @@ class Session:
             self._compiler = Compiler(options, backends, self.limits, functions)
             check_overrides(options.place or {}, graph, backends)
             self._subgraphs = Subgraphs(
-                graph, model.aliases, self._compiler.prepare, self._plans.drop
+                graph, model.aliases, self._compiler.structure, self._plans.drop
             )
             if options.shapes is not None:
                 self._compile_ahead(options.shapes)
@@ -107,10 +107,10 @@ class Session:
         Only the part of the model that the fetches and targets need is run. Raises ``InvalidInput``
         for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
         """
-        if options:
-            return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         if self._closed:
             raise PenstockError("the session is closed")
+        if options:
+            return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         request, key, values = self._subgraphs.resolve(feeds, fetches, targets)
         last, executor = request.subgraph.last
         if executor is None or key != last:
@@ -179,7 +179,7 @@ class Session:
         if self._closed:
             raise PenstockError("the session is closed")
         request, _, values = self._subgraphs.resolve(feeds, None, None)
-        return self._compiler.profile(request.subgraph.graph, values, runs)
+        return self._compiler.profile(request.subgraph, values, runs)
 
     def forecast(self, workers: int) -> Forecast:
         """The simulated time of the last plan on ``workers`` workers of one thread each, by
@@ -193,7 +193,7 @@ class Session:
 
         As many streams as pay off are used, or up to ``max_streams`` whether they pay off or not.
         """
-        return charts(self.plan, self._compiler.streaming(self.plan, max_streams))
+        return charts(self.plan, self._compiler.streams(self.plan, max_streams))
 
     # Looking inside.
 
@@ -317,7 +317,7 @@ class Session:
 
     def _executor(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """The executor for these values, compiled if it is new."""
-        compile = partial(self._compiler.compile, subgraph.graph, values, subgraph.unraised)
+        compile = partial(self._compiler.compile, subgraph, values)
         return self._plans.get(subgraph, key, False, compile)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable, placed_kernels
+from penstock.codegen.writer import write_program
 from penstock.errors import PenstockError
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
@@ -28,6 +29,7 @@ from penstock.passes.context import PassContext, Place
 from penstock.passes.lowering.assign_layouts import AssignLayouts
 from penstock.passes.lowering.insert_transfers import InsertTransfers
 from penstock.passes.pipeline import run_passes
+from penstock.plan.arena_layout import plan_arena
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
@@ -94,7 +96,8 @@ def measure(
     hosts = [backend for backend in backends if backend.memory == HOST]
     threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
     most = max([threads[b.name] for b in {*where.values()} if b.memory == HOST], default=1)
-    executor = LinearExecutor(plan, hosts, limits, threads=most, observed=True)
+    program = write_program(plan, plan_arena(plan), limits.max_iterations, observed=True)
+    executor = LinearExecutor(program, hosts, limits, threads=most)
     fed = _contiguous(values)
     profile = Profile()
     # The executor itself enters as one stream: beside it there is nobody, or so many.

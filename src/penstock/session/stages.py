@@ -1,0 +1,577 @@
+"""The stages of the compile line: each is a function from one frozen record to the next.
+
+::
+
+    Feeds -> specialise -> optimise -> lower -> plan -> schedule -> write_program -> executor
+
+    Feeds         a graph and the values of its inputs
+    Feeds         the graph copied, with the shapes of the values; then optimised for them
+    Lowered       the graph with fused nodes and transfers, and the backend of each node
+    Planned       steps and slots
+    Scheduled     tasks, and the offsets of slots in the arena
+    Programmed    Python source
+    Executor      the program, bound to memory
+
+A stage reads the record that it is given and the ``CompileContext``, and calls no other stage. The
+one copy of the graph is made by ``specialise``; passes then change that copy in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from penstock.analysis.frames import find_frames
+from penstock.analysis.sizes import check_sizes
+from penstock.analysis.type_inference import infer_types
+from penstock.backends.base import Backend, Device
+from penstock.backends.kernels import KernelTable, placed_kernels
+from penstock.backends.numpy import NumpyBackend
+from penstock.codegen.writer import Program
+from penstock.codegen.writer import write_program as program_of
+from penstock.errors import PenstockError, Unsupported, UnsupportedOperation
+from penstock.executors.base import Executor
+from penstock.executors.dataflow import DataflowExecutor
+from penstock.executors.frames.builder import FrameGraphBuilder
+from penstock.executors.interpret import InterpretExecutor
+from penstock.executors.linear import LinearExecutor
+from penstock.executors.parallel import ParallelExecutor
+from penstock.executors.task_loop import Queue
+from penstock.host.threads import core_budget, pool
+from penstock.ir.describe import compile_error
+from penstock.ir.device_name import local
+from penstock.ir.graph import Graph, Node, clone
+from penstock.ir.op import Kernel
+from penstock.limits import Limits
+from penstock.ops.internal.transfer import HOST
+from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.passes.context import FusionPolicy, PassContext, Place
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.assign_devices import assign
+from penstock.passes.lowering.partition import partition
+from penstock.passes.pipeline import LOWER, optimize, run_passes
+from penstock.passes.structure.raise_control_flow import Unraised
+from penstock.passes.structure.relax_control_edges import RelaxControlEdges
+from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
+from penstock.plan.builder import compile_plan
+from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, OneByOne, Seconds
+from penstock.plan.plan import Plan
+from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
+from penstock.plan.tasks import Tasks, arrange
+from penstock.session.options import CompileOptions
+from penstock.tuning.measure import CostModel, GraphProfiler
+from penstock.tuning.placement import Placement, choose
+from penstock.types import OptionalType, TensorType, Type
+
+
+@dataclass(frozen=True)
+class CompileContext:
+    """What all stages may read: the session's options, backends, limits and functions."""
+
+    options: CompileOptions
+    backends: tuple[Backend, ...]
+    limits: Limits
+    functions: Mapping[str, Graph] = field(default_factory=dict)
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Full names of the virtual devices, if any."""
+        return () if self.options.devices is None else tuple(local(self.options.devices))
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that was asked for."""
+        return "frames" if self.devices else self.options.executor
+
+    @cached_property
+    def hosts(self) -> list[Backend]:
+        """The backends of the host's memory."""
+        return [b for b in self.backends if b.memory == HOST] or [NumpyBackend()]
+
+    @cached_property
+    def by_name(self) -> dict[str, Backend]:
+        """The backends by name."""
+        return {backend.name: backend for backend in self.backends}
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a backend has kernels for fused nodes."""
+        return any(backend.fuses for backend in self.backends)
+
+    @property
+    def one_memory(self) -> bool:
+        """Whether all backends work on the host's memory."""
+        return all(backend.memory == HOST for backend in self.backends)
+
+    @property
+    def accelerators(self) -> dict[str, Device]:
+        """The devices of backends that have one, by the name of the backend."""
+        return {b.name: b.device for b in self.backends if b.device is not None}
+
+    @property
+    def workers(self) -> int:
+        """The number of tasks of one run that may run at the same time on the host."""
+        workers = min(max(backend.workers for backend in self.hosts), pool().size)
+        return min(workers, self.options.threads or workers)
+
+    @property
+    def costs(self) -> CostModel:
+        """The costs known without measuring."""
+        return self.options.cost_model or CostModel(self.backends)
+
+    def seconds(self, costs: CostModel, *, single_threaded: bool) -> Seconds:
+        """The cost of a step, as a function."""
+        return lambda step: costs.of_step(step, self.by_name, single_threaded)
+
+    def passes(
+        self,
+        fusion: FusionPolicy | None = None,
+        choose_places: Callable[[Graph], Mapping[Node, Place]] | None = None,
+        kernels: KernelTable | None = None,
+    ) -> PassContext:
+        """The context of passes; with ``kernels``, these decide the layouts of values."""
+        placement: dict[Node, Place] = {}
+        compiled = None if kernels is None else placed_kernels(kernels, self.backends, placement)
+        return PassContext(
+            limits=self.limits,
+            fusion=fusion if self.fuses else None,
+            fold_quantized_weights=not self.fuses,
+            choose_places=choose_places,
+            after_pass=self.options.after_pass,
+            placement=placement,
+            compiled=compiled,
+        )
+
+
+# Graphs for known shapes.
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """A graph, and the values of its inputs; without their contents, these may be placeholders of
+    the right shape."""
+
+    graph: Graph
+    values: Sequence[Any]
+    unraised: Sequence[Unraised] = ()
+    """TensorFlow's primitives that structured control flow could not replace."""
+    refined: bool = False
+    """Whether the values have added shapes or dtypes to the graph."""
+
+    @property
+    def types(self) -> list[Type]:
+        """The types of the inputs for these values."""
+        return [_concrete(v.type, x) for v, x in zip(self.graph.inputs, self.values, strict=True)]
+
+    @property
+    def add_shapes(self) -> bool:
+        """Whether the values have shapes or dtypes that the graph leaves open."""
+        return self.types != [value.type for value in self.graph.inputs]
+
+
+def _concrete(declared: Type, value: Any) -> Type:
+    if isinstance(value, np.ndarray) and not isinstance(declared, OptionalType):
+        return TensorType(value.dtype, value.shape)
+    return declared
+
+
+def specialise(feeds: Feeds, context: CompileContext) -> Feeds:
+    """Copy the graph, and give the inputs of the copy the types of the values."""
+    graph = clone(feeds.graph)
+    for value, input_type in zip(graph.inputs, feeds.types, strict=True):
+        value.type = input_type
+    return replace(feeds, graph=graph, refined=feeds.add_shapes)
+
+
+def optimise(feeds: Feeds, context: CompileContext) -> Feeds:
+    """Simplify the graph as far as its shapes allow; refuse tensors that do not fit into memory."""
+    if feeds.refined:  # else it is as simple already as its shapes allow
+        optimize(feeds.graph, context.passes())
+    check_sizes(feeds.graph, context.limits)
+    return feeds
+
+
+def infer(feeds: Feeds, context: CompileContext) -> Feeds:
+    """Infer types, for graphs whose nodes must run as they are."""
+    infer_types(feeds.graph)
+    check_sizes(feeds.graph, context.limits)
+    return feeds
+
+
+# Graphs for backends.
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph with fused nodes and transfers, the backend of each node, and its kernels."""
+
+    graph: Graph
+    placement: Mapping[Node, Backend]
+    kernels: KernelTable
+    costs: CostModel
+
+
+def lower(feeds: Feeds, context: CompileContext) -> Lowered:
+    """Quantise, fuse, place each node on a backend; insert transfers between memories, and copies
+    between layouts."""
+    return _lowered(feeds, context, layouts=True)
+
+
+def lower_without_layouts(feeds: Feeds, context: CompileContext) -> Lowered:
+    """As ``lower``, for plans whose values are allocated by the kernels."""
+    return _lowered(feeds, context, layouts=False)
+
+
+def _lowered(feeds: Feeds, context: CompileContext, *, layouts: bool) -> Lowered:
+    for backend in context.hosts:
+        if backend.threads_of_caller:
+            backend.set_threads(context.options.threads or core_budget())
+    graph, kernels = feeds.graph, KernelTable()
+    costs: CostModel = context.options.cost_model or GraphProfiler(
+        graph, {}, context.backends, feeds.values, context.limits, kernels
+    )
+    placement = Placement(context.backends, context.options.place or {}, kernels, costs)
+    if context.one_memory and context.options.autotune:
+        _measure_fused(graph, placement, context)
+    places = partial(_places, placement, context)
+    passes = context.passes(placement, places, kernels if layouts else None)
+    run_passes(LOWER, graph, passes)
+    placed = {node: context.by_name[place.backend] for node, place in passes.placement.items()}
+    return Lowered(graph, placed, kernels, costs)
+
+
+def _measure_fused(graph: Graph, placement: Placement, context: CompileContext) -> None:
+    """Measure the nodes of ``graph`` on all backends, with every chain fused that a backend has a
+    kernel for, so that measured costs decide which chains are."""
+    copy, costs = clone(graph), placement.costs
+    placement.measured_only = True
+    run_passes(LOWER, copy, context.passes(placement))
+    if isinstance(costs, GraphProfiler):
+        costs.graph, costs.allowed = copy, placement.candidates(copy)
+    costs.complete(single_threaded=False)
+    if isinstance(costs, GraphProfiler):
+        costs.graph = graph
+
+
+def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
+    """Where each node of ``graph`` runs."""
+    costs = placement.costs
+    if context.one_memory:
+        # Values need no transfers, so each node runs where it is fastest.
+        placed = placement.fastest(graph)
+        if isinstance(costs, GraphProfiler):
+            costs.allowed = {node: [backend] for node, backend in placed.items()}
+    else:
+        parallel = context.executor in ("parallel", "streams", "auto")
+        allowed = placement.candidates(graph)
+        if isinstance(costs, GraphProfiler):
+            costs.allowed = allowed
+            costs.copy_graph()  # later measurements must not see the transfers of this one
+        costs.complete(single_threaded=parallel)
+
+        def seconds(node: Node, backend: Backend) -> float:
+            return costs.seconds(node, backend, single_threaded=parallel)
+
+        placed = choose(
+            graph, allowed, context.backends, seconds, costs.transfer, parallel=parallel
+        )
+    return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
+
+
+# Plans.
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the costs of its steps."""
+
+    plan: Plan
+    costs: CostModel
+
+
+def plan_slots(lowered: Lowered, context: CompileContext) -> Planned:
+    """Compile a plan whose values live in an arena where their sizes are known."""
+    return _planned(lowered, context, planned=True)
+
+
+def plan_dynamic_slots(lowered: Lowered, context: CompileContext) -> Planned:
+    """Compile a plan whose values are all allocated during the run."""
+    return _planned(lowered, context, planned=False)
+
+
+def _planned(lowered: Lowered, context: CompileContext, *, planned: bool) -> Planned:
+    plan = compile_plan(
+        lowered.graph,
+        context.backends,
+        lowered.placement,
+        planned=planned,
+        kernels=lowered.kernels,
+    )
+    return Planned(plan, lowered.costs)
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """When the steps of a plan run, and where its values are in the arena.
+
+    Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
+    of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
+    ``devices`` have the streams of tasks, by backend. With ``trial`` the executor is used only if a
+    run of it takes at most this part of the time of the plan in one order.
+    """
+
+    plan: Plan
+    arena_plan: ArenaPlan
+    costs: CostModel
+    name: str
+    tasks: Tasks | None = None
+    queues: Sequence[Queue] = ()
+    worthwhile: float = 0.0
+    devices: Mapping[str, Device] = field(default_factory=dict)
+    trial: float | None = None
+
+
+def schedule_in_order(planned: Planned, context: CompileContext) -> Scheduled:
+    """All steps in one order that keeps few bytes alive."""
+    return _in_order(planned, context, "linear")
+
+
+def _in_order(planned: Planned, context: CompileContext, name: str) -> Scheduled:
+    arena_plan = plan_arena(planned.plan, context.options.memory_planner)
+    return Scheduled(planned.plan, arena_plan, planned.costs, name)
+
+
+def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
+    """Each step as a task of its own, with nothing planned."""
+    plan = planned.plan
+    order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
+    tasks = arrange(plan, OneByOne())
+    return Scheduled(plan, order, planned.costs, "dataflow", tasks)
+
+
+# A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
+# measured times, of which it may take at most this part.
+_SIMULATED = {"auto": 0.9, "parallel": 1.0}
+_TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
+
+
+def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
+    """Steps grouped into tasks for several workers; all in order where that is no slower."""
+    plan, costs, executor = planned.plan, planned.costs, context.executor
+    away = [b for b in context.backends if b.memory != HOST]
+    queue_of = {backend.name: i for i, backend in enumerate(away, 1)}
+    workers = context.workers
+
+    def grouped(seconds: Seconds, count: int = workers) -> ClusteredGrouping:
+        return ClusteredGrouping(plan, seconds, count, queue_of)
+
+    in_order = partial(_in_order, planned, context, "linear")
+    if not grouped(lambda step: costs.estimate(step.node)).promising:
+        return in_order()
+    # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
+    asked = executor == "parallel" or context.options.autotune
+    threaded = any(backend.threads_of_caller for backend in context.hosts)
+    if threaded and not asked and not costs.complete_already():
+        return in_order()
+    costs.complete(single_threaded=True)
+    costs.complete(single_threaded=False)
+    grouping = grouped(context.seconds(costs, single_threaded=True))
+    tasks = arrange(plan, grouping)
+    serial = grouped(context.seconds(costs, single_threaded=False), 1).serial
+    if len(tasks.tasks) <= 1 or grouping.makespan > _SIMULATED[executor] * serial:
+        return in_order()
+    queues = [Queue(b.workers, pool(b.name, b.workers)) for b in away]
+    return Scheduled(
+        plan,
+        plan_arena_for_tasks(plan, tasks, context.options.memory_planner),
+        costs,
+        "parallel",
+        tasks,
+        [Queue(workers, pool()), *queues],
+        HAND_OVER_S,
+        trial=_TRIED[executor],
+    )
+
+
+def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
+    """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
+    plan, costs = planned.plan, planned.costs
+    workers, forced = context.workers, context.options.max_streams is not None
+    devices = context.accelerators
+
+    def on_streams(seconds: Seconds) -> StreamSchedules:
+        return StreamSchedules(
+            plan, seconds, context.options.max_streams or workers, forced=forced, devices=devices
+        )
+
+    in_order = partial(_in_order, planned, context, "streams")
+    streams = on_streams(lambda step: costs.estimate(step.node))
+    if streams.one:
+        return in_order()
+    if not forced:
+        costs.complete(single_threaded=True)
+        costs.complete(single_threaded=False)
+        streams = on_streams(context.seconds(costs, single_threaded=True))
+        serial = StreamSchedules(plan, context.seconds(costs, single_threaded=False), 1)
+        slower = streams.of(plan.steps).makespan > serial.of(plan.steps).makespan
+        if streams.one or (slower and not devices):
+            return in_order()
+    return Scheduled(
+        plan,
+        plan_arena_for_tasks(plan, stream_segments(plan, streams), context.options.memory_planner),
+        costs,
+        "streams",
+        stream_programs(plan, streams),
+        [Queue(workers, pool())],
+        0.0 if forced else HAND_OVER_S,
+        devices,
+        None if forced or devices else _TRIED["streams"],
+    )
+
+
+# Frames.
+
+
+def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
+    """The frames executor of a graph whose nodes run as they are, on the host.
+
+    Raises ``Unsupported`` if another executor was asked for.
+    """
+    graph = feeds.graph
+    if not is_framed(graph):
+        infer_types(graph)
+    frames = find_frames(graph)  # first, since an invalid graph is not unsupported but invalid
+    if context.executor not in ("auto", "frames"):
+        raise Unsupported(
+            [
+                UnsupportedOperation(
+                    primitive.node.op.full_name,
+                    f'{primitive.reason}, so that only executor="frames" or "auto" runs it',
+                    (primitive.node.label,),
+                )
+                for primitive in feeds.unraised
+            ]
+        )
+    builder = FrameGraphBuilder(
+        partial(_host_kernel, context),
+        partial(_inner_executor, context),
+        partial(_function_graph, context),
+        context.limits,
+        context.hosts[-1].name,
+    )
+    if context.devices:
+        assign(graph, context.devices)
+        parts = partition(graph, frames, {node: node.device for node in graph.nodes})
+        if len(parts) > 1:
+            return builder.build_parts(graph, parts, len(context.devices))
+    return builder.build(graph, frames)
+
+
+def _function_graph(context: CompileContext, name: str) -> Graph:
+    """A copy of a function's graph, without dead code."""
+    graph = clone(context.functions[name])
+    prune(graph)
+    return graph
+
+
+def _host_kernel(context: CompileContext, node: Node) -> Kernel:
+    """The kernel of a node whose shapes are known only in runs."""
+    types = [None if value is None else value.type for value in node.inputs]
+    backend = context.hosts[-1]
+    try:
+        kernel = backend.kernel(node, types)
+    except Exception as error:
+        if isinstance(error, PenstockError):
+            raise
+        raise compile_error(node, error) from error
+    if kernel is None:
+        reason = f"no kernel is available for it on {backend.name}"
+        raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
+    return kernel
+
+
+def _inner_executor(context: CompileContext, graph: Graph) -> Executor:
+    """The executor of a graph without frames inside of a graph with frames."""
+    if context.executor == "frames":
+        infer_types(graph)
+    else:
+        passes = replace(context.passes(), fold_quantized_weights=True)
+        run_passes((RelaxControlEdges(),), graph, passes)
+        optimize(graph, passes)
+    plan = compile_plan(graph, context.hosts, {}, planned=False)
+    in_order = _in_order(Planned(plan, context.costs), context, "linear")
+    return _linear_executor(in_order, _program(in_order, context), context)
+
+
+def interpret(feeds: Feeds, context: CompileContext) -> Executor:
+    """The interpreter of a graph whose nodes run as they are, on NumPy."""
+    plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
+    threads = context.options.threads
+    return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
+
+
+# Programs and executors.
+
+
+@dataclass(frozen=True)
+class Programmed:
+    """The program of a schedule."""
+
+    schedule: Scheduled
+    program: Program
+
+
+def write_program(schedule: Scheduled, context: CompileContext) -> Programmed:
+    """Write the plan as Python source."""
+    return Programmed(schedule, _program(schedule, context))
+
+
+def _program(schedule: Scheduled, context: CompileContext) -> Program:
+    most = context.limits.max_iterations
+    return program_of(schedule.plan, schedule.arena_plan, most, tasks=schedule.tasks)
+
+
+def bind_in_order(programmed: Programmed, context: CompileContext) -> Executor:
+    """Bind the one function of a program to memory."""
+    return _linear_executor(programmed.schedule, programmed.program, context)
+
+
+def _linear_executor(
+    schedule: Scheduled, program: Program, context: CompileContext
+) -> LinearExecutor:
+    threads = context.options.threads
+    return LinearExecutor(
+        program, context.hosts, context.limits, threads=threads, name=schedule.name
+    )
+
+
+def bind_step_by_step(programmed: Programmed, context: CompileContext) -> Executor:
+    """Bind a program of dynamic values."""
+    return DataflowExecutor(programmed.program, context.hosts, threads=context.options.threads)
+
+
+def bind_tasks(programmed: Programmed, context: CompileContext) -> Executor:
+    """Bind the tasks of a program to memory; keep the plan in one order if that proves faster."""
+    schedule = programmed.schedule
+    if schedule.tasks is None:
+        return _linear_executor(schedule, programmed.program, context)
+    executor = ParallelExecutor(
+        programmed.program,
+        context.hosts,
+        context.limits,
+        schedule.queues,
+        schedule.worthwhile,
+        threads=context.options.threads,
+        name=schedule.name,
+        devices=schedule.devices,
+    )
+    if schedule.trial is None:
+        return executor
+    name = "linear" if schedule.name == "parallel" else schedule.name
+    in_order = _in_order(Planned(schedule.plan, schedule.costs), context, name)
+    serial = _linear_executor(in_order, _program(in_order, context), context)
+    return schedule.costs.faster(executor, serial, schedule.trial)
