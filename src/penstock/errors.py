@@ -1,8 +1,8 @@
 """The errors Penstock raises. Each names the place at fault and says what to do about it.
 
-``InvalidModel`` and ``Unsupported`` speak of a model, ``InvalidInput`` of what a caller handed to a
-run, ``RunError`` and its subclasses of a run that could not finish, ``InternalError`` of our own
-bugs.
+``InvalidModel`` and ``Unsupported`` are about a model, ``InvalidInput`` about the arguments of a
+run, ``RunError`` and its subclasses about a run that could not finish, ``InternalError`` about a
+bug of Penstock's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_PROBLEMS = 50
-"""How many problems of a model are listed; of the others, the number is told."""
+"""The number of problems that a message lists in full; the rest is only counted."""
 
 
 class PenstockError(Exception):
@@ -44,13 +44,13 @@ class UnsupportedOperation:
 
 
 def used_by(nodes: Sequence[str]) -> str:
-    """The first of ``nodes`` by name, and how many more there are."""
+    """Return the names of the first five ``nodes`` and the number of the others."""
     more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
     return f"{', '.join(nodes[:5])}{more}"
 
 
 class Unsupported(PenstockError):  # noqa: N818
-    """The model is valid but uses what Penstock has no kernel for: all of it, listed at once."""
+    """The model is valid, but Penstock has no kernel for these operations, all listed at once."""
 
     def __init__(self, operations: Sequence[UnsupportedOperation]) -> None:
         self.operations = tuple(operations)
@@ -62,7 +62,7 @@ class Unsupported(PenstockError):  # noqa: N818
 
 
 class InvalidInput(PenstockError):  # noqa: N818
-    """What the caller fed or asked for does not fit the model: a name, a dtype or a shape."""
+    """A feed, fetch or target does not fit the model: its name, dtype or shape."""
 
 
 class RunError(PenstockError):
@@ -70,7 +70,7 @@ class RunError(PenstockError):
 
 
 class DeadTensor(RunError):  # noqa: N818
-    """A fetched value has none: the branch that would have produced it was not taken."""
+    """A fetched tensor is dead: the branch that would have produced it was not taken."""
 
 
 class Cancelled(RunError):  # noqa: N818
@@ -86,8 +86,8 @@ class LimitExceeded(RunError):  # noqa: N818
 
 
 class Aborted(RunError):  # noqa: N818
-    """Something has failed elsewhere, and so what was waited for will not come: never an error that
-    a run is said to have ended with."""
+    """Raised in a part of a run that waits when another part has failed; the run itself raises the
+    other part's error."""
 
 
 class InternalError(PenstockError):

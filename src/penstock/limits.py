@@ -11,16 +11,17 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 
 def machine_bytes() -> int | None:
-    """Bytes of memory that the process may have: the machine's, or fewer if its cgroup (v2, v1)
-    says so; ``None`` where the system does not tell.
+    """Return the bytes of memory that the process may use; ``None`` if the system does not say.
+
+    That is the machine's memory, or the limit of its cgroup (v2 or v1) if that is lower.
     """
-    found = []
+    sizes = []
     with suppress(AttributeError, OSError, ValueError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _CGROUPS:
         with suppress(OSError, ValueError):  # no such file, or "max"
-            found.append(int(Path(path).read_text()))
-    return min(found, default=None)
+            sizes.append(int(Path(path).read_text()))
+    return min(sizes, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +34,24 @@ class Limits:
     max_nodes: int | None = 5_000_000
     """nodes over all graphs of a model, function bodies expanded"""
     max_depth: int = 64
-    """how deep graphs and functions may nest"""
+    """levels of nested graphs and functions"""
     max_dims: int = 64
     """dims of one tensor, NumPy's own bound"""
     max_elements: int = 2**62
     """elements of one tensor: a product of dims beyond it would overflow byte counts"""
     max_bytes: int | None = field(default_factory=machine_bytes)
     """bytes of the arenas of one plan, and of one tensor whose shape is known before a run; by
-    default, of the memory there is"""
+    default the memory of the machine"""
     max_constant_bytes: int | None = None
     """bytes of all constants of a model"""
     max_iterations: int | None = None
     """iterations of one Loop, While or Scan"""
     max_calls: int = 10_000
-    """calls of functions, each made by the one before it, that wait for each other in a run"""
+    """depth of the stack of function calls in a run"""
     max_folded_bytes: int = 16 * 2**20
-    """constant folding never makes a constant above this that is larger than what it replaces"""
+    """bytes of a folded constant, unless it is smaller than the constants it replaces"""
     max_plans_bytes: int = 512 * 2**20
-    """bytes of the plans a session keeps, arenas and programs; those unused for longest go first"""
+    """bytes of the plans that a session keeps, arenas and programs; least recently used go first"""
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""What a value is: tensors with known, named or unknown dims, sequences, optionals and maps.
+"""Types of values: tensors with known, named or unknown dims, sequences, optionals and maps.
 
 A dim is an ``int`` (known), a ``str`` (symbolic: two dims of one name are equal) or ``None``
 (unknown). Dtypes are NumPy dtypes, with those of ``ml_dtypes`` (bfloat16, float8, int4, ...);
@@ -23,19 +23,19 @@ INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
 FLOAT32 = np.dtype(np.float32)
 
-MAX_DATA = 128  # elements; longer contents are no shape arithmetic
+MAX_DATA = 128  # elements; shapes and their likes are shorter
 
 
 class ShapeError(ValueError):
     """Types, shapes or attributes that do not fit an operation.
 
-    Raised by ``infer`` functions and kernels; whoever called them adds node and origin.
+    Raised by ``infer`` functions and kernels; their callers add the node and its origin.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type and shape of a tensor; ``None`` where nothing is known.
+    """Element type and shape of a tensor; ``None`` where unknown.
 
     ``data`` holds the elements, row-major, of a tensor of integers or truth values of rank 0 or 1
     whose contents are known in whole or in part (an element is a dim). It is how shape arithmetic
@@ -127,7 +127,7 @@ class MapType:
 
 @dataclass(frozen=True, slots=True)
 class AnyType:
-    """Nothing is known: tensor, sequence, optional or map."""
+    """Unknown: a tensor, sequence, optional or map."""
 
     def __str__(self) -> str:
         return "any"
@@ -159,12 +159,12 @@ def dtypes() -> Mapping[str, np.dtype]:
     """Every dtype that a tensor may have, by its name (``dtype_name``)."""
     import ml_dtypes
 
-    found = {name: np.dtype(name) for name in _NUMPY_DTYPES}
-    # Which of the small types there are depends on the version of ml_dtypes.
+    table = {name: np.dtype(name) for name in _NUMPY_DTYPES}
+    # Older versions of ml_dtypes lack some of the small types.
     small = (getattr(ml_dtypes, name, None) for name in _ML_DTYPES)
-    found.update((np.dtype(t).name, np.dtype(t)) for t in small if t is not None)
-    found["string"] = STRING
-    return found
+    table.update((np.dtype(t).name, np.dtype(t)) for t in small if t is not None)
+    table["string"] = STRING
+    return table
 
 
 def type_of(value: object) -> Type:
@@ -194,7 +194,7 @@ def constant_type(array: np.ndarray) -> TensorType:
 
 
 def join(a: Type, b: Type) -> Type:
-    """The narrowest type that has all values of ``a`` and of ``b`` (branches of an If, say)."""
+    """Return the narrowest type that contains ``a`` and ``b``, e.g. of both branches of an If."""
     if a == b:
         return a
     if isinstance(a, TensorType) and isinstance(b, TensorType):
@@ -217,10 +217,9 @@ def join(a: Type, b: Type) -> Type:
 
 
 def accepts(declared: Type, actual: Type) -> bool:
-    """Whether a value of type ``actual`` may be given where ``declared`` is asked for.
+    """Whether a value of type ``actual`` may be used where ``declared`` is expected.
 
-    Symbolic dims accept anything here; that equal names get equal dims is checked where all
-    inputs of a run are at hand.
+    Symbolic dims accept any dim here: equal names are checked with all inputs of a run together.
     """
     if isinstance(declared, AnyType) or isinstance(actual, AnyType):
         return True
@@ -228,8 +227,8 @@ def accepts(declared: Type, actual: Type) -> bool:
         inner = actual.element if isinstance(actual, OptionalType) else actual
         return accepts(declared.element, inner)
     if isinstance(declared, TensorType) and isinstance(actual, TensorType):
-        known = declared.dtype is not None and actual.dtype is not None
-        if known and declared.dtype != actual.dtype:
+        both = declared.dtype is not None and actual.dtype is not None
+        if both and declared.dtype != actual.dtype:
             return False
         if declared.shape is None or actual.shape is None:
             return True

@@ -198,7 +198,7 @@ def test_a_value_made_by_two_nodes() -> None:
 def test_a_value_that_names_no_producer() -> None:
     broken = valid()
     value_named(broken.graph, "q").producer = None
-    assert "is an output of times in m.onnx, but names nobody as its producer" in problem(broken)
+    assert "is an output of times in m.onnx, but names no node as its producer" in problem(broken)
 
 
 def test_an_output_listed_twice_by_one_node() -> None:

@@ -1,4 +1,4 @@
-"""Whether tensors fit into memory, as far as their sizes are known before a run."""
+"""Check that tensors fit into memory, as far as their sizes are known before a run."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from penstock.types import TensorType
 
 
 def check_sizes(graph: Graph, limits: Limits) -> None:
-    """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or makes.
+    """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or produces.
 
-    A constant seen through strides of 0 counts in full: kernels walk through all of it, and some
-    copy it. Nodes of nested graphs count too: a plan sets memory aside for them, run or not.
+    A constant with strides of 0 counts in full: kernels iterate over all of it, and some copy it.
+    Nodes of nested graphs count too: a plan reserves memory for them whether they run or not.
     """
     for node in graph.walk():
         for value in node.outputs:
-            if value is not None and (found := _problem(value, limits)) is not None:
-                raise LimitExceeded(f"{describe_node(node)}: {found}")
+            if value is not None and (problem := _problem(value, limits)) is not None:
+                raise LimitExceeded(f"{describe_node(node)}: {problem}")
         for value in node.inputs:
             if value is None or value.const is None:
                 continue
-            if (found := _problem(value, limits)) is not None:
-                raise LimitExceeded(f"{describe_node(node)}: {found}")
+            if (problem := _problem(value, limits)) is not None:
+                raise LimitExceeded(f"{describe_node(node)}: {problem}")
     for value in graph.outputs:
-        if (found := _problem(value, limits)) is not None:
-            raise LimitExceeded(found)
+        if (problem := _problem(value, limits)) is not None:
+            raise LimitExceeded(problem)
 
 
 def _problem(value: Value, limits: Limits) -> str | None:
-    kind = value.type
-    if not isinstance(kind, TensorType) or not kind.static:
+    type_ = value.type
+    if not isinstance(type_, TensorType) or not type_.static:
         return None
-    assert kind.dtype is not None
-    # A dim of 0 does not help: strides are products of the others.
-    extent = math.prod([dim or 1 for dim in kind.dims])
-    if extent > limits.max_elements or extent * kind.dtype.itemsize >= 2**63:
-        return f"the dims of {value.name!r}, {kind}, multiply to more than memory can hold"
+    assert type_.dtype is not None
+    # A dim of 0 counts as 1: strides are products of the others.
+    extent = math.prod([dim or 1 for dim in type_.dims])
+    if extent > limits.max_elements or extent * type_.dtype.itemsize >= 2**63:
+        return f"the dims of {value.name!r}, {type_}, multiply to more than memory can hold"
     most = limits.max_bytes
-    if most is not None and extent * kind.dtype.itemsize > most and kind.nbytes > most:
+    if most is not None and extent * type_.dtype.itemsize > most and type_.nbytes > most:
         return (
-            f"{value.name!r}, {kind}, takes {kind.nbytes} bytes, more than Limits.max_bytes = "
+            f"{value.name!r}, {type_}, takes {type_.nbytes} bytes, more than Limits.max_bytes = "
             f"{most}; raise the limit if you trust the model and have the memory"
         )
     return None

@@ -1,4 +1,4 @@
-"""Types of all values, from the types of the graph's inputs."""
+"""Infer the types of all values from those of the graph's inputs."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from penstock.types import (
     join,
 )
 
-# A carried type is widened at most once a dim, once for its rank and once for its dtype; nested
-# optionals and sequences add little. Past that something is wrong, and nothing is claimed.
+# A carried type is widened at most once for each dim, for its rank and for its dtype; nested
+# optionals and sequences add little. After more rounds the types are taken to be unknown.
 _MOST_ROUNDS = 70
 
 Settled = dict[Node, list[Type]]
-"""The types of what loops carry, as far as they were widened while those around them settled.
+"""The types of loop-carried values, as widened by earlier rounds over the loops around them.
 
-Every round over a loop's body comes to the loops in it again. Were these to begin anew each time,
-the work would double with every level of nesting."""
+Every round over a loop's body visits the loops in it again. If these began anew each time, the work
+would double with every level of nesting."""
 
 
 def infer_types(graph: Graph, *, certain: bool = True) -> None:
-    """Set the type of every value that a node of ``graph`` produces, nested graphs included.
+    """Set the type of every value that a node of ``graph`` or of a nested graph produces.
 
-    ``certain``: every node of this graph runs whenever the graph does, so one that can never run is
-    an error of the model; in a branch or body it may not run at all, and its outputs stay unknown.
+    ``certain``: every node of this graph runs whenever the graph does, so that a node that cannot
+    run is an error of the model. In a branch or body it may never run: its outputs stay unknown.
     """
     _infer(graph, certain, {})
 
@@ -51,7 +51,7 @@ def _infer(graph: Graph, certain: bool, settled: Settled) -> None:
 
 
 def node_types(node: Node, *, certain: bool = True) -> Sequence[Type]:
-    """The types of a node's outputs, as far as they can be known; sets those in its graphs."""
+    """Return the types of a node's outputs, as far as known; set those in its graphs."""
     return _node_types(node, certain, {})
 
 
@@ -96,7 +96,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
 
 
 def _always(node: Node) -> bool:
-    """Whether a Loop's condition is true from the start, and handed through or true again."""
+    """Whether a Loop's condition is true at first and stays true: only its limit ends it."""
     before, body = node.inputs[1], node.attrs["body"]
     after = body.outputs[0]
     return (before is None or _is_true(before)) and (after is body.inputs[1] or _is_true(after))
@@ -114,15 +114,15 @@ def _scan(node: Node, settled: Settled) -> Sequence[Type]:
     for value, scanned, axis in zip(
         node.inputs[n:], body.inputs[n:], layout.input_axes, strict=True
     ):
-        kind = _type(value)
-        scanned.type = TensorType(kind.dtype if isinstance(kind, TensorType) else None, None)
-        if isinstance(kind, TensorType) and kind.shape is not None:
-            if not -len(kind.shape) <= axis < len(kind.shape):
-                raise ShapeError(f"scan axis {axis} is out of range for {kind}")
-            axis %= len(kind.shape)
-            dim = kind.shape[axis]
+        type_ = _type(value)
+        scanned.type = TensorType(type_.dtype if isinstance(type_, TensorType) else None, None)
+        if isinstance(type_, TensorType) and type_.shape is not None:
+            if not -len(type_.shape) <= axis < len(type_.shape):
+                raise ShapeError(f"scan axis {axis} is out of range for {type_}")
+            axis %= len(type_.shape)
+            dim = type_.shape[axis]
             length = dim if length is None else length
-            scanned.type = TensorType(kind.dtype, kind.shape[:axis] + kind.shape[axis + 1 :])
+            scanned.type = TensorType(type_.dtype, type_.shape[:axis] + type_.shape[axis + 1 :])
     final = _settle(node, settled)
     outputs = zip(body.outputs[n:], layout.output_axes, strict=True)
     return [*final, *(_stacked(v.type, length, axis) for v, axis in outputs)]
@@ -131,14 +131,14 @@ def _scan(node: Node, settled: Settled) -> Sequence[Type]:
 def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
     body: Graph = node.attrs["body"]
     for value, inner in zip(node.inputs, body.inputs, strict=False):
-        kind = _type(value)
-        inner.type = kind.element if isinstance(kind, SequenceType) else kind
+        type_ = _type(value)
+        inner.type = type_.element if isinstance(type_, SequenceType) else type_
     _infer(body, False, settled)
     return [SequenceType(value.type) for value in body.outputs]
 
 
 def _settle(node: Node, settled: Settled) -> list[Type]:
-    """Types of carried values that hold in every iteration, the first and the last included."""
+    """Types of carried values that hold in every iteration, by widening them to a fixed point."""
     body: Graph = node.attrs["body"]
     carried = LoopCarried(node)
     inputs, outputs = body.inputs[carried.inputs], body.outputs[carried.outputs]
@@ -146,10 +146,10 @@ def _settle(node: Node, settled: Settled) -> list[Type]:
     if node in settled:
         types = [join(a, b) for a, b in zip(types, settled[node], strict=True)]
     for _ in range(_MOST_ROUNDS):
-        for value, kind in zip(inputs, types, strict=True):
-            value.type = kind
+        for value, type_ in zip(inputs, types, strict=True):
+            value.type = type_
         _infer(body, False, settled)
-        wider = [join(kind, _no_data(v.type)) for kind, v in zip(types, outputs, strict=True)]
+        wider = [join(type_, _no_data(v.type)) for type_, v in zip(types, outputs, strict=True)]
         settled[node] = wider
         if wider == types:
             return types
@@ -161,21 +161,21 @@ def _settle(node: Node, settled: Settled) -> list[Type]:
     return types
 
 
-def _stacked(kind: Type, length: Dim, axis: int) -> Type:
-    """The type of scanned rows of type ``kind``; of none at all, only the dtype is known."""
-    if not isinstance(kind, TensorType) or kind.shape is None:
-        return TensorType(kind.dtype if isinstance(kind, TensorType) else None, None)
-    rank = len(kind.shape) + 1
+def _stacked(type_: Type, length: Dim, axis: int) -> Type:
+    """The type of stacked rows of type ``type_``; if that is unknown, only the dtype is kept."""
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return TensorType(type_.dtype if isinstance(type_, TensorType) else None, None)
+    rank = len(type_.shape) + 1
     axis = axis % rank if -rank <= axis < rank else 0
-    return TensorType(kind.dtype, (*kind.shape[:axis], length, *kind.shape[axis:]))
+    return TensorType(type_.dtype, (*type_.shape[:axis], length, *type_.shape[axis:]))
 
 
 def _type(value: Value | None) -> Type:
     return OptionalType(ANY) if value is None else value.type
 
 
-def _no_data(kind: Type) -> Type:
-    return kind.without_data() if isinstance(kind, TensorType) else kind
+def _no_data(type_: Type) -> Type:
+    return type_.without_data() if isinstance(type_, TensorType) else type_
 
 
 _CONTROL_TYPES: dict[Role | None, Callable[[Node, Settled], Sequence[Type]]] = {

@@ -1,11 +1,11 @@
-"""What a valid model is: every rule that graphs must keep before anything else touches them.
+"""The rules of valid models, checked before anything else touches a graph.
 
-``verify`` first walks the nesting of graphs, which bounds depth and size, so that what follows is
-linear in the model and ends; then it asks each of ``_CHECKS`` for the faults it finds. A check is a
-generator of sentences that name the node, by its origin, or the value, and say what to do. None of
-them recurses: how deep a file nests its graphs is not the file's to decide.
+``verify`` first walks the nesting of graphs, which bounds depth and size, so that all that follows
+is linear in the model. Then it runs ``_CHECKS``. A check is a generator of sentences that name the
+node, by its origin, or the value, and say what to do. No check recurses: a file must not be able to
+exhaust the stack by nesting.
 
-What only a format knows (schemas, opsets, which functions there are) its front end checks, with
+Rules of a format (schemas, opsets, existing functions) are checked by its front end, which uses
 ``function_cycle`` for functions that call each other.
 """
 
@@ -41,10 +41,10 @@ MAX_DIM = 2**63 - 1
 
 
 def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = False) -> None:
-    """Raise ``InvalidModel``, which lists what is wrong with ``model``, unless nothing is.
+    """Raise ``InvalidModel`` with all problems of ``model`` if it is not valid.
 
-    At most ``MAX_PROBLEMS`` problems are listed, and how many more there are. Where graphs nest too
-    deep, hold too many nodes or contain themselves, that is the only problem reported.
+    At most ``MAX_PROBLEMS`` problems are listed, with the number of the others. Graphs that nest
+    too deep, have too many nodes or contain themselves are the only problem reported.
 
     ``partial``: the model is a graph that is being compiled. Its functions are elsewhere, and an If
     may be left without outputs, for its side effects.
@@ -57,17 +57,17 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = Fal
         )
     index = _Index([*model.graphs.values(), *model.functions.values()], model.functions, limits)
     index.partial = partial
-    found = (problem for check in _CHECKS for problem in check(index, limits))
-    problems = list(islice(found, MAX_PROBLEMS))
-    more = sum(1 for _ in found)
+    faults = (problem for check in _CHECKS for problem in check(index, limits))
+    problems = list(islice(faults, MAX_PROBLEMS))
+    more = sum(1 for _ in faults)
     if problems:
         raise InvalidModel([*problems, f"and {more} more"] if more else problems)
 
 
 def function_cycle(calls: Mapping[str, Collection[str]]) -> list[str] | None:
-    """Functions that call each other in a circle, each once, caller before callee; or ``None``.
+    """Return functions that call each other in a cycle, caller before callee; or ``None``.
 
-    ``calls`` maps each function to those it calls; callees that are no key of it are ignored.
+    ``calls`` maps each function to those it calls; callees without a key are ignored.
     """
     position = {name: i for i, name in enumerate(calls)}
     edges = [(position[a], position[b]) for a in calls for b in calls[a] if b in position]
@@ -81,11 +81,11 @@ def function_cycle(calls: Mapping[str, Collection[str]]) -> list[str] | None:
 
 @dataclass(slots=True)
 class _Scope:
-    """One graph, and where it stands."""
+    """A graph and its place in the model."""
 
     graph: Graph
     parent: int  # index of the scope around it; -1 for a graph of the model
-    carrier: Node | None  # the node that carries it
+    carrier: Node | None  # the node that has it as an attribute
     attribute: str
     depth: int
     last: int = -1  # index of the last scope nested in it: in preorder they follow it
@@ -98,7 +98,7 @@ class _Scope:
 
 
 class _Index:
-    """All graphs of a model in preorder, and where each node and value is at home."""
+    """All graphs of a model in preorder, and the graph of each node and value."""
 
     def __init__(
         self, roots: Iterable[Graph], functions: Mapping[str, Graph], limits: Limits
@@ -137,7 +137,7 @@ class _Index:
 
 
 def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
-    """The scopes of all graphs. Raises where there is no end to them, or none within limits."""
+    """The scopes of all graphs. Raises ``InvalidModel`` for cycles and beyond the limits."""
     scopes: list[_Scope] = []
     seen: set[Graph] = set()
     nodes = 0
@@ -186,7 +186,7 @@ Check = Callable[[_Index, Limits], Iterator[str]]
 
 
 def _check_repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
-    """A node stands in one place only."""
+    """A node is listed once."""
     seen: set[Node] = set()
     for _, scope, node in index.nodes():
         if node in seen:
@@ -195,7 +195,7 @@ def _check_repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
-    """A graph is an attribute itself, where walks over nested graphs find it."""
+    """A graph is an attribute, not in a list, so that walks over nested graphs find it."""
     for _, _, node in index.nodes():
         for name, attribute in node.attrs.items():
             if isinstance(attribute, list | tuple) and any(isinstance(x, Graph) for x in attribute):
@@ -206,7 +206,7 @@ def _check_graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
-    """An input comes from outside: it is listed once, and nothing makes it."""
+    """An input is listed once, and has neither a producer nor contents."""
     for i, scope in enumerate(index.scopes):
         seen: set[Value] = set()
         for value in scope.graph.inputs:
@@ -223,7 +223,7 @@ def _check_graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
-    """Each value is made once, by the node that it names as its producer."""
+    """Each value has one producer, to which it refers."""
     for _, _, node in index.nodes():
         outputs = node.outputs
         if not outputs and node.op.pure and not (index.partial and node.graphs):
@@ -236,7 +236,7 @@ def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
             if value is None:
                 continue
             if value.producer is not node:
-                other = "nobody" if value.producer is None else value.producer.label
+                other = "no node" if value.producer is None else value.producer.label
                 yield (
                     f"{value.name!r} is an output of {node.label}, but names {other} as its "
                     "producer; a value has one producer, and names it"
@@ -249,9 +249,9 @@ def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_names(index: _Index, limits: Limits) -> Iterator[str]:
-    """A name means one value, in its graph and in all that are nested in it."""
-    # One entry per name is enough: one that stands in a graph around the present one is never
-    # replaced, because what would replace it is reported instead.
+    """A name is unique in its graph and all graphs nested in that."""
+    # One entry per name suffices: an entry of an outer graph is never replaced, because the value
+    # that would replace it is reported instead.
     latest: dict[str, tuple[int, Value]] = {}
     for i, scope in enumerate(index.scopes):
         for value in scope.values:
@@ -259,11 +259,11 @@ def _check_names(index: _Index, limits: Limits) -> Iterator[str]:
             if not name:
                 yield f"a value of {scope} ({_described(value)}) has no name; name it"
                 continue
-            known = latest.get(name)
-            if known is None or not index.within(i, known[0]):
+            holder = latest.get(name)
+            if holder is None or not index.within(i, holder[0]):
                 latest[name] = (i, value)
                 continue
-            home, other = known
+            home, other = holder
             if other is value:
                 continue
             if home == i:
@@ -279,7 +279,7 @@ def _check_names(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_reads(index: _Index, limits: Limits) -> Iterator[str]:
-    """What a node or a graph's result refers to is there: here, around here, or a constant."""
+    """A value that is read is a constant, or defined in the graph or in a graph around it."""
     for i, _, node in index.nodes():
         for value in node.inputs:
             if value is None or index.defined.get(value) == i:
@@ -293,7 +293,7 @@ def _check_reads(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
-    """Why ``value`` cannot be read in scope ``reader``, if so."""
+    """The reason why ``value`` cannot be read in scope ``reader``; None if it can."""
     if value.const is not None:
         if value.producer is None:
             return None
@@ -321,7 +321,7 @@ def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
 
 
 def _check_control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
-    """A node waits for nodes of its own graph only."""
+    """Control inputs and targets are nodes of the same graph."""
     for i, scope, node in index.nodes():
         for other in node.control_inputs:
             if index.home.get(other) != i:
@@ -340,7 +340,7 @@ def _check_control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Bodies:
-    """What the graphs that a control-flow operation carries must take and give."""
+    """The inputs and outputs that the graphs of a control-flow operation must have."""
 
     attributes: tuple[str, ...]
     inputs: Callable[[Node], int]
@@ -396,7 +396,7 @@ CONTROL_FLOW: dict[Role | None, _Bodies] = {
 
 
 def _check_control_flow(index: _Index, limits: Limits) -> Iterator[str]:
-    """What goes into and comes out of a node's graphs fits the node."""
+    """Inputs and outputs of a node's graphs fit the node."""
     for _, _, node in index.nodes():
         rule = CONTROL_FLOW.get(node.op.role)
         if rule is None:
@@ -421,7 +421,7 @@ def _check_control_flow(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
-    """The lists among the attributes of a Scan have an entry for each sequence."""
+    """Attributes of a Scan that are lists have an entry for each sequence."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.SCAN:
             continue
@@ -439,8 +439,10 @@ def _check_scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
-    """TensorFlow's primitives of control flow have their inputs, outputs and attributes. Whether
-    frames fit together is asked only of what a run needs (``passes/frames.py``)."""
+    """Nodes of operations with a fixed arity have it, and an Enter has its attributes.
+
+    Frames are checked in ``analysis.frames``, only for the nodes that a run needs.
+    """
     for _, _, node in index.nodes():
         arity = node.op.arity
         if arity is None:
@@ -463,7 +465,7 @@ def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
-    """A call names a function of the model, and takes and gives as many values as that."""
+    """A call names a function of the model and has its number of inputs and outputs."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.CALL or index.partial:
             continue
@@ -482,7 +484,7 @@ def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _check_types(index: _Index, limits: Limits) -> Iterator[str]:
-    """Types are those of values that can be: dtypes we know, dims that can be multiplied."""
+    """Types have known dtypes, and dims whose product is within limits."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
         for value in values:
@@ -495,16 +497,16 @@ def _check_types(index: _Index, limits: Limits) -> Iterator[str]:
                 yield f"{_described(value)}: {fault}"
 
 
-def _type_fault(kind: Type, limits: Limits) -> str | None:
+def _type_fault(type_: Type, limits: Limits) -> str | None:
     for _ in range(limits.max_depth):
-        if isinstance(kind, TensorType):
-            return _tensor_fault(kind, limits)
-        if isinstance(kind, SequenceType | OptionalType):
-            kind = kind.element
-        elif isinstance(kind, MapType):
-            if kind.key not in _known_dtypes():
-                return f"no map has keys of dtype {kind.key!r}"
-            kind = kind.value
+        if isinstance(type_, TensorType):
+            return _tensor_fault(type_, limits)
+        if isinstance(type_, SequenceType | OptionalType):
+            type_ = type_.element
+        elif isinstance(type_, MapType):
+            if type_.key not in _known_dtypes():
+                return f"no map has keys of dtype {type_.key!r}"
+            type_ = type_.value
         else:
             return None
     return f"its type nests deeper than Limits.max_depth = {limits.max_depth}"
@@ -515,38 +517,38 @@ def _known_dtypes() -> frozenset[np.dtype]:
     return frozenset(dtypes().values())
 
 
-def _tensor_fault(kind: TensorType, limits: Limits) -> str | None:
-    if kind.dtype is not None and kind.dtype not in _known_dtypes():
-        return f"no tensor has dtype {kind.dtype!r}; use one of {', '.join(dtypes())}"
-    if kind.shape is None:
+def _tensor_fault(type_: TensorType, limits: Limits) -> str | None:
+    if type_.dtype is not None and type_.dtype not in _known_dtypes():
+        return f"no tensor has dtype {type_.dtype!r}; use one of {', '.join(dtypes())}"
+    if type_.shape is None:
         return None
-    if len(kind.shape) > limits.max_dims:
-        return f"it has {len(kind.shape)} dims, more than Limits.max_dims = {limits.max_dims}"
-    elements, known = 1, True
-    for dim in kind.shape:
+    if len(type_.shape) > limits.max_dims:
+        return f"it has {len(type_.shape)} dims, more than Limits.max_dims = {limits.max_dims}"
+    elements, static = 1, True
+    for dim in type_.shape:
         if isinstance(dim, int):
             if not 0 <= dim <= MAX_DIM:
                 return f"dim {dim} is not between 0 and 2**63 - 1"
-            # A zero among the dims does not help: strides are products of the others.
+            # A dim of 0 counts as 1: strides are products of the others.
             elements *= dim or 1
         elif dim is None or isinstance(dim, str):
-            known = False
+            static = False
         else:
             return f"dim {dim!r} is neither an int, nor a name, nor None (unknown)"
     if elements > limits.max_elements:
         return (
-            f"its dims {list(kind.shape)} multiply to more than Limits.max_elements = "
+            f"its dims {list(type_.shape)} multiply to more than Limits.max_elements = "
             f"{limits.max_elements}"
         )
-    if kind.data is not None:
-        size = 0 if 0 in kind.shape else elements
-        if len(kind.shape) > 1 or (known and size != len(kind.data)):
-            return f"its known contents, {len(kind.data)} elements, do not fit {kind}"
+    if type_.data is not None:
+        size = 0 if 0 in type_.shape else elements
+        if len(type_.shape) > 1 or (static and size != len(type_.data)):
+            return f"its known contents, {len(type_.data)} elements, do not fit {type_}"
     return None
 
 
 def _check_constants(index: _Index, limits: Limits) -> Iterator[str]:
-    """A constant is an array that its type describes; all of them together are bounded."""
+    """A constant is an array that fits its type; the bytes of all of them are bounded."""
     total = 0
     for value in index.constants:
         array = value.const
@@ -578,8 +580,8 @@ def _check_constants(index: _Index, limits: Limits) -> Iterator[str]:
 
 
 def _bytes_of_attributes(index: _Index) -> int:
-    """Bytes of the arrays that nodes have as attributes, as constants of TensorFlow are nodes; each
-    array counts once, and an element that stands for many as one."""
+    """Bytes of the arrays among attributes, such as those of TensorFlow's Const; each array counts
+    once, and without repetition by strides of 0."""
     arrays = {
         id(attribute): attribute
         for _, _, node in index.nodes()
@@ -593,7 +595,7 @@ def _bytes_of_attributes(index: _Index) -> int:
 
 
 def _check_cycles(index: _Index, limits: Limits) -> Iterator[str]:
-    """Some order of each graph's nodes has every node after all that it depends on."""
+    """Dependencies within each graph have no cycle."""
     for scope in index.scopes:
         if scope.parent >= 0:
             continue

@@ -1,8 +1,7 @@
 """Names of devices: ``/job:worker/replica:0/task:1/device:CPU:0``, and parts of such names.
 
-The grammar is TensorFlow's. A name says as much as it has parts; short forms (``cpu:0``,
-``/gpu:*``) leave the word ``device`` away. What a name leaves open, or has ``*`` for, any device
-may have.
+The grammar is TensorFlow's. Short forms (``cpu:0``, ``/gpu:*``) leave out the word ``device``. A
+part that is missing, or ``*``, matches any device.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from dataclasses import astuple, dataclass
 from penstock.errors import InvalidModel
 
 LOCAL = "/job:localhost/replica:0/task:0"
-"""what the names of this process's devices begin with"""
+"""prefix of the names of this process's devices"""
 
 _ANY = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """A full name or part of one; None stands for what it leaves open.
+    """A full or partial name; None for the parts that are left open.
 
     ``kind`` is in capitals (``CPU``), ``index`` the device's number among those of its kind in one
     task.
@@ -34,24 +33,24 @@ class DeviceName:
 
     @classmethod
     def parse(cls, text: str) -> DeviceName:
-        """The name that ``text`` is. Raises ``InvalidModel``."""
-        found: dict[str, str | int | None] = {}
+        """Parse ``text``. Raises ``InvalidModel``."""
+        fields: dict[str, str | int | None] = {}
         for part in text.split("/"):
             if not part or part == _ANY:
                 continue
             for key, value in _fields(part, text):
-                if key in found:
+                if key in fields:
                     raise InvalidModel(f"the device {text!r} says its {key} twice; say it once")
-                found[key] = value
-        return cls(**found)  # type: ignore[arg-type]
+                fields[key] = value
+        return cls(**fields)  # type: ignore[arg-type]
 
     @property
     def full(self) -> bool:
-        """Whether it leaves nothing open, and so names one device."""
+        """Whether no part is left open, so that it names one device."""
         return None not in astuple(self)
 
     def __str__(self) -> str:
-        """The name in TensorFlow's order, without what it leaves open: "" if that is all."""
+        """The parts that are given, in TensorFlow's order; "" if there are none."""
         text = ""
         for word, value in (("job", self.job), ("replica", self.replica), ("task", self.task)):
             if value is not None:
@@ -62,14 +61,14 @@ class DeviceName:
         return f"{text}/device:{self.kind or _ANY}:{index}"
 
     def allows(self, other: DeviceName) -> bool:
-        """Whether the two say nothing different: one device could have both names."""
+        """Whether no parts differ, so that one device could have both names."""
         return not any(
             a is not None and b is not None and a != b
             for a, b in zip(astuple(self), astuple(other), strict=True)
         )
 
     def merge(self, other: DeviceName) -> DeviceName:
-        """A name that says what either does. Raises ``InvalidModel`` where they differ."""
+        """The name with the parts of both. Raises ``InvalidModel`` where they differ."""
         if not self.allows(other):
             raise InvalidModel(
                 f"no device is both {str(self)!r} and {str(other)!r}; change one of the two names"
@@ -78,13 +77,13 @@ class DeviceName:
         return DeviceName(*[b if a is None else a for a, b in both])
 
     def over(self, other: DeviceName) -> DeviceName:
-        """A name that says what this one does and, where it leaves something open, the other."""
+        """This name, with the parts that it leaves open from ``other``."""
         both = zip(astuple(self), astuple(other), strict=True)
         return DeviceName(*[b if a is None else a for a, b in both])
 
 
 def _fields(part: str, text: str) -> Iterable[tuple[str, str | int | None]]:
-    """What one part of a name says."""
+    """The fields that one part of a name gives."""
     key, *rest = part.split(":")
     if key == "job" and len(rest) == 1 and rest[0]:
         yield key, _open(rest[0])
@@ -119,10 +118,10 @@ def _number(text: str, name: str) -> int | None:
 
 
 def local(devices: int | Sequence[str]) -> tuple[str, ...]:
-    """The full names of virtual devices of this process: so many CPUs, or those named.
+    """Return the full names of virtual devices of this process: a number of CPUs, or those named.
 
-    Raises ``ValueError`` for none, for one that is named twice, and for what no name of one CPU of
-    this process is.
+    Raises ``ValueError`` for an empty list, a repeated name, and a name that is not that of one CPU
+    of this process.
     """
     if isinstance(devices, str) or (not isinstance(devices, int) and not len(devices)):
         raise ValueError(f'devices={devices!r}: give a number, or names such as ["cpu:0", "cpu:1"]')
@@ -131,15 +130,15 @@ def local(devices: int | Sequence[str]) -> tuple[str, ...]:
             raise ValueError(f"devices={devices}: a session needs at least one device")
         devices = [f"cpu:{i}" for i in range(devices)]
     here = DeviceName.parse(f"{LOCAL}/device:CPU:*")
-    found = []
-    for each in devices:
+    names = []
+    for device in devices:
         try:
-            name = DeviceName.parse(each).merge(here)
+            name = DeviceName.parse(device).merge(here)
         except InvalidModel as error:
-            raise ValueError(f"devices= has {each!r}, which is no CPU here: {error}") from error
+            raise ValueError(f"devices= has {device!r}, which is no CPU here: {error}") from error
         if not name.full:
-            raise ValueError(f"devices= has {each!r}, which names no one device: say its number")
-        found.append(str(name))
-    if len(set(found)) < len(found):
+            raise ValueError(f"devices= has {device!r}, which names no one device: say its number")
+        names.append(str(name))
+    if len(set(names)) < len(names):
         raise ValueError(f"devices= has one device twice: {list(devices)}")
-    return tuple(found)
+    return tuple(names)

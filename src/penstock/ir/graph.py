@@ -1,8 +1,8 @@
 """Graphs: nodes that consume and produce values, in SSA form.
 
-A value has one producer at most, and says so; who consumes it is found by walking the nodes
-(``Graph.consumers``). A node may carry graphs among its attributes (the branches of an If, the body
-of a Loop); what such a graph takes from outside it simply refers to: it is the same ``Value``.
+A value refers to its producer, if it has one; its consumers are found by walking the nodes
+(``Graph.consumers``). A node may have graphs among its attributes, such as the branches of an If or
+the body of a Loop. A nested graph refers to a value of a graph around it by the same ``Value``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Node:
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.attrs: dict[str, Any] = dict(attrs) if attrs else {}
-        # Asked many times of every node, most of which have none.
+        # Asked many times for every node, and false for most.
         self._nests = bool(attrs) and any(x.__class__ is Graph for x in self.attrs.values())
         self.name = name
         self.control_inputs = list(control_inputs)
@@ -98,9 +98,9 @@ class Node:
 
     @property
     def label(self) -> str:
-        """What messages call the node: its origin; without one its name, or what it makes."""
-        made = next((v.name for v in self.outputs if v is not None), None)
-        unnamed = self.op.name if made is None else f"{self.op.name} that makes {made!r}"
+        """The name of the node in messages: its origin, else its name, else its first output."""
+        output = next((v.name for v in self.outputs if v is not None), None)
+        unnamed = self.op.name if output is None else f"{self.op.name} that makes {output!r}"
         return self.origin or self.name or unnamed
 
     def __repr__(self) -> str:
@@ -132,13 +132,13 @@ class Graph:
         self.targets = list(targets)
 
     def consumers(self) -> dict[Value, list[Node]]:
-        """Who consumes each value, nodes of nested graphs included; once for each use."""
-        found: dict[Value, list[Node]] = {}
+        """The consumers of each value, in nested graphs too; a node once for each use."""
+        readers: dict[Value, list[Node]] = {}
         for node in self.walk():
             for value in node.inputs:
                 if value is not None:
-                    found.setdefault(value, []).append(node)
-        return found
+                    readers.setdefault(value, []).append(node)
+        return readers
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
@@ -165,9 +165,9 @@ class Graph:
 
 
 class Model:
-    """Graphs, of which ``graphs[entry]`` is run; ``functions`` that nodes call; metadata.
+    """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.
 
-    ``aliases`` are further names of values of the entry, for who feeds and fetches them.
+    ``aliases`` are further names by which values of the entry can be fed and fetched.
     """
 
     __slots__ = ("aliases", "entry", "functions", "graphs", "metadata", "path")
@@ -195,7 +195,7 @@ class Model:
 
 
 def captures(graph: Graph) -> list[Value]:
-    """The values that a nested graph takes from the graphs around it, in order of first use.
+    """Return the values of outer graphs that a nested graph refers to, in order of first use.
 
     Constants are not among them: they belong to no graph.
     """
@@ -204,16 +204,16 @@ def captures(graph: Graph) -> list[Value]:
         own.update(v for v in node.outputs if v is not None)
         for _, inner in node.graphs:
             own.update(inner.inputs)
-    found: dict[Value, None] = {}
+    captured: dict[Value, None] = {}
     for node in graph.walk():
         for value in node.inputs:
             if value is not None and value.const is None and value not in own:
-                found[value] = None
-    for each in graph.graphs():
-        for value in each.outputs:
+                captured[value] = None
+    for subgraph in graph.graphs():
+        for value in subgraph.outputs:
             if value.const is None and value not in own:
-                found[value] = None
-    return list(found)
+                captured[value] = None
+    return list(captured)
 
 
 def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
@@ -221,15 +221,15 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     ``nodes[b]`` cannot run before ``nodes[a]``.
 
     A node depends on the producers of its inputs, on its control inputs, and on the producers of
-    what the graphs that it carries take from outside them; but a Merge not on a NextIteration,
-    which comes after it in an iteration and before it in the next. Pairs may repeat.
+    the values that its graphs capture; but a Merge does not depend on a NextIteration, which
+    follows it in one iteration and precedes it in the next. Pairs may repeat.
     """
     reads: dict[Graph, set[Node]] = {}
-    for each in reversed(list(graph.graphs())):
-        position = {node: i for i, node in enumerate(each.nodes)}
+    for subgraph in reversed(list(graph.graphs())):
+        position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
         beyond: set[Node] = set()
-        for b, node in enumerate(each.nodes):
+        for b, node in enumerate(subgraph.nodes):
             needed = [v.producer for v in node.inputs if v is not None and v.producer is not None]
             if node.op.role is Role.MERGE:
                 needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
@@ -242,17 +242,17 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
                     beyond.add(source)
                 else:
                     edges.append((a, b))
-        made = (v.producer for v in each.outputs)
-        beyond.update(p for p in made if p is not None and p not in position)
-        reads[each] = beyond
-        yield each, edges
+        producers = (v.producer for v in subgraph.outputs)
+        beyond.update(p for p in producers if p is not None and p not in position)
+        reads[subgraph] = beyond
+        yield subgraph, edges
 
 
 def topological(graph: Graph) -> list[Node]:
-    """The nodes of ``graph`` itself, each after all that it depends on (``dependencies``).
+    """Return the nodes of ``graph`` itself, each after all of its dependencies (``dependencies``).
 
-    They keep the order they have if they can run in it; else, of those that could run next, the
-    one that stands first comes first. Raises ``InvalidModel`` that names a cycle if there is one.
+    Their order is kept if it is valid; else, of the nodes that are ready, the one that is listed
+    first comes first. Raises ``InvalidModel`` that names a cycle if there is one.
     """
     ((_, edges),) = deque(dependencies(graph), maxlen=1)  # the last are those of graph itself
     return ordered(graph, edges)
@@ -260,8 +260,8 @@ def topological(graph: Graph) -> list[Node]:
 
 def sort(graph: Graph) -> None:
     """Put the nodes of ``graph`` and of every nested graph in the order of ``topological``."""
-    for each, edges in dependencies(graph):
-        each.nodes[:] = ordered(each, edges)
+    for subgraph, edges in dependencies(graph):
+        subgraph.nodes[:] = ordered(subgraph, edges)
 
 
 def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
@@ -288,9 +288,9 @@ def clone(
 ) -> Graph:
     """A copy with nodes and values of its own; constants, operations and attributes are shared.
 
-    ``inputs``, ``outputs`` and ``targets`` may be any of the outermost graph instead of its own. An
-    input that a node produces is cut off from it: its consumers read what is fed, and so do the
-    outputs.
+    ``inputs``, ``outputs`` and ``targets`` may be any values and nodes of the outermost graph, by
+    default its own. An input that a node produces is detached from it: consumers and outputs read
+    the input.
     """
     return _Cloner().clone(
         graph,
@@ -301,22 +301,21 @@ def clone(
 
 
 def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node], list[Value]]:
-    """A copy of the nodes of ``graph`` that reads ``inputs``, and what it makes of its outputs.
+    """Return a copy of the nodes of ``graph`` that reads ``inputs``, and the copies of its outputs.
 
-    What the nodes take from outside of the graph, the copies do too; what they make is named as it
-    is there, with ``suffix`` behind.
+    Captured values stay the same. Names of copied values end in ``suffix``.
     """
     cloner = _Cloner(suffix)
     cloner.values.update((value, value) for value in captures(graph))
     cloner.values.update(zip(graph.inputs, inputs, strict=True))
     nodes = [cloner.node(node) for node in graph.nodes]
     for node, copy in zip(graph.nodes, nodes, strict=True):
-        copy.control_inputs = [cloner.nodes.get(each, each) for each in node.control_inputs]
+        copy.control_inputs = [cloner.nodes.get(source, source) for source in node.control_inputs]
     return nodes, [cloner.value(value) for value in graph.outputs]
 
 
 class _Cloner:
-    """``suffix``: what the names of the values that the copy makes end with."""
+    """Copies nodes and values; names of copied values end in ``suffix``."""
 
     def __init__(self, suffix: str = "") -> None:
         self.suffix = suffix
@@ -339,11 +338,11 @@ class _Cloner:
         nodes = [self.node(node) for node in graph.nodes]
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
-                # Where there are loops, some of these come later.
-                before = [self.nodes.get(each) for each in node.control_inputs]
-                copy.control_inputs = [each for each in before if each is not None]
-        made = [self.value(value) for value in outputs]
-        return Graph(fed, made, nodes, graph.name, [self.nodes[node] for node in targets])
+                # In loops, some of these are copied later.
+                before = [self.nodes.get(source) for source in node.control_inputs]
+                copy.control_inputs = [source for source in before if source is not None]
+        outputs_ = [self.value(value) for value in outputs]
+        return Graph(fed, outputs_, nodes, graph.name, [self.nodes[node] for node in targets])
 
     def node(self, node: Node) -> Node:
         attrs = node.attrs
@@ -364,7 +363,7 @@ class _Cloner:
         return copy
 
     def value(self, value: Value) -> Value:
-        """The copy of a value that is read: the same constant, or what stands for it here."""
+        """The copy of a value that is read; constants are shared."""
         copy = self.values.get(value)
         if copy is not None:
             return copy

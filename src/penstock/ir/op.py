@@ -47,38 +47,37 @@ class Binder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One node's code on one backend.
+    """The code of one node on one backend.
 
-    ``function(*inputs)`` takes one argument for each entry of the node's inputs (``None`` for one
-    left out) and returns new outputs: the array itself if the node has one output, else a tuple
-    with an entry for each. It works for any shapes the node allows. Where an output has rank 0, a
-    scalar will do (``array_of``).
+    ``function(*inputs)`` takes one argument for each of the node's inputs (``None`` for one left
+    out) and returns new outputs: an array if the node has one output, else a tuple with an entry
+    for each. It works for all shapes that the node allows. An output of rank 0 may be a NumPy
+    scalar (``array_of``).
 
-    ``into(*inputs, *outputs)`` writes the outputs into the given arrays instead, one argument for
-    each entry of the node's outputs; with ``workspace`` bytes asked for, one more argument follows,
-    a uint8 array of that size, aligned to 64 bytes. Output arrays may be strided unless
-    ``contiguous`` is set, and never overlap an input except as ``inplace`` allows. Without ``into``
-    the outputs are allocated during the run.
+    ``into(*inputs, *outputs)`` writes to the given arrays instead, one argument for each of the
+    node's outputs, followed by a uint8 array of ``workspace`` bytes, aligned to 64, if that is not
+    0. Output arrays may be strided unless ``contiguous`` is set, and overlap no input except as
+    ``inplace`` allows. Without ``into`` the outputs are allocated during the run.
 
-    ``view``: outputs are views of input 0 wherever its strides allow it; nothing is computed.
+    ``view``: outputs are views of input 0 where its strides allow it; nothing is computed.
 
     ``dims_order``: the order of the dims of output 0 in memory, the outermost first, if its memory
     is planned; empty if any order will do. The steps that read it find the strides to match.
     ``contiguous_inputs``: the inputs that must have no gaps, and their dims in the order of the
     output's. ``any_layout``: the output may as well have any other order that its reader prefers.
 
-    ``check``: is called with what a bound call returns, if that is true, and raises: the status of
-    a library that does not raise itself.
+    ``check``: called with the result of a bound call if that is true; raises. For libraries that
+    return a status.
 
     ``binder``: binds the kernel to its arguments ahead of the run, in place of ``into``.
     ``prefer_bound``: a call of ``function`` is slow, and what ``bind`` returns is not. Even an
     output that leaves the run is then written to planned memory, and copied out.
 
-    ``begin``: the form of an asynchronous kernel that does not wait (``asynchronous``).
+    ``begin``: the non-blocking form of an asynchronous kernel (``asynchronous``).
 
-    ``inplace``: the inputs whose memory output 0 may take over, where they have its very type and
-    nobody reads them afterwards. A value that is several inputs may be taken over only if all of
-    these are named: others are read while the output is written.
+    ``inplace``: inputs whose memory output 0 may reuse if their type is the same and no later step
+    reads them. A value that is several inputs of the node may be reused only if all of them are
+    listed: other inputs are read while the output is written.
     """
 
     function: Callable[..., Any]
@@ -106,10 +105,10 @@ class Kernel:
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The function and the arguments that compute ``outputs`` from ``inputs``.
+        """Return the function and the arguments that compute ``outputs`` from ``inputs``.
 
-        Arrays known only during the run may be stood in for by placeholders: a kernel passes them
-        on as arguments, and does not look at them.
+        Placeholders may stand for arrays that are known only during the run: they are passed on as
+        arguments, and not inspected.
         """
         if self.binder is not None:
             return self.binder.bind(inputs, outputs, workspace)
@@ -119,7 +118,7 @@ class Kernel:
 
 
 def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
-    """The kernel of a function whose one result the writing form copies."""
+    """Return the kernel of a function with one result, which ``into`` copies."""
 
     def into(*arrays: Any) -> None:
         arrays[-1][...] = function(*arrays[:-1])
@@ -128,16 +127,16 @@ def returning(function: Callable[..., Any], *, view: bool = False) -> Kernel:
 
 
 def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
-    """The kernel of what is waited for and not computed here: a timer, a server's answer.
+    """Return the kernel of work that is done elsewhere, e.g. by a timer or a server.
 
-    ``begin(done, *inputs)`` sees to it that the work begins, and returns. ``done(outputs)``, with
-    what the function of a kernel returns, or ``done(error=...)`` is then called once, on any
-    thread, perhaps before ``begin`` returns; what is called later changes nothing. ``begin`` may
-    return a function without arguments that makes the work end soon. A run that is stopped or fails
-    meanwhile calls that, on any thread, and does not wait: what ``done`` is told then, is dropped.
-    Without a call of ``done`` a run goes on until it is stopped.
+    ``begin(done, *inputs)`` starts the work and returns. When the work is complete, it calls
+    ``done(outputs)``, with what a kernel's function returns, or ``done(error=...)``, on any thread,
+    perhaps before ``begin`` returns; further calls have no effect. ``begin`` may return a function
+    without arguments that cancels the work. A run that is stopped or fails calls it, on any thread,
+    without waiting; later results are dropped. If ``done`` is never called, the run goes on until
+    it is stopped.
 
-    The frames executor runs other nodes meanwhile; whoever calls the kernel's ``function`` waits.
+    The frames executor runs other nodes meanwhile; ``function`` blocks until the work is complete.
     """
 
     def function(*inputs: Any) -> Any:
@@ -147,13 +146,13 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 
 
 class Outcome:
-    """What an asynchronous kernel is told to call, for a thread that waits until it does."""
+    """The ``done`` of an asynchronous kernel for a thread that waits for the result."""
 
-    __slots__ = ("_cancel", "_claim", "_come", "_error", "_outputs")
+    __slots__ = ("_cancel", "_claim", "_complete", "_error", "_outputs")
 
     def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        self._claim = threading.Lock()  # held once somebody has said what came of it
-        self._come = threading.Event()
+        self._claim = threading.Lock()  # held once there is a result
+        self._complete = threading.Event()
         self._outputs: Any = None
         self._error: BaseException | None = None
         self._cancel: Callable[[], object] | None = None
@@ -162,20 +161,20 @@ class Outcome:
     def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
         if self._claim.acquire(blocking=False):
             self._outputs, self._error = outputs, error
-            self._come.set()
+            self._complete.set()
 
     def stop(self, error: BaseException) -> None:
-        """Let who waits go on with ``error``, and the work end."""
-        if self._come.is_set():
+        """Wake the waiting thread with ``error``, and cancel the work."""
+        if self._complete.is_set():
             return
         self(error=error)
         if self._cancel is not None:
             self._cancel()
 
     def wait(self) -> Any:
-        """What was made; raises what went wrong."""
+        """Wait for the outputs; raise the error if the work failed."""
         try:
-            self._come.wait()
+            self._complete.wait()
         except BaseException:  # an interrupt
             if self._cancel is not None:
                 self._cancel()
@@ -190,7 +189,7 @@ class Outcome:
 
 
 def array_of(value: Any) -> Any:
-    """A kernel's result as the run-time value that it is: NumPy may give a scalar for rank 0."""
+    """Return a kernel's result as a run-time value: NumPy may return a scalar for rank 0."""
     if isinstance(value, np.generic):
         return np.asarray(value)
     return np.array(value, object) if isinstance(value, str) else value
@@ -227,15 +226,15 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """An operation: every node that means the same shares one.
+    """An operation; all nodes of one operation share the object.
 
     ``since`` to ``version`` are the versions of the domain's schema that mean exactly this.
     ``pure`` operations give equal outputs for equal inputs and have no effects; others are neither
     folded, nor merged, nor dropped in favour of one another.
 
     ``role``: what the operation does to the order in which nodes run; None for most. ``arity``: the
-    number of inputs and of outputs of a node, None where any number will do, for operations without
-    a schema that says so.
+    number of inputs and of outputs of a node, None for any number, for operations without a schema
+    that is checked elsewhere.
 
     ``elementwise``: an element of output 0 depends on those at its place in the inputs, which
     broadcast, so that the operation commutes with a transposition of all of them. ``moves``: only

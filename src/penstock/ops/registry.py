@@ -1,21 +1,20 @@
 """The table of all operations.
 
-Each operation is registered once, in the file of its family, with everything there is to know about
-it: since which version of its domain it means what it means here, its ``infer`` function, and its
-NumPy kernel::
+Each operation is registered once, in the file of its family, with all of its properties: the first
+schema version that means the same, its ``infer`` function, its traits and its NumPy kernel::
 
     @operator("Neg", since=1, infer=same_type, elementwise=True)
     def neg(node, types):
         return elementwise(np.negative)
 
-``infer(types, attrs, consts) -> types``: output types from input types. ``types[i]`` is ``None``
-where optional input i is left out and ``ANY`` where nothing is known of it; ``consts[i]`` is the
-array where input i is a constant. It may return fewer types than the node has outputs (the rest is
-unknown), and raises ``ShapeError`` for what can never run.
+``infer(types, attrs, consts) -> types`` computes output types from input types. ``types[i]`` is
+``None`` if optional input i is left out and ``ANY`` if its type is unknown; ``consts[i]`` is the
+array if input i is a constant. It may return fewer types than the node has outputs (the others are
+unknown), and raises ``ShapeError`` for a node that cannot run.
 
-The decorated function *compiles*: it looks once at the node's attributes, the inputs that are
-constants (``node.inputs[i].const``) and the input types (``types``, as far as known), and returns a
-``Kernel`` whose function then runs many times.
+The decorated function *compiles* a node: from its attributes, constant inputs
+(``node.inputs[i].const``) and input types, as far as known, it makes a ``Kernel``, whose function
+runs many times.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ from penstock.types import STRING, ShapeError, TensorType, Type
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
 
-MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime has beside ONNX
-TENSORFLOW = "tensorflow"  # the domain of what TensorFlow has beside ONNX
-NEWEST = 10**9  # stands for whatever the newest version of a schema is
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
+TENSORFLOW = "tensorflow"  # the domain of TensorFlow's operations that ONNX lacks
+NEWEST = 10**9  # stands for the newest version of a schema
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 
 
 def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """The ``infer`` of operations whose results cannot be known before the run."""
+    """The ``infer`` of operations whose output types are unknown before the run."""
     return ()
 
 
 def _numeric(compile: Compile) -> Compile:
-    """``compile``, for an operation that takes no strings: they never reach its kernel.
+    """``compile`` of an operation that takes no strings: reject them before they reach its kernel.
 
-    NumPy would compute with them as with any objects. Where results are cast to other types, it
-    then takes memory that it has not written yet for objects, which crashes.
+    NumPy computes with them as with any objects. Where it casts the results to another type, it
+    reads uninitialised memory as objects, and crashes.
     """
 
     @wraps(compile)
     def checked(node: Node, types: Types) -> Kernel:
-        given = [kind for kind in types if kind is not None]
-        dtypes = [kind.dtype if isinstance(kind, TensorType) else None for kind in given]
+        given = [type_ for type_ in types if type_ is not None]
+        dtypes = [type_.dtype if isinstance(type_, TensorType) else None for type_ in given]
         if any(dtype is not None and dtype == STRING for dtype in dtypes):
             raise ShapeError(f"{node.op.name} takes no strings")
         kernel = compile(node, types)
@@ -78,9 +77,9 @@ def _numeric(compile: Compile) -> Compile:
 
 
 def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``infer`` or ``compile`` of an operation of which there is no schema.
+    """``infer`` or ``compile`` of an operation without a schema.
 
-    Nobody has checked that a node has as many inputs and the attributes that the code reads.
+    The inputs and attributes that the code reads may be missing or of a wrong type.
     """
 
     @wraps(function)
@@ -97,7 +96,7 @@ def _unchecked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Traits(TypedDict, total=False):
-    """Properties of an operation; the fields of ``Op`` of these names say what they mean."""
+    """Properties of an operation: fields of ``Op``, which documents them."""
 
     role: Role
     arity: Arity
@@ -120,7 +119,7 @@ def operator(
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one.
 
-    ``version`` is the last schema version with this meaning; left out, it is the newest there is.
+    ``version`` is the last schema version with this meaning, by default the newest.
     ``strings``: whether it takes tensors of strings; the kernels of others never see one. ``pure``
     and ``traits`` are fields of ``Op``.
     """
@@ -129,19 +128,19 @@ def operator(
         last = NEWEST if version is None else version
         entries = _REGISTRY.setdefault((domain, name), [])
         assert all(last < e.since or since > e.version for e in entries), (name, since)
-        made = compile if strings else _numeric(compile)
-        found = infer
+        checked = compile if strings else _numeric(compile)
+        checked_infer = infer
         if domain in (MICROSOFT, TENSORFLOW):
-            made = _unchecked(made)
-            found = infer if infer is unknown_types else _unchecked(infer)
-        entries.append(Op(name, domain, since, last, found, made, pure, **traits))
+            checked = _unchecked(checked)
+            checked_infer = infer if infer is unknown_types else _unchecked(infer)
+        entries.append(Op(name, domain, since, last, checked_infer, checked, pure, **traits))
         return compile
 
     return register
 
 
 def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
-    """The operation that schema version ``version`` of ``name`` means, or the newest."""
+    """Return the operation that ``name`` means in a schema version, by default the newest."""
     entries = _REGISTRY.get((domain, name), ())
     if version is None:
         return max(entries, key=lambda op: op.version, default=None)
@@ -152,5 +151,5 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
 
 
 def registered() -> list[Op]:
-    """All operations there are, by domain and name."""
+    """Return all operations, sorted by domain and name."""
     return [op for key in sorted(_REGISTRY) for op in _REGISTRY[key]]

@@ -43,12 +43,12 @@ def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:
     """
     key = (name, *map(id, sources))
     with _LOCK:
-        found = _ALL.get(key)
-    if found is None:
-        made = Shared(make(), sources)  # without the lock: it may take long, and share things too
+        entry = _ALL.get(key)
+    if entry is None:
+        fresh = Shared(make(), sources)  # without the lock: it may take long, and share things too
         with _LOCK:
-            found = _ALL.setdefault(key, made)
-    return found
+            entry = _ALL.setdefault(key, fresh)
+    return entry
 
 
 def by_attributes(compile: Compile) -> Compile:
@@ -59,8 +59,8 @@ def by_attributes(compile: Compile) -> Compile:
 
     def compiled(node: Node, types: Types) -> Kernel:
         name = compile.__qualname__, len(node.inputs), len(node.outputs), *node.attrs
-        made = shared(name, lambda: compile(node, types).function, *node.attrs.values())
-        return Kernel(lambda *inputs: made.value(*inputs))
+        share = shared(name, lambda: compile(node, types).function, *node.attrs.values())
+        return Kernel(lambda *inputs: share.value(*inputs))
 
     return compiled
 

@@ -72,9 +72,12 @@ def ufunc(function: Callable[..., Any], inputs: int) -> Kernel:
 
 def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> Kernel:
     """The kernel of a ufunc; in blocks of float32 for large bfloat16 tensors, which is faster."""
-    kinds = [tensor(types, i) for i in range(inputs)]
-    if all(kind.static for kind in kinds) and max(math.prod(k.dims) for k in kinds) > 4096:
-        dtype = kinds[0].dtype
+    input_types = [tensor(types, i) for i in range(inputs)]
+    if (
+        all(type_.static for type_ in input_types)
+        and max(math.prod(k.dims) for k in input_types) > 4096
+    ):
+        dtype = input_types[0].dtype
         assert dtype is not None
         if is_small(dtype) and dtype.kind == "V":
             return formula(lambda _: function, types, inputs=inputs)
@@ -125,15 +128,15 @@ def formula(
 
     into: Callable[..., Any] = run
     workspace = 0
-    kinds = [tensor(types, i) for i in range(inputs)]
-    shape = broadcast_shapes([kind.shape for kind in kinds])
-    result = TensorType(kinds[0].dtype, shape)
-    if all(kind.static for kind in kinds):
+    input_types = [tensor(types, i) for i in range(inputs)]
+    shape = broadcast_shapes([type_.shape for type_ in input_types])
+    result = TensorType(input_types[0].dtype, shape)
+    if all(type_.static for type_ in input_types):
         assert result.dtype is not None
         computed = wide(result.dtype)
         size = math.prod(result.dims)
         workspace = scratch * min(size, BLOCK) * computed.itemsize
-        if size <= BLOCK and all(kind.dtype == computed for kind in kinds):
+        if size <= BLOCK and all(type_.dtype == computed for type_ in input_types):
             into = _bound(bodies(computed), result.dims, computed, inputs, scratch) or run
     return Kernel(run, into, inplace=tuple(range(inputs)), workspace=workspace)
 
@@ -195,9 +198,9 @@ def in_blocks(
 
 
 def carried(
-    kind: TensorType, types: Types, consts: Consts, compute: Callable[..., Dim]
+    type_: TensorType, types: Types, consts: Consts, compute: Callable[..., Dim]
 ) -> TensorType:
-    """``kind`` with contents computed from those of the inputs: shape arithmetic.
+    """``type_`` with contents computed from those of the inputs: shape arithmetic.
 
     ``compute`` takes an element of each input, and returns ``None`` where the result is not known.
     A name among the elements stands for a dim, and so is never negative.
@@ -215,9 +218,9 @@ def carried(
         if n > MAX_DATA or any(len(column) not in (1, n) for column in columns if n):
             return None
         cells = (compute(*[c[i % len(c)] for c in columns]) for i in range(n))
-        return tuple([in_range(cell, kind.dtype) for cell in cells])
+        return tuple([in_range(cell, type_.dtype) for cell in cells])
 
-    return with_data(kind, contents)
+    return with_data(type_, contents)
 
 
 def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
@@ -232,8 +235,10 @@ def infer_unary(compute: Callable[[int], int]) -> Infer:
     """Inference of an operation of one input that carries integer contents along."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (kind,) = same_type(types, attrs, consts)
-        assert isinstance(kind, TensorType)
-        return (carried(kind, types, consts, lambda a: compute(a) if isinstance(a, int) else None),)
+        (type_,) = same_type(types, attrs, consts)
+        assert isinstance(type_, TensorType)
+        return (
+            carried(type_, types, consts, lambda a: compute(a) if isinstance(a, int) else None),
+        )
 
     return infer

@@ -43,10 +43,10 @@ def _implementation(name: str, domain: str, version: int) -> Any:
     else:
         return None
     try:
-        found = load_op(domain, name, version)
+        implementation = load_op(domain, name, version)
     except Exception:
         return None
-    return None if found.__module__ == "onnx.reference.op_run" else found
+    return None if implementation.__module__ == "onnx.reference.op_run" else implementation
 
 
 def _compiler(implementation: Any, domain: str, version: int) -> Compile:

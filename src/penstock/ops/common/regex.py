@@ -112,9 +112,9 @@ class _Parser:
         stop = self.pattern.find(end, self.at)
         if stop < 0:
             raise self.fail(f"missing {end!r}")
-        found = self.pattern[self.at : stop]
+        content = self.pattern[self.at : stop]
         self.at = stop + len(end)
-        return found
+        return content
 
     # Emitting
 
@@ -127,8 +127,8 @@ class _Parser:
     def test(self, predicate: Predicate) -> Fragment:
         return lambda after: self.emit(_Instruction(test=predicate, targets=(after,)))
 
-    def assertion(self, kind: str) -> Fragment:
-        return lambda after: self.emit(_Instruction(assertion=kind, targets=(after,)))
+    def assertion(self, condition: str) -> Fragment:
+        return lambda after: self.emit(_Instruction(assertion=condition, targets=(after,)))
 
     def sequence(self, parts: list[Fragment]) -> Fragment:
         def emit(after: int) -> int:
@@ -260,8 +260,8 @@ class _Parser:
         if char == ".":
             return self.test((lambda c: True) if flags.dot_all else (lambda c: c != "\n"))
         if char in "^$":
-            kind = {"^": "begin", "$": "end"}[char]
-            return self.assertion(f"{kind} of line" if flags.multiline else kind)
+            position = {"^": "begin", "$": "end"}[char]
+            return self.assertion(f"{position} of line" if flags.multiline else position)
         if char in "*+?":
             raise self.fail("nothing to repeat")
         if char == "\\":
@@ -272,8 +272,8 @@ class _Parser:
                 return self.sequence([self.literal(c, flags) for c in text])
             if self.pattern[self.at : self.at + 1] in _ASSERTIONS:
                 return self.assertion(_ASSERTIONS[self.next()])
-            found = self.escape()
-            return self.literal(found, flags) if isinstance(found, str) else self.test(found)
+            escaped = self.escape()
+            return self.literal(escaped, flags) if isinstance(escaped, str) else self.test(escaped)
         return self.literal(char, flags)
 
     def literal(self, char: str, flags: _Flags) -> Fragment:
@@ -360,7 +360,7 @@ class _Parser:
             )
 
         if fold:
-            return lambda c: any(plain(each) for each in _folded(c)) != negate
+            return lambda c: any(plain(variant) for variant in _folded(c)) != negate
         return lambda c: plain(c) != negate
 
     def class_item(self) -> str | Predicate:
@@ -374,9 +374,9 @@ def _member(chars: frozenset[str], negate: bool) -> Predicate:
 
 def _folded(char: str) -> frozenset[str]:
     """The characters that differ from ``char`` in nothing but case."""
-    found = {char, char.lower(), char.upper()}
-    found |= {c.lower() for c in found} | {c.upper() for c in found}
-    return frozenset(c for c in found if len(c) == 1)
+    variants = {char, char.lower(), char.upper()}
+    variants |= {c.lower() for c in variants} | {c.upper() for c in variants}
+    return frozenset(c for c in variants if len(c) == 1)
 
 
 # Matching
@@ -435,11 +435,11 @@ class Regex:
                     reached.update(instruction.targets)
             elif not instruction.assertion or _holds(instruction.assertion, before, after):
                 stack.extend(instruction.targets)
-        found = (after, frozenset(reached))
+        following = (after, frozenset(reached))
         if len(self._moves) >= MAX_TRANSITIONS:
             self._moves.clear()
-        self._moves[state, char] = found
-        return found
+        self._moves[state, char] = following
+        return following
 
 
 _State: TypeAlias = tuple[str, frozenset[int]]

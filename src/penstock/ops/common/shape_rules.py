@@ -20,11 +20,11 @@ MAX_WHOLE_NUMBERS = 65536
 def tensor(types: Types, index: int) -> TensorType:
     """Type of input ``index`` as a tensor; unknown where it is left out, absent or any."""
     if index < len(types):
-        kind = types[index]
-        if isinstance(kind, TensorType):
-            return kind
-        if kind is not None and type(kind).__name__ != "AnyType":
-            raise ShapeError(f"input {index} must be a tensor, not {kind}")
+        type_ = types[index]
+        if isinstance(type_, TensorType):
+            return type_
+        if type_ is not None and type(type_).__name__ != "AnyType":
+            raise ShapeError(f"input {index} must be a tensor, not {type_}")
     return TensorType()
 
 
@@ -44,9 +44,9 @@ def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
     if const is not None:
         return _whole_numbers(const)
     if index < len(types):
-        kind = types[index]
-        if isinstance(kind, TensorType):
-            return kind.data
+        type_ = types[index]
+        if isinstance(type_, TensorType):
+            return type_.data
     return None
 
 
@@ -188,7 +188,7 @@ def _fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """That ``shape`` may be one of those wanted."""
-    if not any(_fits(shape, each) for each in wanted):
+    if not any(_fits(shape, candidate) for candidate in wanted):
         raise ShapeError(f"{name} has shape {shape} where {_either(wanted)} is needed")
 
 
@@ -209,30 +209,30 @@ def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None
 
 def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
     """The dtype that the given inputs share; an error where two known ones differ."""
-    found: np.dtype | None = None
+    common: np.dtype | None = None
     for index in indices:
         dtype = tensor(types, index).dtype
         if dtype is None:
             continue
-        if found is not None and dtype != found:
-            raise ShapeError(f"inputs have different dtypes, {found.name} and {dtype.name}")
-        found = dtype
-    return found
+        if common is not None and dtype != common:
+            raise ShapeError(f"inputs have different dtypes, {common.name} and {dtype.name}")
+        common = dtype
+    return common
 
 
 def dim_product(dims: Iterable[Dim]) -> Dim:
     """The product of dims; a single symbolic one times ones keeps its name."""
-    known, symbol = 1, None
+    constant, symbol = 1, None
     for dim in dims:
         if isinstance(dim, int):
-            known *= dim
+            constant *= dim
         elif dim is None or symbol is not None:
             symbol = ""
         else:
             symbol = dim
-    if known == 0 or symbol is None:
-        return known
-    return symbol if known == 1 and symbol else None
+    if constant == 0 or symbol is None:
+        return constant
+    return symbol if constant == 1 and symbol else None
 
 
 def same_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -251,21 +251,21 @@ def broadcast_to(dtype: np.dtype) -> Infer:
     """Like ``broadcast_type``, with an output of ``dtype`` (comparisons, say)."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (kind,) = broadcast_type(types, attrs, consts)
-        assert isinstance(kind, TensorType)
-        return (TensorType(dtype, kind.shape),)
+        (type_,) = broadcast_type(types, attrs, consts)
+        assert isinstance(type_, TensorType)
+        return (TensorType(dtype, type_.shape),)
 
     return infer
 
 
-def with_data(kind: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
-    """``kind`` with contents, where it is an integer tensor small enough for shape arithmetic.
+def with_data(type_: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
+    """``type_`` with contents, where it is an integer tensor small enough for shape arithmetic.
 
     Truth values count as integers here: shape arithmetic compares and selects.
     """
-    if kind.dtype is None or kind.dtype.kind not in "biu" or kind.shape is None:
-        return kind
-    if len(kind.shape) > 1:
-        return kind
+    if type_.dtype is None or type_.dtype.kind not in "biu" or type_.shape is None:
+        return type_
+    if len(type_.shape) > 1:
+        return type_
     data = compute()
-    return kind if data is None else TensorType(kind.dtype, kind.shape, data)
+    return type_ if data is None else TensorType(type_.dtype, type_.shape, data)

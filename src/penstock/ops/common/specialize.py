@@ -96,9 +96,9 @@ def specialized(
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
         consts = list(given)
         for i in values:
-            known = inputs[i] if i < len(inputs) else None
-            if known is not None and known.data is not None:
-                consts[i] = np.array(known.data, known.dtype).reshape(known.dims)
+            type_ = inputs[i] if i < len(inputs) else None
+            if type_ is not None and type_.data is not None:
+                consts[i] = np.array(type_.data, type_.dtype).reshape(type_.dims)
         outputs = _output_types(node, inputs, consts)
         return (_widened if widen else _plain)(make, inputs, outputs, consts), outputs
 
@@ -108,18 +108,18 @@ def specialized(
             if i < len(inputs) and inputs[i] is not None:
                 x = inputs[i]
                 key[i] = TensorType(x.dtype, x.shape, tuple(x.reshape(-1).tolist()))
-        routine, kinds = build(tuple(key))
-        outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in kinds]
+        routine, output_types = build(tuple(key))
+        outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in output_types]
         if routine.workspace:
             routine.into(*inputs, *outputs, np.empty(routine.workspace, np.uint8))
         else:
             routine.into(*inputs, *outputs)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    known = _static(types, given, values)
-    if known is None:
+    static = _static(types, given, values)
+    if static is None:
         return Kernel(function)
-    routine, _ = build(known)
+    routine, _ = build(static)
     return Kernel(
         function,
         routine.into,
@@ -147,33 +147,33 @@ def _static(
     types: Types, given: Consts, values: tuple[int, ...]
 ) -> tuple[TensorType | None, ...] | None:
     """``types`` without contents if all shapes, and the contents in ``values``, are known."""
-    found: list[TensorType | None] = []
-    for i, kind in enumerate(types):
-        if kind is None:
-            found.append(None)
+    static: list[TensorType | None] = []
+    for i, type_ in enumerate(types):
+        if type_ is None:
+            static.append(None)
             continue
-        if not isinstance(kind, TensorType) or not kind.static:
+        if not isinstance(type_, TensorType) or not type_.static:
             return None
         if i not in values:
-            found.append(kind.without_data())
+            static.append(type_.without_data())
         elif given[i] is not None:
             data = tuple(np.asarray(given[i]).reshape(-1).tolist())
-            found.append(TensorType(kind.dtype, kind.shape, data))
-        elif kind.data is not None and all(isinstance(x, int) for x in kind.data):
-            found.append(kind)
+            static.append(TensorType(type_.dtype, type_.shape, data))
+        elif type_.data is not None and all(isinstance(x, int) for x in type_.data):
+            static.append(type_)
         else:
             return None
-    return tuple(found)
+    return tuple(static)
 
 
 def _plain(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     return make(inputs, outputs, consts)
 
 
-def _wide(kind: TensorType | None) -> TensorType | None:
-    if kind is None or kind.dtype not in HALF:
-        return kind
-    return TensorType(FLOAT32, kind.shape)
+def _wide(type_: TensorType | None) -> TensorType | None:
+    if type_ is None or type_.dtype not in HALF:
+        return type_
+    return TensorType(FLOAT32, type_.shape)
 
 
 def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:

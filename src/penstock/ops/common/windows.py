@@ -54,7 +54,7 @@ class Window:
 
         It, the windows (counted from ``first``), and their ``k``-th elements.
         """
-        found = []
+        axes = []
         # Only positions that some window has an element at: a kernel may be mostly padding.
         lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
         highest = (self.size - 1 + self.begin) // self.dilation
@@ -64,8 +64,8 @@ class Window:
             if low < high:
                 start = low * self.stride - self.begin + k * self.dilation
                 stop = start + (high - low - 1) * self.stride + 1
-                found.append((k, slice(low - first, high - first), slice(start, stop, self.stride)))
-        return found
+                axes.append((k, slice(low - first, high - first), slice(start, stop, self.stride)))
+        return axes
 
     def elements(self, low: int, high: int) -> tuple[int, int]:
         """The elements, padding included, that windows ``low`` to ``high`` look at: from, up to."""
@@ -103,14 +103,14 @@ def ints_of(
     attrs: Mapping[str, Any], name: str, count: int, default: int, low: int = 1
 ) -> list[int]:
     """An attribute with ``count`` ints of at least ``low``, each ``default`` where left out."""
-    found = attrs.get(name)
-    if not found:
+    value = attrs.get(name)
+    if not value:
         return [default] * count
-    if len(found) != count:
-        raise ShapeError(f"{name} must have {count} entries, not {len(found)}")
-    if min(found) < low:
-        raise ShapeError(f"{name} must be at least {low}, not {list(found)}")
-    return list(found)
+    if len(value) != count:
+        raise ShapeError(f"{name} must have {count} entries, not {len(value)}")
+    if min(value) < low:
+        raise ShapeError(f"{name} must be at least {low}, not {list(value)}")
+    return list(value)
 
 
 def kernel_shape(attrs: Mapping[str, Any], rank: int) -> list[int]:

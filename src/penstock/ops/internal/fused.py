@@ -1,7 +1,7 @@
-"""Fused: several nodes as one, for backends that have one kernel for all of them.
+"""Fused: several nodes as one, for backends with one kernel for all of them.
 
-No file can ask for it: it is not in the table of operations. ``passes/fuse.py`` makes these nodes
-where a backend says that it takes them. What one means are the nodes that it is made of.
+It is not in the table of operations, so that no file can use it. ``passes.lowering.fuse`` creates
+these nodes where a backend accepts them. The nodes in its region define what one computes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from penstock.types import Type
 
 @dataclass(frozen=True, eq=False)
 class _Region:
-    """The nodes of a fused node in their order, the last of which makes its one output.
+    """The nodes of a fused node in order; the last one produces its one output.
 
-    ``inputs`` are the values that they read and do not make, in the order of the fused node's
-    inputs: copies of that node read other values, but mean the same by them.
+    ``inputs`` are the values that they read and do not produce, in the order of the fused node's
+    inputs. Copies of the fused node read other values, in the same order.
     """
 
     nodes: tuple[Node, ...]
@@ -30,18 +30,20 @@ class _Region:
 
     @property
     def output(self) -> Value:
-        """What the last node makes."""
+        """The output of the last node."""
         value = self.nodes[-1].outputs[0]
         assert value is not None
         return value
 
 
 def fused(nodes: Sequence[Node]) -> Node:
-    """One node that does what ``nodes`` do, each of which has one output, read by the next ones
-    alone. The graph that they are in does not have it yet."""
-    made = {node.outputs[0] for node in nodes}
+    """Return one node in place of ``nodes``; each has one output, which only later ones read.
+
+    It is not added to their graph.
+    """
+    inner = {node.outputs[0] for node in nodes}
     read = dict.fromkeys(v for node in nodes for v in node.inputs if v is not None)
-    inputs = tuple([value for value in read if value not in made])
+    inputs = tuple([value for value in read if value not in inner])
     region = _Region(tuple(nodes), inputs)
     names = [node.op.name for node in nodes]
     output = Value(region.output.name, region.output.type)
@@ -66,10 +68,10 @@ def _compile(node: Node, types: Types) -> Kernel:
     region: _Region = node.attrs["region"]
     place = {value: i for i, value in enumerate(region.inputs)}
     calls = []
-    for each in region.nodes:
-        kernel = each.op.compile(each, [None if v is None else v.type for v in each.inputs])
-        calls.append((kernel.function, [-1 if v is None else place[v] for v in each.inputs]))
-        (output,) = each.outputs
+    for part in region.nodes:
+        kernel = part.op.compile(part, [None if v is None else v.type for v in part.inputs])
+        calls.append((kernel.function, [-1 if v is None else place[v] for v in part.inputs]))
+        (output,) = part.outputs
         assert output is not None
         place[output] = len(place)
 
@@ -86,14 +88,14 @@ def _compile(node: Node, types: Types) -> Kernel:
 
 
 FUSED = Op("Fused", "penstock", 1, 1, _infer, _compile)
-"""Attributes: ``region``, what is fused, and ``ops``, the names of its operations."""
+"""Attributes: ``region``, the fused nodes, and ``ops``, the names of their operations."""
 
 
 def is_fused(node: Node) -> bool:
-    """Whether ``node`` is made of several."""
+    """Whether ``node`` is a fused node."""
     return node.op is FUSED
 
 
 def parts(node: Node) -> tuple[Node, ...]:
-    """The nodes that ``node`` is made of: itself, if it is not fused."""
+    """The nodes in ``node``: itself, if it is not fused."""
     return node.attrs["region"].nodes if is_fused(node) else (node,)

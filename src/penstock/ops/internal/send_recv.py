@@ -1,7 +1,8 @@
-"""Send and Recv: a value brought from one part of a graph to another, by a rendezvous.
+"""Send and Recv: a value is moved from one part of a graph to another by a rendezvous.
 
-No file can ask for them: they are not in the table of operations. ``passes/partition.py`` puts them
-where a value crosses from one device to another. Only an executor that knows of frames runs them.
+They are not in the table of operations, so that no file can use them.
+``passes.lowering.partition`` inserts them where a value crosses from one device to another. Only
+the frames executor runs them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ def _without(node: Node, types: Types) -> Kernel:
 
 
 SEND = Op("_Send", "penstock", 1, 1, _nothing, _without, pure=False, role=Role.SEND)
-"""Sends its input, dead or alive; without an input, the word that what it waits for has run."""
+"""Sends its input, dead or live; without an input, the token that its control inputs have run."""
 
 RECV = Op("_Recv", "penstock", 1, 1, _nothing, _without, pure=False, role=Role.RECV)
-"""Its output is what a Send has sent in the same frame and iteration, and dead if that was. It runs
-even when it is dead itself: what was sent is taken in any case.
+"""Its output is the token that a Send has sent in the same frame and iteration, dead or live. It
+receives even if its control inputs are dead.
 
 Attributes of both: ``send_device`` and ``recv_device``, the devices at the ends; ``tensor_name``,
-what is sent. ``loop_cond`` of a Recv: whether that is what a LoopCond says."""
+the name of the value. ``loop_cond`` of a Recv: whether the value is the output of a LoopCond."""

@@ -1,7 +1,7 @@
-"""Transfer: a value brought from the memory of one backend to that of another.
+"""Transfer: copies a value from the memory of one backend to that of another.
 
-No file can ask for it: it is not in the table of operations. ``passes/place.py`` puts it where a
-node's backend cannot read what another's has made.
+It is not in the table of operations, so that no file can use it.
+``passes.lowering.insert_transfers`` inserts it where a node's backend cannot read its input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.ir.op import Kernel, Op, Types
 from penstock.ops.common.shape_rules import same_type
 
 HOST = "host"
-"""The memory that NumPy arrays are in. What enters and leaves a graph is there."""
+"""The memory of NumPy arrays, and so of the inputs and outputs of a graph."""
 
 
 def _made_of_two(node: Node, types: Types) -> Kernel:
@@ -33,10 +33,10 @@ def _reorder(node: Node, types: Types) -> Kernel:
 
 
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)
-"""A copy with dims in another ``order`` in memory, the outermost first; without one, in their own.
-Plans put it where a kernel asks for it."""
+"""A copy with its dims in another ``order`` in memory, outermost first; if empty, in their own.
+Plans insert it where a kernel requires it."""
 
 
 def is_transfer(node: Node) -> bool:
-    """Whether ``node`` brings a value from one backend's memory to another's."""
+    """Whether ``node`` copies a value from one backend's memory to another's."""
     return node.op is TRANSFER

@@ -1,7 +1,7 @@
 """ZeroNaN: 0 where an element is not a number.
 
-No file can ask for it: it is what ``Where(IsNaN(x), 0, x)`` means, with which exporters guard a
-Softmax against rows that are masked as a whole.
+It is not in the table of operations. Passes create it for ``Where(IsNaN(x), 0, x)``, by which
+exporters guard a Softmax against rows that are masked entirely.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
         check_shape("weights", weights, (None, sum(sizes)))
         return sizes[0], sizes[1], sizes[2]
     total = weights[1] if weights is not None and len(weights) == 2 else None
-    each = share(total, 3, "the projection")
-    return each, each, each
+    size = share(total, 3, "the projection")
+    return size, size, size
 
 
 def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -34,8 +34,8 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
     q, k, v, past = (tensor(types, i) for i in range(4))
-    for name, kind in (("query", q), ("value", v)):
-        check_shape(name, kind.shape, (None, None, None))
+    for name, type_ in (("query", q), ("value", v)):
+        check_shape(name, type_.shape, (None, None, None))
     batch, length, hidden = q.shape or (None, None, None)
     size = share(hidden, heads, "query")
     value_size = share(None if v.shape is None else v.shape[2], kv_heads, "value")

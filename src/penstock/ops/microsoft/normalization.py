@@ -68,11 +68,11 @@ def _skip(node: Node, types: Types, centred: bool) -> Kernel:
             if total is not None:
                 np.copyto(total, out)
             matrix = out.reshape(rows, columns)
-            found = statistics(matrix, matrix, workspace)
+            moments = statistics(matrix, matrix, workspace)
             np.multiply(out, gamma, out)
             if has_beta:
                 np.add(out, arguments[beta_at], out)
-            for result, column in zip((mean, inverse), found, strict=True):
+            for result, column in zip((mean, inverse), moments, strict=True):
                 if result is not None:
                     np.copyto(result, column.reshape(result.shape))
 
@@ -125,15 +125,15 @@ def embed_layer_normalization(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        kind = outputs[0]
-        assert kind is not None and kind.dtype is not None
-        batch, length, hidden = kind.dims
+        type_ = outputs[0]
+        assert type_ is not None and type_.dtype is not None
+        batch, length, hidden = type_.dims
         layout = ScratchLayout()
-        statistics = Statistics(layout, batch * length, hidden, kind.dtype, epsilon)
+        statistics = Statistics(layout, batch * length, hidden, type_.dtype, epsilon)
 
         def into(*arguments: Any) -> None:
             given = (*arguments[:count], None, None)
-            ids, segments, words, positions, kinds, gamma, beta, mask, places = given[:9]
+            ids, segments, words, positions, segment_table, gamma, beta, mask, places = given[:9]
             out, *others, workspace = arguments[count:]
             index, total = (*others, None, None)[:2]
             np.copyto(out, _lookup(words, ids, "input_ids"))
@@ -143,8 +143,8 @@ def embed_layer_normalization(node: Node, types: Types) -> Kernel:
                 np.add(out, positions[:length], out)
             else:
                 np.add(out, _lookup(positions, places, "position_ids"), out)
-            if kinds is not None and segments is not None:
-                np.add(out, _lookup(kinds, segments, "segment_ids"), out)
+            if segment_table is not None and segments is not None:
+                np.add(out, _lookup(segment_table, segments, "segment_ids"), out)
             if total is not None:
                 np.copyto(total, out)
             if index is not None:

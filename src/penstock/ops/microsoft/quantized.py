@@ -83,9 +83,9 @@ def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
 def _one_input(function: Function, node: Node, types: Types) -> Kernel:
     consts = pad_with_none([None if v is None else v.const for v in node.inputs], 5)
     given = pad_with_none([v is not None for v in node.inputs], 5)
-    known = all(consts[i] is not None for i in range(1, 5) if given[i])
+    constant = all(consts[i] is not None for i in range(1, 5) if given[i])
     tables: dict[np.dtype, bytes] = {}
-    if known:
+    if constant:
         _, x_scale, x_zero, y_scale, y_zero = consts[:5]
         assert x_scale is not None
         assert y_scale is not None
@@ -213,11 +213,11 @@ def _recoder(
 
     def recode(codes: np.ndarray, inputs: Sequence[Any], out: np.ndarray) -> None:
         dtype = codes.dtype
-        found = tables[dtype] if dtype in tables else table(dtype, inputs)
-        if found is None:
+        lookup = tables[dtype] if dtype in tables else table(dtype, inputs)
+        if lookup is None:
             np.copyto(out, codes)
         else:
-            _look_up(codes, found, out)
+            _look_up(codes, lookup, out)
 
     return recode
 
@@ -280,10 +280,10 @@ def qlinear_where(node: Node, types: Types) -> Kernel:
         layout = ScratchLayout()
         rooms = []
         for i in (1, 4):
-            kind = inputs[i]
-            assert kind is not None
-            assert kind.dtype is not None
-            rooms.append(layout.field(kind.dims, kind.dtype))
+            type_ = inputs[i]
+            assert type_ is not None
+            assert type_.dtype is not None
+            rooms.append(layout.field(type_.dims, type_.dtype))
 
         def into(*args: Any) -> None:
             *given, out, workspace = args

@@ -84,7 +84,7 @@ def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
 
 def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
     """The weights of each direction."""
-    found = []
+    directions = []
     for d in range(len(layer.reverse)):
         matrices = []
         for i, (at, zero_at) in zip((_W, _R), ((8, 9), (10, 11)), strict=True):
@@ -102,8 +102,8 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
                 part[half] *= 0.5
         peepholes = None if inputs[_P] is None else inputs[_P][d]
         w, r = matrices
-        found.append(RecurrentWeights(w, r, bias, None, peepholes))
-    return found
+        directions.append(RecurrentWeights(w, r, bias, None, peepholes))
+    return directions
 
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm, work=recurrent_work)
@@ -125,9 +125,9 @@ def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         as_lstm = list(inputs)
         for i in (_W, _R):
-            kind = inputs[i]
-            assert kind is not None
-            as_lstm[i] = TensorType(kind.dtype, _swapped(kind.dims))
+            type_ = inputs[i]
+            assert type_ is not None
+            as_lstm[i] = TensorType(type_.dtype, _swapped(type_.dims))
         return layer_routine(layer, as_lstm, outputs, weigh, tuple(ours) if fixed else ())
 
     return specialized(node, types, make)

@@ -125,9 +125,9 @@ class _Packed:
             shape = tensor(types, i).shape
             if not given(types, i) or shape is None:
                 continue
-            known = [dim for dim in shape if isinstance(dim, int)]
-            if len(known) == len(shape) and int(np.prod(known)) != size:
-                if i == 3 and zeros.dtype is None and int(np.prod(known)) == count:
+            sizes = [dim for dim in shape if isinstance(dim, int)]
+            if len(sizes) == len(shape) and int(np.prod(sizes)) != size:
+                if i == 3 and zeros.dtype is None and int(np.prod(sizes)) == count:
                     continue
                 raise ShapeError(
                     f"input {i} of MatMulNBits has shape {shape}, but N={self.n}, K={self.k}, "

@@ -459,8 +459,8 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = None) -> Any:
         if slope.size != 1:
             slope = slope.reshape(-1, *[1] * (x.ndim - 2))
-        kinds = TensorType(x.dtype, x.shape), TensorType(slope.dtype, slope.shape)
-        _infer_like_first(kinds, node.attrs, ())
+        operand_types = TensorType(x.dtype, x.shape), TensorType(slope.dtype, slope.shape)
+        _infer_like_first(operand_types, node.attrs, ())
         return inner.function(x, slope, out)
 
     inner = formula(_prelu_formula, (), inputs=2, scratch=1)

@@ -44,20 +44,20 @@ from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 # Inference: every operation takes integer contents along where it can.
 
 
-def _pairs(known: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
+def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
     """Inference of two broadcast inputs.
 
-    ``known`` computes an element from two integers, ``named`` from elements of which one at least
+    ``of_ints`` computes an element from two integers, ``named`` from elements of which one at least
     is a name or unknown.
     """
 
     def each(a: Dim, b: Dim) -> Dim:
-        return known(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b)
+        return of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b)
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (kind,) = broadcast_type(types, attrs, consts)
-        assert isinstance(kind, TensorType)
-        return (carried(kind, types, consts, each),)
+        (type_,) = broadcast_type(types, attrs, consts)
+        assert isinstance(type_, TensorType)
+        return (carried(type_, types, consts, each),)
 
     return infer
 
@@ -114,10 +114,10 @@ def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
 
 def _divide(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
     """Division of a dtype that is known only now."""
-    kind = a.dtype.kind
-    if kind == "i":
+    code = a.dtype.kind
+    if code == "i":
         return _signed_quotient(a, b, out)
-    return np.floor_divide(a, b, out) if kind == "u" else np.divide(a, b, out)
+    return np.floor_divide(a, b, out) if code == "u" else np.divide(a, b, out)
 
 
 @operator("Div", since=7, infer=infer_div, elementwise=True)
@@ -154,14 +154,14 @@ def mod(node: Node, types: Types) -> Kernel:
 
 def _infer_pow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     base, exponent = tensor(types, 0), tensor(types, 1)
-    kind = TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape]))
+    type_ = TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape]))
 
     def each(a: Dim, b: Dim) -> Dim:
         if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
             return a**b
         return a if b == 1 else None
 
-    return (carried(kind, types, consts, each),)
+    return (carried(type_, types, consts, each),)
 
 
 def _cube(dtype: np.dtype) -> Body:
@@ -417,23 +417,23 @@ def mean(node: Node, types: Types) -> Kernel:
 
 
 def _infer_extremum(
-    known: Callable[[Sequence[int]], int], named: Callable[[str, int], Dim]
+    of_ints: Callable[[Sequence[int]], int], named: Callable[[str, int], Dim]
 ) -> Infer:
     def each(*cells: Dim) -> Dim:
         numbers = [c for c in cells if isinstance(c, int)]
         names = {c for c in cells if isinstance(c, str)}
         if None in cells or len(names) > 1:
             return None
-        bound = known(numbers) if numbers else None
+        bound = of_ints(numbers) if numbers else None
         if not names:
             return bound
         (name,) = names
         return name if bound is None else named(name, bound)
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (kind,) = broadcast_type(types, attrs, consts)
-        assert isinstance(kind, TensorType)
-        return (carried(kind, types, consts, each),)
+        (type_,) = broadcast_type(types, attrs, consts)
+        assert isinstance(type_, TensorType)
+        return (carried(type_, types, consts, each),)
 
     return infer
 
@@ -444,11 +444,11 @@ infer_min = _infer_extremum(min, lambda name, bound: bound if bound <= 0 else No
 
 
 def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
-    kinds = [tensor(types, i) for i in range(len(node.inputs))]
-    dtype = kinds[0].dtype
+    input_types = [tensor(types, i) for i in range(len(node.inputs))]
+    dtype = input_types[0].dtype
     if len(node.inputs) != 2:
         return _chain(np.maximum if largest_one else np.minimum, node)
-    single = any(kind.shape is not None and set(kind.shape) <= {1} for kind in kinds)
+    single = any(type_.shape is not None and set(type_.shape) <= {1} for type_ in input_types)
     if not single or dtype is None or dtype.kind != "f":
         return ufunc(maximum if largest_one else minimum, 2)
     bound = (largest if largest_one else smallest)(dtype)

@@ -43,10 +43,10 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
         raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {len(x.shape)}")
     if any(isinstance(r, int) and r < 0 for r in repeats):
         raise ShapeError(f"repeats {list(repeats)} must not be negative")
-    kind = TensorType(
+    type_ = TensorType(
         x.dtype, tuple(dim_product((d, r)) for d, r in zip(x.shape, repeats, strict=True))
     )
-    return with_data(kind, lambda: repeated(x, kind))
+    return with_data(type_, lambda: repeated(x, type_))
 
 
 def _tile(x: np.ndarray, repeats: Sequence[int], out: np.ndarray | None) -> np.ndarray:
@@ -98,10 +98,10 @@ def tile_1(node: Node, types: Types) -> Kernel:
 # Concat, Split
 
 
-def _concatenated(kinds: Sequence[TensorType], axis: int) -> TensorType:
+def _concatenated(input_types: Sequence[TensorType], axis: int) -> TensorType:
     """The type of tensors joined along ``axis``, contents included."""
-    dtype = same_dtype(kinds, range(len(kinds)))
-    shapes = [kind.shape for kind in kinds if kind.shape is not None]
+    dtype = same_dtype(input_types, range(len(input_types)))
+    shapes = [type_.shape for type_ in input_types if type_.shape is not None]
     if not shapes:
         return TensorType(dtype)
     rank = len(shapes[0])
@@ -112,41 +112,41 @@ def _concatenated(kinds: Sequence[TensorType], axis: int) -> TensorType:
     for i in range(rank):
         dims = [shape[i] for shape in shapes]
         if i == where:
-            complete = len(shapes) == len(kinds)
+            complete = len(shapes) == len(input_types)
             result.append(_total(dims) if complete else None)
             continue
-        known = {d for d in dims if isinstance(d, int)}
-        if len(known) > 1:
+        sizes = {d for d in dims if isinstance(d, int)}
+        if len(sizes) > 1:
             raise ShapeError(
                 f"shapes {_listed(shapes)} cannot be concatenated along axis {where}: "
                 f"axis {i} differs"
             )
-        result.append(next((d for d in dims if isinstance(d, int)), None) if known else dims[0])
-    kind = TensorType(dtype, tuple(result))
+        result.append(next((d for d in dims if isinstance(d, int)), None) if sizes else dims[0])
+    type_ = TensorType(dtype, tuple(result))
 
     def contents() -> tuple[Dim, ...] | None:
         data: list[Dim] = []
-        for each in kinds:
-            if each.data is not None:
-                data += each.data
-            elif each.shape is not None and isinstance(each.shape[0], int):
-                data += [None] * min(each.shape[0], MAX_DATA + 1)
+        for type_ in input_types:
+            if type_.data is not None:
+                data += type_.data
+            elif type_.shape is not None and isinstance(type_.shape[0], int):
+                data += [None] * min(type_.shape[0], MAX_DATA + 1)
             else:
                 return None
         return tuple(data) if len(data) <= MAX_DATA else None
 
-    if not any(each.data for each in kinds):
-        return kind
-    return with_data(kind, contents)
+    if not any(t.data for t in input_types):
+        return type_
+    return with_data(type_, contents)
 
 
 def _total(dims: Sequence[Dim]) -> Dim:
     """The sum of dims; a single symbolic one plus zeros keeps its name."""
-    known = sum(d for d in dims if isinstance(d, int))
+    total = sum(d for d in dims if isinstance(d, int))
     others = [d for d in dims if not isinstance(d, int)]
     if not others:
-        return known
-    return others[0] if len(others) == 1 and known == 0 else None
+        return total
+    return others[0] if len(others) == 1 and total == 0 else None
 
 
 def _listed(shapes: Sequence[Shape]) -> str:
@@ -155,8 +155,8 @@ def _listed(shapes: Sequence[Shape]) -> str:
 
 
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kinds = [tensor(types, i) for i in range(len(types))]
-    return (_concatenated(kinds, attrs.get("axis", 1)),)
+    input_types = [tensor(types, i) for i in range(len(types))]
+    return (_concatenated(input_types, attrs.get("axis", 1)),)
 
 
 @operator("Concat", infer=_infer_concat, moves=True, strings=True)
@@ -173,12 +173,12 @@ def concat(node: Node, types: Types) -> Kernel:
             ) from None
 
     shapes = [all_known(tensor(types, i).shape) for i in range(len(types))]
-    known = [dims for dims in shapes if dims]
-    if not known or len(known) < len(shapes):
+    full = [dims for dims in shapes if dims]
+    if not full or len(full) < len(shapes):
         return Kernel(run)
     # Assigning to slices known beforehand takes half the time of np.concatenate for a few arrays.
-    where = normalize_axis(axis, len(known[0]))
-    parts = cuts(where, [dims[where] for dims in known])
+    where = normalize_axis(axis, len(full[0]))
+    parts = cuts(where, [dims[where] for dims in full])
     if len(parts) == 2:
         first, second = parts
 
@@ -222,31 +222,31 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None or where is None:
         return [TensorType(x.dtype)] * len(sizes)
     _check_split(dim, sizes)
-    kinds = [TensorType(x.dtype, (*x.shape[:where], n, *x.shape[where + 1 :])) for n in sizes]
-    known = all_known(sizes)
-    if x.data is None or known is None:
-        return kinds
+    piece_types = [TensorType(x.dtype, (*x.shape[:where], n, *x.shape[where + 1 :])) for n in sizes]
+    lengths = all_known(sizes)
+    if x.data is None or lengths is None:
+        return piece_types
     data = x.data
-    parts = [data[part] for (part,) in cuts(0, known)]
-    return [TensorType(x.dtype, k.shape, part) for k, part in zip(kinds, parts, strict=True)]
+    parts = [data[part] for (part,) in cuts(0, lengths)]
+    return [TensorType(x.dtype, k.shape, part) for k, part in zip(piece_types, parts, strict=True)]
 
 
 def _even_parts(dim: Dim, count: int) -> Sequence[Dim]:
     """The sizes of ``count`` parts, of which only the last may be smaller."""
     if not isinstance(dim, int):
         return (dim,) if count == 1 else (None,) * count
-    each = -(-dim // count)
-    last = dim - each * (count - 1)
+    length = -(-dim // count)
+    last = dim - length * (count - 1)
     if last < 0:
         raise ShapeError(f"dim {dim} cannot be split into {count} parts with only the last smaller")
-    return (*[each] * (count - 1), last)
+    return (*[length] * (count - 1), last)
 
 
 def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
-    known = [size for size in sizes if isinstance(size, int)]
-    if any(size < 0 for size in known):
+    lengths = [size for size in sizes if isinstance(size, int)]
+    if any(size < 0 for size in lengths):
         raise ShapeError(f"split {list(sizes)} must not be negative")
-    if isinstance(dim, int) and len(known) == len(sizes) and sum(known) != dim:
+    if isinstance(dim, int) and len(lengths) == len(sizes) and sum(lengths) != dim:
         raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
 
 
@@ -254,7 +254,7 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
 def split(node: Node, types: Types) -> Kernel:
     axis, count = node.attrs.get("axis", 0), len(node.outputs)
     by_input = given(node.inputs, 1)
-    known = known_ints(node, types, 1) if by_input else None
+    fixed_sizes = known_ints(node, types, 1) if by_input else None
 
     def parts(dims: Sequence[int], sizes: Sequence[int] | None) -> list[tuple[slice, ...]]:
         where = normalize_axis(axis, len(dims))
@@ -267,13 +267,13 @@ def split(node: Node, types: Types) -> Kernel:
         return cuts(where, sizes)
 
     dims = all_known(tensor(types, 0).shape)
-    fixed = parts(dims, known) if dims is not None and (known or not by_input) else None
+    fixed = parts(dims, fixed_sizes) if dims is not None and (fixed_sizes or not by_input) else None
 
     def run(x: np.ndarray, sizes: np.ndarray | None = None) -> Any:
-        found = fixed
-        if found is None:
-            found = parts(x.shape, known if sizes is None or known else sizes.tolist())
-        return tuple([x[part] for part in found]) if count != 1 else x[found[0]]
+        pieces = fixed
+        if pieces is None:
+            pieces = parts(x.shape, fixed_sizes if sizes is None or fixed_sizes else sizes.tolist())
+        return tuple([x[part] for part in pieces]) if count != 1 else x[pieces[0]]
 
     def into(*arrays: Any) -> None:
         views = run(*arrays[:-count])

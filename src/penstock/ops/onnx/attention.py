@@ -229,9 +229,9 @@ def share(hidden: Dim, heads: int, name: str) -> Dim:
     return hidden // heads if isinstance(hidden, int) else None
 
 
-def _head_shape(kind: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[Dim, ...] | None:
+def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[Dim, ...] | None:
     """[batch, heads, sequence, head size] of Q, K or V."""
-    shape = kind.shape
+    shape = type_.shape
     if shape is None:
         return None
     if len(shape) == 4:

@@ -40,9 +40,9 @@ def _infer_equal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         low = min([c for c in (a, b) if isinstance(c, int)], default=0)
         return 0 if low < 0 and None not in (a, b) else None
 
-    (kind,) = broadcast_to(BOOL)(types, attrs, consts)
-    assert isinstance(kind, TensorType)
-    return (carried(kind, types, consts, each),)
+    (type_,) = broadcast_to(BOOL)(types, attrs, consts)
+    assert isinstance(type_, TensorType)
+    return (carried(type_, types, consts, each),)
 
 
 def _of(function: Callable[..., Any], inputs: int) -> Compile:
@@ -121,18 +121,18 @@ def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return x if x == y else None
 
     shape = broadcast_shapes([tensor(types, i).shape for i in range(3)])
-    kind = TensorType(same_dtype(types, (1, 2)), shape)
-    return (carried(kind, types, consts, each),)
+    type_ = TensorType(same_dtype(types, (1, 2)), shape)
+    return (carried(type_, types, consts, each),)
 
 
 @operator("Where", since=9, infer=_infer_where, elementwise=True, moves=True, strings=True)
 def where(node: Node, types: Types) -> Kernel:
-    kind = _infer_where(types, node.attrs, ())[0]
-    assert isinstance(kind, TensorType)
-    large = kind.static and math.prod(kind.dims) >= BLOCK // 2
-    if large and kind.dtype is not None and kind.dtype != STRING and kind.dtype.itemsize in BITS:
-        size = min(math.prod(kind.dims), BLOCK)
-        workspace = 2 * size * kind.dtype.itemsize
+    type_ = _infer_where(types, node.attrs, ())[0]
+    assert isinstance(type_, TensorType)
+    large = type_.static and math.prod(type_.dims) >= BLOCK // 2
+    if large and type_.dtype is not None and type_.dtype != STRING and type_.dtype.itemsize in BITS:
+        size = min(math.prod(type_.dims), BLOCK)
+        workspace = 2 * size * type_.dtype.itemsize
         return Kernel(_select_bits, _select_bits, inplace=(1, 2), workspace=workspace)
     return Kernel(np.where, _select, inplace=(2,))
 

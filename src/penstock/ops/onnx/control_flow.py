@@ -1,8 +1,8 @@
-"""Control flow: operations that carry graphs.
+"""Structured control flow: operations with graphs as attributes.
 
-Their nodes have no kernels: an executor runs their graphs. Their meaning is written down here once,
-as generators that yield a graph and its inputs, are sent what it gives, and return the outputs: so
-the caller may run it at once, or let it wait its turn.
+Their nodes have no kernels: an executor runs their graphs. They are defined here as generators that
+yield a graph with its inputs, are sent its outputs, and return the outputs of the node, so that the
+caller decides when and where a graph runs.
 
 Attributes: ``then_branch`` and ``else_branch`` of If; ``body`` of Loop, Scan and SequenceMap.
 """
@@ -38,11 +38,11 @@ def is_control(node: Node) -> bool:
 
 
 class LoopCarried:
-    """Where the values that a loop carries stand: from one iteration to the next, or past the last.
+    """The positions of loop-carried values.
 
-    ``node`` is the part of the node's inputs that are their initial values, ``inputs`` and
-    ``outputs`` the parts of the body's; the node's outputs begin with them. The body's outputs
-    behind them are collected, in the rest of the node's outputs.
+    ``node``: the node's inputs with their initial values. ``inputs`` and ``outputs``: their
+    positions in the body. The node's outputs begin with their final values, followed by the stacked
+    values of the body's other outputs.
     """
 
     def __init__(self, node: Node) -> None:
@@ -75,8 +75,8 @@ def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
         carried = results[: len(carried)]
         for rows, row in zip(scanned, results[len(carried) :], strict=True):
             rows.append(row)
-    kinds = [_row_type(value) for value in body.outputs[1 + len(carried) :]]
-    return [*carried, *(stack(rows, 0, 0, k) for rows, k in zip(scanned, kinds, strict=True))]
+    row_types = [_row_type(value) for value in body.outputs[1 + len(carried) :]]
+    return [*carried, *(stack(rows, 0, 0, k) for rows, k in zip(scanned, row_types, strict=True))]
 
 
 def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
@@ -95,8 +95,8 @@ def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
             rows.append(row)
-    kinds = [_row_type(value) for value in body.outputs[layout.states :]]
-    outputs = zip(scanned, layout.output_axes, layout.output_backward, kinds, strict=True)
+    row_types = [_row_type(value) for value in body.outputs[layout.states :]]
+    outputs = zip(scanned, layout.output_axes, layout.output_backward, row_types, strict=True)
     return [*states, *(stack(*output) for output in outputs)]
 
 
@@ -150,26 +150,26 @@ def _row_type(value: Value) -> TensorType:
     return value.type if isinstance(value.type, TensorType) else TensorType()
 
 
-def row_type(kind: Type, axis: int) -> TensorType:
-    """The type of the rows that are stacked along ``axis`` to a value of type ``kind``."""
-    if not isinstance(kind, TensorType):
+def row_type(type_: Type, axis: int) -> TensorType:
+    """The type of the rows that are stacked along ``axis`` to a value of type ``type_``."""
+    if not isinstance(type_, TensorType):
         return TensorType()
-    if not kind.shape:
-        return TensorType(kind.dtype)
-    axis %= len(kind.shape)
-    return TensorType(kind.dtype, kind.shape[:axis] + kind.shape[axis + 1 :])
+    if not type_.shape:
+        return TensorType(type_.dtype)
+    axis %= len(type_.shape)
+    return TensorType(type_.dtype, type_.shape[:axis] + type_.shape[axis + 1 :])
 
 
-def stack(rows: Sequence[Any], axis: int, backward: int, kind: TensorType) -> Any:
-    """Scanned rows, each of type ``kind`` as far as that is known, as one tensor.
+def stack(rows: Sequence[Any], axis: int, backward: int, type_: TensorType) -> Any:
+    """Scanned rows, each of type ``type_`` as far as that is known, as one tensor.
 
     Of no rows at all the result is empty, and dims that are not known count as 0.
     """
     if rows:
         return np.stack(rows[::-1] if backward else rows, axis)
-    dims = [dim if isinstance(dim, int) else 0 for dim in kind.shape or ()]
+    dims = [dim if isinstance(dim, int) else 0 for dim in type_.shape or ()]
     dims.insert(axis % (len(dims) + 1), 0)
-    return np.empty(dims, kind.dtype or np.float32)
+    return np.empty(dims, type_.dtype or np.float32)
 
 
 def truth(condition: Any) -> bool:

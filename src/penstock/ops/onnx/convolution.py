@@ -184,7 +184,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     assert dtype is not None
     rows = channels * prod(axis.kernel for axis in axes)
     limit = max(BLOCK_BYTES // max(rows * dtype.itemsize, 1), MIN_BLOCK)
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     start = padded_bytes = 0
     covering = list(boxes([axis.count for axis in axes], limit))
     sizes = [prod(high - low for low, high in box) for box in covering]
@@ -206,7 +206,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
         matrix = (rows, size) if group == 1 else (group, rows // group, size)
         if not exact:
             padded_bytes = max(padded_bytes, prod(padded) * dtype.itemsize)
-        found.append(
+        blocks.append(
             _Block(
                 slice(start, start + size),
                 tuple(source),
@@ -220,7 +220,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
             )
         )
         start += size
-    return found, behind + padded_bytes
+    return blocks, behind + padded_bytes
 
 
 def _unfolded(
@@ -289,7 +289,7 @@ def _shifts(axes: Sequence[Window]) -> _Shifts:
         taps.append((index, slice(start, start + length)))
     fills = []
     for phases in planes:
-        ranges = [_cells(*each) for each in zip(axes, phases, grid, strict=True)]
+        ranges = [_cells(*arguments) for arguments in zip(axes, phases, grid, strict=True)]
         fills.append((tuple(to for to, _ in ranges), tuple(elements for _, elements in ranges)))
     distance = sum(extra * p for extra, p in zip(reach, pitch, strict=True))
     inside = tuple(slice(axis.count) for axis in axes)
@@ -463,9 +463,9 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
 def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
     """The convolution of arrays of one dtype, in that dtype; ``attrs`` as those of Conv."""
     x_type, w_type = TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)
-    (kind,) = _infer_conv((x_type, w_type), attrs, ())
-    assert isinstance(kind, TensorType)
-    out = np.empty(kind.dims, x.dtype)
+    (type_,) = _infer_conv((x_type, w_type), attrs, ())
+    assert isinstance(type_, TensorType)
+    out = np.empty(type_.dims, x.dtype)
     routine = convolution_routine(x_type, w_type, attrs)
     extra = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
     routine.into(x, w, out, *extra)
@@ -511,8 +511,8 @@ def conv(node: Node, types: Types) -> Kernel:
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, w = inputs[:2]
-        kind = outputs[0]
-        assert x is not None and w is not None and kind is not None
+        type_ = outputs[0]
+        assert x is not None and w is not None and type_ is not None
         routine = convolution_routine(x, w, attrs, consts[1])
         multiply = routine.into
         others = len(inputs) - 2

@@ -34,7 +34,7 @@ def _moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None)
     """How the windows (those of ``box``) are added to the elements they look at."""
     if box is None:
         box = [(0, axis.count) for axis in axes]
-    taps = [axis.taps(*each) for axis, each in zip(axes, box, strict=True)]
+    taps = [axis.taps(*span) for axis, span in zip(axes, box, strict=True)]
     return [
         (
             (..., *(k for k, _, _ in position), *(seen for _, seen, _ in position)),
@@ -44,9 +44,9 @@ def _moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None)
     ]
 
 
-def _add_windows(source: np.ndarray, target: np.ndarray, each: Moves) -> None:
+def _add_windows(source: np.ndarray, target: np.ndarray, moves: Moves) -> None:
     """Add (..., kernel, windows) to (..., elements)."""
-    for seen, elements in each:
+    for seen, elements in moves:
         part = target[elements]
         np.add(part, source[seen], part)
 
@@ -118,8 +118,8 @@ def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
         raise ShapeError(f"an empty kernel {kernel}")
     filters = w[1] * group if isinstance(w[1], int) else w[1] if group == 1 else None
     check_shape("bias", tensor(types, 2).shape, (filters,))
-    found = transposed_windows(attrs, kernel, x[2:])
-    dims = [each.size if isinstance(each, Window) else each for each in found]
+    axes = transposed_windows(attrs, kernel, x[2:])
+    dims = [axis.size if isinstance(axis, Window) else axis for axis in axes]
     return (TensorType(dtype, (x[0], filters, *dims)),)
 
 
@@ -167,10 +167,10 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
             else:
                 out.fill(0)
             for image, result in zip(x.reshape(shape_x), out, strict=True):
-                for where, size, shape, each in blocks:
+                for where, size, shape, moves in blocks:
                     product = columns.reshaped(group, rows, size)(workspace)
                     multiply(matrix, image[..., where], product)
-                    _add_windows(product.reshape(shape), result, each)
+                    _add_windows(product.reshape(shape), result, moves)
 
         return Routine(into, layout.size, () if ready is None else (1,))
 
@@ -212,19 +212,19 @@ def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("Col2Im", since=18, infer=_infer_col2im, strings=True)
 def col2im(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        kind = outputs[0]
-        assert kind is not None and consts[2] is not None
-        if kind.dtype == STRING:
+        type_ = outputs[0]
+        assert type_ is not None and consts[2] is not None
+        if type_.dtype == STRING:
             raise ShapeError("Col2Im has no meaning for strings")
-        n, channels, *image = kind.dims
+        n, channels, *image = type_.dims
         block = [int(k) for k in consts[2]]
         axes = windows(node.attrs, block, image)
-        each = _moves(axes)
+        moves = _moves(axes)
         shape = (n, channels, *block, *(axis.count for axis in axes))
 
         def into(x: np.ndarray, image_shape: Any, block_shape: Any, out: np.ndarray) -> None:
             out.fill(0)
-            _add_windows(x.reshape(shape), out, each)
+            _add_windows(x.reshape(shape), out, moves)
 
         return Routine(into)
 

@@ -69,8 +69,8 @@ def parse_equation(text: str, operands: int) -> _Equation:
         raise ShapeError(f"{text!r} is for {len(terms)} operands, not for {operands}")
     output = labels(right) if arrow else None
     if output is not None:
-        known = {label for term in terms for label in term} | {"..."}
-        if len(set(output)) != len(output) or not set(output) <= known:
+        valid = {label for term in terms for label in term} | {"..."}
+        if len(set(output)) != len(output) or not set(output) <= valid:
             raise ShapeError(f"the output of {text!r} has a label twice, or one no operand has")
     return _Equation(text, terms, output)
 
@@ -91,11 +91,11 @@ def _infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     equation = parse_equation(attrs["equation"], len(types))
     dtype = same_dtype(types, range(len(types)))
     shapes = [tensor(types, i).shape for i in range(len(types))]
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
+    full = [shape for shape in shapes if shape is not None]
+    if len(full) < len(shapes):
         return (TensorType(dtype, None),)
-    terms, output = equation.expand([len(shape) for shape in known])
-    sizes = _label_sizes(terms, known)
+    terms, output = equation.expand([len(shape) for shape in full])
+    sizes = _label_sizes(terms, full)
     return (TensorType(dtype, tuple(sizes[label] for label in output)),)
 
 
@@ -128,10 +128,10 @@ class _Lowering:
         for axis, (label, dim) in enumerate(zip(labels, shape, strict=True)):
             if dim == self.sizes[label]:
                 axes.setdefault(label, []).append(axis)
-        found = tuple(axes)
-        if found == labels:
-            return found
-        dims, groups = self.shape(found), list(axes.values())
+        kept = tuple(axes)
+        if kept == labels:
+            return kept
+        dims, groups = self.shape(kept), list(axes.values())
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
             x = values[slot]
@@ -139,21 +139,21 @@ class _Lowering:
             values[slot] = as_strided(x, dims, strides)
 
         self.steps.append(step)
-        return found
+        return kept
 
     def summed(self, slot: int, labels: Labels, keep: set[str]) -> Labels:
         """An operand summed over the labels that nobody else has."""
         axes = tuple(i for i, label in enumerate(labels) if label not in keep)
         if not axes:
             return labels
-        found = tuple(label for label in labels if label in keep)
-        field = self.layout.field(self.shape(found), self.dtype)
+        kept = tuple(label for label in labels if label in keep)
+        field = self.layout.field(self.shape(kept), self.dtype)
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
             values[slot] = np.add.reduce(values[slot], axes, out=field(workspace))
 
         self.steps.append(step)
-        return found
+        return kept
 
     def paired(
         self, a: tuple[int, Labels], b: tuple[int, Labels], keep: set[str], slot: int, last: bool
@@ -171,17 +171,17 @@ class _Lowering:
             columns = tuple(x for x in self.output if x in columns)
             if (*batch, *columns, *rows) == self.output:
                 a, b, rows, columns = b, a, columns, rows
-        found = (*batch, *rows, *columns)
+        product_labels = (*batch, *rows, *columns)
         axes_a = tuple(a[1].index(x) for x in (*batch, *rows, *inner))
         axes_b = tuple(b[1].index(x) for x in (*batch, *inner, *columns))
         outer = self.shape(batch)
         shape_a = (*outer, self.size(rows), self.size(inner))
         shape_b = (*outer, self.size(inner), self.size(columns))
         product = (*outer, self.size(rows), self.size(columns))
-        direct = last and found == self.output
+        direct = last and product_labels == self.output
         field = None if direct else self.layout.field(product, self.dtype)
-        order = tuple(found.index(x) for x in self.output) if last else ()
-        shape = self.shape(found)
+        order = tuple(product_labels.index(x) for x in self.output) if last else ()
+        shape = self.shape(product_labels)
         left, right = a[0], b[0]
 
         def step(values: list[Any], out: Any, workspace: Any) -> None:
@@ -195,18 +195,18 @@ class _Lowering:
                 np.copyto(out, result.reshape(shape).transpose(order))
 
         self.steps.append(step)
-        return found
+        return product_labels
 
     def multiplied(
         self, a: tuple[int, Labels], b: tuple[int, Labels], slot: int, last: bool
     ) -> Labels:
         """Two operands into one, or into the output, with nothing to sum."""
-        found = self.output if last else tuple(dict.fromkeys((*a[1], *b[1])))
-        field = None if last else self.layout.field(self.shape(found), self.dtype)
+        result_labels = self.output if last else tuple(dict.fromkeys((*a[1], *b[1])))
+        field = None if last else self.layout.field(self.shape(result_labels), self.dtype)
 
         def aligned(labels: Labels) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-            axes = tuple(labels.index(x) for x in found if x in labels)
-            return axes, tuple(slice(None) if x in labels else None for x in found)
+            axes = tuple(labels.index(x) for x in result_labels if x in labels)
+            return axes, tuple(slice(None) if x in labels else None for x in result_labels)
 
         (axes_a, index_a), (axes_b, index_b) = aligned(a[1]), aligned(b[1])
         left, right = a[0], b[0]
@@ -220,7 +220,7 @@ class _Lowering:
                 values[slot] = result
 
         self.steps.append(step)
-        return found
+        return result_labels
 
     def copied(self, slot: int, labels: Labels) -> None:
         """The one operand that is left, into the output."""
@@ -298,8 +298,8 @@ def einsum(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         shapes = [t.dims for t in inputs if t is not None]
         terms, output = equation.expand([len(shape) for shape in shapes])
-        kind = outputs[0]
-        assert kind is not None and kind.dtype is not None
-        return lower(terms, output, shapes, kind.dtype)
+        type_ = outputs[0]
+        assert type_ is not None and type_.dtype is not None
+        return lower(terms, output, shapes, type_.dtype)
 
     return specialized(node, types, make, contiguous=True)

@@ -46,7 +46,7 @@ def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequ
         return (TensorType(value.dtype, unknown_shape(types, 0)),)
     if any(isinstance(d, int) and d < 0 for d in shape):
         raise ShapeError(f"{list(shape)} is no shape")
-    kind = TensorType(value.dtype, shape)
+    type_ = TensorType(value.dtype, shape)
 
     def contents() -> tuple[Dim, ...] | None:
         dims = all_known(shape)
@@ -54,7 +54,7 @@ def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequ
             return None
         return (int(value),) * math.prod(dims)
 
-    return (with_data(kind, contents),)
+    return (with_data(type_, contents),)
 
 
 @operator("ConstantOfShape", since=9, infer=_infer_constant_of_shape)
@@ -106,10 +106,10 @@ def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     start, limit, delta = bounds
     if all(isinstance(x, int | float) for x in bounds):
         n = _range_length(start, limit, delta)
-        kind = TensorType(dtype, (n,))
+        type_ = TensorType(dtype, (n,))
         if n > MAX_DATA:
-            return (kind,)
-        return (with_data(kind, lambda: tuple(range(start, start + n * delta, delta))),)
+            return (type_,)
+        return (with_data(type_, lambda: tuple(range(start, start + n * delta, delta))),)
     # The only use of a symbolic dim: the positions along an axis of that size.
     return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
 
@@ -180,8 +180,8 @@ MAX_CLASSES = 2**16  # of which a kernel keeps the numbers
 
 def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
     axis = node.attrs.get("axis", -1)
-    known = known_ints(node, types, 1)
-    fixed = None if known is None or known[0] > MAX_CLASSES else np.arange(known[0])
+    contents = known_ints(node, types, 1)
+    fixed = None if contents is None or contents[0] > MAX_CLASSES else np.arange(contents[0])
 
     def hot(indices: np.ndarray, depth: np.ndarray) -> np.ndarray:
         if depth.size != 1 or not 0 <= depth.item() < np.inf:
@@ -230,7 +230,7 @@ def one_hot_9(node: Node, types: Types) -> Kernel:
 @operator("Trilu", since=14, infer=same_type, strings=True)
 def trilu(node: Node, types: Types) -> Kernel:
     upper = bool(node.attrs.get("upper", 1))
-    known = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)
+    contents = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)
 
     def kept(dims: Sequence[int], k: int) -> np.ndarray:
         if len(dims) < 2:
@@ -249,8 +249,8 @@ def trilu(node: Node, types: Types) -> Kernel:
     x = tensor(types, 0)
     dims = all_known(x.shape)
     fixed = None
-    if dims is not None and known and x.dtype is not None and maskable(x.dtype):
-        fixed = mask(dims, known[0], x.dtype)
+    if dims is not None and contents and x.dtype is not None and maskable(x.dtype):
+        fixed = mask(dims, contents[0], x.dtype)
 
     def run(
         x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None

@@ -331,7 +331,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"iou_threshold must lie in 0 to 1, it is {threshold}")
         # The threshold in the precision of the quotients that it is compared with.
         threshold = boxes.dtype.type(threshold)
-        found: list[np.ndarray] = []
+        selected: list[np.ndarray] = []
         for batch, (each_boxes, each_scores) in enumerate(zip(boxes, scores, strict=True)):
             corners = _corners(each_boxes, center_point_box)
             for number, score in enumerate(each_scores if most > 0 else ()):
@@ -340,7 +340,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
                 kept = best[_suppress(corners[:, best], most, threshold)]
                 chosen = np.empty((len(kept), 3), np.int64)
                 chosen[:, 0], chosen[:, 1], chosen[:, 2] = batch, number, kept
-                found.append(chosen)
-        return np.concatenate(found) if found else np.empty((0, 3), np.int64)
+                selected.append(chosen)
+        return np.concatenate(selected) if selected else np.empty((0, 3), np.int64)
 
     return Kernel(function)

@@ -52,14 +52,14 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if indices.shape is None:
         return (TensorType(data.dtype),)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
-    kind = TensorType(data.dtype, shape)
+    type_ = TensorType(data.dtype, shape)
     if data.data is None or len(shape) > 1:
-        return (kind,)
+        return (type_,)
     positions = ints(types, consts, 1)
     if positions is None:
-        return (kind,)
+        return (type_,)
     contents = [_element(data.data, i) for i in positions]
-    return (with_data(kind, lambda: tuple(contents)),)
+    return (with_data(type_, lambda: tuple(contents)),)
 
 
 def _element(data: Sequence[Dim], index: Dim) -> Dim:
@@ -106,8 +106,8 @@ def gather(node: Node, types: Types) -> Kernel:
         else:
             out[...] = x[(*before, indices, *after)]
 
-    (kind,) = _infer_gather(types, node.attrs, (None, None))
-    large = isinstance(kind, TensorType) and kind.static and kind.nbytes >= _LARGE
+    (type_,) = _infer_gather(types, node.attrs, (None, None))
+    large = isinstance(type_, TensorType) and type_.static and type_.nbytes >= _LARGE
     return Kernel(run, into_large) if large else returning(run)
 
 
@@ -301,7 +301,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data = x.data
     unknown: Sequence[Dim] = (None,) * count
     bounds = (starts or unknown, ends or unknown, steps or unknown)
-    if any(len(each) != len(known_axes) for each in bounds):
+    if any(len(bound) != len(known_axes) for bound in bounds):
         raise ShapeError("starts, ends, axes and steps differ in length")
     for axis, start, end, step in zip(known_axes, *bounds, strict=True):
         i = normalize_axis(axis, rank)
@@ -313,8 +313,8 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         else:
             dims[i] = _sliced_dim(x.shape[i], start, end, step)
             data = data if dims[i] == x.shape[i] and dims[i] is not None else None
-    kind = TensorType(x.dtype, tuple(dims))
-    return (with_data(kind, lambda: data),)
+    type_ = TensorType(x.dtype, tuple(dims))
+    return (with_data(type_, lambda: data),)
 
 
 def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
@@ -424,7 +424,7 @@ def nonzero(node: Node, types: Types) -> Kernel:
 
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    (kind,) = _infer_compress(types, attrs, consts)
+    (type_,) = _infer_compress(types, attrs, consts)
     axis = attrs.get("axis")
     total: Dim = None
     if x.shape is not None:
@@ -432,7 +432,7 @@ def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
             dim_product(x.shape) if axis is None else x.shape[normalize_axis(axis, len(x.shape))]
         )
     one = TensorType(INT64, (None,))
-    return (kind, one, TensorType(INT64, (total,)), one)
+    return (type_, one, TensorType(INT64, (total,)), one)
 
 
 @operator("Unique", since=11, infer=_infer_unique, strings=True)
@@ -444,10 +444,10 @@ def unique(node: Node, types: Types) -> Kernel:
         if x.dtype == object and axis is not None and x.ndim > 1:
             # NumPy compares no rows of strings: number them in order, and compare the numbers.
             numbers = np.unique(x, return_inverse=True)[1].reshape(x.shape)
-            _, *found = _unique(numbers, axis)
+            _, *rest = _unique(numbers, axis)
         else:
-            _, *found = _unique(x, axis)
-        first, inverse, counts = found
+            _, *rest = _unique(x, axis)
+        first, inverse, counts = rest
         if not ascending:
             order = np.argsort(first)
             rank = np.empty_like(order)

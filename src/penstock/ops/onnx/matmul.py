@@ -71,8 +71,8 @@ def matmul(node: Node, types: Types) -> Kernel:
         return Routine(_product_into(a, b))
 
     kernel = specialized(node, types, make, contiguous=True)
-    known = [t.dtype for t in types if isinstance(t, TensorType) and t.dtype is not None]
-    if len(known) < 2 or known[0] in HALF or known[0] != known[1]:
+    dtypes = [t.dtype for t in types if isinstance(t, TensorType) and t.dtype is not None]
+    if len(dtypes) < 2 or dtypes[0] in HALF or dtypes[0] != dtypes[1]:
         return kernel
     return Kernel(_matmul, kernel.into, contiguous=True)
 
@@ -185,20 +185,20 @@ def gemm(node: Node, types: Types) -> Kernel:
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        kind = outputs[0]
-        assert kind is not None and kind.dtype is not None
+        type_ = outputs[0]
+        assert type_ is not None and type_.dtype is not None
         has_c = given(inputs, 2) and beta != 0
         scale, scale_c = alpha, beta
-        integral = kind.dtype.kind in "iu"
+        integral = type_.dtype.kind in "iu"
         if integral and alpha == int(alpha) and beta == int(beta):
             scale, scale_c, integral = int(alpha), int(beta), False
         weights = consts[1]
         repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
-        multiply = _repeated if repeated and kind.dims[1] > 1 else np.dot
+        multiply = _repeated if repeated and type_.dims[1] > 1 else np.dot
         scaled: np.ndarray | None = None
         prepared: tuple[int, ...] = ()
         if has_c and beta != 1 and consts[2] is not None and not integral:
-            scaled, prepared = np.multiply(consts[2], scale_c).astype(kind.dtype), (2,)
+            scaled, prepared = np.multiply(consts[2], scale_c).astype(type_.dtype), (2,)
 
         def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
             multiply(a.T if trans_a else a, b.T if trans_b else b, out)

@@ -273,28 +273,28 @@ def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
     count = len(node.inputs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, kind = inputs[0], outputs[0]
-        assert x is not None and x.dtype is not None and kind is not None
+        x, type_ = inputs[0], outputs[0]
+        assert x is not None and x.dtype is not None and type_ is not None
         axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
         rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
         layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
         # An output of another dtype than the input is what only mixed precision has.
-        mixed = layout.field((rows, columns), x.dtype) if kind.dtype != x.dtype else None
+        mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
         has_bias = given(inputs, 2)
         shape = x.dims
 
         def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
             out, *saved, workspace = rest[count - 2 :]
             matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
-            found = statistics(_contiguous(x, (rows, columns)), matrix, workspace)
+            moments = statistics(_contiguous(x, (rows, columns)), matrix, workspace)
             y = matrix.reshape(shape)
             np.multiply(y, scale, y)
             if has_bias:
                 np.add(y, rest[0], y)
             if mixed is not None:
                 np.copyto(out, y, casting="unsafe")
-            for result, column in zip(saved, found if centred else found[1:], strict=False):
+            for result, column in zip(saved, moments if centred else moments[1:], strict=False):
                 if result is not None:
                     np.copyto(result, column.reshape(result.shape), casting="unsafe")
 

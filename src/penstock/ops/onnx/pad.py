@@ -130,23 +130,23 @@ def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         if before == 0 and after == 0:
             dims.append(dim)
             continue
-        known = all_known((dim, before, after))
-        dims.append(None if known is None else sum(known))
+        numbers = all_known((dim, before, after))
+        dims.append(None if numbers is None else sum(numbers))
     if any(isinstance(d, int) and d < 0 for d in dims):
         raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
-    kind = TensorType(x.dtype, tuple(dims))
+    type_ = TensorType(x.dtype, tuple(dims))
     if not rank:
-        return (kind,)
-    return (with_data(kind, lambda: _padded_data(x, by_axis[0], mode, consts)),)
+        return (type_,)
+    return (with_data(type_, lambda: _padded_data(x, by_axis[0], mode, consts)),)
 
 
 def _padded_data(
     x: TensorType, pads: tuple[Dim, Dim], mode: str, consts: Consts
 ) -> tuple[Dim, ...] | None:
-    known = all_known(pads)
-    if x.data is None or known is None or mode != "constant":
+    widths = all_known(pads)
+    if x.data is None or widths is None or mode != "constant":
         return None
-    before, after = known
+    before, after = widths
     if before < 0 or after < 0 or len(x.data) + before + after > MAX_DATA:
         return None
     value: Dim = 0
@@ -158,7 +158,7 @@ def _padded_data(
 @operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
 def pad(node: Node, types: Types) -> Kernel:
     mode, some = _mode(node.attrs), given(node.inputs, 3)
-    known, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
+    widths, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
 
     def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Borders:
         by_axis: Any = _by_axis(len(dims), pads, axes)
@@ -166,8 +166,8 @@ def pad(node: Node, types: Types) -> Kernel:
 
     dims = all_known(tensor(types, 0).shape)
     fixed = None
-    if dims is not None and known is not None and (known_axes is not None or not some):
-        fixed = layout(dims, known, known_axes)
+    if dims is not None and widths is not None and (known_axes is not None or not some):
+        fixed = layout(dims, widths, known_axes)
 
     def found(x: np.ndarray, pads: np.ndarray, axes: np.ndarray | None) -> _Borders:
         return layout(
@@ -232,8 +232,8 @@ def center_crop_pad(node: Node, types: Types) -> Kernel:
             pads[axis] = (before, missing - before)
         return _borders(dims, pads, "constant")
 
-    dims, known = all_known(tensor(types, 0).shape), known_ints(node, types, 1)
-    fixed = layout(dims, known) if dims is not None and known is not None else None
+    dims, widths = all_known(tensor(types, 0).shape), known_ints(node, types, 1)
+    fixed = layout(dims, widths) if dims is not None and widths is not None else None
 
     def run(x: np.ndarray, target: np.ndarray) -> np.ndarray:
         parts = fixed or layout(x.shape, target.tolist())

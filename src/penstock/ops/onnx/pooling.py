@@ -47,8 +47,8 @@ def _infer_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _infer_max_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = _pooled(types, attrs)
-    return kind, TensorType(INT64, kind.shape)
+    type_ = _pooled(types, attrs)
+    return type_, TensorType(INT64, type_.shape)
 
 
 def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
@@ -257,11 +257,11 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     ]
     shape = (n, c, *(axis.count for axis in axes))
     layout = ScratchLayout()
-    found = layout.field(shape, np.dtype(np.bool_))
+    mask = layout.field(shape, np.dtype(np.bool_))
     low, every = _lowest(x.dtype), slice(None)
 
     def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: Any) -> None:
-        greater = found(workspace)
+        greater = mask(workspace)
         out.fill(low)
         indices.fill(-1)
         for seen, elements in taps:
@@ -508,10 +508,10 @@ def _unpooled(x: TensorType, attrs: Attrs, given: Sequence[Dim] | None) -> Any:
 @operator("MaxUnpool", since=9, infer=_infer_max_unpool)
 def max_unpool(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, kind = inputs[0], outputs[0]
-        assert x is not None and kind is not None
+        x, type_ = inputs[0], outputs[0]
+        assert x is not None and type_ is not None
         # Indices count in what the attributes say was pooled, the start of a wider output.
-        source, shape = _unpooled(x, node.attrs, None), kind.dims
+        source, shape = _unpooled(x, node.attrs, None), type_.dims
         if any(a > b for a, b in zip(source, shape, strict=True)):
             source = shape
         size = prod(source)

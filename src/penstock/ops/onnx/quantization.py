@@ -249,16 +249,16 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type that QuantizeLinear quantises to, as far as known."""
     wanted = dtype_attribute(attrs, "output_dtype")
     has_zero = given(types, 2)
-    found = tensor(types, 2).dtype if has_zero else wanted or UINT8
-    if has_zero and found is None:
-        found = wanted
-    if found is not None and found not in TARGETS:
-        raise ShapeError(f"{dtype_name(found)} is no type to quantise to")
-    if found is not None and wanted is not None and found != wanted:
+    dtype = tensor(types, 2).dtype if has_zero else wanted or UINT8
+    if has_zero and dtype is None:
+        dtype = wanted
+    if dtype is not None and dtype not in TARGETS:
+        raise ShapeError(f"{dtype_name(dtype)} is no type to quantise to")
+    if dtype is not None and wanted is not None and dtype != wanted:
         raise ShapeError(
-            f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(found)}"
+            f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(dtype)}"
         )
-    return found
+    return dtype
 
 
 def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -344,10 +344,10 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
 
 def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type of DequantizeLinear's result, as far as known."""
-    found = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
-    if found == POWERS:
+    dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
+    if dtype == POWERS:
         raise ShapeError("float8e8m0 scales need an output_dtype")
-    return found
+    return dtype
 
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -63,12 +63,12 @@ def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 # Exact products
 
 
-def reach(dtype: np.dtype, zero: np.ndarray | None, known: bool) -> int:
+def reach(dtype: np.dtype, zero: np.ndarray | None, constant: bool) -> int:
     """The largest ``|x - zero|`` there can be; 0 for floats, whose sums are not exact anyway."""
     if dtype not in (INT8, UINT8):
         return 0
     low, high = bounds(dtype)
-    if not known:
+    if not constant:
         return int(high - low)
     if zero is None or not zero.size:
         return int(max(high, -low))
@@ -320,13 +320,17 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
         layout = ScratchLayout()
         multiply = _Multiply(product, *_operands(inputs, 0, 3), layout)
         scales = [consts[i] for i in (1, 4, 6)]
-        known = None if any(s is None for s in scales) else factor_of(*scales)  # type: ignore[arg-type]
+        constant_factor = None if any(s is None for s in scales) else factor_of(*scales)  # type: ignore[arg-type]
 
         def into(*args: Any) -> None:
             *values, out, workspace = args
             multiply.fill(values[0], values[2], workspace)
             total, real = multiply(values, None, workspace), multiply.values(workspace)
-            factor = factor_of(values[1], values[4], values[6]) if known is None else known
+            factor = (
+                factor_of(values[1], values[4], values[6])
+                if constant_factor is None
+                else constant_factor
+            )
             np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
             store(real, zero_of(_per_row(values[7])), out, True)
 
@@ -404,10 +408,14 @@ def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
 # com.microsoft.QGemm
 
 
-def _transposed(kind: TensorType, transpose: object) -> TensorType:
-    if kind.shape is not None and len(kind.shape) != 2:
-        raise ShapeError(f"QGemm multiplies matrices, not a tensor of shape {kind.shape}")
-    return kind if not transpose or kind.shape is None else TensorType(kind.dtype, kind.shape[::-1])
+def _transposed(type_: TensorType, transpose: object) -> TensorType:
+    if type_.shape is not None and len(type_.shape) != 2:
+        raise ShapeError(f"QGemm multiplies matrices, not a tensor of shape {type_.shape}")
+    return (
+        type_
+        if not transpose or type_.shape is None
+        else TensorType(type_.dtype, type_.shape[::-1])
+    )
 
 
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -74,9 +74,9 @@ class _Filters:
 
             def prepared() -> _Cut:
                 less_zero = _shifted(weights, zero, np.empty(weights.shape, np.float32))
-                found = self.cut(less_zero.shape, less_zero)
-                parts = [np.ascontiguousarray(less_zero[:, s], found.dtype) for s in found.spans]
-                return found._replace(parts=parts)
+                part = self.cut(less_zero.shape, less_zero)
+                parts = [np.ascontiguousarray(less_zero[:, s], part.dtype) for s in part.spans]
+                return part._replace(parts=parts)
 
             self.fixed = shared(("filters", self.x_reach, self.w_reach), prepared, weights, zero)
 

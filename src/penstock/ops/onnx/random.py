@@ -145,8 +145,8 @@ def multinomial(node: Node, types: Types) -> Kernel:
         # Row i covers [i, i + 1), so that one search finds the classes of all rows.
         row = np.arange(rows)[:, None]
         draws = generator.random((rows, size)) + row
-        found = np.searchsorted((upper + row).reshape(-1), draws.reshape(-1), side="right")
-        picked = found.reshape(rows, size) - row * classes
+        places = np.searchsorted((upper + row).reshape(-1), draws.reshape(-1), side="right")
+        picked = places.reshape(rows, size) - row * classes
         return picked.clip(0, classes - 1).astype(dtype)
 
     return returning(run)

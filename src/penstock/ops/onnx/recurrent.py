@@ -106,18 +106,18 @@ def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
     """The functions named, each with the next alpha and beta of the lists if it has such."""
     alphas: Iterator[float] = iter(attrs.get("activation_alpha") or ())
     betas: Iterator[float] = iter(attrs.get("activation_beta") or ())
-    found: list[Activation] = []
+    activations: list[Activation] = []
     for name in names:
-        known = _ACTIVATIONS.get(name.lower())
-        if known is None:
+        activation = _ACTIVATIONS.get(name.lower())
+        if activation is None:
             raise ShapeError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
         parameters = {}
-        if known.alpha is not None:
-            parameters["alpha"] = next(alphas, known.alpha)
-        if known.beta is not None:
-            parameters["beta"] = next(betas, known.beta)
-        found.append(applied(known.formula, known.scratch, parameters))
-    return found
+        if activation.alpha is not None:
+            parameters["alpha"] = next(alphas, activation.alpha)
+        if activation.beta is not None:
+            parameters["beta"] = next(betas, activation.beta)
+        activations.append(applied(activation.formula, activation.scratch, parameters))
+    return activations
 
 
 # Layers
@@ -204,7 +204,7 @@ def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
         ("initial_c", state),
         ("P", (n, (3, "H"))),
     )
-    found: dict[str, Dim] = {"H": layer.hidden}
+    sizes: dict[str, Dim] = {"H": layer.hidden}
     for (name, pattern), shape in zip(patterns, shapes, strict=False):
         if shape is None:
             continue
@@ -213,20 +213,20 @@ def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
         for entry, dim in zip(pattern, shape, strict=True):
             factor, size = entry if isinstance(entry, tuple) else (1, entry)
             if not isinstance(dim, int):
-                if factor == 1 and isinstance(size, str) and found.get(size) is None:
-                    found[size] = dim
+                if factor == 1 and isinstance(size, str) and sizes.get(size) is None:
+                    sizes[size] = dim
                 continue
-            known = found.get(size) if isinstance(size, str) else size
-            if isinstance(known, int):
-                if factor * known != dim:
+            bound = sizes.get(size) if isinstance(size, str) else size
+            if isinstance(bound, int):
+                if factor * bound != dim:
                     raise ShapeError(
-                        f"{name} has shape {shape} where {factor * known} is expected for {dim}"
+                        f"{name} has shape {shape} where {factor * bound} is expected for {dim}"
                     )
             elif dim % factor:
                 raise ShapeError(f"{name} has shape {shape}: {dim} is no multiple of {factor}")
             else:
-                found[size] = dim // factor
-    return found
+                sizes[size] = dim // factor
+    return sizes
 
 
 def output_shapes(layer: Layer, steps: Dim, batch: Dim, hidden: Dim) -> list[Shape]:
@@ -268,7 +268,7 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Recurren
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
     every = pad_with_none(inputs, 8)
     ws, rs, bs, ps = (repeat(None) if every[i] is None else every[i] for i in (1, 2, 3, 7))
-    found = []
+    directions = []
     for w, r, b, p in zip(ws, rs, bs, ps, strict=False):
         n, hidden = r.shape
         bias = r_bias = None
@@ -288,8 +288,8 @@ def _weights(layer: Layer, inputs: Sequence[Any], single: bool) -> list[Recurren
         w, r = w.T, r.T
         if single:
             w, r = np.ascontiguousarray(w), np.ascontiguousarray(r)
-        found.append(RecurrentWeights(w, r, bias, r_bias, p))
-    return found
+        directions.append(RecurrentWeights(w, r, bias, r_bias, p))
+    return directions
 
 
 def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
@@ -299,8 +299,8 @@ def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
     batch of one it is the memory of [rows, gates * hidden], which a single product writes.
     """
     if not isinstance(matrix, np.ndarray):
-        found: tuple[Any, ...] = matrix.gatewise(out, batch)
-        return found
+        gatewise: tuple[Any, ...] = matrix.gatewise(out, batch)
+        return gatewise
     gates, rows, hidden = out.shape
     if batch == 1:
         return np.dot, matrix, out.reshape(rows, gates * hidden)

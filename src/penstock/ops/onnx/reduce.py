@@ -220,9 +220,9 @@ def _compiler(reduction: _Reduction) -> Compile:
         keepdims = bool(node.attrs.get("keepdims", 1))
         count = len(node.inputs)
         value = node.inputs[1] if count > 1 else None
-        known = value is None or value.const is not None
+        is_const = value is None or value.const is not None
         fixed = None
-        if known:
+        if is_const:
             given = () if value is None or value.const is None else value.const.reshape(-1).tolist()
             fixed = _known_axes(given, node.attrs)
         forms = lru_cache(maxsize=16)(reduction_form)
@@ -230,7 +230,7 @@ def _compiler(reduction: _Reduction) -> Compile:
         def run(*arguments: Any) -> Any:
             x = arguments[0]
             out = arguments[count] if len(arguments) > count else None
-            axes = fixed if known else _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
+            axes = fixed if is_const else _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
             reduce, dtype = reduction.on(x.dtype)
             form = forms(x.shape, dtype, axes, keepdims)
             if not x.ndim:
@@ -244,12 +244,12 @@ def _compiler(reduction: _Reduction) -> Compile:
             return out if out is not None else result.reshape(form.final)
 
         into = run
-        kind = tensor(types, 0)
-        if known and kind.static and kind.rank and keepdims:
-            assert kind.dtype is not None
-            reduce, dtype = reduction.on(kind.dtype)
-            if dtype == kind.dtype:
-                form = reduction_form(kind.dims, dtype, fixed, keepdims)
+        type_ = tensor(types, 0)
+        if is_const and type_.static and type_.rank and keepdims:
+            assert type_.dtype is not None
+            reduce, dtype = reduction.on(type_.dtype)
+            if dtype == type_.dtype:
+                form = reduction_form(type_.dims, dtype, fixed, keepdims)
 
                 def into(*arguments: Any) -> None:
                     reduce(arguments[0], form, arguments[-1])
@@ -259,47 +259,47 @@ def _compiler(reduction: _Reduction) -> Compile:
     return compile
 
 
-def reduced_type(kind: TensorType, axes: Sequence[int] | None, keepdims: bool) -> TensorType:
+def reduced_type(type_: TensorType, axes: Sequence[int] | None, keepdims: bool) -> TensorType:
     """The type of a reduction over ``axes``; over all if ``None``."""
-    if kind.shape is None:
-        return TensorType(kind.dtype, () if axes is None and not keepdims else None)
-    rank = len(kind.shape)
+    if type_.shape is None:
+        return TensorType(type_.dtype, () if axes is None and not keepdims else None)
+    rank = len(type_.shape)
     taken = range(rank) if axes is None else normalize_axes(axes, rank)
     if keepdims:
-        shape = tuple(1 if i in taken else d for i, d in enumerate(kind.shape))
+        shape = tuple(1 if i in taken else d for i, d in enumerate(type_.shape))
     else:
-        shape = tuple(d for i, d in enumerate(kind.shape) if i not in taken)
-    return TensorType(kind.dtype, shape)
+        shape = tuple(d for i, d in enumerate(type_.shape) if i not in taken)
+    return TensorType(type_.dtype, shape)
 
 
-def _any_axes(kind: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
+def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     """The type of a reduction over axes of which at most the number is known."""
-    if kind.shape is None:
-        return TensorType(kind.dtype)
+    if type_.shape is None:
+        return TensorType(type_.dtype)
     if attrs.get("keepdims", 1):
-        return TensorType(kind.dtype, tuple(1 if d == 1 else None for d in kind.shape))
+        return TensorType(type_.dtype, tuple(1 if d == 1 else None for d in type_.shape))
     count = axes.shape[0] if axes.shape is not None and len(axes.shape) == 1 else None
     if not isinstance(count, int) or count == 0:
-        return TensorType(kind.dtype)
-    if count > len(kind.shape):
-        raise ShapeError(f"{count} axes are too many for rank {len(kind.shape)}")
-    return TensorType(kind.dtype, (None,) * (len(kind.shape) - count))
+        return TensorType(type_.dtype)
+    if count > len(type_.shape):
+        raise ShapeError(f"{count} axes are too many for rank {len(type_.shape)}")
+    return TensorType(type_.dtype, (None,) * (len(type_.shape) - count))
 
 
 def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        kind = tensor(types, 0)
+        type_ = tensor(types, 0)
         axes: Sequence[Dim] | None = ()
         if given(types, 1):
             axes = ints(types, consts, 1)
         if axes is None or not all(isinstance(a, int) for a in axes):
-            return (_any_axes(kind, tensor(types, 1), attrs),)
+            return (_any_axes(type_, tensor(types, 1), attrs),)
         taken = _known_axes(axes, attrs)  # type: ignore[arg-type]
-        result = reduced_type(kind, taken, bool(attrs.get("keepdims", 1)))
+        result = reduced_type(type_, taken, bool(attrs.get("keepdims", 1)))
         data = ints(types, consts, 0)
-        if combine is None or kind.rank != 1 or taken == () or data is None:
+        if combine is None or type_.rank != 1 or taken == () or data is None:
             return (result,)
-        cell = in_range(combine(data), kind.dtype)
+        cell = in_range(combine(data), type_.dtype)
         return (with_data(result, lambda: (cell,)),)
 
     return infer
@@ -307,8 +307,8 @@ def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) ->
 
 def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim, ...]], Dim]:
     def combine(data: tuple[Dim, ...]) -> Dim:
-        known = tuple(d for d in data if isinstance(d, int))
-        return function(known) if known and len(known) == len(data) else None
+        numbers = tuple(d for d in data if isinstance(d, int))
+        return function(numbers) if numbers and len(numbers) == len(data) else None
 
     return combine
 
@@ -331,11 +331,11 @@ for _reduction in _ALL:
 
 
 def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
+    type_ = tensor(types, 0)
     axis = ints(types, consts, 1)
-    if kind.rank is not None and axis is not None:
-        _axis(axis, kind.rank)
-    return (TensorType(kind.dtype, kind.shape),)
+    if type_.rank is not None and axis is not None:
+        _axis(axis, type_.rank)
+    return (TensorType(type_.dtype, type_.shape),)
 
 
 def _axis(values: Sequence[Any], rank: int) -> int:

@@ -76,9 +76,9 @@ class _Samples:
         if grid * bins > MAX_SAMPLES:
             raise ShapeError(f"a region of extent {extent} has too many samples")
         # In the dtype of the regions: the number of samples jumps where rounding differs.
-        each = np.arange(bins).astype(step.dtype)[:, None]
+        bin_ = np.arange(bins).astype(step.dtype)[:, None]
         inner = np.arange(grid).astype(step.dtype) + step.dtype.type(0.5)
-        at = start + each * step + inner * step / max(grid, 1)
+        at = start + bin_ * step + inner * step / max(grid, 1)
         inside = (at >= -1) & (at <= size)
         at = np.maximum(at, 0)
         low = np.minimum(at, size - 1).astype(np.int64)
@@ -91,11 +91,11 @@ class _Samples:
 
     def matrix(self, size: int, dtype: np.dtype) -> np.ndarray:
         """Sums over the samples of each bin as a matrix (bins, elements)."""
-        found = np.zeros((len(self.low), size), np.float64)
+        dense = np.zeros((len(self.low), size), np.float64)
         rows = np.arange(len(self.low))[:, None]
-        np.add.at(found, (rows, self.low), self.weight_low)
-        np.add.at(found, (rows, self.high), self.weight_high)
-        return found.astype(dtype)
+        np.add.at(dense, (rows, self.low), self.weight_low)
+        np.add.at(dense, (rows, self.high), self.weight_high)
+        return dense.astype(dtype)
 
 
 @operator("RoiAlign", since=16, infer=_infer_roi_align)
@@ -112,11 +112,11 @@ def roi_align(node: Node, types: Types) -> Kernel:
         corners = region * one.dtype.type(scale) - one.dtype.type(0.5 if shifted else 0)
         _check_finite(corners)
         x1, y1, x2, y2 = corners
-        found = []
+        tables = []
         for start, end, count, size in ((y1, y2, bins[0], sizes[0]), (x1, x2, bins[1], sizes[1])):
             extent = end - start if shifted else np.maximum(end - start, one)
-            found.append(_Samples(start, extent, count, ratio, size))
-        return found
+            tables.append(_Samples(start, extent, count, ratio, size))
+        return tables
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x = inputs[0]
@@ -147,15 +147,15 @@ def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
     if not rows.low.size or not columns.low.size:
         return 0
     shape = (image.shape[0], *rows.low.shape, *columns.low.shape)
-    found = np.full(shape, -np.inf)
+    maxima = np.full(shape, -np.inf)
     for y, weight_y in ((rows.low, rows.weight_low), (rows.high, rows.weight_high)):
         for x, weight_x in (
             (columns.low, columns.weight_low),
             (columns.high, columns.weight_high),
         ):
             values = image[:, y[:, :, None, None], x]
-            np.maximum(found, values * (weight_y[:, :, None, None] * weight_x), out=found)
-    return found.max(axis=(2, 4))
+            np.maximum(maxima, values * (weight_y[:, :, None, None] * weight_x), out=maxima)
+    return maxima.max(axis=(2, 4))
 
 
 # MaxRoiPool
@@ -227,8 +227,10 @@ def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     if x.shape is not None and isinstance(x.shape[1], int) and x.shape[1] % groups:
         raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
     kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
-    for name, kind, each in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
-        check_shape(name, kind.shape, (shape[0], dim_product((groups, each, *kernel)), *shape[2:]))
+    for name, type_, per_tap in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
+        check_shape(
+            name, type_.shape, (shape[0], dim_product((groups, per_tap, *kernel)), *shape[2:])
+        )
     return (TensorType(dtype, shape),)
 
 

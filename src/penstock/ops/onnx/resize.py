@@ -63,20 +63,20 @@ def _count(name: str, values: Sequence[Any], axes: Sequence[int], times: int = 1
 
 def _by_scales(dims: Sequence[Dim], scales: Sequence[float]) -> list[tuple[Dim, float, float]]:
     """Output size, scale and unrounded output size of each dim."""
-    found: list[tuple[Dim, float, float]] = []
+    axes: list[tuple[Dim, float, float]] = []
     for dim, scale in zip(dims, scales, strict=True):
         if not 0 < scale < np.inf:
             raise ShapeError(f"a scale must be positive, not {scale}")
         if not isinstance(dim, int):
-            found.append((dim if scale == 1 else None, scale, 0.0))
+            axes.append((dim if scale == 1 else None, scale, 0.0))
             continue
         if not scale * dim < 2**62:
             raise ShapeError(f"{dim} elements times {scale} are too many")
         out = int(np.float32(dim) * np.float32(scale))
         # Scales are float32: where one is a rounded quotient of the sizes, take the quotient.
         exact = dim > 0 and np.float32(out / dim) == np.float32(scale)
-        found.append((out, out / dim if exact else scale, out if exact else scale * dim))
-    return found
+        axes.append((out, out / dim if exact else scale, out if exact else scale * dim))
+    return axes
 
 
 def _by_sizes(
@@ -92,15 +92,15 @@ def _by_sizes(
             for dim, size in zip(dims, sizes, strict=True)
         ]
     choose = min if policy == "not_larger" else max
-    known: list[tuple[int, int]] = [
+    pairs: list[tuple[int, int]] = [
         (dim, size)
         for dim, size in zip(dims, sizes, strict=True)
         if isinstance(dim, int) and isinstance(size, int) and dim
     ]
-    if len(known) < len(dims):
+    if len(pairs) < len(dims):
         return [(None, 1.0, 0.0)] * len(dims)
-    scale = choose(size / dim for dim, size in known)
-    return [(int(scale * dim + 0.5), scale, scale * dim) for dim, _ in known]
+    scale = choose(size / dim for dim, size in pairs)
+    return [(int(scale * dim + 0.5), scale, scale * dim) for dim, _ in pairs]
 
 
 def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, float, float]] | None:
@@ -148,14 +148,14 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
     if attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         roi = _floats(types, consts, 1) or ()
         _count("roi", roi, axes, 2)
-    found = []
+    tables = []
     for i, (axis, (out, scale, width)) in enumerate(zip(axes, resized, strict=True)):
         assert isinstance(out, int)
         if out and not shape[axis]:
             raise ShapeError(f"axis {axis} is empty and cannot be resized to {out}")
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
-        found.append(_Axis(axis, shape[axis], out, scale, width, start, end))
-    return found
+        tables.append(_Axis(axis, shape[axis], out, scale, width, start, end))
+    return tables
 
 
 # Coordinates and tables
@@ -261,7 +261,7 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
 
 def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
     """What each axis reads that is not left as it is; all shapes and parameters are known."""
-    return [_table(each, attrs) for each in _every_axis(types, attrs, consts) if not each.identity]
+    return [_table(axis, attrs) for axis in _every_axis(types, attrs, consts) if not axis.identity]
 
 
 # Running: a resampler takes an array, where to write, and its workspace

@@ -22,12 +22,12 @@ from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 
 
 def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
+    type_ = tensor(types, 0)
     axis = attrs.get("axis", 0)
-    if kind.rank == 0:
+    if type_.rank == 0:
         normalize_axis(axis, 1)
         return (TensorType(INT64, ()),)
-    result = reduced_type(kind, (axis,), bool(attrs.get("keepdims", 1)))
+    result = reduced_type(type_, (axis,), bool(attrs.get("keepdims", 1)))
     return (TensorType(INT64, result.shape),)
 
 
@@ -66,21 +66,21 @@ operator("ArgMin", since=1, infer=_infer_arg)(_places("argmin"))
 
 
 def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
-    if kind.shape is None:
-        return TensorType(kind.dtype), TensorType(INT64)
-    if not kind.shape:
+    type_ = tensor(types, 0)
+    if type_.shape is None:
+        return TensorType(type_.dtype), TensorType(INT64)
+    if not type_.shape:
         raise ShapeError("TopK needs a tensor of rank 1 at least")
-    axis = normalize_axis(attrs.get("axis", -1), len(kind.shape))
-    known = ints(types, consts, 1)
-    if known is not None and len(known) != 1:
-        raise ShapeError(f"K must be one number, not {list(known)}")
-    k: Dim = None if known is None else known[0]
-    size = kind.shape[axis]
+    axis = normalize_axis(attrs.get("axis", -1), len(type_.shape))
+    count = ints(types, consts, 1)
+    if count is not None and len(count) != 1:
+        raise ShapeError(f"K must be one number, not {list(count)}")
+    k: Dim = None if count is None else count[0]
+    size = type_.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
         raise ShapeError(f"K is {k}, but axis {axis} has {size} elements")
-    shape = (*kind.shape[:axis], k, *kind.shape[axis + 1 :])
-    return TensorType(kind.dtype, shape), TensorType(INT64, shape)
+    shape = (*type_.shape[:axis], k, *type_.shape[axis + 1 :])
+    return TensorType(type_.dtype, shape), TensorType(INT64, shape)
 
 
 def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
@@ -138,12 +138,12 @@ def top_k(node: Node, types: Types) -> Kernel:
         count = int(one_element(k, "K"))
         if not 0 <= count <= x.shape[axis]:
             raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
-        found = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
-        chosen = np.take_along_axis(x, found, axis)
+        top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, largest), -1, axis)
+        chosen = np.take_along_axis(x, top, axis)
         if values is not None:
             np.copyto(values, chosen)
         if places is not None:
-            np.copyto(places, found)
-        return chosen, np.ascontiguousarray(found)
+            np.copyto(places, top)
+        return chosen, np.ascontiguousarray(top)
 
     return Kernel(run, run)

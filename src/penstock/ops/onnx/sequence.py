@@ -42,17 +42,17 @@ from penstock.types import (
 # Making sequences
 
 
-def _no_data(kind: Type | None) -> Type:
-    return kind.without_data() if isinstance(kind, TensorType) else kind or ANY
+def _no_data(type_: Type | None) -> Type:
+    return type_.without_data() if isinstance(type_, TensorType) else type_ or ANY
 
 
 def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not types:
         raise ShapeError("SequenceConstruct needs an input at least")
     same_dtype(types, range(len(types)))
-    joined, *others = [_no_data(kind) for kind in types]
-    for kind in others:
-        joined = join(joined, kind)
+    joined, *others = [_no_data(type_) for type_ in types]
+    for type_ in others:
+        joined = join(joined, type_)
     return (SequenceType(joined),)
 
 
@@ -121,14 +121,14 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
 
 def _element(types: Types) -> Type:
     """The type of the elements of the sequence that comes first."""
-    kind = types[0] if types else None
-    if isinstance(kind, OptionalType):
-        kind = kind.element
-    if isinstance(kind, SequenceType):
-        return kind.element
-    if kind is None or isinstance(kind, AnyType):
+    type_ = types[0] if types else None
+    if isinstance(type_, OptionalType):
+        type_ = type_.element
+    if isinstance(type_, SequenceType):
+        return type_.element
+    if type_ is None or isinstance(type_, AnyType):
         return ANY
-    raise ShapeError(f"input 0 must be a sequence, not {kind}")
+    raise ShapeError(f"input 0 must be a sequence, not {type_}")
 
 
 def _position(given: np.ndarray, count: int) -> int:
@@ -248,8 +248,8 @@ def optional(node: Node, types: Types) -> Kernel:
 
 
 def _infer_optional_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = types[0] if types else None
-    return (kind.element if isinstance(kind, OptionalType) else kind or ANY,)
+    type_ = types[0] if types else None
+    return (type_.element if isinstance(type_, OptionalType) else type_ or ANY,)
 
 
 @operator("OptionalGetElement", since=15, infer=_infer_optional_get_element, strings=True)

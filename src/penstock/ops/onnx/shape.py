@@ -41,9 +41,9 @@ def _refill(x: np.ndarray, out: np.ndarray) -> None:
         out[...] = x.reshape(out.shape)
 
 
-def _carried(kind: TensorType, source: TensorType) -> TensorType:
-    """``kind`` with the contents of ``source``, whose elements are the same in the same order."""
-    return with_data(kind, lambda: source.data)
+def _carried(type_: TensorType, source: TensorType) -> TensorType:
+    """``type_`` with the contents of ``source``, whose elements are the same in the same order."""
+    return with_data(type_, lambda: source.data)
 
 
 def unknown_shape(types: Types, index: int) -> Shape | None:
@@ -343,8 +343,8 @@ def _infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         target = unknown_shape(types, 1)
     elif any(isinstance(d, int) and d < 0 for d in target):
         raise ShapeError(f"{list(target)} is no shape to expand to")
-    kind = TensorType(x.dtype, broadcast_shapes([x.shape, target]))
-    return (with_data(kind, lambda: repeated(x, kind)),)
+    type_ = TensorType(x.dtype, broadcast_shapes([x.shape, target]))
+    return (with_data(type_, lambda: repeated(x, type_)),)
 
 
 def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:

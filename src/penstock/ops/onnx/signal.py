@@ -71,12 +71,12 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
 
 def _scalar(types: Types, consts: Consts, index: int, name: str) -> Dim:
     """The one element of an integer input, as far as known."""
-    known = ints(types, consts, index)
-    if known is None:
+    contents = ints(types, consts, index)
+    if contents is None:
         return None
-    if len(known) != 1:
-        raise ShapeError(f"{name} must have one element, it has {len(known)}")
-    return known[0]
+    if len(contents) != 1:
+        raise ShapeError(f"{name} must have one element, it has {len(contents)}")
+    return contents[0]
 
 
 def _dft_sizes(
@@ -85,8 +85,8 @@ def _dft_sizes(
     """Axis (if known) and length of a DFT."""
     shape = tensor(types, 0).shape
     if axis is None:
-        known = _scalar(types, consts, 2, "axis") if given(types, 2) else -2
-        axis = known if isinstance(known, int) else None
+        const_axis = _scalar(types, consts, 2, "axis") if given(types, 2) else -2
+        axis = const_axis if isinstance(const_axis, int) else None
     length: Dim = None
     if shape is not None:
         rank = len(shape)
@@ -164,10 +164,10 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
         raise ShapeError(f"frame_step must be positive, it is {step}")
     window: Dim = None
     if given(types, 2):
-        kind = tensor(types, 2).shape
-        if kind is not None and len(kind) != 1:
-            raise ShapeError(f"window must be a vector, its shape is {kind}")
-        window = None if kind is None else kind[0]
+        window_shape = tensor(types, 2).shape
+        if window_shape is not None and len(window_shape) != 1:
+            raise ShapeError(f"window must be a vector, its shape is {window_shape}")
+        window = None if window_shape is None else window_shape[0]
     length: Dim = window if given(types, 2) else signal
     if given(types, 3):
         length = _scalar(types, consts, 3, "frame_length")

@@ -96,10 +96,10 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
 
 
 def _infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
-    if kind.rank is not None:
-        normalize_axis(attrs.get("axis", -1), kind.rank)
-    return (TensorType(kind.dtype, kind.shape),)
+    type_ = tensor(types, 0)
+    if type_.rank is not None:
+        normalize_axis(attrs.get("axis", -1), type_.rank)
+    return (TensorType(type_.dtype, type_.shape),)
 
 
 def _along_axis(normalize: Normalize) -> Compile:
@@ -121,10 +121,10 @@ def _along_axis(normalize: Normalize) -> Compile:
 
 
 def _infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
-    if kind.rank is not None:
-        _first_axis(attrs, kind.rank)
-    return (TensorType(kind.dtype, kind.shape),)
+    type_ = tensor(types, 0)
+    if type_.rank is not None:
+        _first_axis(attrs, type_.rank)
+    return (TensorType(type_.dtype, type_.shape),)
 
 
 def _first_axis(attrs: Attrs, rank: int) -> int:

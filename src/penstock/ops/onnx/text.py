@@ -131,8 +131,8 @@ def regex_full_match(node: Node, types: Types) -> Kernel:
         raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
 
     def run(x: np.ndarray) -> np.ndarray:
-        found = np.array([match(text) for text in x.reshape(-1).tolist()], np.bool_)
-        return found.reshape(x.shape)
+        matches = np.array([match(text) for text in x.reshape(-1).tolist()], np.bool_)
+        return matches.reshape(x.shape)
 
     return Kernel(run)
 
@@ -233,8 +233,8 @@ def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
                 if depth + 1 >= pool.shortest and (depth or distance == 1):
                     columns = np.where(nodes >= 0, pool.columns[nodes], -1)
                     cells.append((columns + first_cell)[columns >= 0])
-        found = np.concatenate(cells) if cells else np.empty(0, np.int64)
-        return np.bincount(found, minlength=rows * pool.width).reshape(rows, pool.width)
+        flat = np.concatenate(cells) if cells else np.empty(0, np.int64)
+        return np.bincount(flat, minlength=rows * pool.width).reshape(rows, pool.width)
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):

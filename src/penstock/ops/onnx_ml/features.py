@@ -46,10 +46,10 @@ def _like_input(dtype: np.dtype) -> Infer:
 
 def one_of(attrs: Attrs, *names: str) -> Any:
     """The one attribute among ``names`` that is there; ``None`` if none is."""
-    found = [attrs[name] for name in names if attrs.get(name)]
-    if len(found) > 1:
+    present = [attrs[name] for name in names if attrs.get(name)]
+    if len(present) > 1:
         raise ShapeError(f"only one of the attributes {', '.join(names)} may be given")
-    return found[0] if found else None
+    return present[0] if present else None
 
 
 def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
@@ -120,8 +120,8 @@ def imputer(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray) -> np.ndarray:
         if (x.dtype.kind in "iu") != integers:
-            kind = "integers" if integers else "floats"
-            raise ShapeError(f"the imputed values are {kind}, the input is {dtype_name(x.dtype)}")
+            wanted = "integers" if integers else "floats"
+            raise ShapeError(f"the imputed values are {wanted}, the input is {dtype_name(x.dtype)}")
         imputed = _features(x, values, "the imputed values").astype(x.dtype)
         missing = np.isnan(x) if replaced != replaced else x == x.dtype.type(replaced)
         return np.asarray(np.where(missing, imputed, x)).reshape(x.shape)
@@ -219,10 +219,10 @@ class _Lookup:
         if not self.count:
             return np.zeros(x.shape, np.int64)
         place = np.maximum(np.searchsorted(self.sorted, x, "right") - 1, 0)
-        found = self.sorted[place]
-        equal = found == x
+        nearest = self.sorted[place]
+        equal = nearest == x
         if self.dtype.kind == "f":
-            equal |= (found != found) & (x != x)
+            equal |= (nearest != nearest) & (x != x)
         return np.where(equal, self.order[place], self.count)
 
 
@@ -274,19 +274,19 @@ _LISTS = {"strings": STRING, "int64s": INT64, "floats": FLOAT32}
 _DEFAULTS = {"strings": "default_string", "int64s": "default_int64", "floats": "default_float"}
 
 
-def _labels(attrs: Attrs, kind: str) -> tuple[np.ndarray, str]:
+def _labels(attrs: Attrs, prefix: str) -> tuple[np.ndarray, str]:
     """The keys or the values of a LabelEncoder, and which attribute holds them."""
-    found = one_of(attrs, *(f"{kind}_{name}" for name in _LISTS))
-    array = attrs.get(f"{kind}_tensor")
-    if (found is None) == (array is None):
-        raise ShapeError(f"one of the attributes {kind}_* must be given, and only one")
+    values = one_of(attrs, *(f"{prefix}_{name}" for name in _LISTS))
+    array = attrs.get(f"{prefix}_tensor")
+    if (values is None) == (array is None):
+        raise ShapeError(f"one of the attributes {prefix}_* must be given, and only one")
     if array is not None:
         flat = array.reshape(-1)
         return (strings(flat.tolist(), flat.shape) if flat.dtype.kind in "OU" else flat), "tensor"
-    name = next(name for name in _LISTS if attrs.get(f"{kind}_{name}"))
+    name = next(name for name in _LISTS if attrs.get(f"{prefix}_{name}"))
     if name == "strings":
-        return strings(found, (len(found),)), name
-    return np.array(found, _LISTS[name]), name
+        return strings(values, (len(values),)), name
+    return np.array(values, _LISTS[name]), name
 
 
 def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -297,17 +297,19 @@ def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 @by_attributes
 def label_encoder(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    (keys, _), (values, kind) = _labels(attrs, "keys"), _labels(attrs, "values")
+    (keys, _), (values, value_name) = _labels(attrs, "keys"), _labels(attrs, "values")
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys for {len(values)} values")
     default: Any = attrs.get("default_tensor")
     if default is not None:
         default = np.asarray(default).reshape(-1)[0]
-    elif kind == "tensor":
+    elif value_name == "tensor":
         fill = {"O": "_Unused", "f": -0.0}
         default = fill.get(values.dtype.kind, -1)
     else:
-        default = attrs.get(_DEFAULTS[kind], {"strings": "_Unused", "floats": -0.0}.get(kind, -1))
+        default = attrs.get(
+            _DEFAULTS[value_name], {"strings": "_Unused", "floats": -0.0}.get(value_name, -1)
+        )
     return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
 
 
@@ -345,17 +347,17 @@ def one_hot_encoder(node: Node, types: Types) -> Kernel:
 
 
 def _map_values(types: Types) -> np.dtype | None:
-    kind = types[0] if types else None
-    if isinstance(kind, MapType) and isinstance(kind.value, TensorType):
-        return kind.value.dtype
+    type_ = types[0] if types else None
+    if isinstance(type_, MapType) and isinstance(type_.value, TensorType):
+        return type_.value.dtype
     return None
 
 
 def _vocabulary(attrs: Attrs) -> Any:
-    found = one_of(attrs, "string_vocabulary", "int64_vocabulary")
-    if found is None:
+    vocabulary = one_of(attrs, "string_vocabulary", "int64_vocabulary")
+    if vocabulary is None:
         raise ShapeError("string_vocabulary or int64_vocabulary must be given")
-    return found
+    return vocabulary
 
 
 def _infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

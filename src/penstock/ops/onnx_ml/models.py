@@ -91,13 +91,13 @@ class Labels:
     """The labels of the classes of a classifier."""
 
     def __init__(self, attrs: Attrs, ints: str) -> None:
-        found = one_of(attrs, ints, "classlabels_strings")
-        if found is None:
+        labels = one_of(attrs, ints, "classlabels_strings")
+        if labels is None:
             raise ShapeError(f"{ints} or classlabels_strings must be given")
         self.dtype = STRING if attrs.get("classlabels_strings") else INT64
-        self.count = len(found)
+        self.count = len(labels)
         self.values: np.ndarray = (
-            strings(found, (len(found),)) if self.dtype == STRING else np.array(found, np.int64)
+            strings(labels, (len(labels),)) if self.dtype == STRING else np.array(labels, np.int64)
         )
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
@@ -137,10 +137,10 @@ def matrix(x: np.ndarray, count: int | None = None) -> np.ndarray:
 
 def _rows(flat: Sequence[float] | None, count: int, what: str) -> np.ndarray:
     """A flat list of parameters as ``count`` rows."""
-    found = np.array(flat or [], np.float32)
-    if count < 1 or found.size % count or not found.size:
-        raise ShapeError(f"{found.size} {what} cannot be cut into {count} rows")
-    return found.reshape(count, -1)
+    array = np.array(flat or [], np.float32)
+    if count < 1 or array.size % count or not array.size:
+        raise ShapeError(f"{array.size} {what} cannot be cut into {count} rows")
+    return array.reshape(count, -1)
 
 
 # Linear models
@@ -375,8 +375,8 @@ def _coupling(
         versus[:, left, right] = wins
         versus[:, right, left] = 1 - wins
         q = -versus.transpose(0, 2, 1) * versus
-        each = np.arange(classes)
-        q[:, each, each] = np.square(versus).sum(1)
+        columns = np.arange(classes)
+        q[:, columns, columns] = np.square(versus).sum(1)
         p = np.full((len(scores), classes), 1 / classes)
         todo = np.arange(len(scores))
         for _ in range(max(100, classes)):

@@ -108,7 +108,7 @@ class _Forest(NamedTuple):
         flat = np.ascontiguousarray(x).reshape(-1)
         only = self.mode[0] if (self.mode == self.mode[0]).all() else None
         has_nan = x.dtype.kind == "f" and bool(np.isnan(x).any())
-        found, going = nodes, None
+        reached, going = nodes, None
         for level in range(1, self.depth + 1):
             # np.take is faster than indexing if it need not look for indices out of range.
             values = np.take(flat, first + np.take(self.feature, nodes, mode="clip"), mode="clip")
@@ -121,16 +121,16 @@ class _Forest(NamedTuple):
                 # Rows that have come to a leaf stay there, but need not be looked at any more.
                 on = np.flatnonzero(~self.leaf[nodes])
                 if going is None:
-                    found, going = nodes, on
+                    reached, going = nodes, on
                 else:
-                    found[going] = nodes
+                    reached[going] = nodes
                     going = going[on]
                 nodes, first = nodes[on], first[on]
         if going is None:
-            found = nodes
+            reached = nodes
         else:
-            found[going] = nodes
-        return found.reshape(len(self.roots), rows)
+            reached[going] = nodes
+        return reached.reshape(len(self.roots), rows)
 
     def _passes(
         self, values: np.ndarray, thresholds: np.ndarray, nodes: np.ndarray, only: int | None
@@ -250,12 +250,12 @@ def _scores(forest: _Forest, votes: _Votes, x: np.ndarray) -> np.ndarray:
 
 def _ints(attrs: Attrs, name: str, count: int | None = None) -> np.ndarray:
     """A list of integers, of a known length or zeros where it is left out."""
-    found = attrs.get(name)
-    if not found:
+    value = attrs.get(name)
+    if not value:
         return np.zeros(count or 0, np.int64)
-    if count is not None and len(found) != count:
-        raise ShapeError(f"{name} has {len(found)} entries, {count} are expected")
-    return np.array(found, np.int64)
+    if count is not None and len(value) != count:
+        raise ShapeError(f"{name} has {len(value)} entries, {count} are expected")
+    return np.array(value, np.int64)
 
 
 def _floats(attrs: Attrs, name: str) -> np.ndarray:
@@ -293,13 +293,13 @@ def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
 
     def children(name: str) -> np.ndarray:
         targets = _ints(attrs, name, count).tolist()
-        found = [
+        members = [
             places.get((tree, target), -1) if branch else i
             for i, ((tree, _), target, branch) in enumerate(
                 zip(names, targets, inner.tolist(), strict=True)
             )
         ]
-        return np.array(found, np.int64)
+        return np.array(members, np.int64)
 
     true, false = children("nodes_truenodeids"), children("nodes_falsenodeids")
     if (true[inner] == itself[inner]).any():
@@ -339,8 +339,8 @@ def _votes(
         raise ShapeError(
             f"weights are given for a tree node that does not exist: {error}"
         ) from None
-    made = _Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
-    return made, ids, weights
+    votes = _Votes(len(places), targets, np.array(leaf, np.intp), ids, weights, aggregate)
+    return votes, ids, weights
 
 
 def _input(x: np.ndarray) -> np.ndarray:

@@ -25,12 +25,12 @@ from penstock.types import BOOL, STRING, Dim, Shape, ShapeError, TensorType, Typ
 from penstock.types import dtypes as all_dtypes
 
 
-def named_dtype(attrs: Attrs, name: str, default: str, kinds: str = "iu") -> np.dtype:
+def named_dtype(attrs: Attrs, name: str, default: str, codes: str = "iu") -> np.dtype:
     """The dtype that an attribute names, which must be of one of these kinds."""
-    found = all_dtypes().get(attrs.get(name) or default)
-    if found is None or found.kind not in kinds:
+    dtype = all_dtypes().get(attrs.get(name) or default)
+    if dtype is None or dtype.kind not in codes:
         raise ShapeError(f"{name} is {attrs.get(name)!r}, which is no element type to be had")
-    return found
+    return dtype
 
 
 def _scalar(x: np.ndarray, what: str) -> int:
@@ -43,7 +43,7 @@ def lengths(values: Sequence[Dim] | None) -> Shape | None:
     """Contents of a tensor that are dims, as far as they are known."""
     if values is None:
         return None
-    if any(isinstance(each, int) and each < 0 for each in values):
+    if any(isinstance(value, int) and value < 0 for value in values):
         raise ShapeError(f"{list(values)} are no dims: none of them may be negative")
     return tuple(values)
 
@@ -153,8 +153,8 @@ def shape_n(node: Node, types: Types) -> Kernel:
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = named_dtype(attrs, "out_type", "int32")
-    known = all_known(tensor(types, 0).shape)
-    data = None if known is None else (int(np.prod(known, dtype=np.int64)),)
+    dims = all_known(tensor(types, 0).shape)
+    data = None if dims is None else (int(np.prod(dims, dtype=np.int64)),)
     return (TensorType(dtype, (), data),)
 
 
@@ -165,8 +165,8 @@ def size(node: Node, types: Types) -> Kernel:
 
 
 def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    found = tensor(types, 0).shape
-    return (TensorType(np.dtype(np.int32), (), None if found is None else (len(found),)),)
+    shape = tensor(types, 0).shape
+    return (TensorType(np.dtype(np.int32), (), None if shape is None else (len(shape),)),)
 
 
 @operator("Rank", domain=TENSORFLOW, infer=_infer_rank, strings=True)
@@ -189,26 +189,26 @@ def _index(
     begin: Sequence[Dim], end: Sequence[Dim], strides: Sequence[int], attrs: Attrs
 ) -> tuple[Any, ...]:
     """What NumPy writes between brackets; of dims that are not known, None stands in slices."""
-    found: list[Any] = []
+    dims: list[Any] = []
     for i, step in enumerate(strides):
         bit = 1 << i
         if attrs["ellipsis_mask"] & bit:
-            found.append(Ellipsis)
+            dims.append(Ellipsis)
         elif attrs["new_axis_mask"] & bit:
-            found.append(np.newaxis)
+            dims.append(np.newaxis)
         elif attrs["shrink_axis_mask"] & bit:
             if step <= 0:
                 raise ShapeError("a dim that is taken away must have a positive stride")
-            found.append(begin[i])
+            dims.append(begin[i])
         else:
             if step == 0:
                 raise ShapeError("a stride must not be 0")
             first = None if attrs["begin_mask"] & bit else begin[i]
             last = None if attrs["end_mask"] & bit else end[i]
-            found.append(slice(first, last, step))
-    if found.count(Ellipsis) > 1:
+            dims.append(slice(first, last, step))
+    if dims.count(Ellipsis) > 1:
         raise ShapeError("a slice has one ellipsis at most")
-    return tuple(found) if Ellipsis in found else (*found, Ellipsis)
+    return tuple(dims) if Ellipsis in dims else (*dims, Ellipsis)
 
 
 def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -228,27 +228,27 @@ def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 
 def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
-    used = sum(1 for each in index if each is not Ellipsis and each is not np.newaxis)
+    used = sum(1 for item in index if item is not Ellipsis and item is not np.newaxis)
     if used > len(dims):
         raise ShapeError(f"{used} dims are sliced of {len(dims)}")
-    found: list[Dim] = []
+    result: list[Dim] = []
     left = list(dims)
-    for each in index:
-        if each is Ellipsis:
+    for item in index:
+        if item is Ellipsis:
             whole = len(dims) - used
-            found += left[:whole]
+            result += left[:whole]
             left = left[whole:]
-        elif each is np.newaxis:
-            found.append(1)
+        elif item is np.newaxis:
+            result.append(1)
         else:
             dim = left.pop(0)
-            if isinstance(each, slice):
-                everything = each == slice(None, None, each.step) and abs(each.step) == 1
-                known = len(range(*each.indices(dim))) if isinstance(dim, int) else None
-                found.append(dim if everything else known)
-            elif isinstance(dim, int) and not -dim <= each < dim:
-                raise ShapeError(f"slice index {each} of a dim of {dim} is out of bounds")
-    return tuple(found)
+            if isinstance(item, slice):
+                everything = item == slice(None, None, item.step) and abs(item.step) == 1
+                length = len(range(*item.indices(dim))) if isinstance(dim, int) else None
+                result.append(dim if everything else length)
+            elif isinstance(dim, int) and not -dim <= item < dim:
+                raise ShapeError(f"slice index {item} of a dim of {dim} is out of bounds")
+    return tuple(result)
 
 
 @operator("StridedSlice", domain=TENSORFLOW, infer=_infer_strided_slice, strings=True, moves=True)
@@ -346,23 +346,23 @@ def matrix_transpose(node: Node, types: Types) -> Kernel:
 
 
 def _infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kinds = [tensor(types, i) for i in range(len(types))]
+    input_types = [tensor(types, i) for i in range(len(types))]
     dtype = same_dtype(types, range(len(types)))
-    if any(kind.shape is None for kind in kinds):
+    if any(type_.shape is None for type_ in input_types):
         return (TensorType(dtype),)
-    shapes: list[Shape] = [kind.shape for kind in kinds]  # type: ignore[misc]
-    if any(len(each) != len(shapes[0]) for each in shapes):
+    shapes: list[Shape] = [type_.shape for type_ in input_types]  # type: ignore[misc]
+    if any(len(dims_) != len(shapes[0]) for dims_ in shapes):
         raise ShapeError(f"tensors of shapes {shapes} cannot be packed into one")
     axis = normalize_axis(attrs.get("axis", 0), len(shapes[0]) + 1)
-    dims = [_known_of(each) for each in zip(*shapes, strict=True)]
+    dims = [_known_of(dims_) for dims_ in zip(*shapes, strict=True)]
     data: list[Dim] | None = []
-    for kind in kinds:
+    for type_ in input_types:
         if shapes[0] or data is None:
             data = None
             break
-        data.append(kind.data[0] if kind.data else None)
-    known = tuple(data) if data is not None and dtype is not None and dtype.kind in "iu" else None
-    return (TensorType(dtype, (*dims[:axis], len(kinds), *dims[axis:]), known),)
+        data.append(type_.data[0] if type_.data else None)
+    numbers = tuple(data) if data is not None and dtype is not None and dtype.kind in "iu" else None
+    return (TensorType(dtype, (*dims[:axis], len(input_types), *dims[axis:]), numbers),)
 
 
 def _known_of(dims: Sequence[Dim]) -> Dim:
@@ -391,7 +391,7 @@ def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     axis = normalize_axis(attrs.get("axis", 0), len(x.shape))
     rest = (*x.shape[:axis], *x.shape[axis + 1 :])
     if x.data is not None and len(x.data) == count and len(x.shape) == 1:
-        return [TensorType(x.dtype, (), (each,)) for each in x.data]
+        return [TensorType(x.dtype, (), (element,)) for element in x.data]
     return [TensorType(x.dtype, rest)] * count
 
 
@@ -472,10 +472,10 @@ def concat_offset(node: Node, types: Types) -> Kernel:
     def function(axis: np.ndarray, *shapes: np.ndarray) -> Any:
         place = normalize_axis(_scalar(axis, "the axis"), shapes[0].size)
         offsets, at = [], 0
-        for each in shapes:
-            offset = np.zeros_like(each)
+        for shape in shapes:
+            offset = np.zeros_like(shape)
             offset[place] = at
-            at += int(each[place])
+            at += int(shape[place])
             offsets.append(offset)
         return offsets[0] if len(offsets) == 1 else tuple(offsets)
 
@@ -512,11 +512,11 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     batch = _batch(attrs, places.shape)
     dims = (*x.shape[:place], *places.shape[batch:], *x.shape[place + 1 :])
     data = None
-    known = all_known(places.data)
-    if x.data is not None and known is not None and len(dims) <= 1 and not batch:
-        if any(not 0 <= i < len(x.data) for i in known):
-            raise ShapeError(f"indices {known} are not in [0, {len(x.data)})")
-        data = tuple([x.data[i] for i in known])
+    numbers = all_known(places.data)
+    if x.data is not None and numbers is not None and len(dims) <= 1 and not batch:
+        if any(not 0 <= i < len(x.data) for i in numbers):
+            raise ShapeError(f"indices {numbers} are not in [0, {len(x.data)})")
+        data = tuple([x.data[i] for i in numbers])
     return (TensorType(x.dtype, dims, data),)
 
 
@@ -664,9 +664,11 @@ def unique(node: Node, types: Types) -> Kernel:
             raise ShapeError(f"a vector is needed, not shape {x.shape}")
         places: dict[Any, int] = {}
         if x.dtype == STRING:
-            found = np.array([places.setdefault(each, len(places)) for each in x.tolist()], dtype)
+            indices = np.array(
+                [places.setdefault(element, len(places)) for element in x.tolist()], dtype
+            )
             values = np.array(list(places), STRING)
-            counts = np.bincount(found, minlength=len(places)) if x.size else np.empty(0)
+            counts = np.bincount(indices, minlength=len(places)) if x.size else np.empty(0)
         else:
             sorted_, first, inverse, counts = np.unique(
                 x, return_index=True, return_inverse=True, return_counts=True
@@ -674,8 +676,8 @@ def unique(node: Node, types: Types) -> Kernel:
             order = np.argsort(first)
             back = np.empty_like(order)
             back[order] = np.arange(order.size)
-            values, found, counts = sorted_[order], back[inverse].astype(dtype), counts[order]
+            values, indices, counts = sorted_[order], back[inverse].astype(dtype), counts[order]
         rest = (counts.astype(dtype),) if counting else ()
-        return (values, found, *rest)
+        return (values, indices, *rest)
 
     return Kernel(function)

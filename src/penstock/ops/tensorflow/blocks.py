@@ -21,7 +21,7 @@ def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
         raise ShapeError(f"blocks of {block.shape} and {pairs.shape} for {rank} dims")
     if (block < 1).any() or (pairs < 0).any():
         raise ShapeError(f"blocks of {block.tolist()}, {pairs.tolist()}")
-    return [int(each) for each in block]
+    return [int(size) for size in block]
 
 
 @operator("SpaceToBatchND", domain=TENSORFLOW, infer=dtype_only(), strings=True)
@@ -106,8 +106,8 @@ def space_to_depth(node: Node, types: Types) -> Kernel:
         if h % size or w % size:
             raise ShapeError(f"an image of {h} x {w} is not made of blocks of {size}")
         split = x.reshape(n, h // size, size, w // size, size, c).transpose(0, 1, 3, 2, 4, 5)
-        made = split.reshape(n, h // size, w // size, size * size * c)
-        return made if last else made.transpose(0, 3, 1, 2).copy()
+        result = split.reshape(n, h // size, w // size, size * size * c)
+        return result if last else result.transpose(0, 3, 1, 2).copy()
 
     return Kernel(function)
 
@@ -123,8 +123,8 @@ def depth_to_space(node: Node, types: Types) -> Kernel:
         if c % (size * size):
             raise ShapeError(f"{c} channels are not made of blocks of {size} x {size}")
         split = x.reshape(n, h, w, size, size, c // size**2).transpose(0, 1, 3, 2, 4, 5)
-        made = split.reshape(n, h * size, w * size, c // size**2)
-        return made if last else made.transpose(0, 3, 1, 2).copy()
+        result = split.reshape(n, h * size, w * size, c // size**2)
+        return result if last else result.transpose(0, 3, 1, 2).copy()
 
     return Kernel(function)
 
@@ -175,7 +175,7 @@ def fused_batch_norm(node: Node, types: Types) -> Kernel:
             next_mean = mean * (1 - factor) + own_mean * factor
             next_var = var * (1 - factor) + given_var * factor
         y = np.ascontiguousarray(np.moveaxis(y, -1, 1)) if first else y
-        found = (y, next_mean, next_var, own_mean, own_var, np.zeros((), np.float32))
-        return found[:count]
+        results = (y, next_mean, next_var, own_mean, own_var, np.zeros((), np.float32))
+        return results[:count]
 
     return Kernel(function)

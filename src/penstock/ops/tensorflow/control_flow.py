@@ -1,10 +1,9 @@
-"""TensorFlow's primitives of control flow: meaning without kernels, but for what only waits.
+"""TensorFlow's control-flow primitives; only the frames executor runs them.
 
-Values are tokens that may be dead: Switch kills one of its outputs, Merge fires on what lives, and
-Enter, Exit and NextIteration move tokens between frames and their iterations. Only an executor that
-knows of frames runs them. Attributes are TensorFlow's: ``frame_name``, ``is_constant`` and
-``parallel_iterations`` of Enter, ``T``, ``N``; ``function`` of a Call names one of the model's
-functions, which may call itself.
+Values are tokens that may be dead: Switch kills one of its outputs, Merge fires on the live input,
+and Enter, Exit and NextIteration move tokens between frames and their iterations. Attributes are
+TensorFlow's: ``frame_name``, ``is_constant`` and ``parallel_iterations`` of Enter, ``T``, ``N``;
+``function`` of a Call names a function of the model, which may call itself.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _FRAMED = PRIMITIVES | {Role.CALL}
 
 
 def is_primitive(node: Node) -> bool:
-    """Whether ``node`` needs an executor that knows of frames and dead values."""
+    """Whether ``node`` can only run on the frames executor."""
     return node.op.role in _FRAMED
 
 
 def is_framed(graph: Graph) -> bool:
-    """Whether some node, of nested graphs too, needs such an executor."""
+    """Whether some node, in nested graphs too, can only run on the frames executor."""
     return any(map(is_primitive, graph.walk()))
 
 
@@ -79,5 +78,5 @@ operator("Call", domain=TENSORFLOW, pure=False, strings=True, role=Role.CALL)(_w
 @operator("NoOp", domain=TENSORFLOW, pure=False)
 @operator("ControlTrigger", domain=TENSORFLOW, pure=False, role=Role.CONTROL_TRIGGER)
 def no_op(node: Node, types: Types) -> Kernel:
-    """Does nothing, after what it waits for."""
+    """Does nothing; other nodes wait for it."""
     return Kernel(lambda: None)

@@ -77,8 +77,8 @@ def _bilinear(image: np.ndarray, which: np.ndarray, y: np.ndarray, x: np.ndarray
     along = (x - left).astype(np.float32)[:, None, :, None]
 
     def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        found = image[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-        return found.astype(np.float32)
+        corners = image[which[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return corners.astype(np.float32)
 
     above = corner(top, left) + (corner(top, right) - corner(top, left)) * along
     below = corner(bottom, left) + (corner(bottom, right) - corner(bottom, left)) * along
@@ -113,11 +113,11 @@ def _suppressed(
     current = scores.astype(np.float32)
     alive = current > least
     kept: list[int] = []
-    found: list[float] = []
+    kept_scores: list[float] = []
     while len(kept) < most and alive.any():
         best = int(np.argmax(np.where(alive, current, -np.inf)))
         kept.append(best)
-        found.append(float(current[best]))
+        kept_scores.append(float(current[best]))
         alive[best] = False
         shared = np.maximum(np.minimum(high, high[best]) - np.maximum(low, low[best]), 0)
         common = shared[:, 0] * shared[:, 1]
@@ -130,7 +130,7 @@ def _suppressed(
             alive &= current > least
         else:
             alive &= iou <= overlap
-    return kept, found
+    return kept, kept_scores
 
 
 def _one(x: Any, default: float) -> float:
@@ -162,7 +162,7 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         sigma: Any = None,
     ) -> Any:
         limit = int(_one(most, 0))
-        kept, found = _suppressed(
+        kept, own_scores = _suppressed(
             boxes,
             scores,
             limit,
@@ -173,13 +173,13 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         valid = np.array(len(kept), np.int32)
         if pads:
             missing = limit - len(kept)
-            kept, found = kept + [0] * missing, found + [0.0] * missing
+            kept, own_scores = kept + [0] * missing, own_scores + [0.0] * missing
         indices = np.array(kept, np.int32)
         if count == 1:
             return indices
         if count == 2:
             return indices, valid
-        return indices, np.array(found, scores.dtype), valid
+        return indices, np.array(own_scores, scores.dtype), valid
 
     return Kernel(function)
 
@@ -202,26 +202,26 @@ def combined(node: Node, types: Types) -> Kernel:
         classes = scores.shape[2]
         if boxes.shape[2] not in (1, classes) or boxes.shape[3] != 4:
             raise ShapeError(f"boxes of {boxes.shape} for {classes} classes")
-        each, most = int(_one(per_class, 0)), int(_one(total, 0))
-        rows = min(most, each * classes) if pads else most
+        limit, most = int(_one(per_class, 0)), int(_one(total, 0))
+        rows = min(most, limit * classes) if pads else most
         batch = boxes.shape[0]
         out = np.zeros((batch, rows, 4), np.float32)
-        values, kinds = np.zeros((batch, rows), np.float32), np.zeros((batch, rows), np.float32)
+        values, class_ids = np.zeros((batch, rows), np.float32), np.zeros((batch, rows), np.float32)
         valid = np.zeros(batch, np.int32)
         for b in range(batch):
-            found: list[tuple[float, int, int]] = []
-            for kind in range(classes):
-                own = boxes[b, :, kind if boxes.shape[2] > 1 else 0]
+            detections: list[tuple[float, int, int]] = []
+            for class_ in range(classes):
+                own = boxes[b, :, class_ if boxes.shape[2] > 1 else 0]
                 kept, marks = _suppressed(
-                    own, scores[b, :, kind], each, _one(overlap, 0.5), _one(least, -np.inf), 0.0
+                    own, scores[b, :, class_], limit, _one(overlap, 0.5), _one(least, -np.inf), 0.0
                 )
-                found += [(mark, kind, i) for i, mark in zip(kept, marks, strict=True)]
-            found.sort(key=lambda entry: -entry[0])
-            found = found[:rows]
-            valid[b] = len(found)
-            for row, (mark, kind, i) in enumerate(found):
-                out[b, row] = boxes[b, i, kind if boxes.shape[2] > 1 else 0]
-                values[b, row], kinds[b, row] = mark, kind
-        return np.clip(out, 0, 1) if clips else out, values, kinds, valid
+                detections += [(mark, class_, i) for i, mark in zip(kept, marks, strict=True)]
+            detections.sort(key=lambda entry: -entry[0])
+            detections = detections[:rows]
+            valid[b] = len(detections)
+            for row, (mark, class_, i) in enumerate(detections):
+                out[b, row] = boxes[b, i, class_ if boxes.shape[2] > 1 else 0]
+                values[b, row], class_ids[b, row] = mark, class_
+        return np.clip(out, 0, 1) if clips else out, values, class_ids, valid
 
     return Kernel(function)

@@ -43,11 +43,11 @@ class _TensorList:
 
     def item(self, index: int, shape: Dims | None) -> np.ndarray:
         """Element ``index``, of this shape; zeros where none was put, if it is known how many."""
-        found = self.items[index]
-        if found is not None:
-            if not matches(found.shape, shape):
-                raise ShapeError(f"element {index} has shape {found.shape}, which is not {shape}")
-            return found
+        element = self.items[index]
+        if element is not None:
+            if not matches(element.shape, shape):
+                raise ShapeError(f"element {index} has shape {element.shape}, which is not {shape}")
+            return element
         dims = static_shape(merged(merged(self.shape, shape), self._common()))
         if dims is None:
             raise ShapeError("an element is read that nobody has written, and has no known shape")
@@ -94,8 +94,10 @@ def _elements(index: int, before: int = 0) -> Infer:
     return infer
 
 
-def _is_vector(kind: Type | None, const: np.ndarray | None) -> bool:
-    rank = const.ndim if const is not None else kind.rank if isinstance(kind, TensorType) else None
+def _is_vector(type_: Type | None, const: np.ndarray | None) -> bool:
+    rank = (
+        const.ndim if const is not None else type_.rank if isinstance(type_, TensorType) else None
+    )
     return rank == 1
 
 
@@ -106,17 +108,17 @@ def _count(value: np.ndarray) -> int:
 
 
 def _dtype(attrs: Attrs) -> np.dtype:
-    found = dtypes().get(attrs.get("element_dtype", ""))
-    if found is None:
+    dtype = dtypes().get(attrs.get("element_dtype", ""))
+    if dtype is None:
         raise ShapeError(f"lists of {attrs.get('element_dtype')!r} are not supported")
-    return found
+    return dtype
 
 
-def _place(found: _TensorList, index: np.ndarray) -> int:
+def _place(list_: _TensorList, index: np.ndarray) -> int:
     place = _count(index)
-    if not 0 <= place < len(found.items):
+    if not 0 <= place < len(list_.items):
         raise ShapeError(
-            f"Trying to access element {place} in a list with {len(found.items)} elements."
+            f"Trying to access element {place} in a list with {len(list_.items)} elements."
         )
     return place
 
@@ -155,10 +157,10 @@ def from_tensor(node: Node, types: Types) -> Kernel:
 @operator("TensorListPushBack", domain=TENSORFLOW, strings=True)
 def push_back(node: Node, types: Types) -> Kernel:
     def function(handle: Any, value: np.ndarray) -> _TensorList:
-        found = _list(handle)
-        if 0 <= found.limit <= len(found.items):
-            raise ShapeError(f"the list has its maximum of {found.limit} elements")
-        return replace(found, items=(*found.items, found.checked(value)))
+        list_ = _list(handle)
+        if 0 <= list_.limit <= len(list_.items):
+            raise ShapeError(f"the list has its maximum of {list_.limit} elements")
+        return replace(list_, items=(*list_.items, list_.checked(value)))
 
     return Kernel(function)
 
@@ -170,11 +172,11 @@ def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("TensorListPopBack", domain=TENSORFLOW, infer=_infer_pop)
 def pop_back(node: Node, types: Types) -> Kernel:
     def function(handle: Any, shape: np.ndarray) -> tuple[_TensorList, np.ndarray]:
-        found = _list(handle)
-        if not found.items:
+        list_ = _list(handle)
+        if not list_.items:
             raise ShapeError("Trying to pop from an empty list.")
-        last = found.item(len(found.items) - 1, _shape(shape))
-        return replace(found, items=found.items[:-1]), last
+        last = list_.item(len(list_.items) - 1, _shape(shape))
+        return replace(list_, items=list_.items[:-1]), last
 
     return Kernel(function)
 
@@ -182,8 +184,8 @@ def pop_back(node: Node, types: Types) -> Kernel:
 @operator("TensorListGetItem", domain=TENSORFLOW, infer=_elements(2))
 def get_item(node: Node, types: Types) -> Kernel:
     def function(handle: Any, index: np.ndarray, shape: np.ndarray) -> np.ndarray:
-        found = _list(handle)
-        return found.item(_place(found, index), _shape(shape))
+        list_ = _list(handle)
+        return list_.item(_place(list_, index), _shape(shape))
 
     return Kernel(function)
 
@@ -193,24 +195,24 @@ def set_item(node: Node, types: Types) -> Kernel:
     grows = bool(node.attrs.get("resize_if_index_out_of_bounds"))
 
     def function(handle: Any, index: np.ndarray, value: np.ndarray) -> _TensorList:
-        found = _list(handle)
-        if grows and _count(index) >= len(found.items):
-            missing = _count(index) + 1 - len(found.items)
-            found = replace(found, items=found.items + (None,) * missing)
-        place = _place(found, index)
-        items = (*found.items[:place], found.checked(value), *found.items[place + 1 :])
-        return replace(found, items=items)
+        list_ = _list(handle)
+        if grows and _count(index) >= len(list_.items):
+            missing = _count(index) + 1 - len(list_.items)
+            list_ = replace(list_, items=list_.items + (None,) * missing)
+        place = _place(list_, index)
+        items = (*list_.items[:place], list_.checked(value), *list_.items[place + 1 :])
+        return replace(list_, items=items)
 
     return Kernel(function)
 
 
-def _stacked(found: _TensorList, places: Sequence[int], shape: Dims | None) -> np.ndarray:
+def _stacked(list_: _TensorList, places: Sequence[int], shape: Dims | None) -> np.ndarray:
     if not places:
-        dims = static_shape(merged(found.shape, shape))
+        dims = static_shape(merged(list_.shape, shape))
         if dims is None:
             raise ShapeError("an empty list is stacked whose elements have no known shape")
-        return np.zeros((0, *dims), found.dtype)
-    rows = [found.item(place, shape) for place in places]
+        return np.zeros((0, *dims), list_.dtype)
+    rows = [list_.item(place, shape) for place in places]
     if any(row.shape != rows[0].shape or not matches(row.shape, shape) for row in rows):
         raise ShapeError(f"elements of shapes {[row.shape for row in rows]} cannot be stacked")
     return np.stack(rows)
@@ -221,10 +223,10 @@ def stack(node: Node, types: Types) -> Kernel:
     wanted = node.attrs.get("num_elements", -1)
 
     def function(handle: Any, shape: np.ndarray) -> np.ndarray:
-        found = _list(handle)
-        if wanted not in (-1, len(found.items)):
-            raise ShapeError(f"{wanted} elements are expected, the list has {len(found.items)}")
-        return _stacked(found, range(len(found.items)), _shape(shape))
+        list_ = _list(handle)
+        if wanted not in (-1, len(list_.items)):
+            raise ShapeError(f"{wanted} elements are expected, the list has {len(list_.items)}")
+        return _stacked(list_, range(len(list_.items)), _shape(shape))
 
     return Kernel(function)
 
@@ -232,9 +234,9 @@ def stack(node: Node, types: Types) -> Kernel:
 @operator("TensorListGather", domain=TENSORFLOW, infer=_elements(2, 1))
 def gather(node: Node, types: Types) -> Kernel:
     def function(handle: Any, indices: np.ndarray, shape: np.ndarray) -> np.ndarray:
-        found = _list(handle)
-        places = [_place(found, np.asarray(i)) for i in indices.reshape(-1)]
-        return _stacked(found, places, _shape(shape))
+        list_ = _list(handle)
+        places = [_place(list_, np.asarray(i)) for i in indices.reshape(-1)]
+        return _stacked(list_, places, _shape(shape))
 
     return Kernel(function)
 
@@ -281,11 +283,11 @@ def element_shape(node: Node, types: Types) -> Kernel:
 @operator("TensorListResize", domain=TENSORFLOW)
 def resize(node: Node, types: Types) -> Kernel:
     def function(handle: Any, size: np.ndarray) -> _TensorList:
-        found, count = _list(handle), _count(size)
+        list_, count = _list(handle), _count(size)
         if count < 0:
             raise ShapeError(f"a list of {count} elements")
-        missing = (None,) * (count - len(found.items))
-        return replace(found, items=(*found.items[:count], *missing))
+        missing = (None,) * (count - len(list_.items))
+        return replace(list_, items=(*list_.items[:count], *missing))
 
     return Kernel(function)
 
@@ -297,13 +299,13 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("TensorListConcatV2", domain=TENSORFLOW, infer=_infer_concat)
 def concat(node: Node, types: Types) -> Kernel:
     def function(handle: Any, shape: np.ndarray, dims: Any) -> tuple[np.ndarray, np.ndarray]:
-        found = _list(handle)
-        parts = [found.item(i, _shape(shape)) for i in range(len(found.items))]
+        list_ = _list(handle)
+        parts = [list_.item(i, _shape(shape)) for i in range(len(list_.items))]
         if not parts:
             rest = static_shape((_shape(shape) or (None, None))[1:])
             if rest is None:
                 raise ShapeError("an empty list is joined whose elements have no known shape")
-            return np.zeros((0, *rest), found.dtype), np.zeros(0, np.int64)
+            return np.zeros((0, *rest), list_.dtype), np.zeros(0, np.int64)
         if any(part.ndim < 1 or part.shape[1:] != parts[0].shape[1:] for part in parts):
             raise ShapeError(f"elements of shapes {[p.shape for p in parts]} cannot be joined")
         return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)

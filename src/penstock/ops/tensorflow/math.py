@@ -134,8 +134,8 @@ def approximate_equal(node: Node, types: Types) -> Kernel:
 
 def _like(dtype: np.dtype | None) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        kind = tensor(types, 0)
-        return (TensorType(dtype or kind.dtype, kind.shape),)
+        type_ = tensor(types, 0)
+        return (TensorType(dtype or type_.dtype, type_.shape),)
 
     return infer
 
@@ -155,9 +155,9 @@ _register("IsFinite", np.isfinite, _like(BOOL))
 
 
 def _part_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
-    dtype = None if kind.dtype is None else np.empty(0, kind.dtype).real.dtype
-    return (TensorType(dtype, kind.shape),)
+    type_ = tensor(types, 0)
+    dtype = None if type_.dtype is None else np.empty(0, type_.dtype).real.dtype
+    return (TensorType(dtype, type_.shape),)
 
 
 _register("ComplexAbs", np.abs, _part_type)
@@ -186,10 +186,10 @@ def l2_loss(node: Node, types: Types) -> Kernel:
 
 
 def _infer_bias_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = tensor(types, 0)
-    if kind.shape is None:
-        return (TensorType(kind.dtype),)
-    return (TensorType(kind.dtype, (kind.shape[_channels(attrs, len(kind.shape))],)),)
+    type_ = tensor(types, 0)
+    if type_.shape is None:
+        return (TensorType(type_.dtype),)
+    return (TensorType(type_.dtype, (type_.shape[_channels(attrs, len(type_.shape))],)),)
 
 
 def _channels(attrs: Attrs, rank: int) -> int:
@@ -244,8 +244,8 @@ def assert_true(node: Node, types: Types) -> Kernel:
         if condition.size != 1:
             raise ShapeError(f"a condition is a scalar, not of shape {condition.shape}")
         if not condition.reshape(())[()]:
-            told = " ".join(f"[{_summary(x, shown)}]" for x in data)
-            raise ShapeError(f"assertion failed: {told}")
+            values = " ".join(f"[{_summary(x, shown)}]" for x in data)
+            raise ShapeError(f"assertion failed: {values}")
 
     return Kernel(function)
 
@@ -303,16 +303,16 @@ def broadcast_gradient(node: Node, types: Types) -> Kernel:
     def function(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rank = max(a.size, b.size)
         dims = [[1] * (rank - x.size) + x.tolist() for x in (a, b)]
-        found: list[list[int]] = [[], []]
+        axes: list[list[int]] = [[], []]
         for axis, (x, y) in enumerate(zip(*dims, strict=True)):
             if x != y and 1 not in (x, y):
                 raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
             if x == 1:
-                found[0].append(axis)
+                axes[0].append(axis)
             if y == 1:
-                found[1].append(axis)
+                axes[1].append(axis)
         if dims[0] == dims[1]:
-            found = [[], []]
-        return np.array(found[0], a.dtype), np.array(found[1], a.dtype)
+            axes = [[], []]
+        return np.array(axes[0], a.dtype), np.array(axes[1], a.dtype)
 
     return Kernel(function)

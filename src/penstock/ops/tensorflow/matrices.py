@@ -81,10 +81,10 @@ def matrix_diag(node: Node, types: Types) -> Kernel:
         batch = x.shape[:-1] if band.count == 1 else x.shape[:-2]
         if band.count == 1 and k.size == 2 and x.ndim > 1 and x.shape[-2] == 1:
             batch = x.shape[:-2]  # a band of one diagonal, which has its dim
-        each = x.reshape(*batch, band.count, x.shape[-1])
+        diagonals = x.reshape(*batch, band.count, x.shape[-1])
         out = np.full((*batch, height, width), padding.reshape(())[()], x.dtype)
         for d, row, part in band.places(height, width):
-            out[..., *_cells(d, part.stop - part.start)] = each[..., row, part]
+            out[..., *_cells(d, part.stop - part.start)] = diagonals[..., row, part]
         return out
 
     return Kernel(function)
@@ -112,9 +112,9 @@ def matrix_set_diag(node: Node, types: Types) -> Kernel:
         _check_matrix(x)
         out = x.copy()
         longest = band.longest(*x.shape[-2:])
-        each = diagonal.reshape(*x.shape[:-2], band.count, longest)
+        diagonals = diagonal.reshape(*x.shape[:-2], band.count, longest)
         for d, row, part in band.places(*x.shape[-2:]):
-            out[..., *_cells(d, part.stop - part.start)] = each[..., row, part]
+            out[..., *_cells(d, part.stop - part.start)] = diagonals[..., row, part]
         return out
 
     return Kernel(function)

@@ -27,9 +27,9 @@ class _Variable:
 
     __slots__ = ("kind", "lock", "name", "value")
 
-    def __init__(self, name: str, kind: Type, value: np.ndarray | None = None) -> None:
+    def __init__(self, name: str, type_: Type, value: np.ndarray | None = None) -> None:
         self.name = name
-        self.kind = kind
+        self.kind = type_
         self.value = value
         self.lock = threading.Lock()
 
@@ -73,14 +73,14 @@ class Store:
         self._variables: dict[str, _Variable] = {}
         self._lock = threading.Lock()
 
-    def variable(self, name: str, kind: Type) -> _Variable:
+    def variable(self, name: str, type_: Type) -> _Variable:
         """The variable of that name, the same for all who ask."""
         with self._lock:
-            found = self._variables.get(name)
-            if found is None:
-                found = _Variable(name, kind, self.initial.get(name))
-                self._variables[name] = found
-            return found
+            own = self._variables.get(name)
+            if own is None:
+                own = _Variable(name, type_, self.initial.get(name))
+                self._variables[name] = own
+            return own
 
     def __repr__(self) -> str:
         return f"Store({len(self._variables)} variables)"
@@ -122,8 +122,8 @@ def handle(node: Node, types: Types) -> Kernel:
 
 
 def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = _declared(attrs)
-    return (ANY if kind.dtype is None else kind,)
+    type_ = _declared(attrs)
+    return (ANY if type_.dtype is None else type_,)
 
 
 @operator("ReadVariableOp", domain=TENSORFLOW, infer=_infer_read, pure=False)
@@ -173,9 +173,9 @@ def assign(node: Node, types: Types) -> Kernel:
     checked = bool(node.attrs.get("validate_shape", True))
 
     def function(variable: Any, value: np.ndarray) -> _Variable:
-        found = _variable(variable)
-        found.assign(value, checked=checked)
-        return found
+        state = _variable(variable)
+        state.assign(value, checked=checked)
+        return state
 
     return Kernel(function)
 
@@ -184,9 +184,9 @@ def _updating(name: str, update: Callable[..., Any], *, gives: bool) -> None:
     @operator(name, domain=TENSORFLOW, pure=False)
     def compile(node: Node, types: Types) -> Kernel:
         def function(variable: Any, value: np.ndarray) -> _Variable | None:
-            found = _variable(variable)
-            found.update(update, value)
-            return found if gives else None
+            state = _variable(variable)
+            state.update(update, value)
+            return state if gives else None
 
         return Kernel(function)
 

@@ -56,18 +56,18 @@ def _scalar(value: np.ndarray) -> int:
 
 
 def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    kind = types[1]
-    return (kind.without_data() if isinstance(kind, TensorType) else ANY,)
+    type_ = types[1]
+    return (type_.without_data() if isinstance(type_, TensorType) else ANY,)
 
 
 @operator("StackPushV2", domain=TENSORFLOW, infer=_infer_second, pure=False, strings=True)
 def stack_push(node: Node, types: Types) -> Kernel:
     def function(handle: Any, value: Any) -> Any:
-        found = _stack(handle)
-        if 0 <= found.limit <= len(found.values):
-            raise ShapeError(f"the stack overflowed its maximum size {found.limit}")
+        stack = _stack(handle)
+        if 0 <= stack.limit <= len(stack.values):
+            raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
         kept = np.array(value) if isinstance(value, np.ndarray) else value
-        found.values.append(kept)
+        stack.values.append(kept)
         return np.array(value) if isinstance(value, np.ndarray) else value
 
     return Kernel(function)
@@ -86,10 +86,10 @@ def of_type(name: str) -> Infer:
 @operator("StackPopV2", domain=TENSORFLOW, infer=of_type("elem_type"), pure=False, strings=True)
 def stack_pop(node: Node, types: Types) -> Kernel:
     def function(handle: Any) -> Any:
-        found = _stack(handle)
-        if not found.values:
+        stack = _stack(handle)
+        if not stack.values:
             raise ShapeError("the stack is empty")
-        return found.values.pop()
+        return stack.values.pop()
 
     return Kernel(function)
 
@@ -133,17 +133,17 @@ class _TensorArray:
 
     def gradient(self, source: str) -> _TensorArray:
         """The array of gradients of that name, with zeros for what nobody writes."""
-        found = self.gradients.get(source)
-        if found is None:
+        array = self.gradients.get(source)
+        if array is None:
             name, attrs = f"{self.name}@{source}", {"clear_after_read": self.clears}
-            found = _TensorArray(name, self.dtype, len(self.elements), attrs, adds=True)
-            found.shape = self.shape
-            for mine, its in zip(self.elements, found.elements, strict=True):
+            array = _TensorArray(name, self.dtype, len(self.elements), attrs, adds=True)
+            array.shape = self.shape
+            for mine, its in zip(self.elements, array.elements, strict=True):
                 its.shape = mine.shape
             # Its size is that of this one now, and for good.
             self.dynamic = False
-            self.gradients[source] = found
-        return found
+            self.gradients[source] = array
+        return array
 
     def fault(self, text: str) -> ShapeError:
         return ShapeError(f"TensorArray {self.name}: {text}")
@@ -189,19 +189,19 @@ class _TensorArray:
                 f"Could not read index {index} twice because it was cleared after a previous read "
                 "(perhaps try setting clear_after_read = false?)."
             )
-        found = element.value
-        if found is None:
+        value = element.value
+        if value is None:
             shape = element.shape if element.shape is not None else static_shape(self.shape)
             if shape is None:
                 raise self.fault(
                     f"Could not read from TensorArray index {index}: nobody has written it, and "
                     "the element shape is not fully defined"
                 )
-            found = np.zeros(shape, self.dtype)
+            value = np.zeros(shape, self.dtype)
             element.shape = shape
         element.read = True
-        element.value = None if self.clears else found
-        return found
+        element.value = None if self.clears else value
+        return value
 
     def __repr__(self) -> str:
         return f"TensorArray({self.name!r}, {len(self.elements)} elements)"

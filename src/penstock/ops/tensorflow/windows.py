@@ -77,8 +77,8 @@ def conv_backward(node: Node, types: Types) -> Kernel:
 
     @lru_cache(maxsize=8)
     def kernel(image: tuple[int, ...], window: tuple[int, ...]) -> Kernel:
-        made = backward_attrs(image, window, node.attrs)
-        inner = Node(op, [Value("x"), Value("w")], [Value("y")], made, origin=node.origin)
+        backward = backward_attrs(image, window, node.attrs)
+        inner = Node(op, [Value("x"), Value("w")], [Value("y")], backward, origin=node.origin)
         return op.compile(inner, [TensorType(), TensorType()])
 
     def function(x: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
