@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import subprocess
 import sys
@@ -19,8 +18,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.executors import control as run_control
-from penstock.executors.control import CancelToken, Control, _Watchdog, begin_run, end_run
+from penstock.executors.control import WATCHDOG
 from penstock.host import gc_pause, threads
 from penstock.host.threads import Workers, pool
 from tests.support.futures import run_on
@@ -477,7 +475,6 @@ def late():
     print(pool().offer(print))
 atexit.register(late)  # what was registered first is called last
 from penstock.host.threads import pool
-from tests.support.timing import wait_until
 pool().submit(lambda: None)
 """
     assert end_of(program).splitlines() == [
@@ -489,109 +486,6 @@ pool().submit(lambda: None)
 def test_idle_workers_do_not_keep_process_alive():
     program = "from penstock.host.threads import pool; pool().submit(print); pool('device', 2)"
     assert end_of(program) == "\n"
-
-
-# Deadlines.
-
-
-@pytest.fixture
-def watchdog(monkeypatch) -> _Watchdog:
-    """A watchdog whose thread never runs: nothing happens but what the test does."""
-    made = _Watchdog()
-    made.thread = threading.current_thread()
-    monkeypatch.setattr(run_control, "_WATCHDOG", made)
-    return made
-
-
-def test_watchdog_drops_entries_of_ended_runs(watchdog):
-    for _ in range(1000):
-        end_run(begin_run(1000, None), 1000, None)
-    assert not watchdog.timeouts
-    assert len(watchdog.queue) < 100
-
-
-def test_watchdog_scales_to_10_000_deadlines(watchdog):
-    def seconds(n: int) -> float:
-        start = time.perf_counter()
-        for control in [begin_run(1000 + i % 7, None) for i in range(n)]:
-            end_run(control, 1, None)
-        return time.perf_counter() - start
-
-    # 40 times as many; with a walk over the others for each, 1600 times as long
-    few = min(seconds(250) for _ in range(5))
-    assert seconds(10_000) < 400 * few
-    assert len(watchdog.queue) < 100
-
-
-def test_watchdog_is_woken_only_for_an_earlier_deadline(watchdog, monkeypatch):
-    woken = []
-    monkeypatch.setattr(watchdog.changed, "notify", lambda: woken.append(True))
-    for timeout in (5.0, 6.0, 4.0, 7.0):
-        begin_run(timeout, None)
-    assert len(woken) == 2
-
-
-def test_each_run_stops_at_its_own_deadline():
-    session = loop()
-
-    def run(timeout: float) -> float:
-        start = time.monotonic()
-        with pytest.raises(ps.DeadlineExceeded, match=str(timeout)):
-            session.run(feeds(2**62), timeout=timeout)
-        return time.monotonic() - start
-
-    timeouts = [0.05, 0.3, 0.1, 0.2, 0.15]
-    with ThreadPoolExecutor(5) as pool:
-        for timeout, took in zip(timeouts, pool.map(run, timeouts), strict=True):
-            assert timeout <= took < timeout + 10
-
-
-@pytest.mark.parametrize("timeout", [0, -1, -math.inf, math.nan])
-def test_timeout_of_zero_or_less_stops_run_at_once(timeout):
-    with pytest.raises(ps.DeadlineExceeded):
-        loop().run(feeds(1), timeout=timeout)
-
-
-@pytest.mark.parametrize("timeout", [math.inf, 1e300, threading.TIMEOUT_MAX * 2, 10**12])
-def test_infinite_timeout_never_stops_run(timeout):
-    session = loop()
-    assert session.run(feeds(1), timeout=timeout)["y"][0] == 2
-    # The thread that watches still does.
-    with pytest.raises(ps.DeadlineExceeded):
-        session.run(feeds(2**62), timeout=0.02)
-
-
-# Cancellation.
-
-
-def test_first_stop_of_run_wins():
-    control = Control()
-    control.set(ps.Cancelled("first"))
-    control.set(ps.DeadlineExceeded("second"))
-    with pytest.raises(ps.Cancelled, match="first"):
-        control.stop()
-
-
-def test_cancelling_parent_cancels_token_but_not_conversely():
-    parent = CancelToken()
-    children = [CancelToken(parent) for _ in range(2)]
-    controls = [begin_run(None, child) for child in children]
-    children[0].cancel()
-    assert [control.stopped for control in controls] == [True, False]
-    assert not parent.cancelled
-    parent.cancel()
-    assert all(control.stopped for control in controls)
-    assert all(child.cancelled for child in children)
-    assert begin_run(None, CancelToken(parent)).stopped
-
-
-def test_token_forgets_ended_runs():
-    parent = CancelToken()
-    child = CancelToken(parent)
-    for control in [begin_run(None, child) for _ in range(10)]:
-        end_run(control, None, child)
-    assert not child._controls
-    assert not parent._controls
 
 
 # Garbage.
@@ -665,14 +559,14 @@ def test_forked_child_runs_with_its_own_threads():
     session = loop()
     session.submit(feeds(1)).result()
     session.run(feeds(1), timeout=60)
-    token = CancelToken()
+    token = ps.CancelToken()
     endless = session.submit(feeds(2**62), cancel=token, timeout=120)
 
     def job() -> None:
         assert session.submit(feeds(1)).result(60)["y"][0] == 2
         with pytest.raises(ps.DeadlineExceeded):
             session.run(feeds(2**62), timeout=0.05)
-        assert not run_control._WATCHDOG.timeouts
+        assert not WATCHDOG.timeouts
 
     assert in_child(job)
     token.cancel()

@@ -129,7 +129,7 @@ class CancelToken:
             self._controls.discard(control)
 
 
-class _Watchdog:
+class Watchdog:
     """One thread that stops runs at their deadlines; it sleeps while there are none.
 
     ``queue`` is a heap of (deadline, number, control). A run that ends early is removed from
@@ -185,35 +185,43 @@ class _Watchdog:
 
 # Stale entries that the watchdog's queue may hold beyond one for each run.
 _STALE_ENTRIES = 64
-_WATCHDOG = _Watchdog()
+WATCHDOG = Watchdog()
+"""The watchdog of all runs of the process."""
 
 
 @in_child
 def _forget_runs() -> None:
     """A forked child inherits none of its parent's runs."""
-    _WATCHDOG.__init__()  # type: ignore[misc]
+    WATCHDOG.__init__()  # type: ignore[misc]
 
 
 def _timed_out(timeout: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"the run did not end within its timeout of {timeout} s")
 
 
-def begin_run(timeout: float | None, cancel: CancelToken | None) -> Control:
+def begin_run(
+    timeout: float | None, cancel: CancelToken | None, watchdog: Watchdog = WATCHDOG
+) -> Control:
     """The control of a new run that may take ``timeout`` seconds and be cancelled by ``cancel``."""
     control = Control()
     if timeout is not None:
         if not timeout > 0:
             control.set(_timed_out(timeout))
         elif timeout < math.inf:
-            _WATCHDOG.add(control, timeout)
+            watchdog.add(control, timeout)
     if cancel is not None:
         cancel.attach(control)
     return control
 
 
-def end_run(control: Control, timeout: float | None, cancel: CancelToken | None) -> None:
+def end_run(
+    control: Control,
+    timeout: float | None,
+    cancel: CancelToken | None,
+    watchdog: Watchdog = WATCHDOG,
+) -> None:
     """Release what ``begin_run`` set up."""
     if cancel is not None:
         cancel.detach(control)
     if timeout is not None:
-        _WATCHDOG.remove(control)
+        watchdog.remove(control)
