@@ -303,7 +303,7 @@ def test_planner_best_of_few_buffers_is_the_best_of_all_orders(buffers):
 
 
 def rectangle(draw: random.Random, n: int, steps: int) -> list[Buffer]:
-    """A rectangle of 1 MiB by so many steps, cut at random into n buffers, in any order."""
+    """A rectangle of 1 MiB by ``steps`` steps, cut at random into n buffers, in any order."""
     parts = [(1 << 20, 0, steps - 1)]
 
     def worth_cutting(k: int) -> float:
@@ -436,7 +436,7 @@ def unet(width: int, side: int, depth: int) -> list[Buffer]:
 
 
 def transformer(layers: int, tokens: int, width: int, heads: int, context: int = 0) -> list[Buffer]:
-    """Encoder layers, op by op; with cross-attention to so many tokens of context."""
+    """Encoder layers, op by op; with cross-attention to a number of tokens of context."""
     net = Net()
     x = net.add(tokens * width)
     mask, memory_ = net.add(tokens**2), net.add(context * width)

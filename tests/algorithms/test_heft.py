@@ -61,7 +61,7 @@ def flat(time: float) -> Transfer:
     """Every edge between different backends takes as long."""
 
     def transfer(i: int, j: int, a: int, b: int) -> float:
-        assert a != b, "within one backend nobody asks"
+        assert a != b, "no transfer is asked for within one backend"
         return time
 
     return transfer
@@ -775,7 +775,7 @@ def test_placements_on_unequal_backends_are_valid_and_no_worse_than_on_one(delay
         for b in (0, 1):
             alone = on_one([row[b] or 0 for row in cost])
             assert placement.makespan <= place(dag, alone, None, [(2, 1)[b]]).makespan * ROUNDING
-        # One node at a time, and each transfer once for all who wait for it.
+        # One node at a time, and each transfer once for all its readers.
         plan = place_serial(dag, cost, lambda i, a, b: delay)
         one_by_one = serial(dag, cost, plan, lambda i, a, b: delay)
         assert placement.makespan <= one_by_one * ROUNDING

@@ -44,7 +44,7 @@ def flat(time: float) -> Delivery:
     """Every transfer takes as long."""
 
     def transfer(i: int, a: int, b: int) -> float:
-        assert a != b, "within one backend nobody asks"
+        assert a != b, "no transfer is asked for within one backend"
         return time
 
     return transfer
@@ -278,7 +278,7 @@ def least_on_two(problem: Problem) -> float:
     """By a minimum cut: on the side of the source is what runs on backend 0 (Stone 1977).
 
     A helper stands for what node i makes, on the other backend: to cut it off from i takes the
-    transfer, and it cannot be cut off from who reads it there. Maximum flow by Dinic 1970, without
+    transfer, and it cannot be cut off from its readers there. Maximum flow by Dinic 1970, without
     any of what makes that of ``minsum.py`` fast.
     """
     dag, cost, transfer = problem

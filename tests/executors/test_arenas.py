@@ -1,4 +1,4 @@
-"""Arenas: one for each run, no more than memory allows, and nobody who waits is forgotten."""
+"""Arenas: one for each run, no more than memory allows, in the order in which runs ask."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Arena:
 
 
 class Host(NumpyBackend):
-    """Has memory for so many allocations."""
+    """Has memory for a number of allocations."""
 
     def __init__(self, allocations: float = float("inf")) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def take(of: Arenas[Arena], control: Control | None = None) -> Arena:
 
 
 class Waiter:
-    """Who asks, and what it was given."""
+    """A request for an arena, and the arena that it got."""
 
     def __init__(self, of: Arenas[Arena]) -> None:
         self.got: list[Arena] = []
@@ -149,7 +149,7 @@ def test_arena_made_in_advance_is_taken_first():
     assert take(found) is made
 
 
-# Who waits.
+# Runs that wait.
 
 
 def test_arenas_serve_waiting_runs_in_order():
@@ -246,7 +246,7 @@ def test_arena_of_an_interrupted_run_goes_to_the_next(monkeypatch):
     held = take(found)
 
     class Interrupted:
-        """A lock. Whoever gets it after it was released gets an interrupt with it."""
+        """A lock. The thread that gets it after it was released is interrupted."""
 
         def __init__(self) -> None:
             self.lock = threading.Lock()
@@ -311,7 +311,7 @@ def test_trim_frees_arenas_that_no_run_holds():
 
 
 class Contested(deque):
-    """Free arenas. Just after somebody has looked at them, or taken one, others come."""
+    """Free arenas. Just after a thread has looked at them, or taken one, others come."""
 
     def __init__(self, of: Arenas[Arena]) -> None:
         super().__init__(of.free)
@@ -362,7 +362,7 @@ def test_run_gets_the_arena_given_just_as_it_begins_to_wait():
     free.after_look = lambda: stolen.append(free.popleft())
 
     class Queue(deque):
-        """Somebody who did not see that others wait gives the arena just when they begin to."""
+        """A thread that did not see the waiting one gives its arena just as that begins to wait."""
 
         def append(self, receive):
             super().append(receive)
@@ -370,7 +370,7 @@ def test_run_gets_the_arena_given_just_as_it_begins_to_wait():
 
     found._waiting = Queue()
     asks = Waiter(found)
-    for arena in stolen:  # who was faster gives it in the end
+    for arena in stolen:  # the faster thread gives it back in the end
         found.give(arena)
     assert asks.at_once is held or asks.got == [held]
 
@@ -503,7 +503,7 @@ def test_concurrent_asynchronous_requests_each_get_an_arena_of_their_own():
             arena = found.ask(use)
             if arena is not None:
                 use(arena)
-            while True:  # what was received is given by somebody
+            while True:  # one of the threads gives back what was received
                 try:
                     found.give(given.popleft())
                 except IndexError:

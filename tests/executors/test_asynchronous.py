@@ -132,7 +132,7 @@ def test_stopped_run_does_not_wait_for_an_asynchronous_kernel(executor, way):
     with pytest.raises(ps.DeadlineExceeded if way == "deadline" else ps.Cancelled):
         future.result(SOON)
     assert asked.cancelled.wait(SOON)
-    asked.done(X)  # which nobody minds
+    asked.done(X)  # too late, and ignored
     future = session.submit({"x": X})
     ASKED.get(timeout=SOON).done(X)
     np.testing.assert_array_equal(future.result(SOON)["y"], -X)

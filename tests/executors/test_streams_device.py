@@ -1,4 +1,4 @@
-"""Streams of a device that goes on by itself: who waits for what, and on how many threads.
+"""Streams of an asynchronous device: what waits for what, and on how many threads.
 
 The device (``device.py``) is late as often as it likes, and refuses what is read too early.
 """

@@ -322,7 +322,7 @@ def test_streams_stop_after_an_error_on_one_of_them(at):
 
 
 def test_streams_that_wait_for_a_failing_one_do_not_hang():
-    #  x -- Sin -- fails      whoever waits for it ends, too
+    #  x -- Sin -- fails      what waits for it ends, too
     text = """g (float[4] x) => (float[4] y) { a = Sin(x) b = Exp(a) c = Neg(a) d = Abs(a)
         s = Add(b, c) y = Add(s, d) }"""
     backend = Hooked({"Sin": lambda: 1 // 0})

@@ -199,7 +199,7 @@ def test_calling_thread_that_waits_is_woken_for_a_task(other):
 
 
 def test_started_run_goes_on_in_the_pool_after_its_starter_left(workers, other):
-    #   0 (elsewhere) -> 1 (the host): who has started the run has left by then
+    #   0 (elsewhere) -> 1 (the host): the thread that started the run has left by then
     done, names = threading.Event(), []
     tasks = drawn(2, [(0, 1)], queues={0: 1})
     run = begin(

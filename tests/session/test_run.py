@@ -179,7 +179,7 @@ def test_two_runs_with_one_token_are_stopped_together_but_fail_apart():
     assert third.control.error is not fourth.control.error  # which tracebacks and notes change
 
 
-# Who stops runs.
+# Stopping runs.
 
 
 def test_control_listener_removed_while_control_is_set_does_not_disturb_others():
@@ -417,7 +417,7 @@ def test_a_job_is_over_when_the_executor_says_so_on_any_thread():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_job_is_ended_once_by_the_first_of_several_threads(seed):
-    # the token, the caller who gives up, the pool and its second try, all at once
+    # the token, the caller that gives up, the pool and its second try, all at once
     for round in range(20):
         token, seen, executor = CancelToken(), Seen(), Fake()
         made = job(executor, cancel=token, observers=[seen])
@@ -450,7 +450,7 @@ class Output:
 
 
 def fails(control: Control) -> Any:
-    """An outcome that is an error which nobody else holds."""
+    """An outcome with an error to which nothing else refers."""
     raise ps.RunError("no")
 
 
@@ -520,7 +520,7 @@ def test_failed_run_on_the_calling_thread_keeps_nothing_alive():
         assert gone() is None
 
 
-# The threads of kernels, divided among all who compute.
+# The threads of kernels, divided among concurrent runs.
 
 
 class Counting(NumpyBackend):
@@ -788,7 +788,7 @@ def test_a_setting_of_each_thread_is_set_for_those_that_run_kernels():
             thread.start()
             thread.join()
     assert seen == [None, 4]
-    assert backend.sets == [4, 4]  # who leaves sets nothing
+    assert backend.sets == [4, 4]  # leaving sets nothing
 
 
 def test_thread_share_gives_process_wide_threads_one_beside_the_callers():

@@ -333,7 +333,7 @@ def test_plans_depend_on_dtypes_that_the_model_leaves_open():
         z = session(np.ones(3, dtype))
         assert z.dtype == dtype
         np.testing.assert_array_equal(z, -np.exp(np.ones(3, dtype)))
-    # What says itself what it is need not be an array.
+    # Values with a type of their own need not be arrays.
     assert session(np.float32(0)).shape == ()
     assert session(1.0).dtype == np.float64
 

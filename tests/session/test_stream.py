@@ -108,7 +108,7 @@ def test_wait_for_a_signal_never_emitted_returns_at_once():
 
 
 def test_wait_sees_the_signal_as_it_was_when_it_began(gate):
-    #  a later emission is nothing to who waits already
+    # A later emission does not concern a wait that has begun.
     one, other, signal = ps.Stream(), ps.Stream(), ps.Signal()
     one.signal(signal)
     assert signal.wait(20)

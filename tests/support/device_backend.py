@@ -1,4 +1,4 @@
-"""A device that goes on by itself: NumPy on threads of its own, late as often as it likes."""
+"""A device that runs asynchronously: NumPy on threads of its own, late at random."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.support.timing import slow
 
 
 class Later:
-    """What a stream will have made when it gets there."""
+    """A value that a stream computes later."""
 
     def __init__(self) -> None:
         self.value: Any = None
         self.there = False
 
     def now(self) -> Any:
-        assert self.there, "this was read before it was made: somebody did not wait"
+        assert self.there, "the value was read before it was computed: a wait is missing"
         return self.value
 
 
 class Moment:
-    """An event."""
+    """An event of a stream."""
 
     def __init__(self) -> None:
         self.passed = threading.Event()
@@ -42,7 +42,7 @@ class Moment:
 
 
 class Lane:
-    """A stream: one thread that does what it is told, sooner or later, as long as there is a lane."""
+    """A stream: one thread that runs its jobs in order, each after a delay."""
 
     def __init__(self, device: DelayedDevice) -> None:
         self.device = device
@@ -74,7 +74,7 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None], delay: Callable[[], floa
 
 
 class Clock:
-    """How late things are."""
+    """Random delays of up to ``most`` seconds."""
 
     def __init__(self, most: float) -> None:
         self.most = most
@@ -87,7 +87,7 @@ class Clock:
 
 
 class DelayedDevice:
-    """``most: how late a stream is before each thing that it does, in seconds."""
+    """``most``: the largest delay of a stream before each of its jobs, in seconds."""
 
     def __init__(self, most: float) -> None:
         self.delay = Clock(most)
@@ -105,8 +105,8 @@ class DelayedDevice:
 
 
 class DelayedBackend(FarBackend):
-    """Kernels return at once with something that is not there yet. To use it, or to bring it to the
-    host, before the stream that it is made on has got there is an error."""
+    """Kernels return at once with a value that is computed later. Reading it, or copying it to the
+    host, before its stream has computed it is an error."""
 
     def __init__(
         self, name: str = "late", operations: Collection[str] | None = None, most: float = 0.002
@@ -142,7 +142,7 @@ class DelayedBackend(FarBackend):
     def to_host(self, value: Later) -> np.ndarray:
         lane = self.device.lane
         if lane is self.device.default and not value.there:
-            # Outside of any stream, or behind the wait that somebody forgot: only the former waits.
+            # Outside of any stream, or after a wait that is missing: only the former may wait.
             assert not self.device.streams, "the host read this before it was there"
             moment = lane.record()
             moment.synchronize()

@@ -1,6 +1,7 @@
-"""A backend with a memory of its own, for tests of placement: NumPy behind a wall.
+"""A backend with a memory of its own, for tests of placement.
 
-Values there are ``Far`` boxes, which NumPy refuses to touch, so that a missing transfer fails.
+It computes with NumPy, on values in ``Far`` boxes that NumPy itself refuses, so that a missing
+transfer fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks by hand, which are plain functions, and where they meet."""
+"""Tasks built by hand from plain functions, and points where they meet."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def begin(
     values: list[Any] | None = None,
     **options: Any,
 ) -> TaskRun:
-    """A run of ``tasks``; those without a function do nothing, all not named are worth a worker."""
+    """A run of ``tasks``: those without a function do nothing; all are worth a worker by default."""
     n = len(tasks.tasks)
     worth = range(n) if worthwhile is None else set(worthwhile)
     values = [None] * 8 if values is None else values
@@ -105,7 +105,7 @@ class Log:
         self.order: list[int] = []
 
     def of(self, *tasks: int) -> dict[int, Callable[..., None]]:
-        """Functions for tasks that are noted."""
+        """Functions for these tasks, which note that they ran."""
         return {t: partial(self.note, t) for t in tasks}
 
     def note(self, t: int, control: Control, V: list[Any]) -> None:
@@ -113,7 +113,7 @@ class Log:
 
 
 class Meeting:
-    """Where so many tasks must be inside at once; which they are on, by name."""
+    """A point that ``parties`` tasks must reach at once; ``threads`` are the names of theirs."""
 
     def __init__(self, parties: int) -> None:
         self.barrier = threading.Barrier(parties)
@@ -135,7 +135,7 @@ def turning(times: int, block: int = 1) -> Callable[..., Iterator[int]]:
 
 
 class BrokenError(Exception):
-    """What goes wrong in a task."""
+    """The error of a failing task."""
 
 
 def failing(error: BaseException, after: threading.Event | None = None) -> Callable[..., None]:

@@ -2,7 +2,7 @@
 
 Every graph is valid and runs without error on any feeds of its inputs' types (``feeds_for``). It
 uses views and views of views, in-place candidates, kernels with workspaces and with outputs that
-nobody reads, values that are read far away, shape arithmetic, shapes known only during the run,
+that no node reads, values that are read far away, shape arithmetic, shapes known only during the run,
 integers, conditions, strings, sequences, optionals, and nested If, Loop, Scan and SequenceMap with
 swapped, delayed, growing and unchanged carried values.
 """

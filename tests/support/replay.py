@@ -1,7 +1,7 @@
 """Replays a plan on an arena of tags, to see that no value is overwritten before its last reader.
 
 Written from what ``plan.py`` says steps, slots and carried values mean, and independent of how
-``liveness.py`` computes lifetimes: nothing is computed here but who wrote which byte last.
+``plan.arena_layout`` computes lifetimes; this records only which step wrote each byte last.
 """
 
 from __future__ import annotations
@@ -217,6 +217,6 @@ class Replay:
 
 def replay(plan: Plan, arena_plan: ArenaPlan, seeds: int = 4) -> None:
     """Raise ``OverwrittenError`` or ``AssertionError`` where the arena_plan lets values get in each other's
-    way, in one of so many runs."""
+    way, in one of several runs."""
     for seed in range(seeds):
         Replay(plan, arena_plan, seed).run()

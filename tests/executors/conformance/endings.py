@@ -74,7 +74,7 @@ class Endings(ExecutorTests):
         session.run(short)
         arenas = session.memory.arenas
         me = threading.get_ident()
-        # Python ignores interrupts where whoever started it did (a shell, in the background).
+        # Python ignores interrupts if its parent process did (a shell, in the background).
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             for _ in range(5):
