@@ -20,7 +20,8 @@ def tree(file: str) -> ast.Module:
 @pytest.mark.parametrize("file", [f for f in FILES if f != "support/timing.py"])
 def test_file_does_not_sleep(file: str) -> None:
     for node in ast.walk(tree(file)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "sleep":
+        function = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if function.split(".")[-1] == "sleep" or function.endswith("Event().wait"):
             raise AssertionError(
                 f"tests/{file}, line {node.lineno}, sleeps. Wait for an event, a barrier or "
                 "wait_until(condition) of tests.support.timing; a double that takes time to be "

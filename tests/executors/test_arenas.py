@@ -17,7 +17,7 @@ from penstock.executors import arenas as module
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.limits import Limits
-from tests.support.timing import switching
+from tests.support.timing import SOON, switching
 
 SIZE = 1024
 
@@ -455,7 +455,7 @@ def test_run_that_waits_for_an_arena_that_cannot_be_made_fails(stopped):
         control.set(ps.Cancelled("enough"))
     else:
         found.give(kept)
-    waits.join(1)
+    waits.join(SOON)
     assert waits.got
 
 

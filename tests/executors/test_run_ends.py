@@ -441,5 +441,5 @@ def test_observer_can_stop_the_run(every_step_a_task, executor, call, n):
             raised.append(error)
 
     thread = on(threading.Thread(target=run, daemon=True))
-    thread.join(1)
+    ended(thread)
     assert [type(error) for error in raised] == [ps.Cancelled]

@@ -179,7 +179,7 @@ def test_calling_thread_blocks_while_it_has_no_task(workers, other, gate):
 
     caller = on(threading.Thread(target=call))
     assert began.wait(SOON)
-    threading.Event().wait(0.2)
+    slow(0.2)  # which the caller must spend blocked
     gate.set()
     ended(caller)
     assert used[0] < 0.05

@@ -352,7 +352,7 @@ def test_task_run_can_be_stopped_by_a_signal_handler_at_any_moment():
         over.set()
 
     on(threading.Thread(target=call, daemon=True))
-    assert over.wait(1)
+    assert over.wait(SOON)
 
 
 # The end.

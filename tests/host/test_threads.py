@@ -23,7 +23,7 @@ from penstock.host import gc_pause, threads
 from penstock.host.threads import Workers, pool
 from tests.support.futures import run_on
 from tests.support.onnx_text import compile_text
-from tests.support.timing import wait_until
+from tests.support.timing import slow, wait_until
 
 LOOP = """g (float[4] x, int64 n) => (float[4] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
@@ -250,7 +250,7 @@ def test_idle_workers_use_no_processor_time():
     everybody.wait(60)
     finished(workers)
     before = time.process_time()
-    threading.Event().wait(0.3)
+    slow(0.3)  # which the workers must spend blocked
     assert time.process_time() - before < 0.05
     workers.close()
 

@@ -16,7 +16,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.base import Done
-from penstock.executors.control import CancelToken, Control
+from penstock.executors.control import WATCHDOG, CancelToken, Control
 from penstock.host import thread_share
 from penstock.host.thread_share import ThreadShare
 from penstock.ir.graph import Graph
@@ -28,7 +28,7 @@ from penstock.session.run import Job, PreparedRun, Run
 from penstock.session.subgraphs import Request, Subgraph
 from tests.host.test_threads import end_of, in_child
 from tests.support.onnx_text import compile_text
-from tests.support.timing import uncollected
+from tests.support.timing import SOON, uncollected
 
 PLAN = StepTable("g", (), (), (), ())
 
@@ -218,11 +218,12 @@ def test_a_token_stops_all_runs_whatever_one_of_them_raises():
 
 def test_deadlines_stop_all_runs_whatever_one_of_them_raises(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-    first, second = run_of(0.01, None, []), run_of(0.05, None, [])
     stopped = threading.Event()
-    first.control.add_listener(refusing)
-    second.control.add_listener(lambda error: stopped.set())
-    assert stopped.wait(1)
+    with WATCHDOG.changed:  # no run is stopped before both have their listeners
+        first, second = run_of(0.01, None, []), run_of(0.05, None, [])
+        first.control.add_listener(refusing)
+        second.control.add_listener(lambda error: stopped.set())
+    assert stopped.wait(SOON)
 
 
 @pytest.mark.parametrize("call", ["add", "discard"])
@@ -242,7 +243,7 @@ def test_a_signal_may_cancel_a_run_at_any_moment(call):
         done.set()
 
     threading.Thread(target=run, daemon=True).start()
-    assert done.wait(0.5)
+    assert done.wait(SOON)
 
 
 # Observers that raise.

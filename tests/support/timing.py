@@ -30,8 +30,8 @@ def wait_until(condition: Callable[[], object]) -> None:
 def slow(seconds: float) -> None:
     """Take that long, as a slow kernel or device does; other threads run meanwhile.
 
-    Only for doubles whose duration is what the code under test measures or copes with: to wait for
-    another thread, use an event.
+    Only for doubles whose duration is what the code under test measures or copes with, and to
+    measure what idle threads do meanwhile. To wait for another thread, use an event.
     """
     time.sleep(seconds)
 
