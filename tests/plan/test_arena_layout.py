@@ -20,7 +20,12 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.ir.graph import Graph, clone
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
-from penstock.plan.arena_layout import ArenaPlan, _Liveness, plan_arena, plan_arena_for_tasks
+from penstock.plan.arena_layout import (
+    ArenaPlan,
+    plan_arena,
+    plan_arena_for_tasks,
+    plan_arena_in_order,
+)
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, memory_of, walk
@@ -64,7 +69,7 @@ def test_nor_in_larger_graphs_and_other_orders(seed):
     choose = random.Random(seed)
     dag = dependencies(plan.slots, plan.steps)
     order = topological_order(dag, [choose.random() for _ in range(dag.n)])
-    replay(plan, _Liveness(plan, order).arena_plan("wic"))
+    replay(plan, plan_arena_in_order(plan, order, "wic"))
 
 
 # Any order, and several steps at once.

@@ -1,14 +1,34 @@
 """Which slots share memory, and where in the arena, when a plan runs in an order, or as tasks.
 
-Every step has a place on one clock, nested blocks included. A slot lives from its step to its last
-reader's; through a view, its memory lives as long as the view. What a loop body reads from outside
-lives until the loop ends. A step may take over the memory of an input that dies with it (in place).
+Every step has a place on one clock, nested blocks included. A slot is live from its step to its
+last reader; through a view, its memory is live as long as the view. What a loop's body reads from
+outside is live until the loop ends. A step may take over the memory of an input that is read for
+the last time (in place). The example of ``penstock.plan.plan``, where slot 1 is ``a = Exp(x)`` and
+slot 2 is ``b = Neg(a)``:
+
+    >>> lifetimes = intervals(plan, range(3))
+    >>> lifetimes.first, lifetimes.last
+    ({1: 0, 2: 1}, {1: 1, 2: 2})
+
+::
+
+    clock    0: Exp    1: Neg    2: Add
+    slot 1   written   read
+    slot 2             written   read
+
+Neg can work in place, so that slot 2 takes over the buffer of slot 1, and the arena has the 16
+bytes of one of them:
+
+    >>> arena_plan = plan_arena(plan)
+    >>> arena_plan.buffer_of, arena_plan.offsets, arena_plan.size
+    ({1: 1, 2: 1}, {1: 0, 2: 0}, 16)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.algorithms.arena_planner import (
     Arena,
@@ -43,287 +63,383 @@ class ArenaPlan:
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and memory-aware ones, the smallest arena."""
-    best = _Liveness(plan, range(len(plan.steps))).arena_plan(planner)
+    best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
     for order in _other_orders(plan):
-        other = _Liveness(plan, order)
-        if lower_bound(other.buffers()) < best.lower_bound:
-            candidate = other.arena_plan(planner)
+        buffers = assign_buffers(plan, intervals(plan, order))
+        if lower_bound(buffers.live(plan)) < best.lower_bound:
+            candidate = _arena_plan(plan, order, buffers, planner)
             if candidate.size < best.size:
                 best = candidate
     return best
 
 
+def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:
+    """Choose offsets for the outermost steps in this order."""
+    return _arena_plan(plan, order, assign_buffers(plan, intervals(plan, order)), planner)
+
+
 def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
-    """Offsets for any order in which ``tasks`` may run, on any number of workers.
+    """Choose offsets for any order in which ``tasks`` may run, on any number of workers.
 
     With many buffers, the planner "reuse" takes the place of those that compare all pairs.
     """
-    order = _Order(tasks)
-    liveness = _Liveness(plan, range(len(plan.steps)), order)
-    if len(liveness.owners()) > _MOST_BUFFERS and planner != "bump":
-        order.exclusive = False
+    task_of = {step: number for number, task in enumerate(tasks.tasks) for step in task.steps}
+    order = range(len(plan.steps))
+    lifetimes = intervals(plan, order, task_of)
+    precedes = partial_order(tasks)
+    buffers = assign_buffers(plan, lifetimes, precedes)
+    if len(buffers.owners) > _MOST_BUFFERS and planner != "bump":
         planner = "reuse"
-    return liveness.arena_plan(planner)
+        precedes = partial_order(tasks, exclusive=False)
+    return _arena_plan(plan, order, buffers, planner, precedes)
+
+
+def _arena_plan(
+    plan: Plan,
+    order: Sequence[int],
+    buffers: Buffers,
+    planner: str,
+    precedes: Precedes | None = None,
+) -> ArenaPlan:
+    live = buffers.live(plan)
+    if precedes is None:
+        arena: Arena = plan_memory(live, planner)
+    else:
+        conflict = buffers.conflicts(precedes, both_ways=planner != "reuse")
+        arena = plan_memory_dag([buffer.size for buffer in live], conflict, planner=planner)
+    offset_of = dict(zip(buffers.owners, arena.offsets, strict=True))
+    offsets = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
+    bound = lower_bound(live)
+    return ArenaPlan(tuple(order), offsets, buffers.buffer_of, arena.size, bound, planner)
+
+
+# Up to this many buffers, conflicts are asked for pair by pair, which takes a few seconds.
+_MOST_BUFFERS = 2500
+
+
+# Other orders of the outermost steps.
 
 
 def _other_orders(plan: Plan) -> Iterator[list[int]]:
     dag = dependencies(plan.slots, plan.steps)
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
-        return  # chains: there is no other order worth trying
-    yield memory_order(dag, _produced(plan, dag))
+        return  # chains have no other order that could pay
+    yield memory_order(dag, _released_outputs(plan, dag))
 
 
-def _produced(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]:
-    """For each outermost step, the bytes it makes and the steps after which they can go."""
+def _released_outputs(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]:
+    """For each outermost step, the bytes of its outputs, each with the steps that must run before
+    it is released."""
     readers: dict[int, set[int]] = {}
     for i, step in enumerate(plan.steps):
         for slot in reads(step):
             for root in memory_of(plan.slots, slot):
                 readers.setdefault(root, set()).add(i)
     leaving = {root for slot in plan.outputs for root in memory_of(plan.slots, slot)}
-    made = []
+    outputs_of = []
     for i, step in enumerate(plan.steps):
         outputs = []
         for slot in step.outputs:
             if slot >= 0 and plan.slots[slot].kind is SlotKind.ARENA and slot not in leaving:
                 after = sorted(readers.get(slot, set()) - {i})
-                outputs.append((_bytes(plan, slot), after))
-        made.append(outputs)
-    return made
+                outputs.append((_nbytes(plan, slot), after))
+        outputs_of.append(outputs)
+    return outputs_of
 
 
-def _bytes(plan: Plan, slot: int) -> int:
-    kind = plan.slots[slot].type
-    assert isinstance(kind, TensorType)
-    return kind.nbytes
+def _nbytes(plan: Plan, slot: int) -> int:
+    type_ = plan.slots[slot].type
+    assert isinstance(type_, TensorType)
+    return type_.nbytes
 
 
-# Buffers whose conflicts are asked for pair by pair: a few seconds.
-_MOST_BUFFERS = 2500
+# Lifetimes on one clock.
 
 
-class _Order:
-    """Which tasks are sure to run before which, where their order is decided during the run.
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """When arena slots are live: from ``first[slot]`` to ``last[slot]``, both included.
 
-    An expanded task runs before and after the tasks of its blocks, and so has no order with them.
-    Of the blocks of an If only one runs: nothing in one is ever there together with what is in the
-    other, which for memory is as good as an order, unless ``exclusive`` is unset.
+    ``touched[slot]`` maps each task that reads or writes the slot to the last time that it does; -1
+    stands for the end of the run, and for all steps if there are no tasks. ``steps`` are the steps
+    with kernels, each with its time.
     """
 
-    exclusive = True
-
-    def __init__(self, tasks: Tasks) -> None:
-        self.tasks = tasks.tasks
-        self.task_of = {
-            step: number for number, task in enumerate(self.tasks) for step in task.steps
-        }
-        # As bits of whole numbers, those of a block that come before each task; in a block, tasks
-        # are listed such that these are known first.
-        self.ancestors = [0] * len(self.tasks)
-        for block in tasks.blocks:
-            for t in block:
-                for after in tasks.consumers[t]:
-                    self.ancestors[after] |= self.ancestors[t] | 1 << t
-        # Each task behind those that it is in, outermost first.
-        self.paths: list[tuple[int, ...]] = []
-        for number, task in enumerate(self.tasks):
-            around = tasks.parent[task.block]
-            self.paths.append((*(self.paths[around] if around >= 0 else ()), number))
-
-    def precedes(self, a: int, b: int) -> bool:
-        """Whether what only task ``a`` touches is gone, or was never there, when ``b`` begins."""
-        for x, y in zip(self.paths[a], self.paths[b], strict=False):
-            if x != y:
-                if self.tasks[x].block != self.tasks[y].block:
-                    return self.exclusive
-                return bool(self.ancestors[y] >> x & 1)
-        return False
+    first: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    touched: dict[int, dict[int, int]] = field(default_factory=dict)
+    steps: list[tuple[int, Step]] = field(default_factory=list)
 
 
-class _Liveness:
-    def __init__(self, plan: Plan, order: Sequence[int], tasks: _Order | None = None) -> None:
-        self.plan = plan
-        self.order = tuple(order)
-        self.tasks = tasks
-        # The task at hand, and when each task touches each arena slot last.
-        self.task = -1
-        self.touched: dict[int, dict[int, int]] = {}
-        self.clock = 0
-        self.first: dict[int, int] = {}
-        self.last: dict[int, int] = {}
-        # What each loop that is being walked has read so far; it lives until that loop ends.
-        self.loops: list[set[int]] = []
-        # Steps by time, to go through them again when it is known what dies where.
-        self.at: list[tuple[int, Step]] = []
-        self.walk([plan.steps[i] for i in order])
-        for slot in plan.outputs:
-            self.touch(slot)
-        self.buffer_of: dict[int, int] = {}
-        self.merge()
+def intervals(
+    plan: Plan, order: Sequence[int], task_of: Mapping[Step, int] | None = None
+) -> Intervals:
+    """The lifetimes of arena slots if the outermost steps run in ``order``. ``task_of``: the task
+    that runs a step; steps without an entry run in the task of the step around them."""
+    clock = _Clock(plan, task_of or {}, Intervals())
+    clock.run([plan.steps[i] for i in order])
+    for slot in plan.outputs:
+        clock.touch(slot)
+    return clock.intervals
+
+
+@dataclass
+class _Clock:
+    """Runs through the steps of a plan. ``loops`` has the slots that each loop at hand has read:
+    they are live until it ends."""
+
+    plan: Plan
+    task_of: Mapping[Step, int]
+    intervals: Intervals
+    now: int = 0
+    task: int = -1
+    loops: list[set[int]] = field(default_factory=list)
 
     def touch(self, index: int) -> None:
+        if index < 0:
+            return
         for root in memory_of(self.plan.slots, index):
-            self.last[root] = self.clock
-            self.touched[root][self.task] = self.clock
+            self._touch_root(root)
             for loop in self.loops:
                 loop.add(root)
 
+    def _touch_root(self, root: int) -> None:
+        self.intervals.last[root] = self.now
+        self.intervals.touched[root][self.task] = self.now
+
     def start(self, index: int) -> None:
         if index >= 0 and self.plan.slots[index].kind is SlotKind.ARENA:
-            self.first[index] = self.last[index] = self.clock
-            self.touched[index] = {self.task: self.clock}
+            self.intervals.first[index] = self.intervals.last[index] = self.now
+            self.intervals.touched[index] = {self.task: self.now}
 
-    def walk(self, steps: Sequence[Step]) -> None:
-        around = self.task
+    def run(self, steps: Sequence[Step]) -> None:
+        outer_task = self.task
         for step in steps:
-            if self.tasks is not None:
-                self.task = self.tasks.task_of.get(step, around)
+            self.task = self.task_of.get(step, outer_task)
+            for slot in step.inputs:
+                self.touch(slot)
             if step.control:
-                self.control(step)
+                self._run_blocks(step)
             else:
-                self.at.append((self.clock, step))
-                for slot in step.inputs:
-                    if slot >= 0:
-                        self.touch(slot)
+                self.intervals.steps.append((self.now, step))
                 for slot in step.outputs:
                     self.start(slot)
-                    if slot >= 0:
-                        self.touch(slot)
+                    self.touch(slot)
                 self.start(step.workspace)
-            self.clock += 1
-        self.task = around
+            self.now += 1
+        self.task = outer_task
 
-    def control(self, step: Step) -> None:
-        for slot in step.inputs:
-            if slot >= 0:
-                self.touch(slot)
-        begin = self.clock
+    def _run_blocks(self, step: Step) -> None:
+        begin = self.now
         looping = step.node.op.name != "If"
-        for carry in step.carries:
-            for slot in carry.buffers or ():
-                self.start(slot)
+        buffers = [slot for carry in step.carries for slot in carry.buffers or ()]
+        for slot in buffers:
+            self.start(slot)
         if looping:
             self.loops.append(set())
         for block in step.blocks:
-            self.clock += 1
-            self.walk(block.steps)
+            self.now += 1
+            self.run(block.steps)
             for slot in block.outputs:
                 self.touch(slot)
-        self.clock += 1
+        self.now += 1
         if looping:
             for root in self.loops.pop():
-                if self.first[root] <= begin:
-                    self.last[root] = self.clock
-                    self.touched[root][self.task] = self.clock
-        for carry in step.carries:
-            for slot in carry.buffers or ():
-                self.touch(slot)
-        for slot in (*step.inputs, *step.outputs):
-            if slot >= 0:
-                self.touch(slot)
+                if self.intervals.first[root] <= begin:
+                    self._touch_root(root)
+        for slot in (*buffers, *step.inputs, *step.outputs):
+            self.touch(slot)
 
-    def merge(self) -> None:
-        """Give each slot a buffer, or that of an input that dies where the slot is born."""
-        slots = self.plan.slots
-        for time, step in self.at:
-            taken = self.takeover(time, step)
-            for slot in step.outputs:
-                if slot in self.first and slot not in self.buffer_of:
-                    if taken >= 0 and slot == step.outputs[0]:
-                        buffer = self.buffer_of[taken]
-                        self.buffer_of[slot] = buffer
-                        self.last[buffer] = self.last[slot]
-                        self.touched[buffer] |= self.touched[slot]
-                    else:
-                        self.buffer_of[slot] = slot
-        for slot in self.first:
-            self.buffer_of.setdefault(slot, slot)
-        assert all(slots[b].kind is SlotKind.ARENA for b in self.buffer_of.values())
 
-    def takeover(self, time: int, step: Step) -> int:
-        """The input slot whose memory the first output of ``step`` may take, or -1."""
-        kernel, slots = step.kernel, self.plan.slots
-        if not step.into or kernel is None or not kernel.inplace:
-            return -1
-        output = step.outputs[0]
-        if output < 0 or slots[output].kind is not SlotKind.ARENA:
-            return -1
-        kind = slots[output].type
-        assert isinstance(kind, TensorType)
-        for i in kernel.inplace:
-            candidate = step.inputs[i] if i < len(step.inputs) else -1
-            if candidate < 0 or slots[candidate].kind is not SlotKind.ARENA:
-                continue
-            buffer = self.buffer_of[candidate]
-            other = slots[candidate].type
-            if self.last[buffer] != time or self.first[buffer] == time:
-                continue
-            if self.tasks is not None and not self.all_before(buffer, self.task_at(step)):
-                continue
-            if not isinstance(other, TensorType) or other.without_data() != kind.without_data():
-                continue
-            if slots[candidate].strides != slots[output].strides:
-                continue
-            # Another input may see the same memory differently (a transpose of it, say), or be the
-            # very value, where the kernel reads it after it has written.
-            rest = [
-                s
-                for j, s in enumerate(step.inputs)
-                if s >= 0 and (s != candidate or j not in kernel.inplace)
-            ]
-            if any(self.buffer_of.get(r) == buffer for s in rest for r in self.memory(s)):
-                continue
-            return candidate
-        return -1
+# The order of tasks, as far as it is sure before the run.
 
-    def task_at(self, step: Step) -> int:
-        return next(iter(self.touched[step.outputs[0]]))
+Precedes = Callable[[int, int], bool]
+"""Whether what only one task touches is gone, or was never there, when another begins."""
 
-    def all_before(self, buffer: int, task: int) -> bool:
-        """Whether all that touch a buffer run before ``task``, but for that itself."""
-        assert self.tasks is not None
-        # What is read at the end (by "task" -1) is read after all others.
-        return all(
-            t == task or (t >= 0 and self.tasks.precedes(t, task)) for t in self.touched[buffer]
-        )
 
-    def ordered(self, a: int, b: int) -> bool:
-        """Whether buffer ``a`` is surely gone before ``b`` is written first."""
-        task = next(iter(self.touched[b]))
-        same = self.touched[a].get(task)
-        if same is not None and same >= self.first[b]:
-            return False
-        return self.all_before(a, task)
+def partial_order(tasks: Tasks, *, exclusive: bool = True) -> Precedes:
+    """Which tasks are sure to run before which.
 
-    def memory(self, slot: int) -> tuple[int, ...]:
-        return memory_of(self.plan.slots, slot)
+    An expanded task runs before and after the tasks of its blocks, and so has no order with them.
+    Of the blocks of an If only one runs: values of one are never there together with values of the
+    other, which for memory is as good as an order, unless ``exclusive`` is false.
+    """
+    # The tasks of a block that run before each task, as bits of an integer; in a block, tasks are
+    # listed such that those before a task are known first.
+    ancestors = [0] * len(tasks.tasks)
+    for block in tasks.blocks:
+        for t in block:
+            for after in tasks.consumers[t]:
+                ancestors[after] |= ancestors[t] | 1 << t
+    # Each task behind the tasks that run its block, the outermost first.
+    paths: list[tuple[int, ...]] = []
+    for number, task in enumerate(tasks.tasks):
+        parent = tasks.parent[task.block]
+        paths.append((*(paths[parent] if parent >= 0 else ()), number))
 
-    def buffers(self) -> list[Buffer]:
-        return [
-            Buffer(self.size(slot), self.first[slot], self.last[slot]) for slot in self.owners()
-        ]
+    def precedes(a: int, b: int) -> bool:
+        for x, y in zip(paths[a], paths[b], strict=False):
+            if x != y:
+                if tasks.tasks[x].block != tasks.tasks[y].block:
+                    return exclusive
+                return bool(ancestors[y] >> x & 1)
+        return False
 
+    return precedes
+
+
+# Buffers that slots share.
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """The buffer of each arena slot, named by the slot that owns it, and the lifetimes of buffers:
+    those of their owners include the lifetimes of slots that took them over."""
+
+    buffer_of: dict[int, int]
+    lifetimes: Intervals
+
+    @property
     def owners(self) -> list[int]:
-        return [slot for slot in self.first if self.buffer_of[slot] == slot]
+        return [slot for slot in self.lifetimes.first if self.buffer_of[slot] == slot]
 
-    def size(self, slot: int) -> int:
-        return _bytes(self.plan, slot)
+    def live(self, plan: Plan) -> list[Buffer]:
+        """Size and lifetime of each buffer, in the order of ``owners``."""
+        first, last = self.lifetimes.first, self.lifetimes.last
+        return [Buffer(_nbytes(plan, slot), first[slot], last[slot]) for slot in self.owners]
 
-    def arena_plan(self, planner: str) -> ArenaPlan:
-        buffers = self.buffers()
-        if self.tasks is None:
-            arena: Arena = plan_memory(buffers, planner)
-        else:
-            owners = self.owners()
+    def gone_before(self, buffer: int, task: int, precedes: Precedes) -> bool:
+        """Whether all tasks that touch a buffer, but for ``task`` itself, run before ``task``."""
+        touched = self.lifetimes.touched[buffer]
+        # What is touched by "task" -1, the end of the run, is live after all others.
+        return all(t == task or (t >= 0 and precedes(t, task)) for t in touched)
 
-            def conflict(i: int, j: int) -> bool:
-                a, b = owners[i], owners[j]
-                gone = self.ordered(a, b)
-                return not (gone or (planner != "reuse" and self.ordered(b, a)))
+    def conflicts(self, precedes: Precedes, *, both_ways: bool) -> Callable[[int, int], bool]:
+        """A function of two indices into ``owners``, whether both buffers may be live at once.
+        Without ``both_ways``, whether the first may be live when the second is written."""
+        owners, lifetimes = self.owners, self.lifetimes
 
-            arena = plan_memory_dag([b.size for b in buffers], conflict, planner=planner)
-        at = dict(zip(self.owners(), arena.offsets, strict=True))
-        offsets = {slot: at[buffer] for slot, buffer in self.buffer_of.items()}
-        return ArenaPlan(
-            self.order, offsets, self.buffer_of, arena.size, lower_bound(buffers), planner
-        )
+        def gone(a: int, b: int) -> bool:
+            """Whether buffer ``a`` is gone before ``b`` is first written."""
+            task = next(iter(lifetimes.touched[b]))
+            last = lifetimes.touched[a].get(task)
+            if last is not None and last >= lifetimes.first[b]:
+                return False
+            return self.gone_before(a, task, precedes)
+
+        def conflict(i: int, j: int) -> bool:
+            a, b = owners[i], owners[j]
+            return not (gone(a, b) or (both_ways and gone(b, a)))
+
+        return conflict
+
+
+def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None = None) -> Buffers:
+    """Give each arena slot a buffer of its own, or that of an input that its step takes over.
+
+    ``precedes`` is the order of tasks, if tasks run the plan. ``lifetimes`` become those of the
+    buffers.
+    """
+    buffers = Buffers({}, lifetimes)
+    buffer_of = buffers.buffer_of
+    for time, step in lifetimes.steps:
+        taken_over = _taken_over(plan, buffers, precedes, time, step)
+        for slot in step.outputs:
+            if slot in lifetimes.first and slot not in buffer_of:
+                if taken_over >= 0 and slot == step.outputs[0]:
+                    buffer = buffer_of[slot] = buffer_of[taken_over]
+                    lifetimes.last[buffer] = lifetimes.last[slot]
+                    lifetimes.touched[buffer] |= lifetimes.touched[slot]
+                else:
+                    buffer_of[slot] = slot
+    for slot in lifetimes.first:
+        buffer_of.setdefault(slot, slot)
+    assert all(plan.slots[b].kind is SlotKind.ARENA for b in buffer_of.values())
+    return buffers
+
+
+class _Takeover(NamedTuple):
+    """A step whose first output may take over the memory of ``candidate``, one of its inputs."""
+
+    plan: Plan
+    buffers: Buffers
+    precedes: Precedes | None
+    time: int
+    step: Step
+    candidate: int
+
+    @property
+    def buffer(self) -> int:
+        return self.buffers.buffer_of[self.candidate]
+
+
+def _is_outside_arena(t: _Takeover) -> bool:
+    return t.plan.slots[t.candidate].kind is not SlotKind.ARENA
+
+
+def _is_live_afterwards(t: _Takeover) -> bool:
+    lifetimes = t.buffers.lifetimes
+    return lifetimes.last[t.buffer] != t.time or lifetimes.first[t.buffer] == t.time
+
+
+def _is_touched_by_other_tasks(t: _Takeover) -> bool:
+    if t.precedes is None:
+        return False
+    task = next(iter(t.buffers.lifetimes.touched[t.step.outputs[0]]))
+    return not t.buffers.gone_before(t.buffer, task, t.precedes)
+
+
+def _has_other_type(t: _Takeover) -> bool:
+    types = [t.plan.slots[i].type for i in (t.candidate, t.step.outputs[0])]
+    a, b = (type_.without_data() if isinstance(type_, TensorType) else None for type_ in types)
+    return a is None or a != b or t.plan.slots[t.candidate].strides != _output_strides(t)
+
+
+def _output_strides(t: _Takeover) -> tuple[int, ...]:
+    return t.plan.slots[t.step.outputs[0]].strides
+
+
+def _is_read_through_another_input(t: _Takeover) -> bool:
+    """Another input may see the same memory differently (a transpose of it, say), or be the very
+    value, and be read by the kernel after the output is written."""
+    assert t.step.kernel is not None
+    inplace, slots = t.step.kernel.inplace, t.plan.slots
+    others = [
+        slot
+        for i, slot in enumerate(t.step.inputs)
+        if slot >= 0 and (slot != t.candidate or i not in inplace)
+    ]
+    return any(
+        t.buffers.buffer_of.get(root) == t.buffer
+        for slot in others
+        for root in memory_of(slots, slot)
+    )
+
+
+# What forbids a takeover; each may rely on those before it.
+_VETOES: tuple[Callable[[_Takeover], bool], ...] = (
+    _is_outside_arena,
+    _is_live_afterwards,
+    _is_touched_by_other_tasks,
+    _has_other_type,
+    _is_read_through_another_input,
+)
+
+
+def _taken_over(
+    plan: Plan, buffers: Buffers, precedes: Precedes | None, time: int, step: Step
+) -> int:
+    """The input slot whose memory the first output of ``step`` takes over, or -1."""
+    kernel = step.kernel
+    if not step.into or kernel is None or not kernel.inplace:
+        return -1
+    output = step.outputs[0]
+    if output < 0 or plan.slots[output].kind is not SlotKind.ARENA:
+        return -1
+    for i in kernel.inplace:
+        candidate = step.inputs[i] if i < len(step.inputs) else -1
+        if candidate >= 0:
+            takeover = _Takeover(plan, buffers, precedes, time, step, candidate)
+            if not any(veto(takeover) for veto in _VETOES):
+                return candidate
+    return -1
