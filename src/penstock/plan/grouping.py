@@ -1,4 +1,4 @@
-"""Which steps of a plan make a task: one each, or as many as make it worth another worker."""
+"""Groups the steps of a plan into tasks: one step each, or enough work to pay for a hand-over."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.plan.tasks import dependencies
 Seconds = Callable[[Step], float]
 
 DISPATCH_S = 2.5e-6
-"""what the loop takes for a task"""
+"""the overhead of the task loop for each task"""
 HAND_OVER_S = 30e-6
-"""what it takes until another worker has a task, and its result is seen"""
+"""the time to hand a task to another worker and to see its result"""
 PYTHON_S = 2e-6
-"""of a step, what no other thread of Python runs beside"""
+"""the part of a step's time in which it holds Python's lock"""
 _GRAINS = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
-# Less than this altogether is not worth a second worker; nor is what could end no earlier than in
-# this part of the time on one.
+# A second worker pays only for plans that take longer than this, and if the time on several workers
+# is less than this part of the time on one.
 _WORTH_S = 4 * HAND_OVER_S
 _CHAIN = 0.95
 # The trip count of a loop whose limit is not a constant.
@@ -32,7 +32,7 @@ DEFAULT_TRIP_COUNT = 10
 
 
 class OneByOne:
-    """Each step is a task, and every If and loop is expanded: for the dataflow executor."""
+    """A task for each step, every If and loop expanded: for the dataflow executor."""
 
     def expands(self, step: Step) -> bool:
         return step.control
@@ -47,15 +47,14 @@ class OneByOne:
         return 0
 
     def seconds(self, step: Step) -> float:
-        return sum(estimated(each.node) for each in walk((step,)) if not each.control)
+        return sum(estimated(inner.node) for inner in walk((step,)) if not inner.control)
 
 
 class ClusteredGrouping:
-    """Steps in tasks that are worth a worker, if a simulated schedule says that this wins.
+    """Tasks that are each worth a worker, if a simulated schedule is faster than one task.
 
-    ``seconds(step)`` is what a step with a kernel takes on one thread, ``workers`` how many run at
-    once on the host; ``queues`` maps backends to queues, those not named to 0. Where all steps in
-    one task are about as fast, they are one.
+    ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers`` the number that
+    run at once on the host; ``queues`` maps names of backends to queues, others have queue 0.
     """
 
     def __init__(
@@ -75,24 +74,24 @@ class ClusteredGrouping:
         self._grouped: dict[tuple[Step, ...], tuple[list[list[int]], float]] = {}
         self._expanded: dict[Step, bool] = {}
 
-    # What ``arrange`` asks.
+    # The protocol ``Grouping``.
 
     def queue(self, step: Step) -> int:
         return self._queues.get(step.backend, 0)
 
     def seconds(self, step: Step) -> float:
-        """What a step takes where its blocks run one step after the other."""
-        found = self._seconds.get(step)
-        if found is None:
-            found = self._of_kernel(step) if not step.control else self._of_blocks(step)
-            self._seconds[step] = found
-        return found
+        """The time of a step whose blocks run one step after the other."""
+        seconds = self._seconds.get(step)
+        if seconds is None:
+            seconds = self._of_kernel(step) if not step.control else self._of_blocks(step)
+            self._seconds[step] = seconds
+        return seconds
 
     def expands(self, step: Step) -> bool:
-        found = self._expanded.get(step)
-        if found is None:
-            found = self._expanded[step] = any(map(self._wins, self._blocks(step)))
-        return found
+        expanded = self._expanded.get(step)
+        if expanded is None:
+            expanded = self._expanded[step] = any(map(self._wins, self._blocks(step)))
+        return expanded
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         return self._best(steps, dag)[0]
@@ -100,11 +99,11 @@ class ClusteredGrouping:
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
         return ()
 
-    # What the session asks.
+    # Whether several workers pay.
 
     @cached_property
     def promising(self) -> bool:
-        """Whether more than one worker may do any good; cheap to ask of what is one chain."""
+        """Whether more than one worker may pay. Cheap for plans that are one chain."""
         steps = self.plan.steps
         if any(self.queue(step) for step in self.plan.walk()):
             return True
@@ -121,12 +120,12 @@ class ClusteredGrouping:
 
     @cached_property
     def serial(self) -> float:
-        """Seconds that the plan takes on one worker."""
+        """Seconds of a run on one worker."""
         return sum(map(self.seconds, self.plan.steps))
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds that the plan takes as it is grouped, by a simulated schedule."""
+        """Seconds of a run as it is grouped, by a simulated schedule."""
         return self._best(self.plan.steps)[1]
 
     def _blocks(self, step: Step) -> Iterator[Sequence[Step]]:
@@ -138,51 +137,54 @@ class ClusteredGrouping:
         )
 
     def _of_tasks(self, step: Step) -> float:
-        """What an expanded step takes, its blocks as they are grouped."""
+        """The time of an expanded step, its blocks as they are grouped."""
         return control_flow_cost(
             self.plan, step, [self._best(steps)[1] for steps in self._blocks(step)]
         )
 
     def _wins(self, steps: Sequence[Step]) -> bool:
-        """Whether a block is better run as tasks of its own."""
-        if any(self.queue(each) for each in walk(steps)):
+        """Whether a block runs faster as tasks of its own."""
+        if any(self.queue(step) for step in walk(steps)):
             return True
         return self._best(steps)[1] < sum(map(self.seconds, steps))
 
     def _best(self, steps: Sequence[Step], dag: Dag | None = None) -> tuple[list[list[int]], float]:
-        """The groups of the grain with the least simulated makespan, and that."""
+        """The groups of the grain with the least simulated makespan, and that makespan."""
         key = tuple(steps)
-        found = self._grouped.get(key)
-        if found is None:
+        grouped = self._grouped.get(key)
+        if grouped is None:
             if dag is None:
                 dag = dependencies(self.plan.slots, steps)
-            found = self._grouped[key] = self._group(steps, dag)
-        return found
+            grouped = self._grouped[key] = self._group(steps, dag)
+        return grouped
 
     def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
-        kinds = [
+        # Only steps of equal class may share a group: those of a queue. Expanded steps are alone.
+        classes = [
             -1 - i if step.control and self.expands(step) else self.queue(step)
             for i, step in enumerate(steps)
         ]
         cost = [
-            self._of_tasks(step) if kind < 0 else self.seconds(step)
-            for step, kind in zip(steps, kinds, strict=True)
+            self._of_tasks(step) if class_ < 0 else self.seconds(step)
+            for step, class_ in zip(steps, classes, strict=True)
         ]
         # Python itself runs on one worker at a time.
-        floor = sum(min(each, PYTHON_S) for each in cost)
-        # What every other way must beat: one after the other, in as few tasks as can be.
-        best = [list(range(len(steps)))] if len(set(kinds)) == 1 else cluster(dag, cost, inf, kinds)
+        floor = sum(min(c, PYTHON_S) for c in cost)
+        # The baseline: one after the other, in as few tasks as possible.
+        one_class = len(set(classes)) == 1
+        best = [list(range(len(steps)))] if one_class else cluster(dag, cost, inf, classes)
         least = sum(cost)
-        if len(best) == 1 and kinds[0] >= 0:
+        if len(best) == 1 and classes[0] >= 0:
             least = sum(map(self.seconds, steps))
         for grain in self._grains:
-            groups = cluster(dag, cost, grain, kinds)
+            groups = cluster(dag, cost, grain, classes)
             if len(groups) == 1:
                 continue
-            of = {i: g for g, group in enumerate(groups) for i in group}
-            over = Dag(len(groups), [(of[a], of[b]) for a, b in dag.edges if of[a] != of[b]])
+            group_of = {i: g for g, group in enumerate(groups) for i in group}
+            pairs = [(group_of[a], group_of[b]) for a, b in dag.edges]
+            group_dag = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
             total = [[sum(cost[i] for i in group) + DISPATCH_S] for group in groups]
-            makespan = max(simulate(over, total, self.workers), floor) + HAND_OVER_S
+            makespan = max(simulate(group_dag, total, self.workers), floor) + HAND_OVER_S
             if makespan < least:
                 best, least = groups, makespan
         return best, least
@@ -205,5 +207,5 @@ def trip_count(plan: StepTable, step: Step) -> int:
 
 
 def _is_chain(dag: Dag) -> bool:
-    """Whether all nodes stand one behind the other."""
+    """Whether no node has more than one successor, and only one has no predecessor."""
     return all(len(after) <= 1 for after in dag.succ) and sum(not b for b in dag.pred) <= 1

@@ -1,8 +1,8 @@
-"""A plan on streams: the static schedule of each of its blocks, as tasks.
+"""A plan on streams: a static schedule for each of its blocks, as tasks.
 
-What ``streams.py`` says of a graph, this says of a plan and of all blocks inside: which steps make
-a stream, what these wait for and emit, and what memory may be shared. Where streams do not pay for
-their signals, a block has one, and its steps stand where the step is that it belongs to.
+``algorithms.stream_assignment`` assigns the nodes of one graph to streams; this applies it to a
+plan and to all blocks inside: which steps form a stream, and which signals they wait for and emit.
+A block whose streams do not pay for their signals has one stream, and runs in place of its step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_
 from penstock.plan.plan import Plan, Step, StepTable
 from penstock.plan.tasks import Arranger, Draft, Signals, Tasks, arrange, dependencies
 
-# What several streams must win, as a part of what one takes.
+# Several streams must take less than this part of the time of one.
 _MARGIN = 0.95
 
 
@@ -26,8 +26,9 @@ _MARGIN = 0.95
 class BlockSchedule:
     """The static schedule of one block.
 
-    ``start`` and ``finish``: of each step, in seconds, simulated. ``segments[s]``: what stream s
-    runs, cut where it waits or has emitted; the steps of a piece are in the order of the plan.
+    ``start`` and ``finish``: the simulated times of each step, in seconds. ``segments[s]``: the
+    steps of stream s, cut before those that wait and behind those that emit; within a segment, in
+    the order of the plan.
     """
 
     dag: Dag
@@ -38,16 +39,16 @@ class BlockSchedule:
 
     @property
     def makespan(self) -> float:
-        """Seconds until all has ended."""
+        """Seconds until the last step has ended."""
         return max(self.finish, default=0.0)
 
 
 class StreamSchedules:
-    """The schedules of a plan's blocks, made when they are first asked for.
+    """The schedules of a plan's blocks, computed on demand.
 
-    ``seconds(step)`` is what a step with a kernel takes on one thread. At most ``most`` streams of
-    a block run at once; where they would take no less time than one, and ``forced`` is not set,
-    there is one. What runs on one of ``devices``, backends by name, has streams of its own there.
+    ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
+    ``most`` streams; one if several would take no less time, unless ``forced``. Steps on one of
+    ``devices``, names of backends, have streams of their own there.
     """
 
     def __init__(
@@ -70,37 +71,37 @@ class StreamSchedules:
     def of(self, steps: Sequence[Step]) -> BlockSchedule:
         """The schedule of a block."""
         key = tuple(steps)
-        found = self._scheduled.get(key)
-        if found is None:
-            found = self._scheduled[key] = self._schedule(steps)
-        return found
+        schedule = self._scheduled.get(key)
+        if schedule is None:
+            schedule = self._scheduled[key] = self._schedule(steps)
+        return schedule
 
     @property
     def one(self) -> bool:
-        """Whether all there is, is one stream of the host."""
-        return self._stands(self.plan.steps)
+        """Whether the whole plan is on one stream of the host."""
+        return self._is_inline(self.plan.steps)
 
-    # What ``arrange`` asks.
+    # The protocol ``Grouping``.
 
     def expands(self, step: Step) -> bool:
         """Whether the blocks of a step have streams of their own."""
-        return not all(self._stands(block.steps) for block in step.blocks)
+        return not all(self._is_inline(block.steps) for block in step.blocks)
 
-    def _stands(self, steps: Sequence[Step]) -> bool:
-        """Whether a block can stand where its step does, on one stream of the host."""
+    def _is_inline(self, steps: Sequence[Step]) -> bool:
+        """Whether a block runs in place of its step, on one stream of the host."""
         devices = self.of(steps).schedule.device_of
         return devices in ((), (0,)) and not any(map(self.expands, steps))
 
     def device(self, step: Step) -> int:
-        """Where a step runs: 0 for the host, or one more than the place in ``devices``. What brings
-        a value to the host runs there."""
+        """The index of a step's device in ``devices``, 0 for the host. A transfer runs on its
+        target, so that one to the host runs there."""
         if step.control:
             return 0
         name = step.node.attrs["target"] if is_transfer(step.node) else step.backend
         return self._number.get(name, 0)
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
-        return [list(each) for segments in self.of(steps).segments for each in segments]
+        return [list(segment) for segments in self.of(steps).segments for segment in segments]
 
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
         for segments in self.of(steps).segments:
@@ -132,17 +133,17 @@ class StreamSchedules:
             start, finish = simulate(dag, schedule, cost, HAND_OVER_S)
             return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
 
-        found = scheduled(self.most)
-        if self.forced or found.schedule.n_streams <= used:
-            return found
+        several = scheduled(self.most)
+        if self.forced or several.schedule.n_streams <= used:
+            return several
         # Python itself runs on one stream at a time.
-        least = max(found.makespan + HAND_OVER_S, sum(min(each, PYTHON_S) for each in cost))
-        return found if least < _MARGIN * sum(cost) else scheduled(1)
+        least = max(several.makespan + HAND_OVER_S, sum(min(c, PYTHON_S) for c in cost))
+        return several if least < _MARGIN * sum(cost) else scheduled(1)
 
     def _segments(
         self, schedule: StreamSchedule, steps: Sequence[Step]
     ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        found = []
+        segments = []
         for program in schedule.programs:
             pieces: list[list[int]] = []
             cut = True
@@ -152,35 +153,35 @@ class StreamSchedules:
                     pieces.append([])
                 pieces[-1].append(i)
                 cut = alone or bool(schedule.emits[i])
-            found.append(tuple([tuple(sorted(piece)) for piece in pieces]))
-        return tuple(found)
+            segments.append(tuple([tuple(sorted(piece)) for piece in pieces]))
+        return tuple(segments)
 
 
-class _Programs(Arranger):
-    """Tasks that each have all of a stream."""
+class _StreamArranger(Arranger):
+    """Arranges each stream of a block as one task."""
 
     overlapping = True
 
-    def __init__(self, plan: Plan, streaming: StreamSchedules) -> None:
-        super().__init__(plan, streaming)
-        self.streaming = streaming
+    def __init__(self, plan: Plan, schedules: StreamSchedules) -> None:
+        super().__init__(plan, schedules)
+        self.schedules = schedules
         self.waits: dict[Step, tuple[int, ...]] = {}
         self.emits: dict[Step, tuple[int, ...]] = {}
         self.ranges: dict[int, tuple[int, int]] = {}
         self.events: set[int] = set()
-        # By draft, the device that it runs on.
+        # The device of each task, by its draft; none for the host.
         self.devices: dict[Draft, str] = {}
         self.count = 0
 
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
-        scheduled = self.streaming.of(steps)
-        schedule = scheduled.schedule
+        block_schedule = self.schedules.of(steps)
+        schedule = block_schedule.schedule
         waited = {signal for waits in schedule.waits for signal in waits}
         self.ranges[number] = self.count, self.count + schedule.n_signals
         drafts = []
-        for segments in scheduled.segments:
+        for segments in block_schedule.segments:
             for piece in segments:
-                # All that a piece waits for comes before, and what it emits after it.
+                # A segment waits before its first step, and emits after its last.
                 waits = [self.count + k for i in piece for k in schedule.waits[i]]
                 emits = [self.count + k for i in piece for k in schedule.emits[i] if k in waited]
                 if waits:
@@ -188,11 +189,11 @@ class _Programs(Arranger):
                 if emits:
                     self.emits[steps[piece[-1]]] = tuple(emits)
             run = tuple([steps[i] for piece in segments for i in piece])
-            seconds = sum(map(self.streaming.seconds, run))
+            seconds = sum(map(self.schedules.seconds, run))
             drafts.append(Draft(run, number, 0, seconds))
-            device = self.streaming.device(run[0])
+            device = self.schedules.device(run[0])
             if device:
-                self.devices[drafts[-1]] = self.streaming.devices[device]
+                self.devices[drafts[-1]] = self.schedules.devices[device]
         self.events.update(
             self.count + k for k, s in enumerate(schedule.stream_of) if schedule.device_of[s]
         )
@@ -209,13 +210,13 @@ class _Programs(Arranger):
         )
 
 
-def stream_programs(plan: Plan, streaming: StreamSchedules) -> Tasks:
-    """A task for each stream of each block. A block has ended when all of its streams have: so
-    nothing waits for what is emitted only to say so."""
-    return _Programs(plan, streaming).arrange()
+def stream_programs(plan: Plan, schedules: StreamSchedules) -> Tasks:
+    """The tasks of a plan on streams, one for each stream of each block. A block has ended when all
+    of its tasks have, so that signals that only mark its end are left out."""
+    return _StreamArranger(plan, schedules).arrange()
 
 
-def stream_segments(plan: Plan, streaming: StreamSchedules) -> Tasks:
-    """The same in pieces, as tasks that run in just the order that the streams keep: what memory is
-    planned by."""
-    return arrange(plan, streaming)
+def stream_segments(plan: Plan, schedules: StreamSchedules) -> Tasks:
+    """The same streams cut into segments, a task each. Their order is that of the streams, so that
+    memory can be planned for it."""
+    return arrange(plan, schedules)

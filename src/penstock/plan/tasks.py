@@ -1,14 +1,28 @@
-"""A plan as tasks: pieces of a program whose turn is decided during the run.
+"""A plan as tasks: pieces of a program that are scheduled during the run.
 
-A *task* is one or more steps of one block that run one after the other, without a look at anything
-else. It becomes ready when the tasks that it waits for have ended; of ready ones the most urgent
-runs first. One step a task gives the dataflow executor, all of a plan in one the linear one.
+A *task* is one or more steps of one block that run one after the other without interruption. It is
+ready when the tasks that it waits for have ended; of the ready tasks the most urgent runs first.
+The dataflow executor has a task for each step; a plan as one task is what the linear executor runs.
+The example of ``penstock.plan.plan``, a task for each step:
 
-The step of an If or a loop that is *expanded* has blocks with tasks of their own. Its task runs up
-to where a block must run, steps aside, and goes on when the tasks of that block have ended; so it
-does where it needs a signal that another task has not emitted yet. No worker waits. Of one run a
-block is active once at a time, so that all its values have one place each in ``V``, a list with an
-entry for each slot.
+    >>> from penstock.plan.grouping import OneByOne
+    >>> tasks = arrange(plan, OneByOne())
+    >>> [[step.node.op.name for step in task.steps] for task in tasks.tasks]
+    [['Exp'], ['Neg'], ['Add']]
+    >>> tasks.waits, tasks.consumers
+    ((0, 1, 1), ((1,), (2,), ()))
+
+The blocks of an *expanded* If or loop have tasks of their own. Its task runs until a block must
+run, yields the number of that block, and continues when the tasks of the block have ended::
+
+    block 0    t0 Exp ---> t1 If ---> t4 Neg        t1 waits for t0, t4 for t1
+                           |    |
+    block 1    t2 Sin <----+    |                   when t1 yields 1
+    block 2    t3 Cos <---------+                   when t1 yields 2
+
+A task also yields when it needs a signal that another task has not emitted yet. No worker blocks.
+Within one run a block is active once at a time, so that each of its values has one place in ``V``,
+a list with an entry for each slot.
 """
 
 from __future__ import annotations
@@ -28,8 +42,8 @@ class Task:
     """Steps that run one after the other, in the order given.
 
     ``block``: the number of the block that it belongs to; 0 is the plan's own. ``blocks``: the
-    numbers of the blocks of its expanded steps. ``queue``: which workers run it. ``seconds``: about
-    what it takes.
+    numbers of the blocks of its expanded steps. ``queue``: the queue whose workers run it.
+    ``seconds``: its estimated time.
     """
 
     steps: tuple[Step, ...]
@@ -41,12 +55,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What tasks tell one another in the middle of their steps: ``waits`` has the signals that must
-    have been emitted before a step runs, ``emits`` those that it emits when it has.
-    ``of_block[k]``: the first of block k's signals, and the first that is not.
+    """Orderings between steps of different tasks: ``waits`` has the signals that must have been
+    emitted before a step runs, ``emits`` those that it emits afterwards. The signals of block k are
+    those from ``of_block[k][0]`` up to, not including, ``of_block[k][1]``.
 
-    ``devices``: the backends on whose devices tasks (by number) put their steps; ``events``: the
-    signals that these emit, and which say that the device has been told, not that it is done.
+    ``devices``: the backends on whose devices tasks (by number) put their steps. ``events``: the
+    signals that such tasks emit: work has been put on the device, but need not be done.
     """
 
     waits: Mapping[Step, tuple[int, ...]]
@@ -57,7 +71,7 @@ class Signals:
 
     @property
     def count(self) -> int:
-        """How many signals there are."""
+        """The number of signals."""
         return max((end for _, end in self.of_block), default=0)
 
 
@@ -66,15 +80,15 @@ NO_SIGNALS = Signals({}, {}, ())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tasks:
-    """The tasks of a plan, the more urgent the lower their number.
+    """The tasks of a plan, the most urgent first.
 
-    ``waits[t]``: how many tasks of its block task t waits for. ``consumers[t]``: those that wait
-    for it. ``blocks[k]``: the tasks of block k. ``parent[k]``: the expanded task that runs block k,
-    -1 for block 0. ``shared``: slots that more than one task touches, and so live in ``V``; what
-    one task alone touches are variables of its own. ``releases[t]``: shared slots that nobody but
-    task t reads, so that it forgets them itself. ``counted[t]``: others that it reads, which go
-    when the last of ``readers[slot]`` has ended. ``expanded``: by expanded step,
-    the numbers of its blocks.
+    ``waits[t]``: the number of tasks of its block that task t waits for. ``consumers[t]``: the
+    tasks that wait for it. ``blocks[k]``: the tasks of block k. ``parent[k]``: the expanded task
+    that runs block k, -1 for block 0. ``shared``: slots that more than one task touches, and which
+    are therefore in ``V``; others are local variables of their task. ``releases[t]``: shared slots
+    that only task t reads, and releases itself. ``counted[t]``: other shared slots that it reads,
+    released when the last of their ``readers[slot]`` tasks has ended. ``expanded``: the numbers of
+    the blocks of each expanded step.
     """
 
     tasks: tuple[Task, ...]
@@ -91,7 +105,7 @@ class Tasks:
 
 
 class Grouping(Protocol):
-    """What decides which steps make a task."""
+    """Decides which steps form a task, and which queue runs it."""
 
     def expands(self, step: Step) -> bool:
         """Whether the blocks of an If or a loop have tasks of their own."""
@@ -99,30 +113,30 @@ class Grouping(Protocol):
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         """The steps of a block in groups, each in an order in which they can run, such that no two
-        groups wait for each other. An expanded step is alone."""
+        groups wait for each other. An expanded step has a group of its own."""
         ...
 
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
-        """Pairs of the steps of a block of which one always runs before the other, beside those
-        that depend on each other."""
+        """Pairs (before, after) of steps of a block that always run in this order, although they do
+        not depend on each other."""
         ...
 
     def queue(self, step: Step) -> int:
-        """Which workers run a step."""
+        """The queue whose workers run a step."""
         ...
 
     def seconds(self, step: Step) -> float:
-        """About what a step takes."""
+        """The estimated time of a step."""
         ...
 
 
 def arrange(plan: Plan, grouping: Grouping) -> Tasks:
-    """The tasks of ``plan``, with steps grouped as ``grouping`` says."""
+    """The tasks of ``plan``, with its steps grouped by ``grouping``."""
     return Arranger(plan, grouping).arrange()
 
 
 def dependencies(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
-    """Which steps of one block must run before which: by slots, by control inputs, by effects."""
+    """The dependencies between steps of one block: through slots, control inputs and effects."""
     producer: dict[int, int] = {}
     for i, step in enumerate(steps):
         for slot in step.outputs:
@@ -138,7 +152,7 @@ def dependencies(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
                 edges.append((source, i))
         if step.node.control_inputs:
             edges.extend((a, i) for a in _waits(step.node, place))
-        if any(not each.node.op.pure for each in walk((step,))):
+        if any(not inner.node.op.pure for inner in walk((step,))):
             if effect >= 0:
                 edges.append((effect, i))
             effect = i
@@ -146,7 +160,8 @@ def dependencies(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
 
 
 def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
-    """The steps that ``node`` has as control inputs; for a node without one, what it reads."""
+    """The steps that ``node`` waits for by its control inputs; for a control input without a step,
+    the steps that the control input reads or waits for."""
     stack = list(node.control_inputs)
     seen = set(stack)
     while stack:
@@ -154,35 +169,36 @@ def _waits(node: Node, place: Mapping[Node, int]) -> Iterator[int]:
         if before in place:
             yield place[before]
             continue
-        made = [v.producer for v in before.inputs if v is not None and v.producer is not None]
-        further = {*made, *before.control_inputs} - seen
-        seen |= further
-        stack.extend(further)
+        producers = [v.producer for v in before.inputs if v is not None and v.producer is not None]
+        for source in (*producers, *before.control_inputs):
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
 
 
 def reads(step: Step) -> Iterator[int]:
-    """Slots that a step reads, those its blocks take from outside and from each other included."""
-    for each in walk((step,)):
-        yield from (slot for slot in each.inputs if slot >= 0)
-        for block in each.blocks:
+    """The slots that a step reads, and those that steps and outputs of its blocks read."""
+    for inner in walk((step,)):
+        yield from (slot for slot in inner.inputs if slot >= 0)
+        for block in inner.blocks:
             yield from block.outputs
 
 
 def touches(step: Step, *, inside: bool = True) -> Iterator[int]:
-    """All slots that a step's own code names; with ``inside`` that of its blocks, too."""
-    for each in walk((step,)) if inside else (step,):
-        yield from (slot for slot in (*each.inputs, *each.outputs) if slot >= 0)
-        for block in each.blocks:
+    """The slots that the code of a step names; with ``inside``, also the code of its blocks."""
+    for inner in walk((step,)) if inside else (step,):
+        yield from (slot for slot in (*inner.inputs, *inner.outputs) if slot >= 0)
+        for block in inner.blocks:
             yield from block.inputs
             yield from block.outputs
-        for carry in each.carries:
+        for carry in inner.carries:
             yield from (carry.initial, carry.inside, carry.updated)
             if carry.result >= 0:
                 yield carry.result
 
 
 class Draft:
-    """A task before it has a number."""
+    """A task that has no number yet."""
 
     def __init__(self, steps: tuple[Step, ...], block: int, queue: int, seconds: float) -> None:
         self.steps = steps
@@ -196,10 +212,10 @@ class Draft:
 
 
 class Arranger:
-    """Makes tasks of a plan; what the tasks of one block are, ``pieces`` says."""
+    """Arranges a plan as tasks. Subclasses may override ``pieces``, the tasks of one block."""
 
     overlapping = False
-    """whether tasks go on when others have read what they have made"""
+    """whether a task may go on after other tasks have read its values"""
 
     def __init__(self, plan: Plan, grouping: Grouping) -> None:
         self.plan = plan
@@ -207,7 +223,7 @@ class Arranger:
         self.drafts: list[Draft] = []
         self.blocks: list[list[Draft]] = []
         self.parents: list[Draft | None] = []
-        # By block, the slots that stay for whoever goes on after it.
+        # By block, the slots that are still read when it has ended.
         self.kept: list[set[int]] = []
         self.expanded: dict[Step, tuple[int, ...]] = {}
 
@@ -233,11 +249,11 @@ class Arranger:
         )
 
     def signals(self) -> Signals:
-        """What the tasks tell one another."""
+        """The orderings between steps of different tasks."""
         return NO_SIGNALS
 
     def block(self, steps: Sequence[Step], outputs: Sequence[int], parent: Draft | None) -> int:
-        """Add the tasks of a block, by urgency, those of blocks inside right after their task."""
+        """Add the tasks of a block, the most urgent first, each followed by those of its blocks."""
         number = len(self.blocks)
         self.blocks.append([])
         self.kept.append(set(outputs))
@@ -255,7 +271,7 @@ class Arranger:
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
         """The tasks of block ``number``, the most urgent first."""
         dag = dependencies(self.plan.slots, steps)
-        # In the order of the plan, which memory is planned for.
+        # In the order of the plan, for which memory is planned.
         groups = [sorted(group) for group in self.grouping.groups(dag, steps)]
         group_of = {i: g for g, group in enumerate(groups) for i in group}
         assert len(group_of) == len(steps)
@@ -270,14 +286,14 @@ class Arranger:
         for g, draft in enumerate(drafts):
             draft.waits = len(over.pred[g])
             draft.consumers = [drafts[s] for s in over.succ[g]]
-        # The urgency of a task: what the longest chain takes that begins with it.
+        # The urgency of a task: the time of the longest chain that begins with it.
         urgency = [own + rest for own, rest in zip(cost, ranks(over, cost), strict=True)]
         return [drafts[g] for g in topological_order(over, urgency)]
 
     def slots(
         self,
     ) -> tuple[set[int], dict[int, int], list[list[int]], list[list[int]]]:
-        """What is shared, how many tasks read it, and what each task releases and counts down."""
+        """The fields ``shared``, ``readers``, ``releases`` and ``counted`` of ``Tasks``."""
         slots = self.plan.slots
         first: dict[int, int] = {}
         shared = {
@@ -290,22 +306,21 @@ class Arranger:
                         draft.number
                     ):
                         shared.add(i)
-        # A slot goes after the tasks of the block in which it is made, so that what a block inside
-        # reads is read by the task that runs that block.
-        maker: dict[int, int] = {}
+        # A slot is released by tasks of the block that computes it: a read in a block inside counts
+        # as a read of the task that runs that block.
+        writers: dict[int, int] = {}
         for draft in self.drafts:
             for step in draft.steps:
                 for i in step.outputs:
                     if i in shared and i not in self.kept[draft.block]:
-                        maker[i] = draft.number
+                        writers[i] = draft.number
         readers: dict[int, list[int]] = {}
         for draft in self.drafts:
-            found = {i for step in draft.steps for i in reads(step)}
-            for i in sorted(found):
-                made = maker.get(i)
-                if made is None or self.drafts[made].block != draft.block:
+            for i in sorted({i for step in draft.steps for i in reads(step)}):
+                writer = writers.get(i)
+                if writer is None or self.drafts[writer].block != draft.block:
                     continue
-                if made != draft.number or self.overlapping:
+                if writer != draft.number or self.overlapping:
                     readers.setdefault(i, []).append(draft.number)
         releases: list[list[int]] = [[] for _ in self.drafts]
         counted: list[list[int]] = [[] for _ in self.drafts]
