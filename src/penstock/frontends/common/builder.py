@@ -117,8 +117,10 @@ class NodeBuilder:
         return None if value is None else self._dtype_of(value)
 
     def _dtype_of(self, value: Value) -> np.dtype | None:
-        declared = value.type.dtype if isinstance(value.type, TensorType) else None
-        return self.types.tensor(value).dtype if declared is None else declared
+        type_ = value.type
+        if not isinstance(type_, TensorType) or type_.dtype is None:
+            type_ = self.types.tensor(value)
+        return type_.dtype
 
     def shape(self, index: int) -> Shape | None:
         """The shape of input ``index`` as far as it can be inferred."""
@@ -149,9 +151,11 @@ class NodeBuilder:
 
     def constant(self, data: Any, dtype: np.dtype = INT64) -> Value:
         """A constant. Numbers beyond the range of the dtype become infinite, as in a Cast."""
-        with np.errstate(all="ignore"):
-            wide = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
-            return Value(self.fresh("constant"), const=wide.astype(dtype))
+        array = np.asarray(data, np.float64 if dtype.kind not in "iubc" else None)
+        if array.dtype != dtype:
+            with np.errstate(all="ignore"):
+                array = array.astype(dtype)
+        return Value(self.fresh("constant"), const=array)
 
     def like(self, number: float, value: Value) -> Value:
         """A scalar of the dtype of ``value``: cast during the run if the dtype is unknown here."""

@@ -62,21 +62,23 @@ class InferredTypes:
             node = stack[-1]
             if node in self._inferred:
                 stack.pop()
-            elif node in self._entered or node.graphs:
+            elif node in self._entered:
+                stack.pop()
                 self._inferred.add(node)
                 self._infer(node)
             else:
                 self._entered.add(node)
                 for value in node.inputs:
-                    producer = None if value is None else value.producer
-                    if producer is None or producer in self._entered or _is_static(value):
+                    if value is None or value.producer is None or value.producer in self._entered:
                         continue
-                    stack.append(producer)
+                    if value.type is ANY or not _is_static(value):
+                        stack.append(value.producer)
 
     def _infer(self, node: Node) -> None:
         if node.graphs:  # their contents may not have been read yet
             return
-        types = [None if v is None else self._types.get(v, v.type) for v in node.inputs]
+        inferred = self._types
+        types = [None if v is None else inferred.get(v, v.type) for v in node.inputs]
         constants = [
             None if v is None else v.const if v.producer is None else constant_of(v)
             for v in node.inputs
@@ -87,8 +89,8 @@ class InferredTypes:
             return
         for output, type_ in zip(node.outputs, output_types, strict=False):
             if output is not None and type_ is not ANY:
-                self._types[output] = type_
+                inferred[output] = type_
 
 
-def _is_static(value: Value | None) -> bool:
-    return value is not None and isinstance(value.type, TensorType) and value.type.static
+def _is_static(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.static
