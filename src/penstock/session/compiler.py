@@ -31,14 +31,14 @@ from penstock.tuning.placement import Placement
 Stage = Callable[[Any, CompileContext], Any]
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, stages.optimise)
-_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, stages.lower, stages.plan_slots)
-_TASKS: tuple[Stage, ...] = (stages.write_program, stages.bind_tasks)
+_PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, stages.lower_graph, stages.plan_slots)
+_TASKS: tuple[Stage, ...] = (stages.generate_program, stages.bind_tasks)
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
     "linear": (
         *_PLANNED,
         stages.schedule_in_order,
-        stages.write_program,
+        stages.generate_program,
         stages.bind_in_order,
     ),
     "dataflow": (
@@ -46,7 +46,7 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
         stages.lower_without_layouts,
         stages.plan_dynamic_slots,
         stages.schedule_step_by_step,
-        stages.write_program,
+        stages.generate_program,
         stages.bind_step_by_step,
     ),
     "parallel": (*_PLANNED, stages.schedule_tasks, *_TASKS),
@@ -54,7 +54,7 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "streams": (*_PLANNED, stages.schedule_streams, *_TASKS),
     # Every node runs as it is: passes know nothing of frames, and counts of executions are kept.
     "frames": (stages.specialise, stages.build_frames),
-    "interpret": (stages.specialise, stages.infer, stages.interpret),
+    "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
 }
 """The stages of each executor, from ``Feeds`` to the executor. "auto" is "parallel" with a margin:
 it becomes one task, in order, unless several are clearly faster."""

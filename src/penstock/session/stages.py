@@ -2,7 +2,7 @@
 
 ::
 
-    Feeds -> specialise -> optimise -> lower -> plan -> schedule -> write_program -> executor
+    Feeds -> specialise -> optimise -> lower -> plan -> schedule -> generate_program -> bind
 
     Feeds         a graph and the values of its inputs
     Feeds         the graph copied, with the shapes of the values; then optimised for them
@@ -31,8 +31,7 @@ from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
-from penstock.codegen.writer import Program
-from penstock.codegen.writer import write_program as program_of
+from penstock.codegen.writer import Program, write_program
 from penstock.errors import PenstockError, Unsupported, UnsupportedOperation
 from penstock.executors.base import Executor
 from penstock.executors.dataflow import DataflowExecutor
@@ -215,14 +214,14 @@ class Lowered:
     costs: CostModel
 
 
-def lower(feeds: Feeds, context: CompileContext) -> Lowered:
+def lower_graph(feeds: Feeds, context: CompileContext) -> Lowered:
     """Quantise, fuse, place each node on a backend; insert transfers between memories, and copies
     between layouts."""
     return _lowered(feeds, context, layouts=True)
 
 
 def lower_without_layouts(feeds: Feeds, context: CompileContext) -> Lowered:
-    """As ``lower``, for plans whose values are allocated by the kernels."""
+    """As ``lower_graph``, for plans whose values are allocated by the kernels."""
     return _lowered(feeds, context, layouts=False)
 
 
@@ -507,7 +506,7 @@ def _inner_executor(context: CompileContext, graph: Graph) -> Executor:
     return _linear_executor(in_order, _program(in_order, context), context)
 
 
-def interpret(feeds: Feeds, context: CompileContext) -> Executor:
+def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     """The interpreter of a graph whose nodes run as they are, on NumPy."""
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
     threads = context.options.threads
@@ -525,14 +524,14 @@ class Programmed:
     program: Program
 
 
-def write_program(schedule: Scheduled, context: CompileContext) -> Programmed:
+def generate_program(schedule: Scheduled, context: CompileContext) -> Programmed:
     """Write the plan as Python source."""
     return Programmed(schedule, _program(schedule, context))
 
 
 def _program(schedule: Scheduled, context: CompileContext) -> Program:
     most = context.limits.max_iterations
-    return program_of(schedule.plan, schedule.arena_plan, most, tasks=schedule.tasks)
+    return write_program(schedule.plan, schedule.arena_plan, most, tasks=schedule.tasks)
 
 
 def bind_in_order(programmed: Programmed, context: CompileContext) -> Executor:
