@@ -1,4 +1,4 @@
-"""What a backend offers, and how values get from the memory of one to that of another."""
+"""The protocols of backends and devices, and transfers between their memories."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from penstock.types import Type
 
 
 class Event(Protocol):
-    """A point in the work of a device's stream."""
+    """A point in a stream of a device."""
 
     def query(self) -> bool:
-        """Whether the stream has passed it."""
+        """Whether the stream has passed the point."""
         ...
 
     def synchronize(self) -> None:
-        """Block until it has."""
+        """Block until the stream has passed the point."""
         ...
 
 
 class DeviceStream(Protocol):
-    """A queue of a device: what is put on it runs in order, while the host goes on."""
+    """An in-order queue of a device, which runs while the host continues."""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``function``, so that what it puts on the device is put on this stream. The device
-        keeps what it reads until it has, whether or not others hold it."""
+        """Call ``function``; the work that it submits to the device goes to this stream. The device
+        keeps the memory that the work reads alive until it is done."""
         ...
 
     def record(self) -> Event:
-        """The point behind all that is on the stream now."""
+        """The event that follows all work on the stream now."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Let what is put on the stream from now on wait for a point of another."""
+        """Let work that is submitted from now on wait for an event of another stream."""
         ...
 
 
 class Device(Protocol):
-    """What runs kernels while the host goes on: a call of one only puts it on a stream."""
+    """An accelerator that runs kernels asynchronously: a call only submits a kernel to a stream."""
 
     def stream(self) -> DeviceStream:
-        """A stream of our own."""
+        """A new stream."""
         ...
 
 
 class Backend(Protocol):
     """Where kernels run: offers kernels, allocates and copies.
 
-    ``name`` is what users call it. ``memory`` names the memory and the layout of the values that it
-    takes and makes: backends of the same ``memory`` hand values to one another as they are.
+    ``name`` is the name that users give. ``memory`` names the memory, layout included, of the
+    values that its kernels read and write: backends of one ``memory`` share values without copies.
     """
 
     name: str
@@ -67,15 +67,15 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device | None:
-        """The device that goes on by itself with what is called, None where calls return when all
-        is done. What is called outside of any stream of it comes in order all the same; there
-        ``to_host`` waits for what it brings over, and ``from_host`` until it is there, since
-        constants are then read on any stream."""
+        """The device if kernels are asynchronous; None if calls return when the work is done.
+
+        Calls outside of any stream run in order. There ``to_host`` waits for the value, and
+        ``from_host`` until the copy is complete, since any stream may then read it."""
         ...
 
     @property
     def fuses(self) -> bool:
-        """Whether it has kernels for fused nodes (``ops/fused.py``)."""
+        """Whether it has kernels for fused nodes (``ops/internal/fused.py``)."""
         ...
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
@@ -92,7 +92,7 @@ class Backend(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """``nbytes`` of memory as uint8, aligned to 64 bytes; its contents are arbitrary."""
+        """``nbytes`` of uninitialised memory as uint8, aligned to 64 bytes."""
         ...
 
     def to_host(self, value: Any) -> Any:
@@ -105,22 +105,22 @@ class Backend(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many steps of one run may go on at once on this backend, at most."""
+        """The most steps of one run that may run at once on this backend."""
         ...
 
     @property
     def threads(self) -> int:
-        """How many threads one kernel uses now, at most."""
+        """The most threads that one kernel uses now."""
         ...
 
     @property
     def threads_of_caller(self) -> bool:
         """Whether the number of threads is a setting of each thread that compiles, binds and runs
-        kernels, and not of the whole process."""
+        kernels, as with OpenMP, and not of the whole process."""
         ...
 
     def set_threads(self, threads: int) -> None:
-        """Let kernels use as many threads, at most, from now on."""
+        """Let kernels use up to this number of threads from now on."""
         ...
 
 
@@ -163,9 +163,9 @@ class HostBackend:
 
 
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
-    """The kernel of a transfer to or from the host of two of ``backends``, named in its attributes.
+    """The kernel of a transfer between the host and one of ``backends``, named in its attributes.
 
-    A name that is none of theirs stands for the host, as does that of a backend there.
+    Names of other backends, and of those in the host's memory, stand for the host.
     """
     away = {backend.name: backend for backend in backends if backend.memory != HOST}
     source, target = away.get(node.attrs["source"]), away.get(node.attrs["target"])

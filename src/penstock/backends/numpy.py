@@ -1,4 +1,4 @@
-"""The NumPy backend: the kernels that stand beside the operations. It defines what they mean."""
+"""The NumPy backend: the kernels registered with the operations, which define their meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 
-# What kernels made of many calls take at least, about.
+# Fixed costs of kernels that consist of many calls, in seconds.
 _CALLS_S = {
     "AveragePool": 10e-6,
     "BatchNormalization": 6e-6,
@@ -45,7 +45,7 @@ _CALLS_S = {
 }
 
 
-# Calls of NumPy's own functions take a quarter of what others are taken for.
+# A call of one of NumPy's own functions takes a quarter of the usual estimate.
 _CALLS_S |= dict.fromkeys(
     """
     Abs Add And Ceil Cos Div Equal Exp Floor Greater Less Log Max Min Mul Neg Not Or Pow Reciprocal

@@ -35,14 +35,14 @@ def dnnl() -> Library:
     return found
 
 
-def test_what_is_generated_is_current(tmp_path):
+def test_generated_bindings_match_the_declarations(tmp_path):
     assert declarations.GENERATED.read_text() == declarations.generate(tmp_path), (
         "run python -m penstock.backends.onednn.declarations"
     )
 
 
 @there
-def test_the_library_says_what_it_is(dnnl):
+def test_library_has_version_and_instruction_set(dnnl):
     assert dnnl.version[0] == 3
     assert dnnl.isa
     assert "libdnnl" in dnnl.path
@@ -71,7 +71,7 @@ except ps.PenstockError as error:
 
 
 @there
-def test_a_library_may_be_named(dnnl, tmp_path):
+def test_library_named_in_the_environment_is_loaded(dnnl, tmp_path):
     assert in_a_process(LOAD, PENSTOCK_DNNL=dnnl.path) == "True"
     text = tmp_path / "libdnnl.so.3"
     text.write_text("not a library")
@@ -82,13 +82,13 @@ def test_a_library_may_be_named(dnnl, tmp_path):
         )
 
 
-def test_another_library_is_none():
+def test_library_that_is_no_onednn_is_refused():
     program = "from penstock.backends.onednn.library import _open; print(_open('libm.so.6'))"
     assert in_a_process(program) == "None"
 
 
 @there
-def test_loading_leaves_the_environment_alone(dnnl):
+def test_loading_restores_the_environment(dnnl):
     program = "import os; before = dict(os.environ); from penstock.backends.onednn.library import library; library(); print(before == os.environ)"
     assert in_a_process(program) == "True"
     assert in_a_process(program, OMP_WAIT_POLICY="passive") == "True"
@@ -103,7 +103,7 @@ def test_loading_leaves_the_environment_alone(dnnl):
         ({"GOMP_SPINCOUNT": "7"}, "PASSIVE", "7"),
     ],
 )
-def test_threads_spin_for_a_while_unless_somebody_says_otherwise(said, policy, spins):
+def test_openmp_spin_settings_of_the_user_are_kept(said, policy, spins):
     # the runtime says so on the error output when it is loaded
     program = (
         "import os; os.dup2(1, 2); from penstock.backends.onednn.library import library; library()"
@@ -114,7 +114,7 @@ def test_threads_spin_for_a_while_unless_somebody_says_otherwise(said, policy, s
 
 
 @there
-def test_nothing_of_it_is_loaded_until_it_is_asked_for():
+def test_import_does_not_load_the_library():
     program = """
 import sys, numpy as np, penstock as ps
 from onnx import parser
@@ -153,7 +153,7 @@ def product(dnnl: Library, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, as_it
 @there
 @pytest.mark.parametrize("as_it_likes", [True, False])
 @pytest.mark.parametrize("transposed", [True, False])
-def test_a_product_of_strided_matrices(dnnl, as_it_likes, transposed):
+def test_matmul_primitive_of_strided_matrices_is_right(dnnl, as_it_likes, transposed):
     rng = np.random.default_rng(0)
     a = rng.standard_normal((5, 7)).astype(np.float32)
     b = rng.standard_normal((9, 7)).astype(np.float32).T
@@ -169,7 +169,7 @@ def test_a_product_of_strided_matrices(dnnl, as_it_likes, transposed):
 
 @there
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_a_convolution_in_either_layout(dnnl, channels_last):
+def test_convolution_primitive_in_both_layouts_is_right(dnnl, channels_last):
     lib, ffi = dnnl.lib, dnnl.ffi
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 3, 6, 6)).astype(np.float32)
@@ -207,7 +207,7 @@ def test_a_convolution_in_either_layout(dnnl, channels_last):
 
 
 @there
-def test_a_call_holds_what_it_needs(dnnl):
+def test_call_keeps_its_memory_alive(dnnl):
     a, b = np.eye(4, dtype=np.float32), np.arange(16, dtype=np.float32).reshape(4, 4)
     c = np.empty((4, 4), np.float32)
 
@@ -226,7 +226,7 @@ def test_a_call_holds_what_it_needs(dnnl):
 
 
 @there
-def test_what_there_is_no_primitive_for_is_refused(dnnl):
+def test_missing_primitive_raises_dnnl_error(dnnl):
     a, b, c = (np.ones(shape, np.float32) for shape in ((2, 3), (4, 5), (2, 5)))
     with pytest.raises(DnnlError, match="status 2") as caught:
         product(dnnl, a, b, c, as_it_likes=False)

@@ -21,7 +21,7 @@ def draw(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("perm", [(), (0, 2, 3, 1), (0, 3, 1, 2), (3, 2, 1, 0)])
 @pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -3])
-def test_two_tensors_along_any_axis(axis, perm):
+def test_concat_of_two_tensors_along_any_axis(axis, perm):
     feeds = {"x": draw(2, 3, 4, 5)}
     other = list(np.transpose(feeds["x"], perm or range(4)).shape)
     other[axis] += 2
@@ -31,17 +31,17 @@ def test_two_tensors_along_any_axis(axis, perm):
 
 @pytest.mark.parametrize("count", [2, 3, 7, 16, 40])
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4, 5, 2)])
-def test_several_tensors_of_any_rank(shape, count):
+def test_concat_of_several_tensors_of_any_rank(shape, count):
     feeds = {f"x{i}": draw(*shape) for i in range(count)}
     check(one_node("Concat", feeds, axis=len(shape) - 1), feeds, "Concat")
 
 
-def test_constants_are_numpys_business():
+def test_concat_of_constants_runs_on_numpy():
     feeds = {"x": draw(3, 4)}
     refused(one_node("Concat", feeds, {"k": draw(3, 2)}, axis=1), feeds, "Concat")
 
 
-def test_one_tensor_twice():
+def test_concat_of_one_tensor_twice():
     feeds = {"x": draw(3, 4)}
     model = one_node("Concat", feeds, inputs=["x", "x"], axis=1)
     check(model, feeds, "Concat")
@@ -50,7 +50,9 @@ def test_one_tensor_twice():
 @pytest.mark.parametrize(
     ("threads", "size", "chosen"), [(1, 64, "numpy"), (2, 64, "onednn"), (2, 4, "numpy")]
 )
-def test_it_is_chosen_where_two_threads_share_the_work(monkeypatch, threads, size, chosen):
+def test_concat_of_large_tensors_is_placed_on_onednn_with_two_threads(
+    monkeypatch, threads, size, chosen
+):
     monkeypatch.setattr(OneDnnBackend, "threads", property(lambda self: threads))
     feeds = {"x": draw(1, 16, size, size), "z": draw(1, 16, size, size)}
     session = ps.compile(one_node("Concat", feeds, axis=1), threads=threads)

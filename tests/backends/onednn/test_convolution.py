@@ -64,13 +64,13 @@ def test_transposed_convolutions(name, bias, tail):
 
 
 @pytest.mark.parametrize(("weights", "group"), [((4, 3, 3, 3), 1), ((4, 1, 2, 2), 4)])
-def test_few_filters_are_numpys_business(weights, group):
+def test_conv_transpose_with_few_filters_runs_on_numpy(weights, group):
     feeds = {"x": draw(1, 4, 5, 6)}
     proto = one_node("ConvTranspose", feeds, {"w": draw(*weights)}, group=group)
     refused(proto, feeds, "ConvTranspose", rtol=1e-3, atol=1e-4)
 
 
-def test_weights_that_are_computed_are_numpys_business():
+def test_conv_transpose_with_computed_weights_runs_on_numpy():
     feeds = {"x": draw(1, 4, 5, 6), "w": draw(4, 5, 3, 3)}
     refused(one_node("ConvTranspose", feeds), feeds, "ConvTranspose")
 
@@ -94,7 +94,7 @@ SCALES = [(2, 2), (3, 1), (0.5, 0.5), (1.5, 2), (1.7, 1.3), (4, 4), (0.6, 1.5), 
 
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("coordinates", MODES)
-def test_resize_is_right_wherever_it_runs(coordinates, scales):
+def test_resize_on_any_backend_equals_numpy(coordinates, scales):
     x = draw(1, 3, 5, 8)
     for rounding in ROUNDINGS:
         attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
@@ -114,7 +114,7 @@ WHOLE = [
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5), (1, 33, 4, 4)])
 @pytest.mark.parametrize(("coordinates", "rounding"), WHOLE)
-def test_whole_factors(coordinates, rounding, shape):
+def test_resize_nearest_by_integer_factors(coordinates, rounding, shape):
     x = draw(*shape)
     for factors in itertools.product((1, 2, 3, 5), repeat=2):
         scales = [*factors, 2][: len(shape) - 2]
@@ -132,7 +132,7 @@ def test_whole_factors(coordinates, rounding, shape):
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("sizes", [(10, 16, 10), (3, 4, 2), (9, 5, 11)])
-def test_by_lines(shape, sizes):
+def test_resize_linear(shape, sizes):
     x = draw(*shape)
     wanted = np.array([*shape[:2], *sizes[: len(shape) - 2]])
     proto = one_node(
@@ -156,7 +156,7 @@ def test_by_lines(shape, sizes):
         ([1, 3, 10, 16], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
     ],
 )
-def test_what_is_numpys_business(sizes, attrs):
+def test_resize_that_onednn_lacks_runs_on_numpy(sizes, attrs):
     feeds = {"x": draw(1, 3, 5, 8)}
     constants = {"sizes": np.array(sizes)}
     proto = one_node("Resize", feeds, constants, inputs=["x", "", "", "sizes"], opset=19, **attrs)
@@ -164,6 +164,6 @@ def test_what_is_numpys_business(sizes, attrs):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 7, 5), (1, 2, 3, 4, 5)])
-def test_the_greatest_of_all(shape):
+def test_global_max_pool(shape):
     feeds = {"x": draw(*shape)}
     check(one_node("GlobalMaxPool", feeds), feeds, "GlobalMaxPool")

@@ -65,11 +65,11 @@ def test_gemm_of_views():
     check(one_node("Gemm", feeds, {"c": draw(4)}, perm=(1, 0)), feeds, "Gemm")
 
 
-def test_a_term_for_each_row_is_numpys_business():
+def test_gemm_with_a_term_for_each_row_runs_on_numpy():
     refused(*gemm(5, 7, 4, (5, 1), known="bc"), "Gemm")
 
 
-def test_nothing_is_numpys_business():
+def test_gemm_of_empty_matrices_runs_on_numpy():
     refused(*gemm(5, 0, 4, (4,), known="c"), "Gemm")
     refused(*gemm(0, 3, 4, (4,), known="bc"), "Gemm")
 
@@ -78,7 +78,7 @@ def test_nothing_is_numpys_business():
 @pytest.mark.parametrize(
     "shape", [(7,), (1,), (5, 1), (3, 1, 1), (2, 1, 1, 1), (1, 3, 5, 7), (2, 3, 5, 7)]
 )
-def test_products_whose_results_are_transposed(shape, op):
+def test_matmul_writes_transposed_results(shape, op):
     feeds = {"a": draw(2, 3, 5, 4), "b": draw(2, 3, 4, 7)}
     nodes = [
         helper.make_node("Neg", ["a"], ["p"]),
@@ -91,7 +91,7 @@ def test_products_whose_results_are_transposed(shape, op):
     check(proto_of(nodes, feeds, ["y"], {"k": draw(*shape)}), feeds, "MatMul")
 
 
-def test_plans_for_other_shapes_share_what_is_made_of_weights():
+def test_plans_for_other_shapes_share_reordered_weights():
     proto, feeds = gemm(5, 7, 4, None, flips=(0, 1), known="b")
     del proto.graph.input[0].type.tensor_type.shape.dim[:]
     dims = proto.graph.input[0].type.tensor_type.shape.dim

@@ -46,18 +46,18 @@ def test_softmax_of_a_view(perm, axis):
 
 
 @pytest.mark.parametrize("axis", [-1, 0, 1, 2, 3])
-def test_softmax_of_all_axes_from_one_on(axis):
+def test_softmax_over_all_axes_from_one_on(axis):
     feeds = {"x": draw(2, 3, 4, 5)}
     check(one_node("Softmax", feeds, opset=11, axis=axis), feeds, "Softmax")
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((8, 9), 0), ((2, 3, 4), 1), ((2, 3, 4, 5), 2)])
-def test_softmax_of_other_axes_is_numpys_business(shape, axis):
+def test_softmax_along_other_axes_runs_on_numpy(shape, axis):
     feeds = {"x": draw(*shape)}
     refused(one_node("Softmax", feeds, axis=axis), feeds, "Softmax")
 
 
-def test_softmax_of_numbers_far_apart():
+def test_softmax_of_large_differences_does_not_overflow():
     x = np.array([[1000, 1001, -1000], [-np.inf, 0, 1], [3e38, -3e38, 0]], np.float32)
     check(one_node("Softmax", {"x": -x}, axis=-1), {"x": -x}, "Softmax")
 
@@ -84,7 +84,7 @@ def test_layer_normalization(shape, axis, parameters, bias):
     check(proto, feeds, "LayerNormalization", atol=1e-4)
 
 
-def test_layer_normalization_with_parameters_that_are_computed():
+def test_layer_normalization_with_computed_parameters():
     feeds = {"x": draw(2, 7, 33), "s": draw(33), "b": draw(33)}
     check(one_node("LayerNormalization", feeds), feeds, "LayerNormalization")
 
@@ -95,7 +95,7 @@ def test_layer_normalization_of_a_view():
     check(proto, feeds, "LayerNormalization")
 
 
-def test_statistics_and_other_parameters_are_numpys_business():
+def test_layer_normalization_with_statistics_runs_on_numpy():
     feeds = {"x": draw(2, 7, 5)}
     constants = {"s": draw(5), "b": draw(5)}
     names = ["y", "m", "i"]
@@ -125,7 +125,7 @@ def test_batch_normalization(shape, tail):
 
 
 @pytest.mark.parametrize("tail", ["Neg", "Relu", "Sigmoid"])
-def test_batch_normalization_of_channels_that_lie_innermost(tail):
+def test_batch_normalization_with_channels_innermost(tail):
     feeds = {"x": draw(2, 6, 7, 5)}
     for perm, channels in (((0, 3, 1, 2), 5), ((0, 2, 3, 1), 7)):
         proto = one_node("BatchNormalization", feeds, parameters(channels), perm=perm)
@@ -133,7 +133,7 @@ def test_batch_normalization_of_channels_that_lie_innermost(tail):
         check(proto, feeds, "BatchNormalization")
 
 
-def test_batch_normalization_of_a_batch_is_numpys_business():
+def test_batch_normalization_in_training_runs_on_numpy():
     feeds = {"x": draw(2, 5, 4)}
     names = ["y", "m", "v"]
     proto = one_node(
@@ -156,7 +156,7 @@ def test_instance_normalization(shape, perm):
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 6, 7), (1, 3, 6, 7)])
-def test_several_instances_or_few_channels_are_numpys_business(shape):
+def test_instance_normalization_of_batches_or_few_channels_runs_on_numpy(shape):
     feeds = {"x": draw(*shape)}
     constants = {"s": draw(shape[1]), "b": draw(shape[1])}
     refused(one_node("InstanceNormalization", feeds, constants), feeds, "InstanceNormalization")
@@ -169,7 +169,7 @@ def test_local_response_normalization(shape, size):
     check(one_node("LRN", feeds, size=size, alpha=0.3, bias=1.5), feeds, "LRN")
 
 
-def test_an_even_number_of_channels_is_numpys_business():
+def test_lrn_over_an_even_number_of_channels_runs_on_numpy():
     feeds = {"x": draw(2, 7, 4, 5)}
     refused(one_node("LRN", feeds, size=4), feeds, "LRN")
 
@@ -186,12 +186,12 @@ def test_prelu(slopes, perm):
     check(one_node("PRelu", feeds, {"s": draw(*shape)}, perm=perm), feeds, "PRelu")
 
 
-def test_prelu_of_what_nobody_reads_afterwards():
+def test_prelu_of_a_value_with_no_other_reader():
     feeds = {"x": draw(6, 17, 12, 9), "s": 3 + draw(6, 17, 12, 9)}
     check(one_node("PRelu", feeds), feeds, "PRelu")
 
 
-def test_prelu_with_slopes_that_are_computed():
+def test_prelu_with_computed_slopes():
     for shape in ((3, 1, 1), (2, 3, 4, 5)):
         feeds = {"x": draw(2, 3, 4, 5), "s": draw(*shape)}
         check(one_node("PRelu", feeds), feeds, "PRelu")
@@ -201,7 +201,7 @@ def test_prelu_with_slopes_that_are_computed():
 
 @pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
 @pytest.mark.parametrize("perm", PERMS)
-def test_operations_of_any_number_of_tensors(op, perm):
+def test_sum_mean_max_min_of_several_tensors(op, perm):
     x = draw(2, 3, 4, 5)
     dims = np.transpose(x, perm or range(4)).shape
     two = {"x": x, "z": draw(*dims)}
@@ -217,7 +217,7 @@ def test_operations_of_any_number_of_tensors(op, perm):
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 1, 1), (2, 17, 1), (3, 5, 1, 1, 1), (1, 6, 1, 1), (4, 6)])
-def test_channels_of_one_element_each(shape):
+def test_post_ops_on_channels_of_one_element(shape):
     channels = shape[1]
     parameters = [draw(channels) for _ in range(3)] + [np.abs(draw(channels)) + 1]
     known = dict(zip("abmv", parameters, strict=True))

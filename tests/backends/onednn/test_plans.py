@@ -106,7 +106,7 @@ def test_attention_in_blocks(mask, guarded):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_attention_of_what_is_fed():
+def test_attention_of_fed_values():
     feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, 5)}
     text = """g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, 5] v) => (float[3, 33, 5] y)
         { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
@@ -155,7 +155,7 @@ def heads(feeds: dict[str, np.ndarray]):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("each", "taken"), [(1, 4), (2, 2), (99, 0)])
-def test_threads_have_heads_of_their_own(each, taken, monkeypatch, three_threads):
+def test_attention_divides_heads_among_threads(each, taken, monkeypatch, three_threads):
     feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
     kernel, expected = heads(feeds)
     three_threads.set_threads(3)
@@ -169,7 +169,7 @@ def test_threads_have_heads_of_their_own(each, taken, monkeypatch, three_threads
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("own", [True, False])
-def test_what_one_thread_raises_is_raised_when_all_have_ended(own, monkeypatch, three_threads):
+def test_attention_raises_a_threads_error_when_all_have_ended(own, monkeypatch, three_threads):
     feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
     kernel, _ = heads(feeds)
     three_threads.set_threads(3)
@@ -196,7 +196,7 @@ def test_what_one_thread_raises_is_raised_when_all_have_ended(own, monkeypatch, 
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_interrupt_waits_for_all_threads(monkeypatch, three_threads):
+def test_attention_interrupted_waits_for_all_threads(monkeypatch, three_threads):
     feeds = {"q": draw(5, 33, 8), "k": draw(5, 8, 21), "v": draw(5, 21, 6)}
     kernel, _ = heads(feeds)
     three_threads.set_threads(3)
@@ -244,14 +244,14 @@ def test_an_interrupt_waits_for_all_threads(monkeypatch, three_threads):
         { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }""",
     ],
 )
-def test_what_only_looks_like_attention(text):
+def test_chain_that_only_resembles_attention_is_split(text):
     model = graph_from_text(text)
     feeds = {value.name: draw(*value.type.dims) for value in model.inputs}
     session = close(text, feeds)
     assert not any("Softmax MatMul" in name for name in steps(session))
 
 
-def test_small_attention_is_left_to_products():
+def test_small_attention_runs_as_products():
     text = """g (float[2, 9, 8] q, float[2, 8, 9] k, float[2, 9, 5] v) => (float[2, 9, 5] y)
         { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""
     feeds = {"q": draw(2, 9, 8), "k": draw(2, 8, 9), "v": draw(2, 9, 5)}
@@ -280,7 +280,7 @@ BLOCK = """g (float[1, 3, 32, 32] x) => (float[1, 24, 15, 15] y) {
 }"""
 
 
-def test_a_convolutional_network_copies_its_input_alone():
+def test_convolutional_network_copies_only_its_input():
     session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
     found = steps(session)
     assert found.count("Reorder") == 1
@@ -288,7 +288,7 @@ def test_a_convolutional_network_copies_its_input_alone():
     assert len(found) <= 6
 
 
-def test_a_network_with_channels_last_around_convolutions_copies_nothing():
+def test_channels_last_network_copies_nothing():
     text = """g (float[1, 20, 20, 8] x) => (float[1, 20, 20, 8] y) {
         w = ConstantOfShape <value = float[1] {0.1}> (s)
         s = Constant <value_ints = [8, 8, 3, 3]> ()
@@ -307,7 +307,7 @@ def test_a_network_with_channels_last_around_convolutions_copies_nothing():
     assert "Transpose" not in steps(session)
 
 
-def test_what_leaves_a_run_has_its_dims_in_their_own_order():
+def test_outputs_of_a_run_are_in_c_order():
     session = close(BLOCK, {"x": draw(1, 3, 32, 32)})
     (y,) = session.run({"x": draw(1, 3, 32, 32)}).values()
     assert y.flags.c_contiguous
@@ -317,7 +317,7 @@ def test_what_leaves_a_run_has_its_dims_in_their_own_order():
 @pytest.mark.parametrize(
     "shape", [(1, 4, 1, 9), (1, 1, 9, 9), (1, 4, 9, 1), (1, 1, 1, 9), (2, 1, 5, 5)]
 )
-def test_dims_of_one_do_not_matter(shape):
+def test_dims_of_one_need_no_copies(shape):
     n, c, h, w = shape
     text = f"""g (float[{n}, {c}, {h}, {w}] x) => (float[{n}, {c}, {h}, {w}] y) {{
         w = ConstantOfShape <value = float[1] {{0.3}}> (s)
@@ -341,14 +341,14 @@ def implementations(session: ps.Session) -> set[int]:
     return set().union(*[cache.thread_counts for cache in caches])
 
 
-def test_a_session_has_the_threads_that_it_is_given():
+def test_session_uses_the_threads_it_is_given():
     session = compiled(BLOCK, threads=1)
     session.run({"x": draw(1, 3, 32, 32)})
     assert implementations(session) == {1}
 
 
 @pytest.mark.skipif(core_budget() < 2, reason="needs two cores")
-def test_runs_at_the_same_time_divide_the_threads():
+def test_concurrent_runs_divide_the_threads():
     model = BLOCK.replace("32, 32", "96, 96").replace("15, 15", "47, 47")
     session = compiled(model)
     x = draw(1, 3, 96, 96)
@@ -374,7 +374,7 @@ def test_runs_at_the_same_time_divide_the_threads():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_a_forked_child_does_not_wait_for_threads_that_are_gone(executor):
+def test_forked_child_does_not_wait_for_lost_threads(executor):
     session = compiled(
         BLOCK.replace("32, 32", "96, 96").replace("15, 15", "47, 47"), executor=executor
     )
@@ -406,7 +406,7 @@ DENSE = """g (float[64, 256] x) => (float[64, 256] y) {
 
 
 @pytest.mark.parametrize("place", [{"MatMul": "numpy"}, {"Relu": "numpy"}, {"node:r": "numpy"}])
-def test_what_the_user_wants_elsewhere_is_not_fused(place):
+def test_place_on_another_backend_prevents_fusing(place):
     model = model_from_text(DENSE)
     model.graph.node[-1].name = "r"
     session = ps.compile(model, executor="linear", place=place)
@@ -416,13 +416,13 @@ def test_what_the_user_wants_elsewhere_is_not_fused(place):
     assert backends["MatMul" if "MatMul" in place else "Relu"] == "numpy"
 
 
-def test_what_the_user_wants_there_is_fused():
+def test_place_on_onednn_allows_fusing():
     session = compiled(DENSE, place={"MatMul": "onednn"})
     session.run({"x": draw(64, 256)})
     assert steps(session) == ["MatMul Relu"]
 
 
-def test_tuning_measures_both_and_takes_the_faster(monkeypatch):
+def test_autotune_measures_fused_nodes_and_takes_the_faster_backend(monkeypatch):
     from penstock.tuning import cost_table
 
     seen = []
@@ -449,7 +449,7 @@ def test_tuning_measures_both_and_takes_the_faster(monkeypatch):
     assert {step.backend for step in later.plan.walk()} == {"numpy"}
 
 
-def test_small_nodes_run_on_numpy_and_large_ones_on_onednn():
+def test_placement_puts_small_nodes_on_numpy_and_large_ones_on_onednn():
     text = "g (float[{0}, {0}] x) => (float[{0}, {0}] y) {{ y = MatMul(x, x) }}"
     found = {}
     for n in (2, 300):
@@ -465,7 +465,7 @@ def test_small_nodes_run_on_numpy_and_large_ones_on_onednn():
 
 
 @pytest.mark.parametrize("fed", [False, True])
-def test_bfloat16_is_used_on_request_alone(fed):
+def test_bfloat16_is_used_only_on_request(fed):
     inside = "p = Identity(x) q = Identity(z)" if fed else "p = Abs(x) q = Abs(z)"
     text = f"""g (float[64, 256] x, float[1, 8, 40, 40] z)
         => (float[64, 300] y, float[1, 32, 40, 40] c) {{
@@ -496,7 +496,7 @@ def steps_of(step) -> list[str]:
     return [part.op.name for part in parts(step.node)]
 
 
-def test_precisions_have_names():
+def test_unknown_precision_is_refused():
     with pytest.raises(ValueError, match="precision 'fp8' is not one of float32, bf16"):
         compiled(DENSE, precision="fp8")
 
@@ -504,7 +504,7 @@ def test_precisions_have_names():
 # Shapes that are known only during a run.
 
 
-def test_kernels_for_shapes_that_come():
+def test_dynamic_shapes_get_kernels_during_runs():
     #  the rows of x that are positive, through a product and a softmax
     text = """g (float[N, 64] x) => (float[M, 96] y) <int64[1] last = {-1}, int64[1] flat = {-1}> {
         s = ReduceSum <keepdims = 0> (x, last)
@@ -528,7 +528,7 @@ def test_kernels_for_shapes_that_come():
     assert empty.shape == (0, 96)
 
 
-def test_few_kernels_are_kept_for_shapes_that_come(monkeypatch):
+def test_dynamic_shapes_keep_a_bounded_number_of_kernels(monkeypatch):
     from penstock.backends.onednn import shape_cache
     from penstock.backends.onednn.backend import OneDnnBackend
     from penstock.ir.graph import Node, Value
@@ -553,7 +553,7 @@ def test_few_kernels_are_kept_for_shapes_that_come(monkeypatch):
         kernel(draw(5, 33), node.inputs[1].const)
 
 
-def test_nothing_is_kept_of_plans_that_are_dropped():
+def test_dropped_plans_free_their_primitives():
     model = model_from_text(
         "g (float[N, 64] x) => (float[N, 96] y) { r = Relu(x)\n y = MatMul(r, w) }"
     )

@@ -187,20 +187,20 @@ def test_convolutions(name, zeros):
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", ["plain", "depthwise", "grouped"])
-def test_scales_and_biases_of_convolutions(name, bias, per_channel):
+def test_conv_with_scales_and_biases_for_each_filter(name, bias, per_channel):
     net, result = convolution(name, bias=bias, per_channel=per_channel)
     agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "onednn")])
 
 
 @pytest.mark.parametrize("zero", [0, 40])
-def test_relu_saturates_or_bounds(zero):
+def test_relu_before_quantize_bounds_the_codes(zero):
     net, result = convolution("padded", y=(U8, zero), tail="Relu")
     session = agree(net.proto(result), net.feeds, [("Conv Relu QuantizeLinear", "onednn")])
     (got,) = session.run(net.feeds).values()
     assert got.min() == zero  # some sums are negative
 
 
-def test_clips_with_bounds_inside():
+def test_clip_with_bounds_inside_the_range():
     net, _ = convolution("plain", bias=False)
     net.nodes.pop()
     inside = net.add("Clip", ["v2", net.constant(-2.5, F32), net.constant(3.1, F32)])
@@ -210,7 +210,7 @@ def test_clips_with_bounds_inside():
     assert (got.min(), got.max()) == (77 - 23, 77 + 28)
 
 
-def test_results_saturate():
+def test_results_beyond_the_range_saturate():
     net, _ = convolution("plain", bias=False)
     net.nodes.pop()
     result = net.quantize("v2", 0.0003, I8(-3))
@@ -219,7 +219,7 @@ def test_results_saturate():
     assert (got.min(), got.max()) == (-128, 127)
 
 
-def test_the_largest_sums_do_not_saturate_on_the_way():
+def test_largest_sums_do_not_saturate_early():
     net = Net()
     w = net.dequantize(net.constant(np.full((16, 64, 3, 3), 127, I8)), 1.0, I8(0))
     x = net.dequantize(net.feed(np.full((1, 64, 5, 5), 255, U8)), 1.0, U8(0))
@@ -239,7 +239,7 @@ def test_biases_of_another_scale():
     agree(net.proto(result), net.feeds, [("Conv QuantizeLinear", "onednn")])
 
 
-def test_biases_that_are_real_numbers():
+def test_biases_of_float32():
     net = Net()
     w = net.dequantize(net.constant(codes(I8, 16, 8, 3, 3)), 0.01, I8(0))
     b = net.constant(rng.standard_normal(16) * 9, F32)
@@ -287,7 +287,7 @@ def test_weights_with_scales_along_another_axis():
     agree(net.proto(result), net.feeds, apart)
 
 
-def test_results_that_nobody_quantises():
+def test_results_without_quantize_linear():
     net, _ = convolution("plain")
     net.nodes.pop()
     agree(net.proto("v3"), net.feeds, [("Conv", "onednn")])
@@ -302,7 +302,7 @@ def test_results_of_many_scales():
 
 
 @pytest.mark.parametrize(("dtype", "groups"), [(I8, 8), (U8, 33)])
-def test_channels_apart_over_three_axes_stay_real_numbers(dtype, groups):
+def test_depthwise_conv_over_three_axes_runs_in_float32(dtype, groups):
     """oneDNN's integers are wrong there, for some numbers of channels and threads."""
     net = Net()
     w = net.dequantize(net.constant(codes(I8, groups, 1, 2, 2, 2)), 0.01, I8(0))
@@ -330,7 +330,7 @@ def test_convolutions_in_branches(branch):
 
 
 @pytest.mark.parametrize("dims", [("n", 16, "h", "w"), ("n", "c", "h", "w")])
-def test_shapes_that_come_with_the_feeds(dims):
+def test_shapes_known_at_run_time(dims):
     net, result = convolution("padded")
     session = compile_on_onednn(net.proto(result, dims={"x0": dims}))
     for shape in ((1, 16, 6, 6), (3, 16, 5, 9)):
@@ -340,7 +340,7 @@ def test_shapes_that_come_with_the_feeds(dims):
         assert steps(session) == [("Conv QuantizeLinear", "onednn")]
 
 
-def test_nothing_is_fed():
+def test_empty_batch_is_fed():
     net, result = convolution("plain")
     proto = net.proto(result, dims={"x0": ("n", 16, 7, 7)})
     feeds = {"x0": np.zeros((0, 16, 7, 7), U8)}
@@ -390,7 +390,7 @@ def test_products(name, x):
 @pytest.mark.parametrize(
     "dims", [((2, 3, 6, 32), (2, 3, 32, 9)), ((5, 7), (7, 4)), ((3, 5, 7), (7, 4))]
 )
-def test_products_of_what_comes_with_the_run(dims, b, turned, quantized):
+def test_products_of_two_computed_matrices(dims, b, turned, quantized):
     net = Net()
     other = codes(b, *dims[1])
     if turned:
@@ -419,7 +419,7 @@ def test_squares_of_matrices(dtype):
     agree(net.proto(result), net.feeds, None)
 
 
-def test_terms_for_each_row():
+def test_product_with_a_term_for_each_row():
     net = Net()
     w = net.dequantize(net.constant(codes(I8, 8, 8)), 0.01, I8(0))
     x = net.dequantize(net.feed(codes(U8, 8, 8)), 0.02, U8(120))
@@ -463,7 +463,7 @@ def test_sums_of_int8_and_uint8():
     agree(net.proto(result), net.feeds, [("Add QuantizeLinear", "onednn")])
 
 
-def test_sums_of_one_with_itself():
+def test_sum_of_a_tensor_with_itself():
     net = Net()
     x = net.dequantize(net.feed(codes(U8, 4, 33)), 0.03137, U8(100))
     result = net.quantize(net.add("Add", [x, x]), 0.05077, U8(3))
@@ -479,7 +479,7 @@ def test_sums_with_constants():
 
 
 @pytest.mark.parametrize("zero", [0, 1, 128, 131])
-def test_halves_go_to_the_even_number_before_the_zero_point_is_added(zero):
+def test_halves_round_to_even_before_the_zero_point_is_added(zero):
     net = Net()
     one = net.dequantize(net.feed(np.arange(256, dtype=U8)), 1.0, U8(100))
     other = net.dequantize(net.feed(np.zeros(256, U8)), 1.0, U8(0))
@@ -506,7 +506,7 @@ def test_conversions_are_exact(zero):
         np.testing.assert_array_equal(each, want[name])
 
 
-def test_what_is_nearly_a_half_is_no_half():
+def test_values_next_to_a_half_round_correctly():
     net = Net()
     nearly = np.nextafter(np.float32(0.5), np.float32(0))
     result = net.quantize(net.feed(np.full(64, nearly, F32)), 1.0, U8(129))
@@ -515,7 +515,7 @@ def test_what_is_nearly_a_half_is_no_half():
 
 
 @pytest.mark.parametrize("zero", [U8(0), U8(119), I8(3)])
-def test_what_is_not_finite_has_codes_too(zero):
+def test_conversions_of_infinities_and_nan(zero):
     net = Net()
     x = np.tile(np.array([np.inf, -np.inf, 3e38, -3e38, -0.0], F32), 9)
     if zero.dtype == U8:
@@ -550,7 +550,7 @@ def test_scales_that_are_fed():
 
 
 @pytest.mark.parametrize("target", ["int16", "uint16", "int4", "uint4", "float8e4m3fn"])
-def test_other_types_are_left_alone(target):
+def test_codes_of_other_types_run_on_numpy(target):
     kind = getattr(onnx.TensorProto, target.upper())
     net = Net(opset=21)
     zero = helper.make_tensor("zero", kind, [], [0])
@@ -571,7 +571,7 @@ def test_other_types_are_left_alone(target):
     assert ("DequantizeLinear", "numpy") in steps(session)
 
 
-def test_blocks_are_left_alone():
+def test_blocked_quantization_runs_on_numpy():
     net = Net(opset=21)
     scales = rng.uniform(0.001, 0.01, (4, 16))
     w = net.dequantize(
@@ -608,7 +608,7 @@ def test_products_of_integers(per_column, zero):
 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("dtype", [U8, I8])
-def test_products_of_integers_that_come_with_the_run(dtype, late):
+def test_matmul_integer_of_two_computed_matrices(dtype, late):
     net = Net()
     given = [net.feed(codes(U8, 2, 5, 32)), net.feed(codes(dtype, 2, 32, 24))]
     given.append(net.feed(np.array([131], U8)) if late else net.constant(U8(131)))
@@ -644,7 +644,7 @@ def test_convolutions_of_integers():
     agree(net.proto(made), net.feeds, [("ConvInteger Cast Mul Add", "onednn")])
 
 
-def test_integers_that_stay_integers():
+def test_integer_products_without_cast_run_on_numpy():
     net = Net()
     given = [net.feed(codes(U8, 5, 32)), net.constant(codes(I8, 32, 24))]
     made = net.add("MatMulInteger", given)
@@ -653,7 +653,7 @@ def test_integers_that_stay_integers():
     agree(net.proto(made, other), net.feeds, expected)
 
 
-def test_integers_cast_to_other_numbers():
+def test_integer_products_cast_to_other_types_run_on_numpy():
     net = Net()
     given = [net.feed(codes(U8, 5, 32)), net.constant(codes(I8, 32, 24))]
     made = net.add("Cast", [net.add("MatMulInteger", given)], to=onnx.TensorProto.DOUBLE)
@@ -737,7 +737,7 @@ def test_qgemm(turned, quantized):
     agree(net.proto(result), net.feeds, [("QGemm", "onednn")], reference=False)
 
 
-def test_channels_last_is_numpys_business():
+def test_channels_last_qlinear_conv_runs_on_numpy():
     net, result = qlinear_conv(
         "plain", (U8, 113), bias=True, per_channel=True, domain=MICROSOFT, channels_last=1
     )
@@ -764,7 +764,7 @@ def block(net: Net, x: str, channels: int, kernel: int, relu: bool, scale: float
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
-def test_a_residual_network_stays_in_codes(executor):
+def test_residual_network_stays_in_codes(executor):
     net = Net()
     x = net.quantize(net.feed(rng.standard_normal((2, 16, 12, 12)).astype(F32)), 0.03, U8(120))
     stem = block(net, net.dequantize(x, 0.03, U8(120)), 16, 3, True, 0.02)
@@ -795,7 +795,7 @@ def test_a_residual_network_stays_in_codes(executor):
     assert {backend for _, backend in found} == {"onednn"}
 
 
-def test_weights_are_held_once():
+def test_plans_share_quantized_weights():
     net, result = convolution("plain")
     proto = net.proto(result, dims={"x0": ("n", 16, 7, 7)})
     session = compile_on_onednn(proto)

@@ -82,7 +82,7 @@ CASES = list(
 
 @pytest.mark.parametrize(("direction", "layout", "batch", "state"), CASES)
 @pytest.mark.parametrize("kind", GATES)
-def test_layers(kind, direction, layout, batch, state):
+def test_recurrent_layers_equal_numpy(kind, direction, layout, batch, state):
     proto, feeds = layer(kind, direction=direction, layout=layout, batch=batch, state=state)
     if direction == "bidirectional" and batch > 1 and not layout:
         refused(proto, feeds, kind)
@@ -93,7 +93,7 @@ def test_layers(kind, direction, layout, batch, state):
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("state", ["none", "fed"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_reset_gate_that_comes_after_the_product(direction, batch, state):
+def test_gru_with_linear_before_reset(direction, batch, state):
     for bias in (True, False):
         proto, feeds = layer(
             "GRU",
@@ -109,7 +109,7 @@ def test_a_reset_gate_that_comes_after_the_product(direction, batch, state):
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("wanted", [("y",), ("h",), ("c",), ("y", "h"), ("y", "c"), ("h", "c")])
-def test_what_nobody_reads_is_left_out(kind, wanted):
+def test_recurrent_layers_with_omitted_outputs(kind, wanted):
     outputs = [name if name in wanted else "" for name in STATES]
     if kind != "LSTM" and not any(outputs[:2]):
         return
@@ -119,7 +119,7 @@ def test_what_nobody_reads_is_left_out(kind, wanted):
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 16, 16), (30, 7, 33), (3, 130, 65)])
 @pytest.mark.parametrize("kind", GATES)
-def test_sizes(kind, sizes):
+def test_recurrent_layers_of_many_sizes(kind, sizes):
     for batch in (1, 4):
         check(*layer(kind, sizes=sizes, batch=batch, bias=False, state="fed"), kind)
 
@@ -131,12 +131,12 @@ def test_activations_of_rnn(activation):
     check(proto, feeds, "RNN")
 
 
-def test_lengths_that_are_all_the_same():
+def test_equal_sequence_lengths_run_on_onednn():
     check(*layer("GRU", batch=3, lengths=[4, 4, 4]), "GRU")
     refused(*layer("GRU", batch=3, lengths=[4, 3, 4]), "GRU")
 
 
-def test_one_of_two_states():
+def test_lstm_with_one_of_two_states():
     for name in ("h0", "c0"):
         feeds = {"x": draw(4, 2, 5), name: draw(1, 2, 6)}
         constants = {"w": draw(1, 24, 5), "r": draw(1, 24, 6)}
@@ -145,7 +145,7 @@ def test_one_of_two_states():
         check(proto, feeds, "LSTM")
 
 
-def test_a_sequence_that_is_a_view():
+def test_recurrent_layer_reads_a_view():
     feeds = {"x": draw(2, 4, 5)}
     constants = {"w": draw(1, 18, 5), "r": draw(1, 18, 6)}
     proto = one_node("GRU", feeds, constants, perm=(1, 0, 2), outputs=("y", "h"), hidden_size=6)
@@ -166,11 +166,11 @@ def test_a_sequence_that_is_a_view():
         ("GRU", {"late": ["b"]}),
     ],
 )
-def test_what_is_numpys_business(kind, options):
+def test_recurrent_layers_that_onednn_lacks_run_on_numpy(kind, options):
     refused(*layer(kind, **options), kind)
 
 
-def test_peepholes_are_numpys_business():
+def test_lstm_with_peepholes_runs_on_numpy():
     feeds = {"x": draw(4, 1, 5)}
     constants = {"w": draw(1, 24, 5), "r": draw(1, 24, 6), "p": draw(1, 18)}
     names = ["x", "w", "r", "", "", "", "", "p"]

@@ -1,9 +1,9 @@
-"""Attention: a product, its softmax, and a product of that, some rows at a time.
+"""Attention in blocks of rows: a product, its softmax, and a product of that.
 
-As three steps, the scores of all queries with all keys are written to memory and read again. Here
-they stay in the cache: for each head, keys and values are brought into the layout that products
-like best, and then a few hundred queries at a time go through all three. Several threads each have
-heads of their own: the products are too small to be divided well.
+In three steps, the scores of all queries with all keys would be written to memory and read again.
+Here they stay in the cache: for each head, keys and values are brought into the layout that
+products prefer, and then a few hundred queries at a time go through all three. Several threads each
+have heads of their own: the products are too small to be divided well.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _WORTH = 1 << 21
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """A fused node: softmax(``query`` @ ``key``, changed by ``posts``) @ ``value``, by the indices
-    of its inputs; ``guarded``: rows of NaN become 0."""
+    """A fused node: softmax(post_ops(``query`` @ ``key``)) @ ``value``, by the indices of its
+    inputs. ``guarded``: rows of NaN become 0."""
 
     types: tuple[TensorType, ...]
     constants: tuple[np.ndarray | None, ...]
@@ -68,7 +68,7 @@ class Attention:
 
     @property
     def rows(self) -> int:
-        """Queries in a block: as equal parts of all as their number allows."""
+        """Queries in a block, such that the blocks are about equal."""
         _, queries, _, keys, _ = self.dims
         most = max(16, _BLOCK // (FLOAT32.itemsize * keys))
         return -(-queries // -(-queries // most))
@@ -118,7 +118,7 @@ _SINGLE_AXIS = 13
 
 
 def attention_kernel(library: Library, attention: Attention, output: TensorType) -> Kernel:
-    """The kernel; raises ``DnnlError`` if oneDNN lacks one of its primitives."""
+    """The kernel of attention; raises ``DnnlError`` if oneDNN lacks one of its primitives."""
     binder = AttentionBinder(library, attention)
     binder.check(output)
 
@@ -189,7 +189,7 @@ class AttentionBinder:
     def _programs(
         self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray | None
     ) -> list[_Program]:
-        """A program for each of the threads that kernels now have, with heads of its own."""
+        """A program for each thread that kernels now have, with heads of its own."""
         library, attention = self.library, self.attention
         count = _teams(library, attention)
         size = _Space(attention).nbytes
@@ -215,7 +215,7 @@ def _teams(library: Library, attention: Attention) -> int:
 
 @contextmanager
 def _one_thread(library: Library) -> Iterator[None]:
-    """Kernels that the calling thread makes or runs meanwhile have one thread."""
+    """Let kernels that the calling thread creates or runs meanwhile have one thread."""
     before = library.threads
     if before > 1:
         library.set_threads(1)
@@ -227,8 +227,8 @@ def _one_thread(library: Library) -> Iterator[None]:
 
 
 def _at_once(library: Library, programs: Sequence[_Program]) -> None:
-    """Run the programs, each on a thread of the host's pool, as far as some are idle; the calling
-    thread has the first, and those that nobody has taken."""
+    """Run the programs, each on an idle thread of the host's pool; the calling thread runs the
+    first one, and those for which no thread is idle."""
     own = [programs[0]]
     taken: list[Future[None]] = []
     for program in programs[1:]:
@@ -258,8 +258,8 @@ def _fulfil(library: Library, program: _Program, future: Future[None]) -> None:
 
 
 def _wait(futures: Sequence[Future[None]]) -> None:
-    """Wait for all: they write into memory that is somebody else's as soon as we return. What
-    interrupts the calling thread is raised after that."""
+    """Wait for all, since they write into memory of the run. An interrupt of the calling thread is
+    raised afterwards."""
     interrupt: BaseException | None = None
     while not all(future.done() for future in futures):
         try:
@@ -271,7 +271,7 @@ def _wait(futures: Sequence[Future[None]]) -> None:
 
 
 class _Space:
-    """The parts of the workspace: a head's queries, keys, values and results, a block's scores."""
+    """The parts of the workspace: queries, keys, values and results of a head, and a block."""
 
     def __init__(self, attention: Attention) -> None:
         _, queries, width, keys, out = attention.dims
@@ -372,7 +372,8 @@ class _Program:
     def _product(
         self, rows: int, inner: int, columns: int, scores: bool, like: Primitive | None = None
     ) -> Primitive:
-        """The product of a block, with its second operand as ``like`` another has it."""
+        """The product of a block; its second operand has the layout that primitive ``like``
+        prefers."""
         library = self.library
         weights = (
             Descriptor(library, (inner, columns), FLOAT32).handle
@@ -393,7 +394,7 @@ class _Program:
         library = self.library
         attr = attributes(library)
         if self.attention.guarded:
-            # oneDNN's relu makes 0 of NaN, and leaves all else that a softmax gives as it is.
+            # oneDNN's relu turns NaN into 0, and keeps all other results of a softmax.
             posts = _post_ops(library)
             library.check(
                 library.lib.dnnl_post_ops_append_eltwise(
@@ -434,7 +435,7 @@ class _Program:
     # Memory.
 
     def _operand(self, post: PostOp, head: int, start: int, stop: int) -> np.ndarray:
-        """What a post-op reads for some rows of a head: one row, if all have the same."""
+        """The operand of a post-op for some rows of a head: one row, if all have the same."""
         array = self.inputs[post.tensor]
         dims = self.attention.post_ops.dims
         whole = array.reshape(padded(array.shape, len(dims)))
@@ -453,7 +454,7 @@ class _Program:
         return Descriptor.of(self.library, array).handle
 
     def _of(self, array: np.ndarray) -> Any:
-        """An array as oneDNN sees it."""
+        """A memory object on an array."""
         return self._memory(self._lies(array), array)
 
     def _memory(self, descriptor: Any, array: np.ndarray) -> Any:
@@ -484,5 +485,5 @@ def _post_ops(library: Library) -> Any:
 
 
 def _by_head(array: np.ndarray) -> list[np.ndarray]:
-    """The matrices of a stack of them, as they lie."""
+    """The matrices of a stack of matrices, as views."""
     return [array[index] for index in np.ndindex(array.shape[:-2])]

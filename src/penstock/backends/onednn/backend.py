@@ -1,7 +1,7 @@
-"""oneDNN: products and convolutions at the hardware's limit.
+"""The oneDNN backend: which family of primitives runs which operation.
 
-``OneDnnBackend`` takes what it has a primitive for, in float32 and with shapes that are known; a
-session has NumPy beside it for the rest: ``backends=["onednn", "numpy"]``.
+``OneDnnBackend`` runs the operations that oneDNN has primitives for, in float32 and with known
+shapes; a session has NumPy beside it for the others: ``backends=["onednn", "numpy"]``.
 """
 
 from __future__ import annotations
@@ -97,10 +97,11 @@ _WORTH_ROUNDING = 5_000_000
 
 
 class OneDnnBackend(HostBackend):
-    """Runs what oneDNN has primitives for.
+    """Runs the operations that oneDNN has primitives for.
 
     With ``precision="bf16"`` operands of convolutions and of products with constants are rounded to
-    bfloat16, and summed in float32, where the processor has instructions for that.
+    bfloat16, and summed in float32, if the processor has instructions for that. Raises
+    ``PenstockError`` if oneDNN is not installed.
     """
 
     name = "onednn"
@@ -119,7 +120,7 @@ class OneDnnBackend(HostBackend):
 
     def seconds(self, node: Node) -> float:
         if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
-            return 0.0  # whichever is faster, it will turn out
+            return 0.0  # each run decides by its shapes
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
         moved = sum(k.nbytes for k in types_ if isinstance(k, TensorType) and k.static)
@@ -153,7 +154,8 @@ class OneDnnBackend(HostBackend):
             return None
 
     def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
-        """The kernel of a node that NumPy could run, too."""
+        """The kernel of a node of known shapes on oneDNN or NumPy, whichever is expected to be
+        faster."""
         if self.seconds(node) > self._numpy.seconds(node):
             return node.op.compile(node, types)
         return self.kernel(node, types) or node.op.compile(node, types)

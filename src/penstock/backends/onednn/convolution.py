@@ -1,4 +1,4 @@
-"""Conv: one to three spatial axes, groups, strides, dilations, a bias."""
+"""Conv over one to three spatial axes, with groups, strides, dilations and a bias."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.ops.common.windows import behind, windows
 
 
 def convolution(desc: OpDesc) -> PrimitiveSpec | None:
-    """Conv with constant weights, and a constant bias if any."""
+    """The specification of a Conv with constant weights and no or a constant bias."""
     node, x, w, y = desc.node, desc.input(0), desc.constant(1), desc.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
@@ -24,7 +24,7 @@ def convolution(desc: OpDesc) -> PrimitiveSpec | None:
     bias, desc = biased
     group = node.attrs.get("group", 1)
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
-    # Axes of one element only cost: over one that is 1 wide, kernels take a hundred times as long.
+    # Axes of one element are dropped: over an axis of width 1, kernels are 100 times slower.
     kept = [i for i, axis in enumerate(axes) if not axis.trivial or axis.size > 1] or [0]
     axes = tuple([axes[i] for i in kept])
 

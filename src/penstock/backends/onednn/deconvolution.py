@@ -1,4 +1,4 @@
-"""ConvTranspose: one to three spatial axes, groups, strides, dilations, a bias."""
+"""ConvTranspose over one to three spatial axes, with groups, strides, dilations and a bias."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.ops.onnx.deconvolution import transposed_windows
 
 
 def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
-    """ConvTranspose with constant weights, and a constant bias if any.
+    """The specification of a ConvTranspose with constant weights and no or a constant bias.
 
-    Of few filters NumPy is faster: for oneDNN, these are as many as fill a register.
+    None if there are fewer filters than elements in a register: NumPy is faster then.
     """
     node, x, w, y = desc.node, desc.input(0), desc.constant(1), desc.output
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
@@ -70,7 +70,7 @@ _FEWEST, _SMALLEST = 4, 9
 
 
 def _by_result(w: np.ndarray, group: int) -> np.ndarray:
-    """Weights [channels, filters of a group, ...] with the filters first, behind the group."""
+    """Weights [channels, filters of a group, ...] with the axes of group and filters first."""
     if group == 1:
         return np.swapaxes(w, 0, 1)
     return np.swapaxes(w.reshape(group, len(w) // group, *w.shape[1:]), 1, 2)

@@ -1,4 +1,4 @@
-"""Operations element by element, of one tensor or of two, and whole chains of them."""
+"""Elementwise operations of one or two tensors, and chains of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_unary(node: Node) -> bool:
 
 
 def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
-    """An operation that has an input of the very shape of its result."""
+    """The specification of an operation with an input of the shape of its result."""
     y = desc.output
     chain = ELTWISE[desc.node.op.name](desc.node) if desc.node.op.name in ELTWISE else None
     if chain is None:
@@ -61,13 +61,13 @@ def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
 
 
 def _binary(desc: OpDesc) -> PrimitiveSpec | None:
-    """An operation of two tensors, the first of the shape of the result."""
+    """The specification of an operation of two tensors, the first of the shape of the result."""
     name, y = BINARY.get(desc.node.op.name), desc.output
     first, second = desc.inputs
     if name is None or min(first, second) < 0:
         return None
     if name in ("add", "max", "min", "mul"):
-        # The one that is as large, and is not known, comes first.
+        # A tensor of the shape of the result that is no constant comes first.
         first, second = sorted((first, second), key=lambda i: not _fits(desc, i))
     if not _fits(desc, first):
         return None
@@ -81,11 +81,10 @@ def _binary(desc: OpDesc) -> PrimitiveSpec | None:
 
 
 def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
-    """All that is done, done as post-ops: those of the desc, of which the first is an operation of
-    tensor ``first`` and another one.
+    """A binary primitive of tensor ``first``: the first post-op of ``desc``, with the others as its
+    post-ops.
 
-    Only that one oneDNN takes as it is: functions of one element have no fast code for post-ops of
-    two tensors.
+    A binary primitive is used because eltwise primitives have no fast code for binary post-ops.
     """
     post, *rest = desc.post_ops.ops
     assert post.binary
@@ -94,7 +93,7 @@ def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
     type_ = None if known is not None else desc.tensors[post.tensor]
     other = padded(known.shape if type_ is None else type_.dims, len(dims))  # type: ignore[union-attr]
     desc = replace(desc, post_ops=replace(desc.post_ops, ops=tuple(rest)))
-    # Of channels of one element each, oneDNN 3.2 gives all the first one's operand of a post-op.
+    # With channels of one element each, oneDNN 3.2 applies a post-op's first operand to all.
     rank = 2 if all(n == 1 for n in dims[2:]) else len(dims)
 
     def seen(dims: Sequence[int]) -> Sequence[int]:
@@ -132,6 +131,6 @@ def _fits(desc: OpDesc, i: int) -> bool:
 
 
 def _whole(desc: OpDesc, *tensors: int) -> tuple[int, ...]:
-    """Those of ``tensors``, and of what post-ops read, that are of the shape of the result."""
+    """Those of ``tensors``, and of the operands of post-ops, that have the shape of the result."""
     every = (*tensors, *desc.post_ops.tensors)
     return tuple([i for i in every if desc.tensors[i] == desc.output])

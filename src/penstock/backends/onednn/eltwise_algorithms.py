@@ -1,4 +1,4 @@
-"""Operations, element by element, as oneDNN says them: its algorithm, alpha and beta."""
+"""Elementwise operations as oneDNN's eltwise algorithms with alpha and beta."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _of(name: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[[Node], Ch
 
 
 def _scalar(node: Node, i: int) -> float | None:
-    """An input, if it is a constant of one element."""
+    """An input if it is a constant of one element."""
     value = node.inputs[i] if i < len(node.inputs) else None
     if value is None or value.const is None or value.const.size != 1:
         return None
@@ -57,7 +57,7 @@ def _selu(node: Node) -> Chain:
 
 
 def _pow(node: Node) -> Chain:
-    """Powers that are constants; roots of negative numbers are NaN in both."""
+    """Constant powers; roots of negative numbers are NaN on both backends."""
     exponent = _scalar(node, 1)
     if exponent is None:
         return None
@@ -97,7 +97,7 @@ def _div(node: Node) -> Chain:
 
 
 def _prelu(node: Node) -> Chain:
-    """Of one slope for all."""
+    """PRelu with one slope for all elements."""
     slope = _scalar(node, 1)
     return None if slope is None else (Eltwise("relu", slope),)
 

@@ -1,4 +1,4 @@
-"""Shapes and strides, in plain numbers."""
+"""Shapes and strides of tensors as primitives see them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ def canonical_strides(
 
 
 def padded(dims: Sequence[int], rank: int) -> tuple[int, ...]:
-    """``dims`` behind as many of 1 as make up ``rank``."""
+    """``dims`` with leading dims of 1 up to ``rank``."""
     return (1,) * (rank - len(dims)) + tuple(dims)
 
 
 def broadcasts(dims: Sequence[int], result: Sequence[int]) -> bool:
-    """Whether ``dims`` are those of ``result``, or 1, or left out."""
+    """Whether ``dims`` broadcast to ``result``."""
     if len(dims) > len(result):
         return False
     return all(a in (1, b) for a, b in zip(padded(dims, len(result)), result, strict=True))
 
 
 def with_leading_strides(strides: Sequence[int], rank: int) -> tuple[int, ...]:
-    """``strides``, with those of as many dims of 1 before them as make up ``rank``."""
+    """``strides`` with those of leading dims of 1 up to ``rank``."""
     return (max(strides, default=ITEM),) * (rank - len(strides)) + tuple(strides)
 
 
 def regrouped_strides(
     dims: Sequence[int], strides: Sequence[int], target: Sequence[int], item: int = ITEM
 ) -> tuple[int, ...]:
-    """The strides of the same memory seen with the dims ``target``: some joined, or of 1 added.
+    """The strides of the same memory viewed with the dims ``target``: dims joined, or dims of 1
+    added.
 
-    Raises ``DnnlError`` (unimplemented) where no strides say that.
+    Raises ``DnnlError`` (unimplemented) if no strides express the view.
     """
     if tuple(dims) == tuple(target):
         return tuple(strides)
-    # Dims that are more than 1, with their strides, joined as far as they follow one another.
+    # Dims above 1 with their strides, to be joined where they are adjacent in memory.
     rest = [(n, step) for n, step in zip(dims, strides, strict=True) if n != 1]
     found: list[int] = []
     for n in target:

@@ -1,4 +1,4 @@
-"""Which ``libdnnl`` there is, and the one handle on it that the process has."""
+"""Find and load ``libdnnl``: one handle for the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 _BFLOAT16 = 0x80  # the bit of instruction sets with dot products of bfloat16
 _INT8 = 0x48  # those of instruction sets with dot products of int8, which do not saturate
 
-# What oneDNN calls instruction sets (dnnl_cpu_isa_t), as people do.
+# The common names of oneDNN's instruction sets (dnnl_cpu_isa_t).
 _ISA = {
     0x1: "SSE4.1",
     0x3: "AVX",
@@ -42,8 +42,8 @@ _ISA = {
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A loaded libdnnl: ``ffi`` to make its structures with, ``lib`` with its functions.
-    ``bfloat16``: whether the processor multiplies bfloat16; ``int8``: 8-bit integers, exactly."""
+    """A loaded libdnnl: ``ffi`` creates its structures, ``lib`` has its functions. ``bfloat16`` and
+    ``int8``: whether the processor has products of bfloat16, and exact ones of 8-bit integers."""
 
     path: str
     version: tuple[int, int, int]
@@ -57,11 +57,11 @@ class Library:
 
     @property
     def threads(self) -> int:
-        """How many threads kernels use that the calling thread makes or runs."""
+        """The number of threads of kernels that the calling thread creates or runs."""
         return int(self.lib.omp_get_max_threads())
 
     def set_threads(self, threads: int) -> None:
-        """Let kernels use so many threads that the calling thread makes or runs."""
+        """Set the number of threads of kernels that the calling thread creates or runs."""
         self.lib.omp_set_num_threads(threads)
 
     def check(self, status: int) -> None:
@@ -74,7 +74,7 @@ UNIMPLEMENTED = 3  # the status where there is no such primitive for these types
 
 
 class DnnlError(PenstockError):
-    """oneDNN refused something: ``status`` is a dnnl_status_t."""
+    """oneDNN refused a call: ``status`` is a dnnl_status_t."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -83,10 +83,10 @@ class DnnlError(PenstockError):
 
 @cache
 def library() -> Library | None:
-    """The library of this process, None where there is none.
+    """The library of this process; None if there is none.
 
-    The one that ``PENSTOCK_DNNL`` names (``PenstockError`` if it is no libdnnl 3), that of the
-    wheel ``onednn-cpu-gomp``, or the system's.
+    It is the one that ``PENSTOCK_DNNL`` names (``PenstockError`` if that is no libdnnl 3), else
+    that of the wheel ``onednn-cpu-gomp``, else the system's.
     """
     named = os.environ.get(_PATH)
     if named:
@@ -100,7 +100,7 @@ def library() -> Library | None:
 
 
 def _places() -> Iterator[str]:
-    """Where the library may be, the likeliest first."""
+    """The paths at which the library may be, the likeliest first."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     inside = Path(sys.prefix, "lib", _NAME)
@@ -139,10 +139,9 @@ def _open(path: str) -> Library | None:
 
 @contextmanager
 def _threads_that_block() -> Iterator[None]:
-    """Have the OpenMP runtime that is about to be loaded block threads that are idle for longer
-    than from one kernel of a run to the next. Left alone, it lets them spin for milliseconds, and
-    takes the cores from everybody else. It reads this when it is loaded. Who has said something of
-    it has said all."""
+    """Have the OpenMP runtime, which is about to be loaded and then reads its settings, block
+    threads that are idle for longer than the time between two kernels of a run. By default it lets
+    them spin for milliseconds, at the cost of all other threads. Settings of the user are kept."""
     if os.environ.keys() & _WAITING.keys():
         yield
         return

@@ -8,7 +8,8 @@ from penstock.ir.layout import channels_last
 
 
 def lrn(desc: OpDesc) -> PrimitiveSpec | None:
-    """Over an odd number of channels: of an even one, oneDNN takes one less than ONNX."""
+    """The specification for an odd number of channels. For an even one oneDNN uses one channel less
+    than ONNX."""
     x, attrs = desc.input(0), desc.node.attrs
     if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or len(desc.post_ops):
         return None

@@ -19,7 +19,7 @@ from penstock.types import FLOAT32
 
 
 def matmul(desc: OpDesc) -> PrimitiveSpec | None:
-    """MatMul of tensors of rank 2 or more; dims of 1 are repeated."""
+    """MatMul of tensors of rank 2 or more, whose leading dims broadcast."""
     a, b = desc.input(0), desc.input(1)
     if a is None or b is None or not 2 <= len(a.dims) <= 6 or not 2 <= len(b.dims) <= 6:
         return None
@@ -30,7 +30,7 @@ def matmul(desc: OpDesc) -> PrimitiveSpec | None:
 
 
 def gemm(desc: OpDesc) -> PrimitiveSpec | None:
-    """A product of two matrices times alpha, and a third times beta that is added to it."""
+    """Gemm: a product of two matrices times alpha, plus a third matrix times beta."""
     a, b, c = desc.input(0), desc.input(1), desc.input(2)
     if a is None or b is None:
         return None
@@ -42,7 +42,7 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     constants = desc.constants
     held, known = None, desc.constant(1)
     if known is not None:
-        # Shared by all plans: what oneDNN makes of it is, too.
+        # Shared by all plans, and with it the copies in oneDNN's layouts.
         name = "onednn gemm", flipped[1], alpha
         held = shared(name, lambda: _factor(known, flipped[1], alpha), known)
     elif alpha != 1:
@@ -73,9 +73,12 @@ def product(
     inner: int,
     flipped: tuple[bool, bool] = (False, False),
 ) -> PrimitiveSpec:
-    """A product of two matrices, of which the first, and the result, may be seen as having more
-    dims than two. ``weights`` is the second, where it is known. Those ``flipped`` are transposed,
-    as far as they are not known."""
+    """A product of two matrices. The first one, and the result, may have more than two dims, which
+    are joined.
+
+    ``weights`` is the second matrix if it is a constant. Those of the two that are ``flipped`` and
+    no constants are read transposed.
+    """
     y = desc.output
     width = y.dims[-1]
     bias, posts = desc.post_ops.without_bias(-1)
@@ -122,7 +125,7 @@ def product(
 
 
 def batched(desc: OpDesc, rank: int) -> PrimitiveSpec:
-    """Products of matrices, of which dims of 1 are repeated; tensors seen with ``rank`` dims."""
+    """A batch of products of matrices, with all tensors viewed with ``rank`` dims."""
     first, second = desc.inputs[:2]
 
     def create_primitive(context: SpecContext) -> BoundPrimitive:

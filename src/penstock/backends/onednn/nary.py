@@ -18,8 +18,8 @@ _MOST_POSTS = 16
 
 
 def nary(desc: OpDesc) -> PrimitiveSpec | None:
-    """One of the tensors is of the shape of the result; the others follow as post-ops. A sum of two
-    is one call of NumPy's, which is as fast."""
+    """The specification for tensors of which one has the shape of the result; the others are
+    operands of post-ops. None for a sum of two, which NumPy computes as fast in one call."""
     name, y = desc.node.op.name, desc.output
     if len(desc.inputs) <= 2:
         return eltwise(desc) if name in BINARY else None

@@ -1,4 +1,4 @@
-"""LayerNormalization, InstanceNormalization, and BatchNormalization with known statistics."""
+"""LayerNormalization, InstanceNormalization, and BatchNormalization with constant statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.types import FLOAT32
 
 
 def layer_normalization(desc: OpDesc) -> PrimitiveSpec | None:
-    """Over trailing axes, without the statistics as results."""
+    """LayerNormalization over trailing axes, without the statistics as outputs."""
     x, node = desc.input(0), desc.node
     if x is None or not x.dims or len(desc.post_ops) or _has_more_results(desc):
         return None
@@ -77,13 +77,13 @@ _FLAGS = {"scale": 2, "shift": 4}  # dnnl_use_scale, dnnl_use_shift
 
 
 def _without(dims: Sequence[int], rank: int) -> tuple[int, ...] | None:
-    """``dims`` without what is before the last ``rank`` of them, if that is 1."""
+    """The last ``rank`` of ``dims``, if those before are 1."""
     before = len(dims) - rank
     return None if any(n != 1 for n in dims[: max(before, 0)]) else tuple(dims[max(before, 0) :])
 
 
 def batch_normalization(desc: OpDesc) -> PrimitiveSpec | None:
-    """As what it is then: a factor and a term for each channel."""
+    """BatchNormalization in inference: a factor and a term for each channel."""
     x, attrs = desc.input(0), desc.node.attrs
     if x is None or len(x.dims) < 2 or attrs.get("training_mode", 0) or _has_more_results(desc):
         return None
@@ -128,8 +128,8 @@ _RELU = PostOp(Eltwise("relu"))
 
 
 def instance_normalization(desc: OpDesc) -> PrimitiveSpec | None:
-    """Of one image, whose channels have the statistics of a batch of one. Where they do not fill
-    registers, oneDNN is many times slower."""
+    """InstanceNormalization of one image, as BatchNormalization with statistics of the batch. None
+    if the channels do not fill registers: oneDNN is many times slower then."""
     x, y = desc.input(0), desc.output
     scale, shift = desc.constant(1), desc.constant(2)
     if x is None or not 3 <= len(x.dims) <= 5 or x.dims[0] != 1 or len(desc.post_ops):

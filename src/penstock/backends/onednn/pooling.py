@@ -12,7 +12,7 @@ from penstock.ops.onnx.pooling import pool_windows
 
 
 def pooling(desc: OpDesc) -> PrimitiveSpec | None:
-    """Pooling without the indices of maxima."""
+    """The specification of a pooling without indices of maxima as output."""
     node, x = desc.node, desc.input(0)
     if x is None or len(desc.outputs) != 1 or not 3 <= len(x.dims) <= 5:
         return None
@@ -27,7 +27,7 @@ def pooling(desc: OpDesc) -> PrimitiveSpec | None:
     if "Max" not in name:
         algorithm = "avg_exclude_padding"
         if node.attrs.get("count_include_pad", 0):
-            # Elements that only ceil_mode has added do not count, which oneDNN cannot tell.
+            # oneDNN cannot leave out of the mean the elements that only ceil_mode has added.
             if any(n > axis.end for n, axis in zip(after, axes, strict=True)):
                 return None
             algorithm = "avg_include_padding"

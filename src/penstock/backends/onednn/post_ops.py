@@ -37,7 +37,7 @@ _PRELU = "prelu"
 
 @dataclass(frozen=True, slots=True)
 class PostOp:
-    """A function of one element, or of the result and a tensor of the desc, by its index."""
+    """A function of each element, or of the result and a tensor of the ``OpDesc``, by index."""
 
     eltwise: Eltwise | None = None
     binary: str = ""
@@ -46,8 +46,8 @@ class PostOp:
 
 @dataclass(frozen=True, slots=True)
 class PostOps:
-    """Post-ops in their order, for a result of ``dims``. ``constants`` are those of the desc, and
-    behind them any that a family has computed."""
+    """Post-ops in their order, for a result of ``dims``. ``constants`` are those of the ``OpDesc``,
+    followed by any that a family has computed."""
 
     dims: tuple[int, ...] = ()
     ops: tuple[PostOp, ...] = ()
@@ -58,14 +58,14 @@ class PostOps:
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """The tensors of the desc that they read and that are not known, by their indices."""
+        """The tensors that they read and that are no constants, by index."""
         known = self.constants
         return tuple([p.tensor for p in self.ops if p.tensor >= 0 and known[p.tensor] is None])
 
     def behind(
         self, first: Sequence[PostOp], dims: Sequence[int], constants: Sequence[np.ndarray | None]
     ) -> PostOps:
-        """These behind ``first``, for a result of ``dims`` and ``constants``."""
+        """``first``, then these, for a result of ``dims`` and with these ``constants``."""
         return PostOps(tuple(dims), (*first, *self.ops), tuple(constants))
 
     def without_bias(self, axis: int) -> tuple[np.ndarray | None, PostOps]:
@@ -174,8 +174,8 @@ def _append_binary(library: Library, ops: Any, op: PostOp, operand: Descriptor) 
 
 @dataclass(frozen=True, slots=True)
 class PostOpArguments:
-    """Attributes with post-ops, and the arguments that these add: tensors of the desc by their
-    indices, and memory that is always the same."""
+    """Attributes with post-ops, and the arguments that these add: tensors by index, and memory that
+    is always the same."""
 
     attributes: Any
     tensors: dict[int, int]
@@ -188,9 +188,9 @@ def post_ops_of(
     tensors: Sequence[TensorType | None],
     constants: Sequence[np.ndarray | None],
 ) -> PostOps | None:
-    """What the nodes behind the first do with its result; None if it is no chain of post-ops.
+    """The post-ops that the nodes behind the first are; None if post-ops do not express them.
 
-    ``place`` says which tensor of the desc each value is that they read and do not make.
+    ``index`` maps the values that come from outside the nodes to ``tensors``.
     """
     (value,) = nodes[0].outputs
     assert value is not None
@@ -224,7 +224,7 @@ def post_ops_of(
 
 
 def _binary(node: Node, value: Value, index: Mapping[Value, int]) -> list[PostOp] | None:
-    """An operation of the result and another tensor."""
+    """A binary operation of the result and another tensor, as post-ops."""
     if len(node.inputs) != 2 or None in node.inputs:
         return None
     first = node.inputs[0] is value

@@ -1,4 +1,4 @@
-"""PRelu by itself; behind a product or a convolution it is a post-op."""
+"""PRelu as a primitive; behind a product or convolution it is a post-op."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.ir.layout import channels_last
 
 
 def prelu(desc: OpDesc) -> PrimitiveSpec | None:
-    """With slopes that are repeated where they have dims of 1."""
+    """The specification of a PRelu whose slopes broadcast to its input."""
     if ELTWISE["PRelu"](desc.node) is not None:
         return eltwise(desc)
     x, slope = desc.input(0), desc.input(1)
@@ -41,7 +41,7 @@ def prelu(desc: OpDesc) -> PrimitiveSpec | None:
         order = [axis for axis in context.order(desc.inputs[0]) if x.dims[axis] > 1]
         layouts = range(len(x.dims)), channels_last(len(x.dims))
         if all(order != [axis for axis in each if x.dims[axis] > 1] for each in layouts):
-            # Slopes for each channel, oneDNN 3.2 reads wrongly then.
+            # oneDNN 3.2 reads slopes of channels wrongly in other orders.
             raise DnnlError(UNIMPLEMENTED)
         if known is None:
             weights = context.descriptor(tensors[WEIGHTS], dims)

@@ -1,4 +1,4 @@
-"""Scales and zero points of what a primitive reads and writes: oneDNN's attributes."""
+"""Scales and zero points as attributes of primitives."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ _SCALES, ZERO_POINTS = 4096, 8192
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """By argument of the primitive: factors of its elements, one, or one for each index of the axes
-    in a mask; and what is taken off each of them, or added to each of a result. ``late``: tensors
-    of the desc that are such zero points, by argument of the primitive. ``signed``: those of uint8
-    that it takes as int8, each element 128 less. ``weights`` are those that it has beside: all
-    works of the same ones share what is made of them."""
+    """Scales and zero points by argument of the primitive: one, or one for each index of the axes
+    in a mask.
+
+    Zero points are subtracted from the elements of an input, or added to those of a result.
+    ``late`` maps arguments to tensors of the ``OpDesc`` that hold zero points which are no
+    constants. ``signed`` are tensors of uint8 that the primitive takes as int8, each element less
+    128. ``weights`` are the constant weights: nodes with the same ones share what is computed from
+    them.
+    """
 
     scales: Mapping[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     zeros: Mapping[int, int] = field(default_factory=dict)
@@ -31,7 +35,7 @@ class Scaling:
     signed: Collection[int] = ()
 
     def arguments(self, library: Library, attributes: Any) -> dict[int, Any]:
-        """Sets these on ``attributes``; returns the memory, by argument, that calls need for it."""
+        """Set these on ``attributes``; returns the memory that calls need for them, by argument."""
         lib, found = library.lib, {}
         for argument, (mask, factors) in self.scales.items():
             library.check(lib.dnnl_primitive_attr_set_scales_mask(attributes, argument, mask))

@@ -1,7 +1,7 @@
 """Convolutions, products and sums of 8-bit codes.
 
-What an operation is of the real numbers that codes stand for, its primitive is of the codes, less
-their zero points, followed by one factor, which has all scales in it.
+The primitive computes with the codes, less their zero points, what the operation computes with real
+numbers, and multiplies the result by one factor, the product of all scales.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MOST_DIMS = 6
 
 
 def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
-    """The spec of a node that begins with one of ``OPERATIONS``, with these types of inputs."""
+    """The specification of a node that begins with one of ``OPERATIONS``, with these types of
+    inputs."""
     found = tensors_of(node, types, DTYPES)
     if found is None or len(node.outputs) != 1:
         return None
@@ -51,7 +52,7 @@ def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
 
 
 def _constant(desc: OpDesc, codes: Codes | None) -> np.ndarray | None:
-    """The real numbers of what is known, in float64."""
+    """The real numbers that constant codes represent, in float64."""
     known = None if codes is None else desc.constants[codes.tensor]
     if known is None or codes is None:
         return None
@@ -65,8 +66,8 @@ def _constant(desc: OpDesc, codes: Codes | None) -> np.ndarray | None:
 
 
 def _weights(desc: OpDesc, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
-    """Constant codes less their zero points, if int8 has them all. What may have scales of its own
-    is each index of ``axis``, which comes first in convolutions and last in matrices."""
+    """Constant codes less their zero points; None if int8 does not hold them. There may be a scale
+    for each index of ``axis``, the first in convolutions and the last in matrices."""
     known, zero = desc.constants[codes.tensor], codes.zero
     if known is None or known.dtype not in (INT8, UINT8):
         return None
@@ -99,15 +100,15 @@ def _dtype(desc: OpDesc, codes: Codes) -> np.dtype | None:
 
 
 def _is_read(desc: OpDesc, codes: Codes | None) -> bool:
-    """Whether these are codes that come with each run, with one scale for all."""
+    """Whether these codes are no constants, with one scale for all."""
     if codes is None or not codes.single or desc.constants[codes.tensor] is not None:
         return False
     return _dtype(desc, codes) in (INT8, UINT8)
 
 
 def _posts(desc: OpDesc, form: Form) -> list[PostOp]:
-    """What comes before a result, in units of its scale, is rounded and gets its zero point: the
-    bounds, where the ends of its integers are not as narrow."""
+    """Post-ops that bound the result, in units of its scale, before it is rounded and its zero
+    point added; none where the range of the integers is as narrow."""
     type_, y = desc.output, form.output
     scale, zero = float(y.scale[0]), int(y.zero[0])
     low, high = form.low / scale, form.high / scale
@@ -127,8 +128,8 @@ def _posts(desc: OpDesc, form: Form) -> list[PostOp]:
 
 
 def _bias(desc: OpDesc, form: Form) -> np.ndarray | None:
-    """What is added for each channel or column, one number for all, or 0; None if that is not what
-    is added, or not known."""
+    """The term of each channel or column, one for all, or 0; None if the addend has another form or
+    is no constant."""
     given = form.inputs[2] if len(form.inputs) > 2 else None
     bias = form.bias
     if given is not None:
@@ -142,8 +143,8 @@ def _bias(desc: OpDesc, form: Form) -> np.ndarray | None:
 def _scaled(
     desc: OpDesc, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
 ) -> OpDesc:
-    """The desc that multiplies codes by ``weights``, whose factors lie along the axes in ``mask``,
-    and adds a ``bias`` of a shape that broadcasts."""
+    """The ``OpDesc`` of a product of codes with ``weights``, whose factors lie along the axes in
+    ``mask``, plus a ``bias`` of a shape that broadcasts."""
     x, w = form.inputs[:2]
     y = form.output
     assert x is not None and w is not None
@@ -170,7 +171,7 @@ def _scaled(
 
 
 def _late(x: Codes) -> dict[int, int]:
-    """The zero point of the first operand, if it comes with the run: a tensor, by argument."""
+    """The zero point of the first operand if it is no constant: its tensor, by argument."""
     return {ZERO_POINTS | SRC: x.late} if x.late >= 0 else {}
 
 
@@ -202,7 +203,7 @@ some numbers of channels, and for some of threads."""
 
 
 def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    """A product with a constant matrix, or of what comes with the run."""
+    """A product with a constant matrix, or of two matrices of codes."""
     x, w = form.inputs[:2]
     if w is not None and desc.constants[w.tensor] is None:
         return _matrices(desc, form) if "MatMul" in form.node.op.name else None
@@ -221,7 +222,7 @@ def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
 
 
 def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    """A product of codes that come with the run; oneDNN multiplies by int8."""
+    """A product of two matrices of codes; oneDNN takes int8 for the second."""
     x, w = form.inputs[:2]
     y = form.output
     if x is None or w is None or not (_is_read(desc, x) and _is_read(desc, w)):
@@ -249,7 +250,7 @@ def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
 
 
 def _sum(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    """Codes that have the shape of the sum, and others, which may be known."""
+    """A sum of codes that have the shape of the result and others, which may be constants."""
     y, constants = form.output, desc.constants
     first, second = sorted(form.inputs, key=lambda codes: not _is_whole(desc, codes))
     if first is None or second is None or not _is_whole(desc, first):
@@ -279,7 +280,7 @@ def _is_whole(desc: OpDesc, codes: Codes | None) -> bool:
 
 
 def _converted(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    """To codes or from codes, exactly as NumPy does it."""
+    """A conversion to or from codes, exactly as NumPy computes it."""
     (x,), y = form.inputs, form.output
     if x is None or desc.constants[x.tensor] is not None or not desc.output.dims:
         return None
@@ -298,7 +299,7 @@ def _by_element(
     posts: Sequence[PostOp],
     constants: tuple[np.ndarray | None, ...],
 ) -> PrimitiveSpec | None:
-    """What begins with an operation of ``first`` and another tensor."""
+    """A binary operation of ``first`` and another tensor, followed by post-ops."""
     dims, zero = desc.output.dims, int(form.output.zero[0])
     if not dims:
         return None

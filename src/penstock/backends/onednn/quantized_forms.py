@@ -1,9 +1,8 @@
-"""What nodes with 8-bit codes are of real numbers.
+"""Decode quantised nodes into operations of real numbers, scales and zero points.
 
-A code stands for ``scale * (code - zero)``. Nodes say what is done with them in three ways: as
-operations of codes (QLinearConv and its like); as fused ones that begin with the DequantizeLinear
-of what an operation reads, and mostly end with the QuantizeLinear of what it makes; and as products
-of integers that are cast to float32 and scaled afterwards.
+A code represents ``scale * (code - zero)``. Models express operations of codes in three ways: as
+operations of codes (QLinearConv and so on); as operations between DequantizeLinear and
+QuantizeLinear, which are fused; and as integer products that are cast to float32 and then scaled.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """What tensor ``tensor`` of a desc stands for: scales and zero points, one, or one for each
-    index of ``axis``. Real numbers have the scale 1. If the zero point comes with each run, tensor
-    ``late`` has it."""
+    """The scales and zero points of tensor ``tensor`` of an ``OpDesc``: one, or one for each index
+    of ``axis``. Real numbers have the scale 1. If the zero point is no constant, tensor ``late``
+    has it."""
 
     tensor: int
     scale: np.ndarray = field(default_factory=lambda: _ONE)
@@ -43,15 +42,15 @@ class Codes:
 
     @property
     def single(self) -> bool:
-        """Whether one scale and zero point are for all elements."""
+        """Whether there is one scale and zero point for all elements."""
         return self.scale.size == self.zero.size == 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """An operation of real numbers, all of which may be codes: that of ``node``, for ``inputs``,
-    of which the result, at most ``high`` and at least ``low``, becomes ``output``. ``bias`` are
-    real numbers that are added first, ``posts`` what is done at last."""
+    """An operation of real numbers, any of which may be codes: that of ``node``, of ``inputs``,
+    plus ``bias``, followed by ``post_ops``. The result, at most ``high`` and at least ``low``,
+    becomes ``output``."""
 
     node: Node
     inputs: Sequence[Codes | None]
@@ -63,8 +62,8 @@ class Form:
 
 
 def form_of(desc: OpDesc) -> Form | None:
-    """What the node of a desc is; None if its codes are not of one scale and zero point that are
-    known before the run."""
+    """The form of the node of an ``OpDesc``; None unless its codes have one scale and zero point
+    that are constants."""
     node = desc.node
     if not is_fused(node):
         return _FORMS[node.op.full_name](desc)
@@ -72,8 +71,8 @@ def form_of(desc: OpDesc) -> Form | None:
 
 
 def _codes(desc: OpDesc, tensor: int, scale: int, zero: int, axis: int = 0) -> Codes | None:
-    """Codes whose scale and zero point are inputs of the desc, -1 where there is none; None if
-    these are not known, or are none of a type_ that codes of a byte have."""
+    """Codes whose scale and zero point are inputs of the ``OpDesc``, -1 for none; None if these are
+    no constants, or of a type that 8-bit codes do not have."""
     if scale < 0:
         return Codes(tensor)
     scales = desc.constants[scale]
@@ -88,8 +87,8 @@ def _codes(desc: OpDesc, tensor: int, scale: int, zero: int, axis: int = 0) -> C
 
 
 def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Form | None]:
-    """The form of an operation of two tensors of codes, each followed by its scale and zero point:
-    where its inputs have those of the ``output``, and int32 that are added to its sums."""
+    """The form of an operation of two tensors of codes, each followed by its scale and zero point,
+    with the indices of the inputs that have those of the ``output`` and the int32 bias."""
 
     def form(desc: OpDesc) -> Form | None:
         attrs = desc.node.attrs
@@ -111,7 +110,7 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Fo
 
 
 def _conversion(desc: OpDesc) -> Form | None:
-    """QuantizeLinear or DequantizeLinear alone."""
+    """The form of a QuantizeLinear or DequantizeLinear alone."""
     given = _parameters(desc, desc.node, dict(zip(desc.node.inputs, desc.inputs, strict=True)))
     if given is None or not given.single:
         return None
@@ -151,7 +150,7 @@ def _parameters(desc: OpDesc, node: Node, place: Mapping[Value | None, int]) -> 
 
 
 def _between_conversions(desc: OpDesc) -> Form | None:
-    """What a fused node is, that begins with DequantizeLinear."""
+    """The form of a fused node that begins with DequantizeLinear."""
     region = desc.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     known: dict[Value | None, Codes] = {}
@@ -182,7 +181,8 @@ def _between_conversions(desc: OpDesc) -> Form | None:
 
 
 def _of_integers(desc: OpDesc) -> Form | None:
-    """ConvInteger or MatMulInteger, whose result is cast to float32, and what follows that."""
+    """The form of a ConvInteger or MatMulInteger, whose result is cast to float32, and of the nodes
+    behind it."""
     region = desc.node.attrs["region"]
     node, cast = region.nodes[:2]
     place = {value: i for i, value in enumerate(region.inputs)}
@@ -216,5 +216,5 @@ _BOUNDS: Mapping[str, Callable[[Node], tuple[float, float] | None]] = {"Clip": _
 
 
 def _within(form: Form, low: float, high: float) -> Form:
-    """``form``, with a result between ``low`` and ``high``."""
+    """``form`` with its result bounded by ``low`` and ``high``."""
     return replace(form, low=min(max(form.low, low), high), high=max(min(form.high, high), low))

@@ -1,4 +1,4 @@
-"""Reductions along axes that lie together in memory."""
+"""Reductions along axes that are adjacent in memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.types import FLOAT32
 
 
 class _Algorithms(NamedTuple):
-    """What oneDNN calls a reduction, and the pooling that is the same, if there is one."""
+    """oneDNN's name of a reduction, and the equivalent pooling, if there is one."""
 
     reduction: str
     pooling: str = ""
 
 
-# No maxima and minima: of infinities, with which models mask, oneDNN makes the largest finite
+# No maxima and minima: oneDNN turns infinities, with which models mask, into the largest finite
 # number.
 REDUCTIONS = {
     "ReduceMean": _Algorithms("mean", "avg_exclude_padding"),
@@ -31,11 +31,11 @@ REDUCTIONS = {
 
 
 def reduction(desc: OpDesc) -> PrimitiveSpec | None:
-    """Over axes that are known.
+    """The specification of a reduction over constant axes.
 
-    oneDNN has fast code for the innermost ones in memory. Others are pooling with a window of all
-    their elements, where what lies behind them are the channels. Sums are no pooling: a mean times
-    a number is not always the whole number that a sum would be.
+    oneDNN has fast code for the innermost axes in memory. Other axes become a pooling with a window
+    over all their elements, with the dims behind them as channels. Sums do not: a mean times a
+    number is not always the integer that a sum would be.
     """
     node, x = desc.node, desc.input(0)
     if x is None or not x.dims or len(desc.post_ops):
@@ -71,7 +71,7 @@ def reduction(desc: OpDesc) -> PrimitiveSpec | None:
             raise DnnlError(UNIMPLEMENTED)
         return _primitive(context, algorithms, before, count, after)
 
-    # What has two ways takes its input in any order; the sum over rows only as it is.
+    # A reduction that is also a pooling reads any order of dims; a sum only the innermost axes.
     dims_order = () if algorithms.pooling else tuple(range(rank))
     return PrimitiveSpec(desc, create_primitive, dims_order, (desc.inputs[0],))
 
@@ -126,8 +126,8 @@ def _order(dims: Sequence[int], steps: Sequence[int]) -> list[int]:
 def _grouped(
     dims: Sequence[int], steps: Sequence[int], taken: Collection[int]
 ) -> tuple[int, int, int]:
-    """How many elements lie before the axes ``taken``, in them, and behind them; raises
-    ``DnnlError`` (unimplemented) where they do not lie together."""
+    """The numbers of elements before the axes ``taken``, in them, and behind them; raises
+    ``DnnlError`` (unimplemented) if the axes are not adjacent in memory."""
     order = _order(dims, steps)
     places = [i for i, axis in enumerate(order) if axis in taken]
     if places[-1] - places[0] >= len(places):

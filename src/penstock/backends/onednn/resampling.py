@@ -1,4 +1,4 @@
-"""Resize to the nearest or by lines, where oneDNN takes just what ONNX says."""
+"""Resize with nearest or linear interpolation, where oneDNN computes what ONNX defines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpe
 from penstock.ir.layout import channels_last
 from penstock.ops.onnx.resize import Table, resize_tables
 
-# How near to halfway between two elements is too near to be sure which one oneDNN takes.
+# Positions this close to halfway between two elements may be rounded either way by oneDNN.
 _TIE = 1e-3
 _MOST = 1 << 22
 
 
 def resampling(desc: OpDesc) -> PrimitiveSpec | None:
-    """Along spatial axes. oneDNN knows of half pixels only."""
+    """The specification of a Resize along spatial axes. oneDNN supports half_pixel only."""
     node, x = desc.node, desc.input(0)
     if x is None or not 3 <= len(x.dims) <= 5 or len(desc.post_ops):
         return None
@@ -50,7 +50,8 @@ def resampling(desc: OpDesc) -> PrimitiveSpec | None:
 
 
 def _positions(table: Table) -> np.ndarray:
-    """Where, among the elements of an axis, oneDNN sees each one of the result."""
+    """The positions on an axis of the input at which oneDNN samples it, one for each element of the
+    result."""
     return (np.arange(table.out) + 0.5) * table.size / table.out - 0.5
 
 

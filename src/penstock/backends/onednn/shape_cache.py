@@ -1,4 +1,4 @@
-"""Nodes whose shapes are known only during a run: a kernel for each set of shapes that comes."""
+"""Nodes whose shapes are known only during a run: one kernel for each set of shapes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Choose = Callable[[Node, Sequence[Type | None]], Kernel]
 
 
 def is_dynamic(node: Node, types: Sequence[Type | None]) -> bool:
-    """Whether a node may have a kernel for each set of shapes: some of its inputs, which are all of
-    float32, have dims that are not known."""
+    """Whether a node may have a kernel for each set of shapes: its inputs are float32, and some
+    dims are unknown."""
     if node.op.name not in OPERATIONS or node.op.domain or len(node.outputs) != 1:
         return False
     types_ = [type_ for type_ in types if type_ is not None]
@@ -32,7 +32,7 @@ def is_dynamic(node: Node, types: Sequence[Type | None]) -> bool:
 
 
 class Dynamic:
-    """The function of such a node: ``choose`` gives the kernel for a node of known shapes."""
+    """The function of such a node; ``choose`` returns the kernel of a node of known shapes."""
 
     def __init__(self, node: Node, choose: Choose) -> None:
         self._node = node

@@ -9,13 +9,16 @@ from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpe
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 
-_SINGLE_AXIS = 13  # the version from which on it is one axis, and not all from that one on
+_SINGLE_AXIS = (
+    13  # the version since which Softmax is over one axis, and not over all from that axis on
+)
 
 
 def softmax(desc: OpDesc) -> PrimitiveSpec | None:
-    """Along the last axis, or along the channels of images, which come last in memory then.
+    """The specification along the last axis, or along the channels of images, which are then
+    innermost in memory.
 
-    Other axes have only oneDNN's reference code.
+    For other axes oneDNN has reference code only.
     """
     x = desc.input(0)
     if x is None or not x.dims or any(post.tensor >= 0 for post in desc.post_ops.ops):

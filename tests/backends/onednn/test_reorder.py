@@ -40,7 +40,7 @@ def reordering(shape, order):
 
 
 @pytest.mark.parametrize("shape", [(6,), (5, 7), (4, 17, 5), (2, 3, 4, 5), (1, 3, 2, 5, 4)])
-def test_copies_in_every_order(shape):
+def test_reorder_into_every_order_of_dims(shape):
     rank = len(shape)
     for order in [(), *itertools.islice(itertools.permutations(range(rank)), 30)]:
         for lies in itertools.islice(itertools.permutations(range(rank)), 12):
@@ -53,7 +53,7 @@ def test_copies_in_every_order(shape):
                 assert y.transpose(order).flags.c_contiguous
 
 
-def test_copies_of_what_has_gaps():
+def test_reorder_of_strided_arrays():
     kernel, y = reordering((2, 3, 4, 5), (0, 2, 3, 1))
     x = draw(2, 6, 4, 11)[:, ::2, :, 3:8]
     function, arguments = kernel.bind([x], [y], None)
@@ -62,7 +62,7 @@ def test_copies_of_what_has_gaps():
 
 
 @pytest.mark.parametrize("lies", [(0, 1, 2, 3), (0, 2, 3, 1)])
-def test_copies_of_what_comes_during_the_run(lies):
+def test_reorder_of_arrays_given_during_the_run(lies):
     kernel, y = reordering((2, 3, 4, 5), (0, 2, 3, 1))
     later = Later()
     function, arguments = kernel.bind([later], [y], None)
@@ -73,7 +73,7 @@ def test_copies_of_what_comes_during_the_run(lies):
         np.testing.assert_array_equal(y, x)
 
 
-def test_plans_put_them_where_layouts_change():
+def test_plan_inserts_reorders_where_layouts_change():
     feeds = {"x": draw(1, 3, 9, 9)}
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
@@ -86,7 +86,7 @@ def test_plans_put_them_where_layouts_change():
     assert ran_on(session, "Reorder") == {"onednn"}
 
 
-def test_other_dtypes_are_numpys_business():
+def test_reorder_of_other_dtypes_has_no_kernel():
     kind = TensorType(np.dtype(np.int64), (2, 3))
     node = Node(REORDER, [Value("x", kind)], [Value("y", kind)], {"order": (1, 0)}, name="r")
     assert OneDnnBackend().kernel(node, [kind]) is None

@@ -128,7 +128,7 @@ def test_global_pooling(shape):
     assert ran_on(session, "GlobalAveragePool") == {"onednn"}
 
 
-def test_indices_of_maxima_are_numpys_business():
+def test_max_pool_with_indices_runs_on_numpy():
     text = """g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] i) {
         y, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"""
     session = compile(model_from_text(text))
@@ -170,7 +170,7 @@ def test_products(a, b, constant, executor):
     assert ran_on(session, "MatMul") == {"onednn"}
 
 
-def test_views_go_to_primitives_as_they_are():
+def test_primitives_read_views_without_copies():
     #  transposed operands are strides, not copies
     text = """g (float[5, 7] x, float[3, 7] k) => (float[5, 3] y) {
         a = Neg(x) b = Neg(k) t = Transpose(b) c = MatMul(a, t) y = Neg(c) }"""
@@ -189,7 +189,7 @@ def test_fed_values_with_gaps_are_copied():
         session(x.T, k)
 
 
-def test_a_value_is_put_in_another_order_once_and_stays_so():
+def test_value_is_reordered_once():
     #   x -- Neg -- a -+- Conv -- Relu -- p -+- Add -- Conv -- y
     #                  +- Conv -- Relu -- q -+
     weights = [numpy_helper.from_array(draw(4, 4, 3, 3), f"w{i}") for i in range(3)]
@@ -217,7 +217,7 @@ def test_a_value_is_put_in_another_order_once_and_stays_so():
     assert y.flags.c_contiguous
 
 
-def test_loops_and_branches_take_what_primitives_make():
+def test_outputs_of_primitives_enter_loops_and_branches():
     text = """g (float[1, 2, 4, 4] x, int64 n, bool c) => (float[1, 2, 4, 4] y, float[K, 1, 2, 4, 4] z)
         <float[2, 2, 1, 1] w = {0.5, 0.25, -0.5, 1}> {
         a = Conv(x, w)
@@ -239,7 +239,7 @@ def test_loops_and_branches_take_what_primitives_make():
                     np.testing.assert_allclose(got, want[name], rtol=1e-4, atol=1e-5)
 
 
-def test_what_it_has_no_primitive_for_numpy_runs():
+def test_operations_without_primitive_run_on_numpy():
     text = """g (float[3, N] x, float[N, 2] k, double[2, 2] m) => (float[3, 2] y, double[2, 2] z) {
         y = MatMul(x, k) z = MatMul(m, m) }"""
     session = compile(model_from_text(text))
