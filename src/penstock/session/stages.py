@@ -50,7 +50,7 @@ from penstock.ops.internal.transfer import HOST
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import FusionPolicy, PassContext, Place
 from penstock.passes.dead_code import prune
-from penstock.passes.lowering.assign_devices import assign
+from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.passes.structure.raise_control_flow import Unraised
@@ -463,7 +463,7 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
         context.hosts[-1].name,
     )
     if context.devices:
-        assign(graph, context.devices)
+        assign_devices(graph, context.devices)
         parts = partition(graph, frames, {node: node.device for node in graph.nodes})
         if len(parts) > 1:
             return builder.build_parts(graph, parts, len(context.devices))

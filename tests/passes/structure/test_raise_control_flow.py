@@ -1,4 +1,4 @@
-"""TensorFlow's frames and dead values as Loop and If: what is raised, and what must stay."""
+"""Raising of TensorFlow's frames and dead values to Loop and If, and what must stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIDES = "not the two sides of one condition"
 STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "dev_control_edges": ((1, 2), ASKED),
     "feed_switch_output": ((0, 3), ASKED),
-    "loop_dead_limit": ((0, 1, 2), "some may live and some be dead"),
+    "loop_dead_limit": ((0, 1, 2), "may live and others be dead"),
     "loop_dead_start": ((2,), ASKED),
     "loop_fetch_inside_error": ((0, 2, 3), "fetched from inside of a loop"),
     "loop_nonconstant_enter_late": ((0, 1, 2), "in the first iteration only"),
@@ -47,8 +47,8 @@ STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "prim_switch": (tuple(range(6)), ASKED),
     "prim_switchn": (tuple(range(9)), "part of no condition or loop"),
 }
-"""Which runs of which cases need frames, and why: what dead fetches, dead variables and fetches
-inside of loops mean is known to tokens only, and the other shapes are none of tf.cond."""
+"""The runs of each case that need frames, and the reason: only tokens define dead fetches, dead
+variables and fetches inside of loops; the other graphs are not of tf.cond's form."""
 
 FRAMED = [case for case in cases() if not case.structured]
 
@@ -79,8 +79,8 @@ def test_tensorflows_corpus(case: Case, executor: str) -> None:
             check(case, run, made())
 
 
-def test_all_that_tensorflow_makes_of_conditions_and_loops_is_raised() -> None:
-    """What stays are cases of single primitives, and of what must be an error."""
+def test_raising_of_structured_tensorflow_cases_leaves_no_primitive() -> None:
+    """Only cases of single primitives, and of errors, stay."""
     assert len(FRAMED) == 112
     assert not any(name.startswith(("cond", "func", "grad", "rnn", "ta", "tl")) for name in STAYS)
 
@@ -104,7 +104,7 @@ def raised(
     return made, stays
 
 
-def test_nothing_of_a_program_stays() -> None:
+def test_raising_of_random_programs_leaves_no_primitive() -> None:
     @given(programs(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
     def agrees(program: Block, numbers: tuple[int, int]) -> None:
         with np.errstate(over="ignore"):
@@ -162,7 +162,7 @@ def reasons(g: Builder, fetches: Sequence[str], targets: Sequence[str] = ()) -> 
 
 
 def answers(g: Builder, fetches: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
-    """What each executor that can run the graph gives; they must agree."""
+    """The outputs of each executor that can run the graph; they must agree."""
     found = []
     for executor in ("frames", "auto", "linear"):
         try:
@@ -181,7 +181,7 @@ def fed(x: int = 0, most: int = 3, p: bool = True) -> dict[str, Any]:
     return {"x": np.int32(x), "most": np.int32(most), "p": np.array(p)}
 
 
-def test_a_loop_becomes_one_node_that_has_its_condition_twice() -> None:
+def test_raised_loop_computes_its_condition_before_and_in_its_body() -> None:
     g = loops()
     out = g.loop("x", "most")
     made, stays = raised(g.bytes(), [out])
@@ -195,7 +195,7 @@ def test_a_loop_becomes_one_node_that_has_its_condition_twice() -> None:
     assert answers(g, [out], fed(x=7)) == [7]
 
 
-def test_a_trace_counts_what_a_raised_loop_runs() -> None:
+def test_trace_of_a_raised_loop_counts_every_iteration() -> None:
     g = loops()
     out = g.loop("x", "most")
     session = ps.compile(g.bytes(), executor="linear", backends=["numpy"])
@@ -204,7 +204,7 @@ def test_a_trace_counts_what_a_raised_loop_runs() -> None:
     assert trace.counts == {"f": 1, "f/less": 4, "f/add": 3}
 
 
-def test_the_limit_on_iterations_holds() -> None:
+def test_raised_loop_obeys_the_limit_on_iterations() -> None:
     g = loops()
     out = g.loop("x", "most")
     limits = ps.Limits(max_iterations=10)
@@ -222,7 +222,7 @@ def cond(g: Builder, name: str, value: str, side: int = 1) -> str:
     return g.node("Merge", *inputs, name=name, T=INT, N=2)
 
 
-def test_conditions_by_one_predicate_are_one_if_as_far_as_they_can() -> None:
+def test_merges_by_one_predicate_share_an_if_where_order_allows() -> None:
     g = loops()
     cond(g, "a", "x")
     cond(g, "b", "most")
@@ -234,7 +234,7 @@ def test_conditions_by_one_predicate_are_one_if_as_far_as_they_can() -> None:
     assert answers(g, ["a", "a:1", "c"], fed(x=5, p=False)) == [5, 0, 6]
 
 
-def test_what_two_conditions_share_is_made_in_one_of_them_only() -> None:
+def test_node_shared_by_two_conditions_runs_in_one_of_them() -> None:
     g = loops()
     cond(g, "a", "x")
     g.node("Switch", "a", "p", name="again", T=INT)
@@ -245,8 +245,8 @@ def test_what_two_conditions_share_is_made_in_one_of_them_only() -> None:
     assert answers(g, ["b"], fed(x=5, p=False)) == [5]
 
 
-def test_a_branch_that_would_fail_is_left_alone_where_it_is_not_taken() -> None:
-    """Not by constants either, which are known when the graph is compiled."""
+def test_failing_branch_that_is_not_taken_is_not_run() -> None:
+    """Not even where the predicate is constant and the branch could be folded."""
     g = loops()
     g.node("Switch", "p", "p", name="pivots", T=BOOL)
     g.node("Identity", "pivots:1", name="pivot", T=BOOL)
@@ -263,7 +263,7 @@ def test_a_branch_that_would_fail_is_left_alone_where_it_is_not_taken() -> None:
             session.run({"x": np.int32(5), "p": np.array(True)}, [out])
 
 
-def test_a_loop_in_an_untaken_branch_computes_no_condition() -> None:
+def test_loop_in_an_untaken_branch_computes_no_condition() -> None:
     g = loops()
     g.node("Switch", "x", "p", name="switch", T=INT)
     g.node("Switch", "most", "p", name="switched", T=INT)
@@ -275,8 +275,8 @@ def test_a_loop_in_an_untaken_branch_computes_no_condition() -> None:
     assert answers(g, [out], fed(x=5, p=False)) == [5]
 
 
-def test_effects_keep_their_order_in_branches_and_loops() -> None:
-    """A variable that each turn reads, changes and reads again."""
+def test_side_effects_in_branches_and_loops_keep_their_order() -> None:
+    """A variable that each iteration reads, changes and reads again."""
 
     def inside(g: Builder, value: str) -> str:
         g.node("ReadVariableOp", "v", "^f/value", name="before", dtype=INT)
@@ -309,7 +309,7 @@ def test_effects_keep_their_order_in_branches_and_loops() -> None:
     assert results == [[32, 20]] * 6
 
 
-def test_an_effect_that_nobody_waits_for_runs_in_its_branch() -> None:
+def test_side_effect_without_readers_runs_in_its_branch() -> None:
     g = loops()
     g.node("VarHandleOp", name="v", dtype=INT, shared_name="v")
     g.node("Switch", "x", "p", name="switch", T=INT)
@@ -326,7 +326,7 @@ def test_an_effect_that_nobody_waits_for_runs_in_its_branch() -> None:
 # What stays, each with its reason; the frames executor runs it.
 
 
-def test_who_fetches_inside_of_a_loop_gets_what_frames_give() -> None:
+def test_fetch_from_inside_of_a_loop_is_left_to_frames() -> None:
     g = loops()
     g.loop("x", "most")
     assert "is fetched from inside of a loop" in reasons(g, ["f/add"])
@@ -336,7 +336,7 @@ def test_who_fetches_inside_of_a_loop_gets_what_frames_give() -> None:
         session.run({"x": np.int32(0), "most": np.int32(2)}, ["f/add"])
 
 
-def test_a_loop_that_asks_for_its_first_iteration_stays() -> None:
+def test_loop_that_reads_a_merge_index_stays() -> None:
     g = loops()
     out = g.loop(
         "x", "most", inside=lambda g, v: g.node("AddV2", v, "f/merge:1", name="late", T=INT)
@@ -345,8 +345,8 @@ def test_a_loop_that_asks_for_its_first_iteration_stays() -> None:
     assert answers(g, [out], fed(most=4)) == [5]
 
 
-def test_a_variable_that_waits_for_nothing_stays() -> None:
-    """It would go round for ever; whether it does depends on nobody here."""
+def test_loop_with_a_variable_that_never_leaves_stays() -> None:
+    """No predicate of the loop decides about the variable, which would continue without end."""
     g = loops()
     g.loop("x", "most")
     g.enter("x", "e")
@@ -354,10 +354,10 @@ def test_a_variable_that_waits_for_nothing_stays() -> None:
     g.node("NextIteration", "m", name="again", T=INT)
     g.node("Switch", "m", "f/cond", name="s", T=INT)
     g.node("Exit", "s", name="out", T=INT)
-    assert "no one predicate says" in reasons(g, ["f/exit", "out"])
+    assert "no one predicate decides" in reasons(g, ["f/exit", "out"])
 
 
-def test_a_loop_with_an_effect_in_its_condition_stays() -> None:
+def test_loop_with_a_side_effect_in_its_condition_stays() -> None:
     g = loops()
     out = g.loop("x", "most")
     g.node("Assert", "f/less", "f/merge", name="assert", T=[INT])
@@ -366,7 +366,7 @@ def test_a_loop_with_an_effect_in_its_condition_stays() -> None:
     assert "an effect in the condition" in reasons(g, [out])
 
 
-def test_a_value_that_leaves_must_be_a_variable() -> None:
+def test_loop_with_an_exit_of_no_variable_stays() -> None:
     g = loops()
     g.loop("x", "most")
     g.node("Neg", "f/switch", name="minus", T=INT)
@@ -375,8 +375,8 @@ def test_a_value_that_leaves_must_be_a_variable() -> None:
     assert answers(g, ["out"], fed()) == [-3]
 
 
-def test_a_loop_that_feeds_itself_stays() -> None:
-    """One variable leaves, and only then another constant enters, of which others have need."""
+def test_loop_with_an_enter_that_depends_on_its_exit_stays() -> None:
+    """One variable leaves before a constant enters that the others need."""
     g = loops()
     out = g.loop("x", "most")
     g.node("AddV2", out, out, name="twice", T=INT)
@@ -387,11 +387,11 @@ def test_a_loop_that_feeds_itself_stays() -> None:
     g.node("AddV2", "s:1", "late", name="sum", T=INT)
     g.node("NextIteration", "sum", name="again", T=INT)
     g.node("Exit", "s", name="out", T=INT)
-    assert "waits for something that leaves it" in reasons(g, ["out"])
+    assert "depends on one that leaves it" in reasons(g, ["out"])
     assert answers(g, ["out"], fed()) == [18]
 
 
-def test_variables_that_may_live_apart_stay() -> None:
+def test_loop_with_variables_of_different_conditions_stays() -> None:
     g = loops()
     g.node("Switch", "x", "p", name="switch", T=INT)
     out = g.loop("x", "most")
@@ -401,11 +401,11 @@ def test_variables_that_may_live_apart_stay() -> None:
     g.node("NextIteration", "s:1", name="again", T=INT)
     g.node("Exit", "s", name="other", T=INT)
     g.node("Merge", "switch", "other", name="merged", T=INT, N=2)
-    assert "some may live and some be dead" in reasons(g, [out, "merged"])
+    assert "may live and others be dead" in reasons(g, [out, "merged"])
     assert answers(g, [out, "merged"], fed(p=False)) == [3, 0]
 
 
-def test_a_frame_stays_where_a_dead_value_kills_a_merge() -> None:
+def test_frame_without_a_loop_with_a_merge_of_enters_stays() -> None:
     g = loops()
     g.node("Switch", "x", "p", name="switch", T=INT)
     g.enter("switch:1", "a")
@@ -415,7 +415,7 @@ def test_a_frame_stays_where_a_dead_value_kills_a_merge() -> None:
     assert "dead as soon as an Enter before it is" in reasons(g, ["out"])
 
 
-def test_branches_of_several_conditions_at_once_stay() -> None:
+def test_merge_of_sides_of_two_conditions_stays() -> None:
     g = loops()
     g.placeholder("q", "bool")
     g.node("Switch", "x", "p", name="by_p", T=INT)
@@ -426,7 +426,7 @@ def test_branches_of_several_conditions_at_once_stay() -> None:
 
 
 @pytest.mark.parametrize("depth", [5, 20])
-def test_loops_nest_as_deep_as_programs_can(depth: int) -> None:
+def test_nested_loops_beyond_the_limit_of_python_stay(depth: int) -> None:
     def nested(number: int) -> Any:
         def inside(g: Loops, value: str) -> str:
             return g.loop(value, f"f{number}/most", f"f{number + 1}", nested(number + 1))
@@ -457,7 +457,7 @@ def outer(g: Loops) -> str:
     return g.loop("x", "most", inside=inside)
 
 
-def test_what_was_raised_in_a_loop_that_stays_is_one_node_of_it() -> None:
+def test_inner_loop_of_a_loop_that_stays_is_raised() -> None:
     g = loops()
     out = outer(g)
     fetches = [out, "f/value"]
@@ -477,7 +477,7 @@ def test_what_was_raised_in_a_loop_that_stays_is_one_node_of_it() -> None:
         linear.run({"x": np.int32(0), "most": np.int32(5)}, fetches)
 
 
-def test_frames_are_kept_for_who_asks_for_them() -> None:
+def test_executor_frames_raises_nothing() -> None:
     g = loops()
     out = g.loop("x", "most")
     session = ps.compile(g.bytes(), executor="frames", backends=["numpy"])
@@ -487,7 +487,7 @@ def test_frames_are_kept_for_who_asks_for_them() -> None:
     assert trace.counts["f/exit"] == 1
 
 
-def test_primitives_in_the_body_of_a_function_are_raised() -> None:
+def test_primitives_in_a_function_are_raised() -> None:
     g = loops()
     g.function("choose", {"a": "int32", "q": "bool"}, {"r": "int32"}, {"r": "m:output:0"})
     g.node("Switch", "a", "q", name="s", T=INT)

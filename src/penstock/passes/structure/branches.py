@@ -1,12 +1,16 @@
-"""Switches and Merges of one frame as Ifs.
+"""Turn Switches and Merges of one frame into Ifs.
 
-The nodes of a frame are run symbolically: each goes where its condition (``deadness.py``) says, as
-soon as all is there that it comes after. Only a Merge is held back until nothing else can go on.
-Then those that have come this far by one predicate become one If, whose branches are what leads to
-these Merges under one choice or the other. A Switch goes: who reads it in a branch reads what it
-was given.
+The nodes of a frame are visited symbolically, each in the block of its condition (``conditions``),
+once all of its predecessors have been. Only a Merge is held back until no other node is ready. Then
+the Merges that have been reached, as far as they merge by one predicate, become one If, whose
+branches are the nodes that lead to these Merges under one choice or the other::
 
-Nothing is changed before all is known to fit. What does not is told by a ``UnraisedError``.
+                 ┌─F─> neg ──┐                               else: y0 = neg(x), 0
+    x ──> switch ┤           ├─> merge ──> y         y, i = If(p)
+          p ─┘   └─T─> abs ──┘      └──> i                   then: y1 = abs(x), 1
+
+A Switch is removed: its readers in a branch read its input. Nothing is changed before all nodes are
+known to fit; what does not fit is reported by an ``UnraisedError``.
 """
 
 from __future__ import annotations
@@ -22,16 +26,12 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
 from penstock.ops.registry import find
 from penstock.ops.tensorflow.control_flow import is_primitive
-from penstock.passes.structure.conditions import SWITCHES, Condition, Deadness, is_tensorflow
+from penstock.passes.structure.conditions import Condition, Deadness, is_switch
 from penstock.types import BOOL, TensorType
-
-# What only says where and when others run, and is not needed where that shows.
-_GONE = frozenset({*SWITCHES, "LoopCond", "ControlTrigger"})
-_HANDS_ON = frozenset({*SWITCHES, "LoopCond"})
 
 
 class UnraisedError(Exception):
-    """Why a node, and all around it, stays as it is."""
+    """Why a node, and the frame around it, cannot be raised."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(f"{node.label}: {reason}")
@@ -40,9 +40,9 @@ class UnraisedError(Exception):
 
 
 @dataclass(slots=True)
-class Block:
-    """Nodes that run together, in order; what they give; those that must run although nobody may
-    read what they make; and which nodes outside of the block they wait for."""
+class RaisedBlock:
+    """Nodes that run together, in order, and their outputs; ``effects`` must run even if their
+    outputs are not read, ``waits`` are nodes outside of the block that they wait for."""
 
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
@@ -54,10 +54,10 @@ class Block:
 
 
 class Branches:
-    """Blocks of the nodes that ``deadness`` knows.
+    """Raises the nodes that ``deadness`` knows to blocks.
 
-    ``values``: what stands for which value in them. ``forced``: nodes that must run, as those with
-    effects must. ``edits`` is what ``apply`` will do to the nodes of blocks.
+    ``values`` maps values to those that stand for them in the blocks. ``forced`` nodes must run,
+    as those with side effects must. ``edits`` is what ``apply`` will change in the nodes.
     """
 
     def __init__(
@@ -78,52 +78,55 @@ class Branches:
         nodes: Sequence[Node],
         outputs: Sequence[Value],
         around: Collection[Condition] = (),
-    ) -> Block:
-        """What runs under ``condition`` of ``nodes``, all of which run under it, or under one that
-        says more. ``around``: the conditions of the blocks around it, whose values it may read."""
-        return _Builder(self, condition, nodes, {*around, condition}).build(outputs)
+    ) -> RaisedBlock:
+        """The block of ``nodes``, whose conditions are or imply ``condition``.
+
+        It may read values of the blocks around it, whose conditions are ``around``.
+        """
+        return _BlockBuilder(self, condition, nodes, {*around, condition}).build(outputs)
 
     def check(self, edge: Collection[Node]) -> None:
-        """Raise for primitives that become nothing else; those of ``edge`` are known to."""
+        """Raise for primitives that nothing is raised to; those of ``edge`` are known to fit."""
         for node in self.deadness.conditions:
             if (
                 not is_primitive(node)
                 or node in edge
                 or node in self.deadness.joined
-                or is_tensorflow(node, _GONE)
+                or _is_removed(node)
             ):
                 continue
             if node.op.role is Role.MERGE:
-                raise UnraisedError(node, "what it reads are not the two sides of one condition")
+                raise UnraisedError(node, "its inputs are not the two sides of one condition")
             if node.op.role is Role.ENTER:
                 raise UnraisedError(node, f"frame {node.attrs['frame_name']!r} stays")
-            if is_tensorflow(node, ("Call",)):
+            if node.op.role is Role.CALL:
                 raise UnraisedError(node, "it calls a function that calls itself")
             raise UnraisedError(node, "this operation is part of no condition or loop")
 
     def source(self, value: Value) -> Value:
-        """What a value is before Switches hand it on."""
+        """The value that Switches and LoopConds pass on as ``value``."""
         while (node := value.producer) in self.deadness.conditions:
-            given = node.inputs[0] if is_tensorflow(node, _HANDS_ON) else None
-            if given is None:
+            passes_on = is_switch(node) or node.op.role is Role.LOOP_COND
+            data = node.inputs[0] if passes_on else None
+            if data is None:
                 break
-            value = given
+            value = data
         return value
 
     def must_run(self, node: Node) -> bool:
-        return node in self.forced or self.deadness.effective(node)
+        return node in self.forced or self.deadness.has_side_effects(node)
 
-    def before(self, node: Node) -> list[Node]:
+    def predecessors(self, node: Node) -> list[Node]:
         """The nodes that must have run before ``node`` can, or that decide whether it does."""
         deadness = self.deadness
-        found = [value.producer for value in deadness.read[node]]
+        sources = [value.producer for value in deadness.reads[node]]
         if node in deadness.joined:
-            found.append(deadness.joined[node][0].producer)
+            sources.append(deadness.joined[node][0].producer)
         elif self.must_run(node):
-            # Perhaps only pivots lead there, for which nobody waits any more.
+            # Perhaps only control edges lead to the predicates, which have been dropped.
             choices = deadness.conditions[node]
-            found += [each.producer for each, _ in choices if isinstance(each, Value)]
-        return [each for each in (*found, *deadness.waits[node]) if each is not None]
+            sources += [source.producer for source, _ in choices if isinstance(source, Value)]
+        return [source for source in (*sources, *deadness.waits[node]) if source is not None]
 
     def apply(self) -> None:
         """Let the nodes of all blocks read and wait for what they do there."""
@@ -132,215 +135,246 @@ class Branches:
             node.control_inputs = waits
 
 
-class _Builder:
+class _BlockBuilder:
+    """Builds the block of one condition; ``readable`` conditions are its own and those around it.
+
+    ``place``: the node of the block that each visited node has become, or is inside of.
+    ``reached``: the Merges held back, by their predicates; ``unreached`` counts the others.
+    ``forced``: nodes inside of branches that must run, and that no If contains so far.
+    """
+
     def __init__(
         self,
         branches: Branches,
         condition: Condition,
         nodes: Sequence[Node],
-        known: set[Condition],
+        readable: set[Condition],
     ) -> None:
         self.branches = branches
         self.deadness = branches.deadness
         self.condition = condition
-        self.nodes = nodes
-        self.known = known
-        self.made = Block()
-        # Which node of the block each node has become, or is inside of.
+        self.readable = readable
+        self.block = RaisedBlock()
         self.place: dict[Node, Node] = {}
         self.followers: dict[Node, list[Node]] = {node: [] for node in nodes}
-        self.left: dict[Node, int] = {}
+        self.pending: dict[Node, int] = {}
         for node in nodes:
-            before = dict.fromkeys(branches.before(node))
-            needed = [each for each in before if each in self.followers]
-            self.left[node] = len(needed)
-            for each in needed:
-                self.followers[each].append(node)
+            sources = [s for s in dict.fromkeys(branches.predecessors(node)) if s in self.followers]
+            self.pending[node] = len(sources)
+            for source in sources:
+                self.followers[source].append(node)
         at = branches.position
-        self.ready = [at[node] for node in nodes if not self.left[node]]
+        self.ready = [at[node] for node in nodes if not self.pending[node]]
         heapify(self.ready)
         self.by_position = {at[node]: node for node in nodes}
-
-    def build(self, outputs: Sequence[Value]) -> Block:
+        self.reached: dict[Value, list[Node]] = {}
+        self.forced: dict[Node, None] = {}
         conditions, joined = self.deadness.conditions, self.deadness.joined
-        unmade = Counter(
-            joined[n][0] for n in self.nodes if n in joined and conditions[n] == self.condition
+        self.unreached = Counter(
+            joined[n][0] for n in nodes if n in joined and conditions[n] == condition
         )
-        arrived: dict[Value, list[Node]] = {}
-        forced: dict[Node, None] = {}  # in branches
+
+    def build(self, outputs: Sequence[Value]) -> RaisedBlock:
         while True:
             while self.ready:
-                node = self.by_position[heappop(self.ready)]
-                if conditions[node] == self.condition:
-                    if node in joined:
-                        arrived.setdefault(joined[node][0], []).append(node)
-                        continue
-                    if not is_tensorflow(node, _GONE):
-                        self.keep(node)
-                elif self.branches.must_run(node) and not is_tensorflow(node, _GONE):
-                    forced[node] = None
-                self.done(node)
-            forced = {node: None for node in forced if node not in self.place}
-            if not arrived and not forced:
+                self.visit(self.by_position[heappop(self.ready)])
+            self.forced = {node: None for node in self.forced if node not in self.place}
+            if not self.reached and not self.forced:
                 break
-            if arrived:
-                whole = (each for each in arrived if len(arrived[each]) == unmade[each])
-                predicate = next(whole, next(iter(arrived)))
-            else:
-                predicate = self.outermost(next(iter(forced)))
-            merges = arrived.pop(predicate, [])
-            unmade[predicate] -= len(merges)
-            # What nobody behind the branch asks for runs in the last If there is.
-            self.join(predicate, merges, forced if not unmade[predicate] else ())
+            predicate = self.next_predicate()
+            merges = self.reached.pop(predicate, [])
+            self.unreached[predicate] -= len(merges)
+            # A forced node that leads to no Merge runs in the last If by its predicate.
+            self.add_if(predicate, merges, () if self.unreached[predicate] else self.forced)
             for merge in merges:
-                self.done(merge)
-        self.made.outputs = [self.given(value) for value in outputs]
-        return self.made
+                self.leave(merge)
+        self.block.outputs = [self.output(value) for value in outputs]
+        return self.block
 
-    def done(self, node: Node) -> None:
-        for each in self.followers[node]:
-            self.left[each] -= 1
-            if not self.left[each]:
-                heappush(self.ready, self.branches.position[each])
+    def visit(self, node: Node) -> None:
+        """A node all of whose predecessors have been visited, or are in an If."""
+        if self.deadness.conditions[node] != self.condition:
+            if self.branches.must_run(node) and not _is_removed(node):
+                self.forced[node] = None
+        elif node in self.deadness.joined:
+            self.reached.setdefault(self.deadness.joined[node][0], []).append(node)
+            return
+        elif not _is_removed(node):
+            self.keep(node)
+        self.leave(node)
+
+    def leave(self, node: Node) -> None:
+        for follower in self.followers[node]:
+            self.pending[follower] -= 1
+            if not self.pending[follower]:
+                heappush(self.ready, self.branches.position[follower])
+
+    def next_predicate(self) -> Value:
+        """The predicate of the next If: one whose Merges have all been reached, if there is one."""
+        if not self.reached:
+            return self.outermost_predicate(next(iter(self.forced)))
+        complete = (p for p in self.reached if len(self.reached[p]) == self.unreached[p])
+        return next(complete, next(iter(self.reached)))
 
     def keep(self, node: Node) -> None:
-        """A node of the block itself."""
-        found = {value: self.read(value, node) for value in self.deadness.read[node]}
-        changed = {old: new for old, new in found.items() if old is not new}
-        waits = self.waited(self.deadness.waits[node])
-        self.branches.edits.append((node, changed, waits))
+        """Add a node to the block itself."""
+        values = {value: self.read(value, node) for value in self.deadness.reads[node]}
+        changed = {old: new for old, new in values.items() if old is not new}
+        self.branches.edits.append((node, changed, self.waited(self.deadness.waits[node])))
         self.place[node] = node
-        self.made.nodes.append(node)
+        self.block.nodes.append(node)
         if self.branches.must_run(node):
-            self.made.effects.append(node)
+            self.block.effects.append(node)
 
     def read(self, value: Value, reader: Node) -> Value:
-        """What stands for a value that is read here, which must be made here or around here."""
+        """The value that stands for ``value`` here; it must be produced here or around here."""
         source = self.branches.source(value)
-        made = source.producer
-        condition = self.condition if made is None else self.deadness.conditions.get(made)
-        if condition is not None and condition not in self.known:
+        producer = source.producer
+        condition = self.condition if producer is None else self.deadness.conditions.get(producer)
+        if condition is not None and condition not in self.readable:
             raise UnraisedError(reader, f"it reads {source.name!r}, which is in another branch")
         return self.branches.values.get(source, source)
 
-    def given(self, value: Value) -> Value:
-        """What stands for a value that the block gives."""
-        made = value.producer
-        if made is None:
+    def output(self, value: Value) -> Value:
+        """The value that stands for an output of the block."""
+        producer = value.producer
+        if producer is None:
             return value
         if not self.deadness.of(value) <= self.condition:
-            reason = f"{value.name!r} is asked for, and has no value if its branch is not taken"
-            raise UnraisedError(made, reason)
-        return self.read(value, made)
+            reason = f"{value.name!r} is needed, but has no value if its branch is not taken"
+            raise UnraisedError(producer, reason)
+        return self.read(value, producer)
 
     def waited(self, nodes: Iterable[Node]) -> list[Node]:
-        """The nodes of the block that stand for ``nodes``; others are for those around it."""
-        found: dict[Node, None] = {}
+        """The nodes of the block that stand for ``nodes``; others are left to the block around."""
+        places: dict[Node, None] = {}
         for node in nodes:
             if node in self.place:
-                found[self.place[node]] = None
+                places[self.place[node]] = None
             elif node in self.followers:
                 raise UnraisedError(node, "it has an effect in a branch, and others wait for it")
             else:
-                self.made.waits[node] = None
-        return list(found)
+                self.block.waits[node] = None
+        return list(places)
 
-    def outermost(self, node: Node) -> Value:
-        """The predicate that decides, here, about a node in a branch that is in no If."""
+    def outermost_predicate(self, node: Node) -> Value:
+        """The predicate, known here, that decides about a node in a branch of no If."""
         for predicate, _ in self.deadness.conditions[node] - self.condition:
             if isinstance(predicate, Value) and self.deadness.of(predicate) <= self.condition:
                 return predicate
         raise UnraisedError(node, "it has to run in a branch of no condition")
 
-    def join(self, predicate: Value, merges: Sequence[Node], forced: Iterable[Node]) -> None:
-        """One If for Merges of the two sides of one predicate, and for those of the nodes that must
-        run which are in one of its branches."""
+    # Ifs.
+
+    def add_if(self, predicate: Value, merges: Sequence[Node], forced: Iterable[Node]) -> None:
+        """Add one If for ``merges`` of the two sides of one predicate, and for those of the
+        ``forced`` nodes that are in one of its branches."""
         regions = [self.condition | {(predicate, choice)} for choice in (0, 1)]
         conditions = self.deadness.conditions
-        within = [n for n in forced if any(each <= conditions[n] for each in regions)]
+        within = [n for n in forced if any(region <= conditions[n] for region in regions)]
         first = [*merges, *within][0]
         if not isinstance(predicate.type, TensorType) or predicate.type.dtype != BOOL:
-            raise UnraisedError(
-                first, f"its predicate {predicate.name!r} is not known to be a truth"
-            )
-        truth = self.read(predicate, first)
+            reason = f"its predicate {predicate.name!r} is not known to be a truth value"
+            raise UnraisedError(first, reason)
+        condition = self.read(predicate, first)
         inside: dict[Node, None] = {}
-        sides: list[Block] = []
+        sides: list[RaisedBlock] = []
         for choice, region in enumerate(regions):
             nodes = self.leading_to(merges, choice, region, within)
             inside.update(dict.fromkeys(nodes))
             sides.append(self.side(merges, choice, region, nodes))
         waits = {w: None for merge in merges for w in self.deadness.waits[merge] if w not in inside}
         waits.update({w: None for side in sides for w in side.waits})
-        old = [_made(merge, i) for i in (0, 1) for merge in merges]
-        values = [
-            Value(f"{first.name}#{i}") if v is None else Value(v.name, v.type)
-            for i, v in enumerate(old)
-        ]
+        outputs = self.if_outputs(merges)
         if not merges:  # a node without outputs must have an effect of its own
-            values.append(Value(f"{first.name}#done"))
+            outputs.append(Value(f"{first.name}#done"))
             for side in sides:
                 side.outputs.append(Value(f"{first.name}#nothing", const=np.array(0, np.int32)))
-        op = find("If")
-        assert op is not None
-        node = Node(
-            op,
-            [truth],
-            values,
-            {
-                "then_branch": sides[1].graph(f"{first.name}/then_branch"),
-                "else_branch": sides[0].graph(f"{first.name}/else_branch"),
-            },
-            name=first.name if merges else f"{first.name}#branch",
-            control_inputs=self.waited(waits),
-            device=first.device,
-            origin=first.origin,
-        )
-        for was, value in zip(old, values, strict=False):
-            if was is not None:
-                self.branches.values[was] = value
+        name = first.name if merges else f"{first.name}#branch"
+        node = _if_node(first, name, condition, outputs, sides, self.waited(waits))
         self.place.update(dict.fromkeys((*inside, *merges), node))
-        self.made.nodes.append(node)
+        self.block.nodes.append(node)
         if any(side.effects for side in sides):
-            self.made.effects.append(node)
+            self.block.effects.append(node)
+
+    def if_outputs(self, merges: Sequence[Node]) -> list[Value]:
+        """New values for the values of ``merges``, and then for their indices."""
+        outputs: list[Value] = []
+        for i in (0, 1):
+            for merge in merges:
+                old = merge.outputs[i] if i < len(merge.outputs) else None
+                if old is None:
+                    outputs.append(Value(f"{merge.name}#{i}"))
+                else:
+                    self.branches.values[old] = Value(old.name, old.type)
+                    outputs.append(self.branches.values[old])
+        return outputs
 
     def side(
         self, merges: Iterable[Node], choice: int, region: Condition, nodes: Sequence[Node]
-    ) -> Block:
-        """One branch: what the Merges read in it, and which of their inputs that is."""
-        read = [(merge, self.deadness.joined[merge][1][choice]) for merge in merges]
-        made = self.branches.block(region, nodes, [value for _, value in read], self.known)
-        for merge, value in read:
+    ) -> RaisedBlock:
+        """One branch; its outputs are the inputs of ``merges`` in it, and then their indices."""
+        inputs = [(merge, self.deadness.joined[merge][1][choice]) for merge in merges]
+        block = self.branches.block(region, nodes, [value for _, value in inputs], self.readable)
+        for merge, value in inputs:
             index = np.array(merge.inputs.index(value), np.int32)
-            made.outputs.append(Value(f"{merge.name}#{index}", const=index))
-        return made
+            block.outputs.append(Value(f"{merge.name}#{index}", const=index))
+        return block
 
     def leading_to(
         self, merges: Iterable[Node], choice: int, region: Condition, forced: Iterable[Node]
     ) -> list[Node]:
-        """The nodes of a region that are ``forced``, or lead to those that are, or to what
-        ``merges`` read for one choice."""
+        """The nodes of a region that are ``forced``, or lead to those that are, or to the inputs of
+        ``merges`` for one choice."""
         deadness = self.deadness
-        found: set[Node] = set()
-        left: list[Node | None] = [*forced]
+        nodes: set[Node] = set()
+        stack: list[Node | None] = [*forced]
         for merge in merges:
-            left.append(deadness.joined[merge][1][choice].producer)
-            left += deadness.waits[merge]
-        while left:
-            node = left.pop()
-            if node not in self.followers or node in found or node is None:
+            stack.append(deadness.joined[merge][1][choice].producer)
+            stack += deadness.waits[merge]
+        while stack:
+            node = stack.pop()
+            if node not in self.followers or node in nodes or node is None:
                 continue
             if not region <= deadness.conditions[node]:
                 continue
             if node in self.place:
                 raise UnraisedError(node, "two conditions, one behind the other, have it in common")
-            found.add(node)
-            left += self.branches.before(node)
-        return sorted(found, key=self.branches.position.__getitem__)
+            nodes.add(node)
+            stack += self.branches.predecessors(node)
+        return sorted(nodes, key=self.branches.position.__getitem__)
 
 
-def _made(merge: Node, i: int) -> Value | None:
-    return merge.outputs[i] if i < len(merge.outputs) else None
+def _if_node(
+    first: Node,
+    name: str,
+    condition: Value,
+    outputs: Sequence[Value],
+    sides: Sequence[RaisedBlock],
+    waits: Sequence[Node],
+) -> Node:
+    """An If with the device and origin of ``first``; ``sides`` are the else and the then branch."""
+    op = find("If")
+    assert op is not None
+    graphs = {
+        "then_branch": sides[1].graph(f"{first.name}/then_branch"),
+        "else_branch": sides[0].graph(f"{first.name}/else_branch"),
+    }
+    return Node(
+        op,
+        [condition],
+        outputs,
+        graphs,
+        name=name,
+        control_inputs=waits,
+        device=first.device,
+        origin=first.origin,
+    )
+
+
+def _is_removed(node: Node) -> bool:
+    """Whether a node only says where and when others run, which structured control flow shows."""
+    return is_switch(node) or node.op.role in (Role.LOOP_COND, Role.CONTROL_TRIGGER)
 
 
 def substitute(nodes: Iterable[Node], values: Mapping[Value, Value]) -> None:
@@ -352,5 +386,5 @@ def substitute(nodes: Iterable[Node], values: Mapping[Value, Value]) -> None:
         for _, graph in node.graphs:
             for inner in graph.walk():
                 inner.inputs = [None if v is None else values.get(v, v) for v in inner.inputs]
-            for each in graph.graphs():
-                each.outputs = [values.get(v, v) for v in each.outputs]
+            for nested in graph.graphs():
+                nested.outputs = [values.get(v, v) for v in nested.outputs]

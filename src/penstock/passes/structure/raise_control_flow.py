@@ -1,13 +1,15 @@
-"""Loops and conditions of TensorFlow's frames and dead values as Loop and If.
+"""Raise TensorFlow's frames and dead values to Loop and If.
 
 Frames are raised from the innermost one outwards, each with the conditions in its iterations, and
-at last what is in none. A frame, or the root, is raised as a whole or stays as it is; what was
-raised inside of it remains. So the graph means the same at any time.
+at last the root frame. A frame is raised as a whole or stays as it is; inner frames that were
+raised remain so. The meaning of the graph is the same after each step.
 
-A Loop is one node, which runs if all that enters it lives, where some variables of a frame may live
-without the others. And it runs when all has come, where a frame may let go of one variable before
-another one enters. Only in the frame around shows whether that makes a difference: then the loop
-was raised in vain, and all begins anew without it.
+A Loop is one node: it runs if all of its inputs live, where some variables of a frame may live
+without the others; and it runs when all of its inputs have arrived, where one variable may leave a
+frame before another one enters. Whether that makes a difference shows only in the frame around it:
+then the loop is retracted, and raising starts again without it, on a new copy. It cannot be checked
+before, because the conditions under which values enter a loop depend on which of the loops next to
+it have been raised, and that depends on the inside of each.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ from dataclasses import dataclass
 
 from penstock.analysis.frames import Frame, find_frames
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, captures, clone, topological
+from penstock.ir.graph import Graph, Node, clone, topological
 from penstock.ir.op import Role
 from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
-from penstock.passes.structure.loops import FrameLoop, hand_on
+from penstock.passes.structure.loops import FrameLoop, make_identity
+from penstock.passes.structure.relax_control_edges import all_reads
 
 
 @dataclass(frozen=True, slots=True)
 class Unraised:
-    """A primitive that could not be raised, and what is in the way."""
+    """A primitive that could not be raised, and the reason."""
 
     node: Node
     reason: str
@@ -52,38 +55,38 @@ class RaiseControlFlow(Pass):
 
 
 def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:
-    """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and what is in
-    the way of the others. ``graph`` must be sorted.
+    """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and the reasons
+    for those that stay. ``graph`` must be sorted.
 
-    A graph whose frames make no sense (see ``passes/frames.py``) stays as it is.
+    A graph with invalid frames (``analysis.frames``) stays as it is.
     """
-    kept: dict[tuple[int, str], Unraised] = {}
-    for _ in range(_MOST_ATTEMPTS):
+    retracted_before: dict[tuple[int, str], Unraised] = {}
+    for _ in range(_MAX_ATTEMPTS):
         copy = clone(graph)
-        stays: list[Unraised] = []
-        vain: dict[tuple[int, str], Unraised] = {}
+        unraised: list[Unraised] = []
+        retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
         for number, each in reversed(list(enumerate(list(copy.graphs())))):
             if any(map(is_primitive, each.nodes)):
-                own = {name: stay for (at, name), stay in kept.items() if at == number}
+                own = {name: r for (at, name), r in retracted_before.items() if at == number}
                 raising = _Raising(each, own)
                 raising.run()
-                stays += raising.stays
-                vain.update(((number, name), stay) for name, stay in raising.vain.items())
-        if not vain:
-            return copy, stays
-        kept.update(vain)
-    return clone(graph), list(kept.values())
+                unraised += raising.unraised
+                retracted.update(((number, name), r) for name, r in raising.retracted.items())
+        if not retracted:
+            return copy, unraised
+        retracted_before.update(retracted)
+    return clone(graph), list(retracted_before.values())
 
 
-# Each attempt finds all that it can, so that more than a few are those of no sensible graph.
-_MOST_ATTEMPTS = 16
+# Each attempt retracts all loops that it can tell, so that sensible graphs need few attempts.
+_MAX_ATTEMPTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop with its variables: the Enters of these, the Merge of the first, and what ``frame``
-    has become, if it was raised."""
+    """A loop with its variables: the Enters of these (``starts``), the Merge of the first, and the
+    Loop that ``frame`` has become, if it was raised."""
 
     frame: Frame
     starts: Sequence[Node]
@@ -92,24 +95,27 @@ class _Loop:
 
 
 class _Raising:
-    """One graph, but for those nested in it. ``kept``: frames that must stay, by name."""
+    """Raises one graph, without those nested in it. ``retracted_before``: frames that must stay,
+    by name.
 
-    def __init__(self, graph: Graph, kept: Mapping[str, Unraised]) -> None:
+    ``nodes`` and ``loops`` are those of each frame, ``remaining`` the nodes of frames that stay.
+    ``retracted``: frames that were raised and must not be.
+    """
+
+    def __init__(self, graph: Graph, retracted_before: Mapping[str, Unraised]) -> None:
         self.graph = graph
-        self.kept = kept
-        self.stays: list[Unraised] = []
-        # What was raised and should not have been.
-        self.vain: dict[str, Unraised] = {}
-        # For each frame its nodes, and the loops in it.
+        self.retracted_before = retracted_before
+        self.unraised: list[Unraised] = []
+        self.retracted: dict[str, Unraised] = {}
         self.nodes: dict[Frame, list[Node]] = {}
         self.loops: dict[Frame, list[_Loop]] = {}
-        self.left: list[Node] = []  # of frames that stay
+        self.remaining: list[Node] = []
 
     def run(self) -> None:
         try:
             frames = find_frames(self.graph).of
         except InvalidModel:
-            return  # who runs it will say so
+            return  # its executor reports the error
         for node, frame in frames.items():
             self.nodes.setdefault(frame, []).append(node)
             self.loops.setdefault(frame, [])
@@ -127,38 +133,38 @@ class _Raising:
         if nodes is None:
             return
         try:
-            if frame.name in self.kept:
-                self.stays.append(self.kept[frame.name])
-                self.doubt(frame, nodes)
+            if frame.name in self.retracted_before:
+                self.unraised.append(self.retracted_before[frame.name])
+                self.mark_unraised(frame, nodes)
                 return
             if not any(node.op.role is Role.NEXT_ITERATION for node in nodes):
-                self.dissolve(frame, parent, nodes)
+                self.inline_frame(frame, parent, nodes)
                 return
-            found = FrameLoop(frame, nodes)
+            loop = FrameLoop(frame, nodes)
         except UnraisedError as error:
-            self.stays.append(Unraised(error.node, error.reason))
-            self.doubt(frame, nodes)
+            self.unraised.append(Unraised(error.node, error.reason))
+            self.mark_unraised(frame, nodes)
             return
-        self.check(frame, found.deadness)
+        self.check_loops(frame, loop.deadness)
         try:
             self.check_fetches(frame, nodes)
-            made = found.raised(self.graph.targets)
+            raised = loop.raised(self.graph.targets)
         except UnraisedError as error:
-            self.stays.append(Unraised(error.node, error.reason))
-            self.left += nodes
-            made = []
-        starts = [variable.enter for variable in found.variables.values()]
-        merge = next(iter(found.variables))
-        self.loops[parent].append(_Loop(frame, starts, merge, made[0] if made else None))
-        if not made:
+            self.unraised.append(Unraised(error.node, error.reason))
+            self.remaining += nodes
+            raised = []
+        starts = [variable.enter for variable in loop.variables.values()]
+        merge = next(iter(loop.variables))
+        self.loops[parent].append(_Loop(frame, starts, merge, raised[0] if raised else None))
+        if not raised:
             return
-        loops, levels = _nesting(made[0])
-        if loops > _MOST_LOOPS or levels > _MOST_LEVELS:
+        loops, levels = _nesting(raised[0])
+        if loops > _MAX_LOOPS or levels > _MAX_LEVELS:
             reason = "more loops and conditions nest in it than a program can have"
-            self.vain[frame.name] = Unraised(merge, reason)
-        self.nodes[parent] += made
-        gone = set(nodes) - set(made)
-        targets = [made[0] if node in gone else node for node in self.graph.targets]
+            self.retracted[frame.name] = Unraised(merge, reason)
+        self.nodes[parent] += raised
+        replaced = set(nodes) - set(raised)
+        targets = [raised[0] if node in replaced else node for node in self.graph.targets]
         self.graph.targets = list(dict.fromkeys(targets))
 
     def root(self, root: Frame) -> None:
@@ -166,52 +172,53 @@ class _Raising:
         if nodes is None:
             return
         deadness = Deadness(nodes)
-        self.check(root, deadness)
+        self.check_loops(root, deadness)
         primitives = [node for node in nodes if is_primitive(node)]
         if all(node.op.role is Role.ENTER for node in primitives):
-            self.graph.nodes = nodes + self.left
+            self.graph.nodes = nodes + self.remaining
         else:
             try:
                 branches = Branches(deadness, forced=set(self.graph.targets))
                 branches.check(())
-                made = branches.block(ALWAYS, nodes, self.graph.outputs)
+                block = branches.block(ALWAYS, nodes, self.graph.outputs)
                 branches.apply()
-                self.graph.nodes, self.graph.outputs = made.nodes, made.outputs
-                self.graph.targets = made.effects
+                self.graph.nodes, self.graph.outputs = block.nodes, block.outputs
+                self.graph.targets = block.effects
             except UnraisedError as error:
-                self.stays.append(Unraised(error.node, error.reason))
-                self.graph.nodes = nodes + self.left
-        if self.left:
+                self.unraised.append(Unraised(error.node, error.reason))
+                self.graph.nodes = nodes + self.remaining
+        if self.remaining:
             everywhere = [loop for loops in self.loops.values() for loop in loops]
             self.graph.nodes = self.ordered(self.graph.nodes, everywhere) or []
 
-    def dissolve(self, frame: Frame, parent: Frame, nodes: Sequence[Node]) -> None:
-        """A frame without a loop only hands on: all in it runs in the frame around as well."""
+    def inline_frame(self, frame: Frame, parent: Frame, nodes: Sequence[Node]) -> None:
+        """Move the nodes of a frame without a loop to the frame around it, where they run alike."""
         enters = set(frame.enters)
         for node in nodes:
-            made = [None if v is None else v.producer for v in node.inputs]
-            if node.op.role is Role.MERGE and not enters.isdisjoint(made):
+            sources = [None if v is None else v.producer for v in node.inputs]
+            if node.op.role is Role.MERGE and not enters.isdisjoint(sources):
                 raise UnraisedError(node, "it is dead as soon as an Enter before it is")
         for node in (*nodes, *frame.enters):
             if node in enters or node.op.role is Role.EXIT:
-                hand_on(node)
+                make_identity(node)
         self.nodes[parent] += nodes
         self.loops[parent] += self.loops[frame]
 
-    def doubt(self, frame: Frame, nodes: Sequence[Node]) -> None:
-        """A frame stays of which nobody knows what lives in it."""
-        self.check(frame, Deadness(nodes, doubtful=frame.enters))
-        self.left += nodes
+    def mark_unraised(self, frame: Frame, nodes: Sequence[Node]) -> None:
+        """Let a frame stay, of which it is not known when the values that enter it live."""
+        self.check_loops(frame, Deadness(nodes, doubtful=frame.enters))
+        self.remaining += nodes
 
-    def check(self, frame: Frame, deadness: Deadness) -> None:
-        """Whether all variables of the loops in a frame live, or none, and all constants if these
-        do."""
+    def check_loops(self, frame: Frame, deadness: Deadness) -> None:
+        """Retract the loops in a frame of which not all variables live or die together, with all
+        constants alive whenever these are."""
         for loop in self.loops[frame]:
             first, *others = {deadness.conditions[enter] for enter in loop.starts}
             entered = [deadness.conditions[enter] for enter in loop.frame.enters]
             if others or not all(each <= first for each in entered):
-                reason = f"of what enters {loop.frame.name!r} some may live and some be dead"
-                self.vain[loop.frame.name] = Unraised(loop.merge, reason)
+                name = loop.frame.name
+                reason = f"some values that enter {name!r} may live and others be dead"
+                self.retracted[name] = Unraised(loop.merge, reason)
 
     def check_fetches(self, frame: Frame, nodes: Sequence[Node]) -> None:
         inside = {node for node in nodes if node.op.role is not Role.EXIT} | set(frame.enters)
@@ -223,53 +230,52 @@ class _Raising:
                 )
 
     def sorted(self, frame: Frame) -> list[Node] | None:
-        """The nodes that run in a frame."""
+        """The nodes that run in a frame, sorted; None as for ``ordered``."""
         return self.ordered(self.nodes[frame], self.loops[frame])
 
     def ordered(self, nodes: Sequence[Node], loops: Sequence[_Loop]) -> list[Node] | None:
-        """``nodes`` in an order in which they can run; None if some of ``loops``, as one node each,
-        wait for themselves."""
+        """``nodes`` in an order in which they can run; None if some of ``loops``, each of which has
+        become one node, depend on themselves and are retracted."""
         try:
             return topological(Graph([], [], nodes))
         except InvalidModel:
             pass
         readers: dict[Node, list[Node]] = {}
         for node in nodes:
-            read = [*node.inputs, *(v for _, inner in node.graphs for v in captures(inner))]
-            made = [v.producer for v in read if v is not None and v.producer is not None]
+            sources = [v.producer for v in all_reads(node) if v.producer is not None]
             if node.op.role is Role.MERGE:
-                made = [each for each in made if each.op.role is not Role.NEXT_ITERATION]
-            for each in (*made, *node.control_inputs):
-                readers.setdefault(each, []).append(node)
+                sources = [s for s in sources if s.op.role is not Role.NEXT_ITERATION]
+            for source in (*sources, *node.control_inputs):
+                readers.setdefault(source, []).append(node)
         for loop in loops:
-            if loop.node is not None and loop.node in _behind(loop.node, readers):
+            if loop.node is not None and loop.node in _reachable(loop.node, readers):
                 name = loop.frame.name
-                reason = f"what enters {name!r} waits for something that leaves it"
-                self.vain[name] = Unraised(loop.merge, reason)
-        assert self.vain, "the graph was sorted, and only loops as one node can have undone that"
+                reason = f"a value that enters {name!r} depends on one that leaves it"
+                self.retracted[name] = Unraised(loop.merge, reason)
+        assert self.retracted, "the graph was sorted, and only a loop as one node can be a cycle"
         return None
 
 
-def _behind(node: Node, readers: Mapping[Node, Sequence[Node]]) -> set[Node]:
-    found: set[Node] = set()
-    left = [node]
-    while left:
-        for each in readers.get(left.pop(), ()):
-            if each not in found:
-                found.add(each)
-                left.append(each)
-    return found
+def _reachable(node: Node, readers: Mapping[Node, Sequence[Node]]) -> set[Node]:
+    reached: set[Node] = set()
+    stack = [node]
+    while stack:
+        for reader in readers.get(stack.pop(), ()):
+            if reader not in reached:
+                reached.add(reader)
+                stack.append(reader)
+    return reached
 
 
 def _nesting(node: Node) -> tuple[int, int]:
-    """How many loops nest in a node, itself included, and how many blocks of a program."""
-    inner = [_nesting(each) for _, graph in node.graphs for each in graph.nodes if each.graphs]
+    """How many loops nest in a node, itself included, and how many levels of indentation."""
+    inner = [_nesting(n) for _, graph in node.graphs for n in graph.nodes if n.graphs]
     loops, levels = (max((pair[i] for pair in inner), default=0) for i in (0, 1))
     if not node.graphs:
         return 0, 0
     return (loops, levels + 1) if node.op.name == "If" else (loops + 1, levels + 2)
 
 
-# Python has no more than 20 loops in each other, and 100 levels of indentation.
-_MOST_LOOPS = 16
-_MOST_LEVELS = 80
+# Python allows 20 nested loops, and 100 levels of indentation.
+_MAX_LOOPS = 16
+_MAX_LEVELS = 80

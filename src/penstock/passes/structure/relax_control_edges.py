@@ -1,64 +1,96 @@
-"""Who waits for nodes without effects need not: what these wait for themselves is enough.
+"""Drop control edges to nodes without side effects; keep those to the effects behind them.
 
-TensorFlow has nodes wait for others so that a constant belongs to a branch, say, or so that a check
-is made first. Where all of a graph runs, once, in some order, only effects can tell who was first.
-Nodes that wait for nobody can then be folded, merged and fused.
+TensorFlow adds control edges so that a constant belongs to a branch, say, or so that a check is
+made first. Where all of a graph runs, once, in some order, only side effects show the order. Nodes
+without control inputs can then be folded, merged and fused::
+
+    Assert ──> NoOp ──> Const      becomes      Assert ──> Const
 """
 
 from __future__ import annotations
 
-from penstock.ir.graph import Graph, Node
+from collections.abc import Iterable
+
+from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Pass, PassContext, Property
 
-_NOTHING = frozenset({"NoOp", "ControlTrigger"})  # which do nothing at all
-
 
 class RelaxControlEdges(Pass):
-    """Drop control edges to nodes without side effects (see ``release``)."""
+    """Drop control edges to nodes without side effects (see ``relax_control_edges``)."""
 
     name = "relax_control_edges"
     requires = frozenset({Property.STRUCTURED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return not is_framed(graph) and release(graph)
+        return not is_framed(graph) and relax_control_edges(graph)
 
 
-def release(graph: Graph) -> bool:
-    """Let each node wait only for nodes with effects, instead of for nodes that come after these;
-    ``graph`` must be sorted. Nested graphs too."""
+def relax_control_edges(graph: Graph) -> bool:
+    """Replace control inputs without side effects by the nearest nodes with side effects before
+    them, in nested graphs too. ``graph`` must be sorted. Returns whether anything changed."""
     changed = False
     for each in graph.graphs():
         if any(node.control_inputs for node in each.nodes):
-            changed |= _release(each)
+            order = EffectOrder()
+            for node in each.nodes:
+                effects = order.add(node, all_reads(node))
+                changed |= effects != node.control_inputs
+                node.control_inputs = effects
     return changed
 
 
-def _release(graph: Graph) -> bool:
-    # For each node the nodes with effects that it comes after, as far as no other is between.
-    behind: dict[Node, dict[Node, None]] = {}
-    changed = False
-    for node in graph.nodes:
-        waits: dict[Node, None] = {}
+class EffectOrder:
+    """The nodes with side effects that must run before others: of each node the nearest ones."""
+
+    def __init__(self) -> None:
+        self._before: dict[Node, dict[Node, None]] = {}
+        self._has_side_effects: dict[Node, bool] = {}
+
+    def add(self, node: Node, reads: Iterable[Value], waits: Iterable[Node] = ()) -> list[Node]:
+        """The nodes with side effects that ``node``, whose predecessors were added before, must
+        wait for because of its control inputs; and those of ``waits``, which it inherits."""
+        effects: dict[Node, None] = {}
         for source in node.control_inputs:
-            waits.update({source: None} if effective(source) else behind.get(source, {}))
-        if list(waits) != node.control_inputs:
-            node.control_inputs = list(waits)
-            changed = True
-        found = dict(waits)
-        for value in node.inputs:
-            source_ = None if value is None else value.producer
-            if source_ is not None:
-                found.update({source_: None} if effective(source_) else behind.get(source_, {}))
-        behind[node] = found
-    return changed
+            effects.update(self._nearest(source))
+        effects.update(dict.fromkeys(waits))
+        before = dict(effects)
+        for value in reads:
+            if value.producer is not None:
+                before.update(self._nearest(value.producer))
+        self._before[node] = before
+        return list(effects)
+
+    def _nearest(self, source: Node) -> dict[Node, None]:
+        return {source: None} if self.has_side_effects(source) else self._before.get(source, {})
+
+    def has_side_effects(self, node: Node) -> bool:
+        """As the function of this name, which is slow for nodes with large graphs."""
+        answer = self._has_side_effects.get(node)
+        if answer is None:
+            answer = self._has_side_effects[node] = has_side_effects(node)
+        return answer
 
 
-def effective(node: Node) -> bool:
-    """Whether anybody can tell when ``node`` runs, or whether it does."""
-    if node.op.domain == TENSORFLOW and node.op.name in _NOTHING:
+def all_reads(node: Node) -> list[Value]:
+    """What a node reads that is no constant, captures of its graphs included."""
+    reads = [value for value in node.inputs if value is not None and value.const is None]
+    for _, inner in node.graphs:
+        reads += captures(inner)
+    return reads
+
+
+def has_side_effects(node: Node) -> bool:
+    """Whether it can be observed when, or whether, ``node`` runs."""
+    if _does_nothing(node):
         return False
     if not node.op.pure:
         return True
     return any(not inner.op.pure for _, graph in node.graphs for inner in graph.walk())
+
+
+def _does_nothing(node: Node) -> bool:
+    no_op = node.op.domain == TENSORFLOW and node.op.name == "NoOp"
+    return no_op or node.op.role is Role.CONTROL_TRIGGER
