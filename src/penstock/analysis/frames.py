@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
 
 
@@ -106,12 +106,7 @@ class _Finder:
 
         Without those from the iteration before, whose producers come later in the graph.
         """
-        inputs: list[Value | None] = list(node.inputs)
-        for _, inner in node.graphs:
-            inputs += captures(inner)
-        for value in inputs:
-            if value is None or value.const is not None:
-                continue
+        for value in all_reads(node):
             producer = value.producer
             if producer is None:
                 yield value.name, self.root

@@ -216,6 +216,14 @@ def captures(graph: Graph) -> list[Value]:
     return list(captured)
 
 
+def all_reads(node: Node) -> list[Value]:
+    """What a node reads that is no constant, captures of its graphs included."""
+    reads = [value for value in node.inputs if value is not None and value.const is None]
+    for _, inner in node.graphs:
+        reads += captures(inner)
+    return reads
+
+
 def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
     """For ``graph`` and every nested one, innermost first: the pairs (a, b) for which
     ``nodes[b]`` cannot run before ``nodes[a]``.

@@ -19,7 +19,7 @@ from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.registry import TENSORFLOW, find
-from penstock.passes.lowering.assign_devices import assign
+from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import Part, partition
 from penstock.types import ANY
 from tests.support.random_frames import RandomGraph
@@ -324,7 +324,7 @@ def test_handles_keep_those_who_read_them():
     apart = node("apart", [w.outputs[0]], "/cpu:2", "ReadVariableOp")
     graph = Graph([p], [other.outputs[0], apart.outputs[0]], [v, w, sw, read, other, apart])
     devices = local(3)
-    assign(graph, devices)
+    assign_devices(graph, devices)
     assert [n.device for n in graph.nodes] == [devices[i] for i in (1, 0, 1, 1, 2, 0)]
 
 
@@ -334,7 +334,7 @@ def test_handles_that_meet_are_on_one_device():
     merge = node("m", [v.outputs[0], w.outputs[0]], "/cpu:2", "Merge", 2)
     read = node("read", [merge.outputs[0]], "/cpu:2", "ReadVariableOp")
     graph = Graph([], [read.outputs[0]], [v, w, merge, read])
-    assign(graph, local(3))
+    assign_devices(graph, local(3))
     assert len({n.device for n in graph.nodes}) == 1
 
 
@@ -342,7 +342,7 @@ def test_what_a_name_leaves_open_is_of_the_first_device_that_fits():
     nodes = [node(f"n{i}", [], name) for i, name in enumerate(["", "/cpu:*", "/task:0", "cpu:2"])]
     graph = Graph([], [n.outputs[0] for n in nodes], nodes)
     devices = local(["cpu:5", "cpu:2"])
-    assign(graph, devices)
+    assign_devices(graph, devices)
     assert [n.device for n in nodes] == [devices[0]] * 3 + [devices[1]]
     assert all(DeviceName.parse(n.device).full for n in nodes)
 
@@ -351,7 +351,7 @@ def test_what_a_name_leaves_open_is_of_the_first_device_that_fits():
 def test_devices_that_there_are_not(name):
     nodes = [node("fine", [], "/cpu:0"), node("odd", [], name), node("same", [], name)]
     with pytest.raises(ps.InvalidModel, match="odd, same") as caught:
-        assign(Graph([], [], nodes), local(2))
+        assign_devices(Graph([], [], nodes), local(2))
     assert repr(name) in str(caught.value)
     assert "fine" not in str(caught.value)
 

@@ -1,7 +1,7 @@
-"""Which device runs which node: the one that it names, or the one of the handle that it reads.
+"""Assign a device to each node: the one that it names, or that of the handle that it reads.
 
-Variables, stacks and tensor arrays stay where they are made, and so does whatever reads the handle
-of one, whatever device it names.
+Variables, stacks and tensor arrays stay on the device that creates them, and all nodes that read
+the handle of one run there, whatever device they name.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ from collections.abc import Sequence
 
 from penstock.errors import InvalidModel
 from penstock.ir.device_name import LOCAL, DeviceName
-from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.control_flow import PRIMITIVES
 from penstock.ops.tensorflow.state import VARIABLES
 
 _MAKERS = VARIABLES | {"StackV2", "TensorArrayV3", "TensorArrayGradV3"}
-"""operations whose first output is a handle"""
-_PASSING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
-"""operations that hand on the handle that they read first"""
+"""operations that create a handle, their first output"""
+_FORWARDING = frozenset({"Identity", "Assign", "AssignAdd", "AssignSub"})
+"""operations that output the handle that is their first input"""
 
 
-def assign(graph: Graph, devices: Sequence[str]) -> None:
-    """Give each node of ``graph`` one of ``devices``, which are full names.
+def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
+    """Set the ``device`` of each node of ``graph`` to one of ``devices``, which are full names.
 
-    What a node's own name leaves open is the first device's; a node that names none runs there.
-    Raises ``InvalidModel`` that names all nodes whose devices there are not.
+    Of several devices that a node's partial name allows, the first one is chosen; a node without a
+    name may run on any. Raises ``InvalidModel`` with all nodes whose device does not exist.
     """
-    known = [DeviceName.parse(each) for each in devices]
+    available = [DeviceName.parse(device) for device in devices]
     wanted = {node.device for node in graph.nodes}
-    fitting = {name: _fitting(name, known) for name in wanted}
+    fitting = {name: _fitting(name, available) for name in wanted}
     missing: dict[str, list[str]] = {}
     for node in graph.nodes:
         if fitting[node.device] is None:
             missing.setdefault(node.device, []).append(node.label)
     if missing:
-        found = "; ".join(f"{name!r}, for {', '.join(who)}" for name, who in missing.items())
+        names = "; ".join(f"{name!r}, for {', '.join(who)}" for name, who in missing.items())
         raise InvalidModel(
-            f"nodes name devices that the session, with {', '.join(devices)}, has not: {found}. "
-            "Give it more with devices=, or leave that away, and all nodes run on one device"
+            f"nodes name devices that are not among those of the session, "
+            f"{', '.join(devices)}: {names}. Give it more with devices=, or leave that option out, "
+            "so that all nodes run on one device"
         )
     homes = _homes(graph)
     chosen = {node: str(fitting[homes.get(node, node).device]) for node in graph.nodes}
@@ -47,23 +48,21 @@ def assign(graph: Graph, devices: Sequence[str]) -> None:
         node.device = device
 
 
-def _fitting(name: str, known: Sequence[DeviceName]) -> DeviceName | None:
-    """The first of the ``known`` devices that a node can mean."""
+def _fitting(name: str, available: Sequence[DeviceName]) -> DeviceName | None:
+    """The first of the ``available`` devices that a node's name allows."""
     try:
         wanted = DeviceName.parse(name).over(DeviceName.parse(LOCAL))
     except InvalidModel:
         return None
-    return next((each for each in known if each.allows(wanted)), None)
+    return next((device for device in available if device.allows(wanted)), None)
 
 
 def _homes(graph: Graph) -> dict[Node, Node]:
-    """For each node that reads a handle the one that made it: of several, one for all of them."""
+    """For each node that reads a handle, the node that created it; of several, one for all."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
-        inner = [value for _, each in node.graphs for value in captures(each)]
-        for value in (*node.inputs, *inner):
-            if value is not None:
-                readers.setdefault(value, []).append(node)
+        for value in all_reads(node):
+            readers.setdefault(value, []).append(node)
     home: dict[Node, Node] = {}
 
     def root(node: Node) -> Node:
@@ -71,10 +70,10 @@ def _homes(graph: Graph) -> dict[Node, Node]:
             node = home[node]
         return node
 
-    left = [node.outputs[0] for node in graph.nodes if _is(node, _MAKERS)]
+    stack = [node.outputs[0] for node in graph.nodes if _makes_handle(node)]
     seen: set[Value] = set()
-    while left:
-        handle = left.pop()
+    while stack:
+        handle = stack.pop()
         if handle is None or handle in seen:
             continue
         seen.add(handle)
@@ -83,15 +82,15 @@ def _homes(graph: Graph) -> dict[Node, Node]:
         for node in readers.get(handle, ()):
             home[root(node)] = maker
             if node.op.role is Role.SWITCH and handle is node.inputs[0]:
-                left += node.outputs
-            elif node.op.role is Role.MERGE or (_passes(node) and handle is node.inputs[0]):
-                left.append(node.outputs[0])
+                stack += node.outputs
+            elif node.op.role is Role.MERGE or (_forwards(node) and handle is node.inputs[0]):
+                stack.append(node.outputs[0])
     return {node: root(node) for node in home}
 
 
-def _passes(node: Node) -> bool:
-    return node.op.role in PRIMITIVES or node.op.name in _PASSING
+def _forwards(node: Node) -> bool:
+    return node.op.role in PRIMITIVES or node.op.name in _FORWARDING
 
 
-def _is(node: Node, names: frozenset[str]) -> bool:
-    return node.op.name in names and node.op.domain == TENSORFLOW
+def _makes_handle(node: Node) -> bool:
+    return node.op.name in _MAKERS and node.op.domain == TENSORFLOW

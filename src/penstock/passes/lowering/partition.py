@@ -1,18 +1,22 @@
-"""A graph as several, one for each device: what crosses from one to another is sent and received.
+"""Partition a graph into one part for each device; Sends and Recvs join the parts.
 
-Each value that a device needs of another is one ``_Send`` there and one ``_Recv`` here, however
-many read it. Keys of the rendezvous carry frame and iteration, and so it can only be a value that
-comes once in each iteration of its frame. What an Enter or a NextIteration makes does not: these
-are copied to each device that reads them, where their inputs are received instead. A control edge
-sends no value, only whether its source was alive.
+Each value that a device needs of another has one ``_Send`` there and one ``_Recv`` here, however
+many nodes read it::
 
-A frame with iterations that spans devices needs, on each of them, something that runs once in each
-iteration, so that its Recvs do: a control loop (Enter, Merge, Switch, NextIteration) that goes on
-as long as the loop's LoopCond says, which is sent to all. The device of the LoopCond itself can do
-without if its LoopCond waits for no other device.
+    A: x ──> neg ──> _Send("neg:0", A to B)        B: _Recv("neg:0", A to B) ──> abs ──> y
+
+Keys of the rendezvous have a frame and an iteration, so that a transferred value must be produced
+once in each iteration of its frame. Outputs of an Enter or a NextIteration are not: these nodes are
+copied to each device that reads them, where their inputs are received instead. A control edge
+transfers no value, only whether its source was alive.
+
+A frame with iterations that spans devices needs, on each of them, a node that runs once in each
+iteration, to trigger the Recvs: a control loop (Enter, Merge, Switch, NextIteration) that continues
+as long as the loop's LoopCond says, which is sent to all of them. The device of the LoopCond itself
+needs none if the LoopCond depends on no other device.
 
 This follows *Implementation of Control Flow in TensorFlow* (2017), but for the copies. The parts
-are graphs like others and can be partitioned again: by worker first, then each part by device.
+can be partitioned again: by worker first, then each of these parts by device.
 """
 
 from __future__ import annotations
@@ -25,14 +29,14 @@ import numpy as np
 
 from penstock.analysis.frames import Frame, Frames
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, Value, captures, clone, sort
+from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.send_recv import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.types import BOOL, TensorType
 
 Need = Value | Node
-"""What comes from another device: a value, or the word that a node has run."""
+"""What is received from another device: a value, or the signal that a node has run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +70,7 @@ def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list
         for need in draft.received:
             drafts[devices[_source(need)]].sent.append((need, draft.device))
     first, *others = drafts.values()
-    # What no node reads or makes is the business of the first.
+    # The first part has the inputs that no node reads, and the outputs that are inputs.
     first.fed.update(dict.fromkeys(value for value in graph.outputs if value in whole.inputs))
     read = set[Value]().union(*[draft.fed for draft in drafts.values()])
     first.fed.update(dict.fromkeys(value for value in graph.inputs if value not in read))
@@ -74,9 +78,9 @@ def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list
 
 
 class _Whole:
-    """What is known of a graph. Of each node, ``frames`` has the frame that it runs in, ``after``
-    that of what it makes. ``looping`` are the frames with iterations, ``pivots`` has what their
-    LoopConds say, ``homes`` the devices of the nodes in each frame."""
+    """Facts about the whole graph. ``frames`` has the frame that each node runs in, ``after`` that
+    of its outputs. ``looping`` are the frames with iterations, ``pivots`` the outputs of their
+    LoopConds, ``homes`` the devices of the nodes in each frame."""
 
     def __init__(self, graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> None:
         self.graph = graph
@@ -92,25 +96,29 @@ class _Whole:
             if node.op.role is Role.NEXT_ITERATION:
                 self.looping.add(frame)
             if frame.loop_cond is node or node.attrs.get("loop_cond"):
-                (said,) = node.outputs
-                assert said is not None
-                self.pivots[frame] = said
+                (pivot,) = node.outputs
+                assert pivot is not None
+                self.pivots[frame] = pivot
 
     def pivot(self, frame: Frame) -> Value:
-        found = self.pivots.get(frame)
-        if found is None:
+        pivot = self.pivots.get(frame)
+        if pivot is None:
             where = ", ".join(sorted(self.homes[frame]))
             raise InvalidModel(
                 f"the loop in the frame {frame.name!r} spans devices ({where}) and has no LoopCond "
                 "that could tell all of them when it ends; give it one, or one device"
             )
-        return found
+        return pivot
 
 
 class _Draft:
-    """One part on its way. ``received``, ``copied`` (Enters and NextIterations of others) and
-    ``driven`` (frames in which something must run once in each iteration) each come with the
-    ``device`` of the node that needs them first."""
+    """A part under construction.
+
+    ``received`` needs, ``copied`` Enters and NextIterations of other devices, and ``driven`` frames
+    (those that need a node that runs once in each iteration) each have the ``device`` that the
+    first node that needs them names. ``value_of`` and ``node_of`` map values and nodes of the whole
+    graph to those of the part.
+    """
 
     def __init__(self, whole: _Whole, device: str) -> None:
         self.whole = whole
@@ -121,7 +129,6 @@ class _Draft:
         self.copied: dict[Node, str] = {}
         self.driven: dict[Frame, str] = {}
         self.sent: list[tuple[Need, str]] = []
-        # In the part: what stands for values and nodes of the whole, and what drives frames.
         self.value_of: dict[Value, Value] = {}
         self.node_of: dict[Node, Node] = {}
         self.receives: dict[Need, Node] = {}
@@ -129,21 +136,21 @@ class _Draft:
         self.added: list[Node] = []
         self.paths: dict[Node, tuple[str, ...]] = {}
 
-    # What is needed of others.
+    # What the part needs of others.
 
     def find_needs(self) -> None:
         controls: dict[Node, str] = {}
         for node in self.own:
             self.need(node, node.device, controls)
-        # Who receives what a node has made knows whether it has run.
+        # An output of a node that is received also says whether the node has run.
         for node, device in controls.items():
-            if not self.told(node):
+            if not self.received_signal(node):
                 self.received[node] = device
                 self.drive(self.whole.after[node], device)
 
     def need(self, node: Node, device: str, controls: dict[Node, str]) -> None:
-        """What ``node`` needs in order to run here."""
-        for value in _read(node):
+        """Note the inputs that ``node`` needs in order to run here."""
+        for value in all_reads(node):
             producer = value.producer
             if producer is None:
                 self.fed[value] = None
@@ -157,7 +164,7 @@ class _Draft:
             elif self.whole.devices[before] != self.device:
                 controls.setdefault(before, device)
         if node.op.role is Role.ENTER and node.attrs.get("is_constant"):
-            # What it brings is for all iterations, and so there must be all of them.
+            # Its value is for all iterations, so that all of them must take place here.
             frame = self.whole.after[node]
             homes = self.whole.homes.get(frame, set())
             if frame in self.whole.looping and self.device in homes and len(homes) > 1:
@@ -185,8 +192,8 @@ class _Draft:
             if frame in self.whole.looping:
                 self.receive(self.whole.pivot(frame), device)
 
-    def told(self, node: Node) -> Value | None:
-        """Something received that is alive when, and only when, ``node`` was."""
+    def received_signal(self, node: Node) -> Value | None:
+        """A received value that is alive if, and only if, ``node`` was; None if there is none."""
         if node.op.role is Role.SWITCH:
             return None
         return next((v for v in node.outputs if v is not None and v in self.received), None)
@@ -196,27 +203,27 @@ class _Draft:
     def build(self, *, foremost: bool = False) -> Part:
         whole = self.whole.graph
         inputs = [i for i, value in enumerate(whole.inputs) if value in self.fed]
-        outputs = [i for i, value in enumerate(whole.outputs) if self.gives(value, foremost)]
-        come = [whole.inputs[i] for i in inputs]
-        come += [value for node in self.copied for value in node.outputs if value is not None]
-        come += [need for need in self.received if isinstance(need, Value)]
+        outputs = [i for i, value in enumerate(whole.outputs) if self.owns_output(value, foremost)]
+        sources = [whole.inputs[i] for i in inputs]
+        sources += [value for node in self.copied for value in node.outputs if value is not None]
+        sources += [need for need in self.received if isinstance(need, Value)]
         graph = clone(
             Graph([], [], self.own, whole.name),
-            come,
+            sources,
             [whole.outputs[i] for i in outputs],
             [node for node in whole.targets if self.whole.devices[node] == self.device],
         )
-        self.value_of = dict(zip(come, graph.inputs, strict=True))
+        self.value_of = dict(zip(sources, graph.inputs, strict=True))
         self.node_of = dict(zip(self.own, graph.nodes, strict=True))
-        for node, mine in self.node_of.items():
-            both = zip(node.outputs, mine.outputs, strict=True)
+        for node, own in self.node_of.items():
+            both = zip(node.outputs, own.outputs, strict=True)
             self.value_of.update((a, b) for a, b in both if a is not None and b is not None)
-        self.paths = {mine: self.whole.paths[node] for node, mine in self.node_of.items()}
-        del graph.inputs[len(inputs) :]  # the others are made here
+        self.paths = {own: self.whole.paths[node] for node, own in self.node_of.items()}
+        del graph.inputs[len(inputs) :]  # the others are produced in this part
         self.add_receives()
         self.add_copies()
-        for node, mine in self.node_of.items():
-            mine.control_inputs = [self.runs(before) for before in node.control_inputs]
+        for node, own in self.node_of.items():
+            own.control_inputs = [self.local_control_source(n) for n in node.control_inputs]
         for need in self.received:
             frame = self.whole.after[_source(need)]
             if frame.parent is not None:
@@ -226,7 +233,7 @@ class _Draft:
         sort(graph)
         return Part(self.device, graph, tuple(inputs), tuple(outputs), self.paths)
 
-    def gives(self, value: Value, foremost: bool) -> bool:
+    def owns_output(self, value: Value, foremost: bool) -> bool:
         """Whether an output of the whole is one of this part."""
         if value.producer is None:
             return foremost
@@ -266,48 +273,48 @@ class _Draft:
 
     def add_copies(self) -> None:
         for node, device in self.copied.items():
-            mine = Node(
+            copy = Node(
                 node.op,
-                [self.here(value) for value in node.inputs],
-                [self.here(value) for value in node.outputs],
+                [self.local_value(value) for value in node.inputs],
+                [self.local_value(value) for value in node.outputs],
                 node.attrs,
                 name=f"{node.name} on {self.device}",
                 device=device,
                 origin=node.origin,
             )
-            self.node_of[node] = mine
-            self.add(mine, self.whole.frames[node])
+            self.node_of[node] = copy
+            self.add(copy, self.whole.frames[node])
 
-    def here(self, value: Value | None) -> Value | None:
+    def local_value(self, value: Value | None) -> Value | None:
         return value if value is None or value.const is not None else self.value_of[value]
 
-    def runs(self, node: Node) -> Node:
-        """What here is to be waited for by who waits for a node of the whole."""
+    def local_control_source(self, node: Node) -> Node:
+        """The node of this part that stands for ``node`` as a control input."""
         if node in self.node_of:
             return self.node_of[node]
-        told = self.told(node)
-        return self.receives[node if told is None else told]
+        signal = self.received_signal(node)
+        return self.receives[node if signal is None else signal]
 
-    # What drives frames.
+    # Nodes that run once in each iteration of a frame.
 
     def trigger(self, frame: Frame) -> Node:
         """A node that runs once in each iteration of ``frame``."""
-        found = self.triggers.get(frame)
-        if found is None:
+        trigger = self.triggers.get(frame)
+        if trigger is None:
             if frame not in self.whole.looping:
-                found = self.enter(frame)
+                trigger = self.enter(frame)
             elif self.leads(frame):
-                found = self.node_of[_source(self.whole.pivot(frame))]
+                trigger = self.node_of[_source(self.whole.pivot(frame))]
             else:
-                found = self.control_loop(frame)
-            self.triggers[frame] = found
-        return found
+                trigger = self.control_loop(frame)
+            self.triggers[frame] = trigger
+        return trigger
 
     def leads(self, frame: Frame) -> bool:
-        """Whether the LoopCond is here and, in each iteration, waits for nobody elsewhere."""
+        """Whether the LoopCond is in this part and, in an iteration, depends on no other part."""
         stack = [_source(self.whole.pivot(frame))]
         seen: set[Node] = set()
-        goes_on = False
+        has_back_edge = False
         while stack:
             node = stack.pop()
             if node in seen:
@@ -316,14 +323,14 @@ class _Draft:
             if node not in self.node_of:
                 return False
             if node.op.role is Role.NEXT_ITERATION:
-                goes_on = True
+                has_back_edge = True
             elif self.whole.frames[node] is frame:
-                stack += [v.producer for v in _read(node) if v.producer is not None]
+                stack += [v.producer for v in all_reads(node) if v.producer is not None]
                 stack += node.control_inputs
-        return goes_on
+        return has_back_edge
 
     def enter(self, frame: Frame) -> Node:
-        """A node that enters ``frame`` whenever that is entered."""
+        """An Enter that enters ``frame`` whenever other parts do."""
         assert frame.parent is not None
         around = [] if frame.parent.parent is None else [self.trigger(frame.parent)]
         attrs = {
@@ -331,16 +338,16 @@ class _Draft:
             "parallel_iterations": frame.parallel_iterations,
             "is_constant": False,
         }
-        word = Value(f"{frame.name}#word", const=np.array(True))
-        return self.primitive("Enter", frame, [word], ["entered"], attrs, around)
+        signal = Value(f"{frame.name}#word", const=np.array(True))
+        return self.primitive("Enter", frame, [signal], ["entered"], attrs, around)
 
     def control_loop(self, frame: Frame) -> Node:
-        """A loop that runs as long as another device's does; its Merge."""
+        """The Merge of a new loop that runs as long as that of another device does."""
         entered = self.enter(frame).outputs
         again = Value(f"{frame.name}#again", TensorType(BOOL, ()))
         merge = self.primitive("Merge", frame, [*entered, again], ["merged", "index"])
-        goes_on = self.here(self.whole.pivot(frame))
-        switch = self.primitive("Switch", frame, [merge.outputs[0], goes_on], ["ended", "going"])
+        pivot = self.local_value(self.whole.pivot(frame))
+        switch = self.primitive("Switch", frame, [merge.outputs[0], pivot], ["ended", "going"])
         following = self.primitive("NextIteration", frame, [switch.outputs[1]], [])
         following.outputs.append(again)
         again.producer = following
@@ -371,21 +378,13 @@ class _Draft:
         return node
 
     def add(self, node: Node, frame: Frame) -> None:
-        """Add a node of this part alone, that runs in ``frame``."""
+        """Add a node that only this part has, and that runs in ``frame``."""
         self.added.append(node)
         self.paths[node] = frame.path
 
 
 def _source(need: Need) -> Node:
-    """The node that makes what is needed."""
+    """The node that produces, or is, what is needed."""
     node = need if isinstance(need, Node) else need.producer
     assert node is not None
     return node
-
-
-def _read(node: Node) -> list[Value]:
-    """What a node, or a graph within it, reads that is no constant."""
-    read: list[Value | None] = list(node.inputs)
-    for _, inner in node.graphs:
-        read += captures(inner)
-    return [value for value in dict.fromkeys(read) if value is not None and value.const is None]

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Node, Value, all_reads
 from penstock.ir.op import Role
-from penstock.passes.structure.relax_control_edges import EffectOrder, all_reads
+from penstock.passes.structure.relax_control_edges import EffectOrder
 
 Choice = tuple[Value | Node, int]
 """a predicate and the output that a Switch chooses by it; or a node that may be dead and LIVES"""

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 
 from penstock.analysis.frames import Frame, find_frames
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, clone, topological
+from penstock.ir.graph import Graph, Node, all_reads, clone, topological
 from penstock.ir.op import Role
 from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, make_identity
-from penstock.passes.structure.relax_control_edges import all_reads
 
 
 @dataclass(frozen=True, slots=True)

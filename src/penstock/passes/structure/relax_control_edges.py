@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.ir.graph import Graph, Node, Value, captures
+from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Role
 from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.control_flow import is_framed
@@ -72,14 +72,6 @@ class EffectOrder:
         if answer is None:
             answer = self._has_side_effects[node] = has_side_effects(node)
         return answer
-
-
-def all_reads(node: Node) -> list[Value]:
-    """What a node reads that is no constant, captures of its graphs included."""
-    reads = [value for value in node.inputs if value is not None and value.const is None]
-    for _, inner in node.graphs:
-        reads += captures(inner)
-    return reads
 
 
 def has_side_effects(node: Node) -> bool:
