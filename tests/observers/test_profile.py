@@ -252,3 +252,15 @@ def test_cost_table_is_not_read_when_costs_decide_nothing(executor, monkeypatch)
 
     monkeypatch.setattr(measure, "cost_table", refuse)
     compiled(executor=executor, backends=["numpy"]).run({"x": X})
+
+
+def test_profile_counts_overlapping_executions_of_a_step():
+    session = compiled(shapes={"x": [3]})
+    run, profile = ObservedRun(session.plan, "frames"), Profile()
+    step = session.plan.steps[0]
+    profile.run_begin(run)
+    for call in (profile.step_begin, profile.step_begin, profile.step_end, profile.step_end):
+        call(run, step, ())
+    profile.run_end(run, None)
+    (entry,) = profile
+    assert entry.count == 2

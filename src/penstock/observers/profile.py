@@ -51,15 +51,17 @@ class Profile(Observer):
         self.wall = 0.0
         """seconds from begin to end of all runs that succeeded"""
         self._lock = threading.Lock()
-        self._begun: dict[tuple[ObservedRun, Step | None], int] = {}
+        self._runs: dict[ObservedRun, int] = {}
+        # Several executions of a step may overlap: in iterations of a frame that run in parallel.
+        self._begun: dict[tuple[ObservedRun, Step], list[int]] = {}
 
     def run_begin(self, run: ObservedRun) -> None:
-        self._begun[run, None] = perf_counter_ns()
+        self._runs[run] = perf_counter_ns()
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         now = perf_counter_ns()
         with self._lock:
-            began = self._begun.pop((run, None), now)
+            began = self._runs.pop(run, now)
             if error is None:
                 self.runs += 1
                 self.wall += (now - began) * 1e-9
@@ -69,14 +71,17 @@ class Profile(Observer):
 
     def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
         if step.kernel is not None:
-            self._begun[run, step] = perf_counter_ns()
+            self._begun.setdefault((run, step), []).append(perf_counter_ns())
 
     def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
         now = perf_counter_ns()
         if step.kernel is None:
             return
         with self._lock:
-            seconds = (now - self._begun.pop((run, step))) * 1e-9
+            began = self._begun[run, step]
+            seconds = (now - began.pop(0)) * 1e-9
+            if not began:
+                del self._begun[run, step]
             self._count(step, 1, seconds, seconds)
 
     def add(self, other: Profile) -> None:

@@ -97,12 +97,12 @@ def fibonacci() -> Functions:
 
 
 @EXECUTORS
-def test_depth_is_not_pythons(executor: str) -> None:
+def test_recursion_is_deeper_than_the_stack_of_python(executor: str) -> None:
     assert triangle().value(3000, executor) == 3000 * 3001 // 2
 
 
 @EXECUTORS
-def test_calls_that_branch_go_on_one_after_the_other(executor: str) -> None:
+def test_branching_recursion_counts_one_path_of_calls(executor: str) -> None:
     """What waits is one path through the tree of calls, not a level of it."""
     depth = 13 * len(("F", "Both")) + 1
     assert fibonacci().value(14, executor, max_calls=depth) == 377
@@ -110,7 +110,9 @@ def test_calls_that_branch_go_on_one_after_the_other(executor: str) -> None:
         fibonacci().value(14, executor, max_calls=depth - 1)
 
 
-def test_calls_at_once_are_bounded_by_their_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branching_recursion_holds_no_more_calls_than_its_depth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alive, most = 0, 0
     begin, resume = scheduler.TokenScheduler.begin, run.FramesRun._resume
 
@@ -134,7 +136,7 @@ def test_calls_at_once_are_bounded_by_their_depth(monkeypatch: pytest.MonkeyPatc
 
 @EXECUTORS
 @pytest.mark.parametrize(("n", "even"), [(0, 1), (1, 0), (10, 1), (777, 0)])
-def test_two_functions_that_call_each_other(n: int, even: int, executor: str) -> None:
+def test_mutual_recursion_of_two_functions_ends(n: int, even: int, executor: str) -> None:
     """
     F(n):  If(n > 0) ─T─> G(n - 1), else 1        G(n):  If(n > 0) ─T─> F(n - 1), else 0
     """
@@ -149,7 +151,7 @@ def test_two_functions_that_call_each_other(n: int, even: int, executor: str) ->
 
 
 @EXECUTORS
-def test_under_a_switch(executor: str) -> None:
+def test_recursion_under_a_switch_ends(executor: str) -> None:
     """
     F(n):  n ─> switch(n > 0) ─T─> less ─> F ─> sum ─> merge
                    └──────────F─────────────────────────> ┘
@@ -167,7 +169,7 @@ def test_under_a_switch(executor: str) -> None:
 
 
 @EXECUTORS
-def test_in_the_body_of_a_while(executor: str) -> None:
+def test_recursion_in_the_body_of_a_while_ends(executor: str) -> None:
     """F(n) is 1 and the sum of F(0) to F(n - 1), and so 2 ** n.
 
     F(n):  i, sum, n = 0, 1, n; while i < n: sum += F(i); i += 1
@@ -194,7 +196,7 @@ def test_in_the_body_of_a_while(executor: str) -> None:
 
 
 @EXECUTORS
-def test_in_a_frame(executor: str) -> None:
+def test_recursion_in_a_frame_ends(executor: str) -> None:
     """As above, in a function that has a loop of primitives: each call has frames of its own.
 
     F(n):  Enter ─> merge ─> switch(i < n) ─F─> exit        sum += F(i)
@@ -225,7 +227,7 @@ def test_in_a_frame(executor: str) -> None:
 
 
 @EXECUTORS
-def test_in_a_case(executor: str) -> None:
+def test_recursion_in_a_case_ends(executor: str) -> None:
     """
     F(n):  Case(n) ─0─> 5, ─1─> 7, ─else─> F(n - 2)
     """
@@ -241,7 +243,7 @@ def test_in_a_case(executor: str) -> None:
 
 
 @EXECUTORS
-def test_in_a_branch_of_the_graph_itself(executor: str) -> None:
+def test_recursion_from_a_branch_of_the_graph_ends(executor: str) -> None:
     """A call in a branch that is not taken does not begin.
 
     n ─> switch(p) ─T─> F(n), which has no end ─> merge
@@ -261,7 +263,7 @@ def test_in_a_branch_of_the_graph_itself(executor: str) -> None:
 
 
 @EXECUTORS
-def test_primitives_in_a_branch_of_an_if(executor: str) -> None:
+def test_primitives_in_a_branch_of_an_if_run(executor: str) -> None:
     """No function calls itself here, but a branch has a loop of frames.
 
     F(n):  If(n > 0) ─T─> switch(n > 0) ─> merge, else 9
@@ -296,7 +298,7 @@ def test_endless_recursion_is_an_error_that_names_the_function(calls: int, execu
     assert "may call itself without end" in str(caught.value)
 
 
-def test_endless_recursion_without_results() -> None:
+def test_endless_recursion_without_outputs_meets_the_limit() -> None:
     """A function for its effects alone: no result is there to wait for."""
     g = Flow()
     function = g.function("F", {}, {}, {})
@@ -309,7 +311,7 @@ def test_endless_recursion_without_results() -> None:
         session.run({}, [], ["call"], timeout=20)
 
 
-def test_a_deadline_and_a_token_end_recursion() -> None:
+def test_endless_recursion_obeys_deadline_and_cancellation() -> None:
     session = endless(1).session(max_calls=10**9)
     with pytest.raises(ps.DeadlineExceeded):
         session.run({"n": 1}, ["call"], timeout=0.05)
@@ -319,7 +321,7 @@ def test_a_deadline_and_a_token_end_recursion() -> None:
         session.run({"n": 1}, ["call"], cancel=token)
 
 
-def test_an_error_inside_names_its_node() -> None:
+def test_error_in_a_called_function_names_its_node() -> None:
     """
     F(n):  12 / n + F(n - 1)
     """
@@ -333,7 +335,7 @@ def test_an_error_inside_names_its_node() -> None:
         g.value(3)
 
 
-def test_a_result_that_is_dead_is_an_error() -> None:
+def test_dead_output_of_a_called_function_is_an_error() -> None:
     """
     F(n):  n ─> switch(n > 0) ─T─> F(n - 1) ─> out
     """
@@ -354,14 +356,14 @@ def test_observers_see_a_call_as_one_step() -> None:
     assert not [name for name in trace.counts if "F/" in name]
 
 
-def test_runs_at_once_have_calls_of_their_own() -> None:
+def test_concurrent_runs_have_calls_of_their_own() -> None:
     session = fibonacci().session()
     futures = [session.submit({"n": n % 12}, ["call"]) for n in range(60)]
     known = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
     assert [int(future.result(30)["call"]) for future in futures] == known * 5
 
 
-def test_sessions_share_no_variable_of_a_function() -> None:
+def test_sessions_do_not_share_variables_of_a_function() -> None:
     """
     F(n):  v = n; If(n > 0): n + F(n - 1), else 0
     """
@@ -383,7 +385,7 @@ def test_sessions_share_no_variable_of_a_function() -> None:
         other.run({}, ["read"])
 
 
-def test_what_a_call_says_of_its_function_is_checked() -> None:
+def test_call_that_does_not_fit_its_function_is_refused() -> None:
     g = triangle()
     inner = next(f for f in g.proto.library.function if f.signature.name == "More").node_def
     (again,) = [node for node in inner if node.name == "again"]

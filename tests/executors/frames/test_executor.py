@@ -66,7 +66,7 @@ def test_tensorflows_corpus(case: Case, executor: str) -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 32])
-def test_the_number_of_iterations_at_once_changes_no_answer(parallel):
+def test_parallel_iterations_do_not_change_outputs(parallel):
     text = [case for case in cases() if case.name.startswith("loop_")]
     for case in text:
         graph = read_graph(case.path)
@@ -79,7 +79,7 @@ def test_the_number_of_iterations_at_once_changes_no_answer(parallel):
                 check(case, run, session.run(feeds(run), run["fetches"], run["targets"]))
 
 
-def test_a_dead_fetch_names_the_switch_that_killed_it():
+def test_dead_fetch_error_names_its_switch():
     (case,) = [case for case in cases() if case.name == "prim_switch"]
     session = ps.compile(case.path, executor="frames", backends=["numpy"])
     feeds = {"x": np.array([1, 2], np.int32), "p": np.array(True)}
@@ -89,7 +89,7 @@ def test_a_dead_fetch_names_the_switch_that_killed_it():
         session.run(feeds, ["on_false"])
 
 
-def test_runs_at_once_have_frames_of_their_own():
+def test_concurrent_runs_have_frames_of_their_own():
     (case,) = [case for case in cases() if case.name == "loop_inner_independent"]
     session = ps.compile(case.path, executor="frames", backends=["numpy"])
     runs = [run for run in case.runs if "error" not in run["expect"]] * 10
@@ -98,14 +98,14 @@ def test_runs_at_once_have_frames_of_their_own():
         check(case, run, future.result(30))
 
 
-def test_other_executors_say_who_runs_frames():
+def test_other_executors_refuse_frames_and_name_those_that_run_them():
     (case,) = [case for case in cases() if case.name == "prim_switch"]
     session = ps.compile(case.path, executor="linear", backends=["numpy"])
     with pytest.raises(ps.Unsupported, match=r"only executor=.frames. or .auto. runs it .*on_true"):
         session.run({"x": np.array([1, 2], np.int32), "p": np.array(True)}, ["on_true"])
 
 
-def test_iterations_of_a_frame_are_bounded():
+def test_iterations_of_a_frame_obey_their_limit():
     (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
     limits = ps.Limits(max_iterations=100)
     session = ps.compile(case.path, executor="frames", backends=["numpy"], limits=limits)
@@ -114,7 +114,7 @@ def test_iterations_of_a_frame_are_bounded():
         session.run({"n": np.int32(101)}, ["while/Exit"])
 
 
-def test_a_run_leaves_nothing_behind():
+def test_ended_run_leaves_no_objects_behind():
     (case,) = [case for case in cases() if case.name == "loop_fetch_inside_error"]
     session = ps.compile(case.path, executor="frames", backends=["numpy"])
     gc.collect()
@@ -128,7 +128,7 @@ def test_a_run_leaves_nothing_behind():
         gc.enable()
 
 
-def test_long_kernels_run_beside_each_other():
+def test_long_kernels_run_in_parallel():
     # Two kernels of 10 ms, many times: on two threads, once they are known to be long.
     names: set[str] = set()
 

@@ -58,14 +58,14 @@ def on_devices(case: Case, source: bytes, devices: int) -> ps.Session | None:
 @pytest.mark.parametrize(
     "case", [case for case in cases() if case.name.startswith("dev_")], ids=lambda case: case.name
 )
-def test_the_corpus_on_the_devices_that_it_names(case):
+def test_corpus_on_its_own_devices_equals_tensorflow(case):
     session = on_devices(case, case.path.read_bytes(), 2)
     assert session is not None
     assert parted(session)
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
-def test_the_corpus_on_three_devices_by_chance(case):
+def test_corpus_on_three_random_devices_equals_tensorflow(case):
     random = Random(case.name)
     for _ in range(2):
         graph = read_graph(case.path)
@@ -83,7 +83,7 @@ def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_graphs_run_alike_on_one_device_and_on_several(seed):
+def test_random_graphs_on_several_devices_equal_one_device(seed):
     graph = RandomGraph(seed)
     whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])
     for devices in (2, 3, 4):
@@ -95,7 +95,7 @@ def test_random_graphs_run_alike_on_one_device_and_on_several(seed):
 # Devices.
 
 
-def test_without_devices_all_runs_on_one_whatever_it_names():
+def test_device_names_without_the_option_are_ignored():
     b = Builder()
     y = add(b, b.placeholder("x", "int32"), b.const(np.int32(1)))
     for node in b.proto.node:
@@ -105,7 +105,7 @@ def test_without_devices_all_runs_on_one_whatever_it_names():
     assert not parted(session)
 
 
-def test_nodes_whose_device_there_is_not_are_named_all_at_once():
+def test_unknown_devices_error_names_all_nodes():
     b = Builder()
     x = b.placeholder("x", "int32")
     y = add(b, add(b, x, x), b.const(np.int32(1)))
@@ -118,7 +118,7 @@ def test_nodes_whose_device_there_is_not_are_named_all_at_once():
     assert "n2" not in str(caught.value)
 
 
-def test_what_names_no_device_runs_on_the_first():
+def test_nodes_without_a_device_run_on_the_first():
     b = Builder()
     y = add(b, b.placeholder("x", "int32"), b.const(np.int32(1)))
     b.proto.node[-1].device = "/job:localhost/cpu:*"
@@ -132,12 +132,12 @@ def test_what_names_no_device_runs_on_the_first():
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams"])
-def test_devices_are_for_frames(executor):
+def test_devices_with_another_executor_are_refused(executor):
     with pytest.raises(ValueError, match="frames"):
         compile_text("g (float x) => (float y) { y = Neg(x) }", executor=executor, devices=2)
 
 
-def test_auto_runs_devices_by_frames():
+def test_devices_with_executor_auto_use_frames():
     loaded = ps.load(model_from_text("g (float x) => (float y) { a = Neg(x) y = Abs(a) }"))
     loaded.graph.nodes[1].device = "/cpu:1"
     session = ps.compile(loaded, devices=2)
@@ -145,7 +145,7 @@ def test_auto_runs_devices_by_frames():
     assert parted(session)
 
 
-def test_who_reads_a_handle_runs_where_it_was_made():
+def test_readers_of_a_handle_run_on_its_device():
     case = next(case for case in cases() if "TensorArrayWriteV3" in case.ops)
     graph = read_graph(case.path)
     for i, node in enumerate(graph.node):
@@ -177,7 +177,7 @@ def endless(body: str = "Neg") -> tuple[bytes, str]:
 
 
 @pytest.mark.parametrize("way", ["deadline", "token"])
-def test_an_endless_loop_across_devices_can_be_stopped(way):
+def test_endless_loop_across_devices_can_be_stopped(way):
     source, total = endless()
     session = ps.compile(source, "frames", ["numpy"], devices=2)
     token = ps.CancelToken()
@@ -191,7 +191,7 @@ def test_an_endless_loop_across_devices_can_be_stopped(way):
     assert session.run({"n": np.int32(4)}, [total], timeout=SOON)[total] == 6
 
 
-def test_the_first_error_ends_all_parts_and_is_the_one_that_is_raised():
+def test_first_error_of_a_part_ends_all_and_is_raised():
     (case,) = [case for case in cases() if case.name == "dev_while_error"]
     session = ps.compile(case.path, "frames", ["numpy"], devices=2)
     run = next(run for run in case.runs if "error" in run["expect"])
@@ -201,7 +201,7 @@ def test_the_first_error_ends_all_parts_and_is_the_one_that_is_raised():
         assert not isinstance(caught.value, ps.Cancelled)
 
 
-def test_an_error_ends_a_loop_that_waits_for_nobody():
+def test_error_in_another_part_ends_an_independent_loop():
     """The other device has a loop without end of its own."""
     b = Builder()
     n = b.placeholder("n", "int32")
@@ -214,7 +214,7 @@ def test_an_error_ends_a_loop_that_waits_for_nobody():
         session.run({"n": np.int32(2**31 - 1)}, [total, bad], timeout=SOON)
 
 
-def test_a_run_ends_when_all_parts_have():
+def test_run_ends_after_its_last_part():
     """Though all that was fetched was there before."""
     asked: queue.Queue = queue.Queue()
 
@@ -243,7 +243,7 @@ def test_a_run_ends_when_all_parts_have():
         session.run({"x": np.int32(3)}, [y], [slow], timeout=0.02)
 
 
-def test_what_is_never_sent_is_not_waited_for():
+def test_value_that_is_never_sent_does_not_block_the_run():
     """A value that only the first iteration has, on another device than its reader."""
     b = Builder()
     n = b.placeholder("n", "int32")
@@ -264,7 +264,7 @@ def test_what_is_never_sent_is_not_waited_for():
     assert parted(session)
 
 
-def test_runs_at_once_have_a_rendezvous_each():
+def test_concurrent_runs_have_a_rendezvous_each():
     source, total = endless()
     session = ps.compile(source, "frames", ["numpy"], devices=2)
     futures = [(n, session.submit({"n": np.int32(n)}, [total])) for n in range(40)]
@@ -272,7 +272,7 @@ def test_runs_at_once_have_a_rendezvous_each():
         assert future.result(SOON)[total] == n * (n - 1) // 2
 
 
-def test_a_run_leaves_nothing_behind():
+def test_ended_run_leaves_no_objects_behind():
     source, total = endless()
     session = ps.compile(source, "frames", ["numpy"], devices=2)
     session.run({"n": np.int32(3)}, [total])
@@ -288,7 +288,7 @@ def test_a_run_leaves_nothing_behind():
         gc.enable()
 
 
-def test_long_kernels_of_two_devices_run_at_the_same_time():
+def test_long_kernels_of_two_devices_run_in_parallel():
     """Each waits until the other has begun, once they are known to be long."""
     together = threading.Barrier(2)
     met: list[bool] = []

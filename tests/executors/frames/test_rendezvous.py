@@ -21,7 +21,7 @@ class Taken:
         self.calls.append((value, dead, error))
 
 
-def test_a_value_that_is_there_is_given_at_once():
+def test_recv_of_a_sent_value_returns_it():
     rendezvous, taken = Rendezvous(), Taken()
     rendezvous.send("k", 1)
     rendezvous.send("k", None, True)
@@ -32,7 +32,7 @@ def test_a_value_that_is_there_is_given_at_once():
     assert len(rendezvous) == 0
 
 
-def test_who_asks_first_gets_the_first_value():
+def test_receivers_get_values_in_the_order_of_asking():
     rendezvous, first, second = Rendezvous(), Taken(), Taken()
     assert rendezvous.recv("k", first) is None
     assert rendezvous.recv("k", second) is None
@@ -44,7 +44,7 @@ def test_who_asks_first_gets_the_first_value():
     assert len(rendezvous) == 1
 
 
-def test_abort_tells_all_who_wait_and_all_who_come():
+def test_abort_reaches_waiting_and_later_calls():
     rendezvous, waits = Rendezvous(), [Taken(), Taken(), Taken()]
     for key, taken in zip("aab", waits, strict=True):
         rendezvous.recv(key, taken)
@@ -63,7 +63,7 @@ def test_abort_tells_all_who_wait_and_all_who_come():
     assert len(rendezvous) == 0
 
 
-def test_what_is_closed_forgets_in_silence():
+def test_close_drops_values_and_receivers_silently():
     rendezvous, taken = Rendezvous(), Taken()
     rendezvous.recv("a", taken)
     rendezvous.send("b", 1)
@@ -72,7 +72,7 @@ def test_what_is_closed_forgets_in_silence():
     assert taken.calls == []
 
 
-def test_whoever_takes_may_send_and_ask_again():
+def test_receiver_may_send_and_receive_again():
     rendezvous, seen = Rendezvous(), []
 
     def take(value, dead, error):
@@ -86,7 +86,7 @@ def test_whoever_takes_may_send_and_ask_again():
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
-def test_each_value_is_taken_once_in_order_whoever_sends_and_asks():
+def test_values_of_many_threads_are_taken_once_in_order():
     #  four threads send to four keys each, four take from them
     rendezvous = Rendezvous()
     taken: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -122,7 +122,7 @@ def test_each_value_is_taken_once_in_order_whoever_sends_and_asks():
     assert len(rendezvous) == 0
 
 
-def test_abort_leaves_nobody_waiting():
+def test_abort_during_calls_leaves_no_receiver_waiting():
     rendezvous, told = Rendezvous(), []
     begin = threading.Barrier(5)
 
@@ -145,6 +145,6 @@ def test_abort_leaves_nobody_waiting():
     assert len(rendezvous) == 0
 
 
-def test_edges_have_both_ends_and_a_name():
+def test_edge_key_differs_by_both_ends_and_name():
     made = {edge_key(a, b, name) for a in "AB" for b in "AB" for name in ("x:0", "^x")}
     assert len(made) == 8

@@ -1,4 +1,4 @@
-"""What naive versions of TensorFlow's control flow get wrong: each rule, on the graph that shows it.
+"""Rules of TensorFlow's control flow that are easy to get wrong, each on a graph that shows it.
 
 In the drawings ``─>`` is a value and ``..>`` a control edge, T and F are the outputs of a Switch. An
 ``Enter*`` is a constant one. Counts are of living executions; what is not listed did not run.
@@ -23,7 +23,7 @@ EXECUTORS = ("frames", "auto")
 def ran(
     g: Flow, feeds: Mapping[str, Any], *fetches: str, targets: Sequence[str] = ()
 ) -> tuple[list[Any], Counter[str]]:
-    """What was fetched, the same on all executors, and how often each node ran."""
+    """The fetched values, the same on all executors, and how often each node ran."""
     answers = {}
     trace = ps.Trace()
     for executor in EXECUTORS:
@@ -43,7 +43,7 @@ def refused(
     match: str,
     targets: Sequence[str] = (),
 ) -> None:
-    """That no executor runs it, and what they say."""
+    """Check that all executors refuse the graph, with a message that matches."""
     for executor in EXECUTORS:
         with pytest.raises(error, match=match):
             session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
@@ -59,7 +59,7 @@ def inputs(**dtypes: str) -> Flow:
 
 
 def loop_counts(loop: str, n: int, *variables: str) -> dict[str, int]:
-    """How often the nodes of ``Flow.loop`` run in n turns, with these variables beside i."""
+    """How often the nodes of ``Flow.loop`` run in n iterations, with these variables beside i."""
     found = {f"{loop}/limit": 1, f"{loop}/less": n + 1, f"{loop}/cond": n + 1}
     found |= {f"{loop}/one": n, f"{loop}/add": n}
     for each in ("i", *variables):
@@ -71,7 +71,7 @@ def loop_counts(loop: str, n: int, *variables: str) -> dict[str, int]:
 # 1
 
 
-def test_a_merge_with_a_dead_control_input_stays_live() -> None:
+def test_merge_with_a_dead_control_input_stays_live() -> None:
     """
     x ─> switch ─T─> dead ..┐
     p ──────┘               v
@@ -90,7 +90,7 @@ def test_a_merge_with_a_dead_control_input_stays_live() -> None:
 
 
 @pytest.mark.parametrize("p", [True, False])
-def test_who_waits_for_a_switch_lives_and_who_waits_for_its_dead_output_dies(p: bool) -> None:
+def test_control_edge_from_a_switch_is_live_and_from_its_dead_output_dead(p: bool) -> None:
     """
     x ─> switch ─T─> on ..> after_on
     p ──────┘ :
@@ -111,7 +111,7 @@ def test_who_waits_for_a_switch_lives_and_who_waits_for_its_dead_output_dies(p: 
 
 @pytest.mark.parametrize("output", [0, 1])
 @pytest.mark.parametrize("p", [True, False])
-def test_the_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
+def test_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
     """
     x ─> switch ─F or T─> read ─> merge <── y
     p ──────┘
@@ -132,7 +132,7 @@ def test_the_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, out
 
 
 @pytest.mark.parametrize(("p", "n"), [(True, 4), (False, 4), (True, 0)])
-def test_a_loop_in_a_branch_that_is_not_taken(p: bool, n: int) -> None:
+def test_loop_in_an_untaken_branch_ends_dead(p: bool, n: int) -> None:
     """The dead Enter fires the loop's Merge, although its back edge never comes.
 
     x ─> switch ─T─> [ while i < n: i += 1 ] ─> merge
@@ -152,7 +152,7 @@ def test_a_loop_in_a_branch_that_is_not_taken(p: bool, n: int) -> None:
 # 4
 
 
-def test_dead_exits_of_iterations_before_the_last_stay_inside() -> None:
+def test_dead_exits_of_earlier_iterations_do_not_leave_the_frame() -> None:
     """The Exit of a loop is dead in all iterations but the last. Were one of these to leave, the
     Merge would have had nothing but dead inputs.
 
@@ -167,8 +167,8 @@ def test_dead_exits_of_iterations_before_the_last_stay_inside() -> None:
     assert counts == {"switch": 1, "merge": 1, **loop_counts("while", 5)}
 
 
-def test_what_waits_for_a_dead_node_leaves_no_iteration() -> None:
-    """Neither out of the frame nor to the next iteration, however alive its value is.
+def test_dead_control_edges_do_not_leave_their_iteration() -> None:
+    """Neither to the frame around nor to the next iteration, though its value is live.
 
     body(y) ─> next(y)        dead ..> next(y)        last(y) ─> exit_1
     off ─> switch ─T─> dead                 dead ..> exit_1
@@ -194,7 +194,7 @@ def test_what_waits_for_a_dead_node_leaves_no_iteration() -> None:
 
 
 @pytest.mark.parametrize("which", [True, False])
-def test_of_a_dead_and_a_live_exit_the_live_one_wins(which: bool) -> None:
+def test_merge_of_a_dead_and_a_live_exit_takes_the_live_one(which: bool) -> None:
     """
     in the frame:   merge ─> switch(cond) ─F─> choice(which) ─F─> exit_0 ─> join
                                                     └─T─> negated ─> exit_1 ─┘
@@ -217,7 +217,7 @@ def test_of_a_dead_and_a_live_exit_the_live_one_wins(which: bool) -> None:
 # 6
 
 
-def test_what_enters_as_a_variable_is_there_in_the_first_iteration_only() -> None:
+def test_non_constant_enter_lives_in_the_first_iteration_only() -> None:
     """
     k ─> Enter ─────┐
                     v
@@ -241,7 +241,7 @@ def test_what_enters_as_a_variable_is_there_in_the_first_iteration_only() -> Non
 # 7
 
 
-def test_a_division_by_zero_where_nothing_divides() -> None:
+def test_division_by_zero_in_an_untaken_branch_is_no_error() -> None:
     """
     x ─> switch ─T─> quotient (x / d) ─> merge
     p ──────┘ └─F─────────────────────> ┘
@@ -258,7 +258,7 @@ def test_a_division_by_zero_where_nothing_divides() -> None:
     refused(g, feeds, "merge", error=ps.RunError, match="quotient")
 
 
-def test_a_division_by_zero_in_the_body_of_a_loop_without_iterations() -> None:
+def test_division_by_zero_in_a_loop_without_iterations_is_no_error() -> None:
     """
     y = x; while i < n: y = y / d
     """
@@ -277,7 +277,7 @@ def test_a_division_by_zero_in_the_body_of_a_loop_without_iterations() -> None:
 # 8
 
 
-def test_a_merge_of_dead_inputs_leaves_the_next_one_its_other_input() -> None:
+def test_merge_behind_a_dead_merge_takes_its_other_input() -> None:
     """
     x ─> switch ─T─> a ─> first ─> second <── y
     p ──────┘ └─T─> b ──> ┘
@@ -297,7 +297,7 @@ def test_a_merge_of_dead_inputs_leaves_the_next_one_its_other_input() -> None:
 # 9
 
 
-def test_two_loop_conds_in_one_frame() -> None:
+def test_two_loop_conds_in_one_frame_are_refused() -> None:
     """
     [ while i < n ]  and  [ while i < n ]  both in frame "shared"
     """
@@ -311,7 +311,7 @@ def test_two_loop_conds_in_one_frame() -> None:
     assert counts == {"after_one": 1, **loop_counts("one", 2)}
 
 
-def test_loops_may_share_a_frame_if_one_has_the_loop_cond() -> None:
+def test_loops_with_one_loop_cond_may_share_a_frame() -> None:
     """As the counter of a gradient's loop does.
 
     in frame "shared":  [ while i < n, LoopCond ]  [ while i < n, Less alone ]
@@ -326,7 +326,7 @@ def test_loops_may_share_a_frame_if_one_has_the_loop_cond() -> None:
     assert counts == {**loop_counts("one", 2), **two}
 
 
-def test_one_frame_name_under_two_parents() -> None:
+def test_one_frame_name_under_two_parents_is_refused() -> None:
     """
     x ─> Enter a ─> Enter inner ─> Exit ─> Exit ─> after_a
     x ─> Enter b ─> Enter inner ─> Exit ─> Exit ─> after_b
@@ -340,7 +340,7 @@ def test_one_frame_name_under_two_parents() -> None:
 
 
 @pytest.mark.parametrize("edge", ["in_a", "^in_a"])
-def test_inputs_from_different_frames(edge: str) -> None:
+def test_inputs_from_different_frames_are_refused(edge: str) -> None:
     """
     x ─> Enter a ─> mixed <── y        ..> makes no difference
     """
@@ -357,7 +357,7 @@ def test_inputs_from_different_frames(edge: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["Exit", "NextIteration"])
-def test_nothing_leaves_a_frame_that_nothing_enters(op: str) -> None:
+def test_exit_or_next_iteration_without_an_enter_is_refused(op: str) -> None:
     """
     x ─> Exit
     """
@@ -371,7 +371,7 @@ def test_nothing_leaves_a_frame_that_nothing_enters(op: str) -> None:
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_frame_without_a_loop(constant: bool, dead: bool) -> None:
+def test_frame_without_a_loop_passes_values_on(constant: bool, dead: bool) -> None:
     """
     x ─> switch ─F─> Enter ─> negated ─> Exit ─> merge
     p ──────┘ └─T──────────────────────────────> ┘
@@ -392,8 +392,8 @@ def test_a_frame_without_a_loop(constant: bool, dead: bool) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 63, 64, 20_000])
 @pytest.mark.parametrize("live", [True, False])
-def test_a_merge_waits_for_any_number_of_control_inputs(count: int, live: bool) -> None:
-    """Half of them are dead: that does not matter.
+def test_merge_waits_for_any_number_of_control_inputs(count: int, live: bool) -> None:
+    """Half of them are dead, which makes no difference.
 
     x ─> switch ─T─> c1, c3, ...  ..> merge <── y, switch:T
     p ──────┘ └─F─> c0, c2, ...   ..> ┘
@@ -416,7 +416,7 @@ def test_a_merge_waits_for_any_number_of_control_inputs(count: int, live: bool) 
     assert trace.counts == {"switch": 1, "merge": 1, **living}
 
 
-def test_a_merge_of_many_inputs_takes_the_one_that_lives() -> None:
+def test_merge_of_many_inputs_takes_the_live_one() -> None:
     """
     x ─> _SwitchN(i) ─0..299─> merge
     """
@@ -432,8 +432,8 @@ def test_a_merge_of_many_inputs_takes_the_one_that_lives() -> None:
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_constant_enter_that_comes_late_reaches_all_iterations(dead: bool) -> None:
-    """The loop counts to n, on which k takes no part; k comes out of another loop, long after.
+def test_late_constant_enter_reaches_all_iterations(dead: bool) -> None:
+    """The loop counts to n without k, which leaves another loop long after.
 
     [ while j < 200 ] ─> late ─> Enter* ─> seen <── while/i/body
     [ while i < n ] ─> exit
@@ -453,7 +453,7 @@ def test_a_constant_enter_that_comes_late_reaches_all_iterations(dead: bool) -> 
 # 13
 
 
-def test_a_dead_next_iteration_begins_no_iteration() -> None:
+def test_dead_next_iteration_begins_no_iteration() -> None:
     """Of the variable y none but even turns come back: from the first odd one on there is none, and
     i alone goes on.
 
@@ -483,8 +483,8 @@ def test_a_dead_next_iteration_begins_no_iteration() -> None:
 # 14
 
 
-def test_a_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On two devices, in each turn of a loop; what is odd goes over and comes back.
+def test_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two devices, in each iteration of a loop; odd values are sent there and back.
 
     cpu:0                    :     cpu:1
     i ─> switch ─T─> send ── : ──> recv ─> there
@@ -534,7 +534,7 @@ def test_a_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("parallel", [0, -1, -(2**40)])
-def test_parallel_iterations_must_be_positive(parallel: int) -> None:
+def test_parallel_iterations_below_one_are_refused(parallel: int) -> None:
     """
     x ─> Enter (parallel_iterations = 0) ─> Exit
     """
@@ -572,7 +572,7 @@ def factorial() -> Flow:
     return g
 
 
-def test_a_function_that_calls_itself_under_a_condition() -> None:
+def test_function_that_calls_itself_under_a_condition_ends() -> None:
     values, counts = ran(factorial(), {"n": 6}, "call")
     assert values == [720]
     assert counts["call"] == 1
@@ -598,7 +598,7 @@ def test_recursion_without_end_meets_the_limit() -> None:
 
 
 class Order(ps.Observer):
-    """Notes the order in which some nodes begin."""
+    """Records the order in which some nodes begin."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -610,7 +610,7 @@ class Order(ps.Observer):
 
 
 @pytest.mark.parametrize(("parallel", "ahead"), [(1, 1), (2, 2), (5, 5), (64, 8)])
-def test_as_many_iterations_go_on_as_the_frame_allows(parallel: int, ahead: int) -> None:
+def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: int) -> None:
     """Beside the count, each turn has a long chain for which nobody waits. An iteration may begin
     when so many before it have ended, chains and all.
 
@@ -634,7 +634,7 @@ def test_as_many_iterations_go_on_as_the_frame_allows(parallel: int, ahead: int)
     assert Counter(order.begun) == {"c0": 8, "c99": 8}
 
 
-def test_one_iteration_at_a_time_keeps_effects_in_their_order() -> None:
+def test_one_parallel_iteration_keeps_side_effects_in_order() -> None:
     """As in gradients of loops: nothing but the limit says which pop comes first. Each turn ends
     only when its slow push has.
 
@@ -667,8 +667,8 @@ def test_one_iteration_at_a_time_keeps_effects_in_their_order() -> None:
 # 18
 
 
-def test_a_dead_enter_kills_the_merge_of_its_loop_at_once() -> None:
-    """The back edge hangs on a value that comes from nowhere else: nobody may wait for it.
+def test_dead_enter_kills_the_merge_of_its_loop_at_once() -> None:
+    """The back edge depends on the loop alone, so that the Merge must not wait for it.
 
     x ─> switch ─T─> Enter ─> loop ─> Exit ─> merge <── y
     p ──────┘                  ^ │
@@ -689,7 +689,7 @@ def test_a_dead_enter_kills_the_merge_of_its_loop_at_once() -> None:
 # 19
 
 
-def test_feeding_a_tensor_leaves_its_node_to_those_who_wait_for_it() -> None:
+def test_node_of_a_fed_tensor_runs_for_its_control_edges() -> None:
     """
     x ─> fed ─> negated
           :....> after <── y
@@ -710,7 +710,7 @@ def test_feeding_a_tensor_leaves_its_node_to_those_who_wait_for_it() -> None:
             session.run({"fed:0": 5, "y": 3}, ["negated", "after"])
 
 
-def test_a_placeholder_that_is_fed_does_not_run() -> None:
+def test_fed_placeholder_does_not_run() -> None:
     """
     x ..> after <── y
     """
@@ -722,8 +722,8 @@ def test_a_placeholder_that_is_fed_does_not_run() -> None:
     assert counts["after"] == 1
 
 
-def test_feeding_what_a_switch_makes() -> None:
-    """A branch may be fed in its middle: what chose it is not asked.
+def test_fed_output_of_a_switch_is_live() -> None:
+    """A branch may be fed in its middle; its predicate is not computed.
 
     x ─> switch ─T─> on ─> merge
     p ──────┘ └─F─> off ─> ┘
@@ -743,7 +743,7 @@ def test_feeding_what_a_switch_makes() -> None:
 # 20
 
 
-def test_a_node_inside_of_a_loop_can_be_fetched_if_it_runs_once() -> None:
+def test_fetch_inside_a_loop_works_if_it_runs_once() -> None:
     """
     [ while i < n: i += 1 ], of which while/add is fetched
     """
@@ -757,7 +757,7 @@ def test_a_node_inside_of_a_loop_can_be_fetched_if_it_runs_once() -> None:
     refused(g, {"zero": 0, "n": 0}, "while/add", error=ps.DeadTensor, match="'while/add:0'")
 
 
-def test_a_node_inside_of_a_loop_as_a_target_runs_all_of_it_without_exits() -> None:
+def test_target_inside_a_loop_runs_the_loop_without_exits() -> None:
     """
     [ while i < n: i += 1 ], of which while/add is a target
     """
@@ -775,7 +775,7 @@ def test_a_node_inside_of_a_loop_as_a_target_runs_all_of_it_without_exits() -> N
 @pytest.mark.parametrize(
     ("i", "chosen"), [(0, 0), (1, 1), (2, 2), (3, 2), (-1, 2), (2**31 - 1, 2), (-(2**31), 2)]
 )
-def test_a_switch_of_many_takes_its_last_output_out_of_range(i: int, chosen: int) -> None:
+def test_switch_n_out_of_range_takes_its_last_output(i: int, chosen: int) -> None:
     """
     x ─> _SwitchN(i) ─0─> ┐
              │ └───1────> merge
@@ -812,7 +812,7 @@ def choosing(op: str, kind: str, *dims: int) -> Flow:
 
 
 @pytest.mark.parametrize(("by", "value"), [(0, 10), (1, 20), (2, 30), (3, 30), (-1, 30)])
-def test_a_case_takes_its_last_branch_out_of_range(by: int, value: int) -> None:
+def test_case_out_of_range_takes_its_last_branch(by: int, value: int) -> None:
     values, counts = ran(choosing("Case", "int32"), {"by": by}, "choice")
     assert values == [value]
     assert counts["choice"] == 1
@@ -834,7 +834,7 @@ def test_a_case_takes_its_last_branch_out_of_range(by: int, value: int) -> None:
         (np.zeros((2, 2), np.int32), 10),
     ],
 )
-def test_if_of_a_number_is_not_zero_and_of_an_array_not_empty(by: Any, value: int) -> None:
+def test_if_is_true_for_a_nonzero_scalar_and_a_nonempty_array(by: Any, value: int) -> None:
     array = np.asarray(by)
     g = choosing("If", array.dtype.name, *array.shape)
     values, counts = ran(g, {"by": array}, "choice")
@@ -862,7 +862,7 @@ def unwritten(*dims: int, known: bool = True) -> Flow:
     return g
 
 
-def test_an_element_that_nobody_wrote_is_zeros_if_its_shape_is_known() -> None:
+def test_unwritten_tensor_array_element_of_known_shape_is_zeros() -> None:
     g = unwritten(2)
     x = np.array([1, 2], np.float32)
     assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
@@ -872,7 +872,7 @@ def test_an_element_that_nobody_wrote_is_zeros_if_its_shape_is_known() -> None:
     refused(g, {"i": 2, "x": x}, "read", error=ps.RunError, match="read")
 
 
-def test_an_element_that_nobody_wrote_is_an_error_if_its_shape_is_not_known() -> None:
+def test_unwritten_tensor_array_element_of_unknown_shape_is_an_error() -> None:
     g, x = unwritten(2, known=False), np.array([1, 2], np.float32)
     assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
     refused(g, {"i": 1, "x": x}, "read", error=ps.RunError, match="read")

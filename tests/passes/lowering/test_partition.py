@@ -68,7 +68,7 @@ def transfers(parts: dict[str, Part]) -> Counter[tuple[str, str, str]]:
     return found[0]
 
 
-def test_one_device_is_one_part():
+def test_partition_on_one_device_is_one_part():
     b = Builder()
     y = add(b, b.placeholder("x", "int32"), b.const(np.int32(1)))
     parts = parts_of(b, y)
@@ -77,7 +77,7 @@ def test_one_device_is_one_part():
     assert (parts[A].inputs, parts[A].outputs) == ((0,), (0,))
 
 
-def test_a_value_is_sent_once_to_each_device_that_reads_it():
+def test_partition_sends_a_value_once_to_each_reading_device():
     #          +-> p (B) -+
     #  x -> a -+-> q (B) -+-> s (C)
     #          +----------+
@@ -103,7 +103,7 @@ def test_a_value_is_sent_once_to_each_device_that_reads_it():
     ]
 
 
-def test_what_is_fed_goes_to_each_device_that_reads_it():
+def test_partition_gives_an_input_to_each_reading_device():
     b = Builder()
     x = b.placeholder("x", "int32")
     here, there = add(b, x, x), add(b, x, x, "Mul")
@@ -116,7 +116,7 @@ def test_what_is_fed_goes_to_each_device_that_reads_it():
     }
 
 
-def test_a_control_edge_sends_a_word_unless_the_value_is_sent_anyway():
+def test_partition_sends_a_signal_for_a_control_edge_without_a_value():
     b = Builder()
     x = b.placeholder("x", "int32")
     a = add(b, x, x)
@@ -130,7 +130,7 @@ def test_a_control_edge_sends_a_word_unless_the_value_is_sent_anyway():
     assert [node.name for node in send.control_inputs] == [quiet]
 
 
-def test_a_switch_is_waited_for_by_a_word_of_its_own():
+def test_partition_sends_a_signal_for_a_control_edge_from_a_switch():
     """One of its outputs may be dead though it ran."""
     b = Builder()
     x, p = b.placeholder("x", "int32"), b.placeholder("p", "bool")
@@ -150,7 +150,7 @@ def loop_with(b: Builder, elsewhere: str = B) -> str:
     return total
 
 
-def test_a_loop_across_devices_has_a_control_loop_where_its_loop_cond_is_not():
+def test_partition_adds_a_control_loop_on_devices_without_the_loop_cond():
     b = Builder()
     parts = parts_of(b, loop_with(b))
     loop = dict.fromkeys(("Enter", "Merge", "Switch", "NextIteration"), 1)
@@ -165,7 +165,7 @@ def test_a_loop_across_devices_has_a_control_loop_where_its_loop_cond_is_not():
     assert made.attrs["parallel_iterations"] == 10
 
 
-def test_the_device_of_the_loop_cond_has_one_too_if_that_waits_for_others():
+def test_partition_adds_a_control_loop_where_the_loop_cond_depends_on_others():
     b = Builder()
     total = counting(b, b.placeholder("n", "int32"))
     (less,) = [node.name for node in b.proto.node if node.op == "Less"]
@@ -175,7 +175,7 @@ def test_the_device_of_the_loop_cond_has_one_too_if_that_waits_for_others():
     assert counts(parts[B])["Merge"] == 1
 
 
-def test_enters_and_next_iterations_are_where_what_reads_them_is():
+def test_partition_copies_enters_and_next_iterations_to_their_readers():
     """Their values do not come once in each iteration, as all that is sent must."""
     b = Builder()
     total = counting(b, b.placeholder("n", "int32"))
@@ -189,7 +189,7 @@ def test_enters_and_next_iterations_are_where_what_reads_them_is():
     assert counts(parts[A])["NextIteration"] >= 2
 
 
-def test_loops_in_loops_have_control_loops_in_control_loops():
+def test_partition_nests_control_loops_as_loops_nest():
     b = Builder()
     n = b.placeholder("n", "int32")
     limit = enter(b, "outer", n, 3, True)
@@ -227,7 +227,7 @@ def test_loops_in_loops_have_control_loops_in_control_loops():
     assert counts(parts[B])["NextIteration"] == 2
 
 
-def test_a_loop_without_a_loop_cond_stays_on_one_device():
+def test_partition_refuses_a_loop_across_devices_without_a_loop_cond():
     b = Builder()
     x, p = b.placeholder("x", "int32"), b.placeholder("p", "bool")
     merged = b.node("Merge", enter(b, "loop", x, 10), "next", T=INT, N=2)
@@ -242,7 +242,7 @@ def test_a_loop_without_a_loop_cond_stays_on_one_device():
         parts_of(b, left)
 
 
-def test_a_partition_leaves_the_graph_as_it_was():
+def test_partition_does_not_change_the_graph():
     b = Builder()
     graph = graph_of(b, loop_with(b))
     before = [(node.name, node.device, list(node.inputs)) for node in graph.nodes]
@@ -282,7 +282,7 @@ def twice(graph: Graph) -> list[Part]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_partitions_of_partitions_run_alike(seed):
+def test_partitions_of_partitions_compute_the_same(seed):
     made = RandomGraph(seed)
     for i, node in enumerate(made.b.proto.node):
         node.device = f"/job:w/task:{i * 7 % 2}/device:CPU:{i * 5 % 3 % 2}"
@@ -313,7 +313,7 @@ def node(
     return Node(found, inputs, made, {}, name=name, device=device)
 
 
-def test_handles_keep_those_who_read_them():
+def test_assign_devices_keeps_readers_with_their_handle():
     #  v -> s -+-> read           m -> push      (m: Merge of v's handle and w's)
     v = node("v", [], "/cpu:1", "VarHandleOp")
     w = node("w", [], "/cpu:0", "VarHandleOp")
@@ -328,7 +328,7 @@ def test_handles_keep_those_who_read_them():
     assert [n.device for n in graph.nodes] == [devices[i] for i in (1, 0, 1, 1, 2, 0)]
 
 
-def test_handles_that_meet_are_on_one_device():
+def test_assign_devices_puts_handles_with_a_common_reader_together():
     v = node("v", [], "/cpu:1", "VarHandleOp")
     w = node("w", [], "/cpu:0", "VarHandleOp")
     merge = node("m", [v.outputs[0], w.outputs[0]], "/cpu:2", "Merge", 2)
@@ -338,7 +338,7 @@ def test_handles_that_meet_are_on_one_device():
     assert len({n.device for n in graph.nodes}) == 1
 
 
-def test_what_a_name_leaves_open_is_of_the_first_device_that_fits():
+def test_assign_devices_completes_partial_names_with_the_first_match():
     nodes = [node(f"n{i}", [], name) for i, name in enumerate(["", "/cpu:*", "/task:0", "cpu:2"])]
     graph = Graph([], [n.outputs[0] for n in nodes], nodes)
     devices = local(["cpu:5", "cpu:2"])
@@ -348,7 +348,7 @@ def test_what_a_name_leaves_open_is_of_the_first_device_that_fits():
 
 
 @pytest.mark.parametrize("name", ["/job:worker/cpu:0", "/cpu:9", "/gpu:*", "nonsense:", "/task:1"])
-def test_devices_that_there_are_not(name):
+def test_assign_devices_refuses_unknown_devices(name):
     nodes = [node("fine", [], "/cpu:0"), node("odd", [], name), node("same", [], name)]
     with pytest.raises(ps.InvalidModel, match="odd, same") as caught:
         assign_devices(Graph([], [], nodes), local(2))
@@ -356,7 +356,7 @@ def test_devices_that_there_are_not(name):
     assert "fine" not in str(caught.value)
 
 
-def test_a_model_of_several_devices_is_pickled_with_them(tmp_path):
+def test_session_with_devices_pickles_them(tmp_path):
     import pickle
 
     b = Builder()
@@ -366,10 +366,10 @@ def test_a_model_of_several_devices_is_pickled_with_them(tmp_path):
     path.write_bytes(b.bytes())
     session = pickle.loads(pickle.dumps(ps.compile(path, devices=2)))
     assert session.run({"x": np.int32(2)}, [y])[y] == 3
-    assert session._compiler.devices == local(2)
+    assert session._compiler.context.devices == local(2)
 
 
-def test_conditions_across_devices():
+def test_condition_across_devices_computes_the_same():
     b = Builder()
     x, p = b.placeholder("x", "int32"), b.placeholder("p", "bool")
     y = cond(b, p, [x], lambda v: add(b, v[0], v[0]), lambda v: add(b, v[0], v[0], "Mul"))
