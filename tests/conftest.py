@@ -4,9 +4,10 @@ Choose a profile with ``--hypothesis-profile=NAME``:
 
 - ``default``: no deadlines, because the machines that run the suite are shared, and a blob with
   each failure, with which ``@reproduce_failure`` repeats it elsewhere;
-- ``ci``: the same without the database of examples, so that each run draws anew. Hypothesis
-  would choose a profile of that name by itself where ``CI`` is set, and derandomize it: then no
-  run would ever try an example that the last one did not.
+- ``ci``: the same without the database of examples, so that each run draws anew.
+
+Where ``CI`` is set, Hypothesis begins with a profile of its own that repeats the same examples in
+every run and suppresses a health check: both are set here again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ os.environ["PENSTOCK_CACHE"] = str(Path(tempfile.gettempdir(), f"penstock-tests-
 # Failing assertions of these show their operands, as those of test modules do.
 pytest.register_assert_rewrite("tests.support", "tests.executors.conformance")
 
-settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile(
+    "default", deadline=None, print_blob=True, derandomize=False, suppress_health_check=()
+)
 settings.register_profile("ci", settings.get_profile("default"), database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 FILES = sorted(str(file.relative_to(TESTS)) for file in TESTS.rglob("*.py"))
@@ -44,3 +45,8 @@ def test_file_suppresses_health_checks_one_by_one(file: str) -> None:
                 f"tests/{file}, line {node.lineno}, suppresses all health checks of Hypothesis. "
                 "Draw smarter, or name the one check and say beside it why it does not apply"
             )
+
+
+def test_hypothesis_draws_anew_and_checks_health_wherever_the_suite_runs() -> None:
+    assert not settings.default.derandomize
+    assert not settings.default.suppress_health_check
