@@ -1,8 +1,8 @@
-"""What kernels make of constants, once for all kernels that are made of the same constants.
+"""Values computed from constants, shared by all kernels of the same constants.
 
-A session has a plan for every combination of input shapes, and every plan has kernels of its own.
-What these make of weights (widened, transposed, less a zero point) is as large as the weights, and
-fifty plans would hold fifty copies.
+A session has a plan for each combination of input shapes, and each plan has its own kernels.
+Prepared weights (widened, transposed, less a zero point) are as large as the weights, and fifty
+plans would hold fifty copies.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """A ``value`` made of ``sources``.
+    """A ``value`` computed from ``sources``.
 
-    Nobody but the kernels that use it holds it: they must keep this object, not just the value.
+    The cache holds it weakly: kernels must keep this object, not just the value.
     """
 
     __slots__ = ("__weakref__", "sources", "value")
 
     def __init__(self, value: T, sources: tuple[Any, ...]) -> None:
         self.value = value
-        self.sources = sources  # as long as these live, nothing else has their identities
+        self.sources = sources  # kept alive, so that their ids are not reused
 
 
 _ALL: WeakValueDictionary[Hashable, Shared[Any]] = WeakValueDictionary()
@@ -36,25 +36,27 @@ _LOCK = threading.Lock()
 
 
 def shared(name: Hashable, make: Callable[[], T], *sources: Any) -> Shared[T]:
-    """What ``make`` returns, or returned for the same ``name`` and the very same ``sources``.
+    """Return ``make()``, computed once for one ``name`` and the same ``sources``.
 
-    It may depend on nothing else. Sources, which may be any objects, are told apart by identity,
-    and must not change; constants are the same objects in all plans of a session.
+    The result may depend on nothing else. Sources may be any objects; they are compared by
+    identity, and must not change. Constants are the same objects in all plans of a session.
     """
     key = (name, *map(id, sources))
     with _LOCK:
         entry = _ALL.get(key)
     if entry is None:
-        fresh = Shared(make(), sources)  # without the lock: it may take long, and share things too
+        fresh = Shared(
+            make(), sources
+        )  # without the lock: it may be slow, and call shared() itself
         with _LOCK:
             entry = _ALL.setdefault(key, fresh)
     return entry
 
 
 def by_attributes(compile: Compile) -> Compile:
-    """For a kernel that depends on nothing but attributes, such as a forest or a dictionary.
+    """Share kernels that depend on attributes only, such as those of forests and dictionaries.
 
-    Nodes whose attributes are the very same objects share one.
+    Nodes whose attributes are the same objects share one kernel.
     """
 
     def compiled(node: Node, types: Types) -> Kernel:
@@ -66,5 +68,5 @@ def by_attributes(compile: Compile) -> Compile:
 
 
 def held() -> int:
-    """How many values are shared at present."""
+    """Return the number of shared values that are alive."""
     return len(_ALL)

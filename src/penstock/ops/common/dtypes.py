@@ -1,4 +1,4 @@
-"""Element types: what they are like, and in which others they are computed."""
+"""Properties of element types, and the types in which they are computed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ SUB_BYTE: Mapping[np.dtype, int] = {
     np.dtype(ml_dtypes.float6_e2m3fn): 6,
     np.dtype(ml_dtypes.float6_e3m2fn): 6,
 }
-"""Types of less than a byte, which NumPy stores in one, with their bits."""
+"""Types of less than a byte, with their bits; NumPy stores an element in a byte."""
 
 BITS: Mapping[int, np.dtype] = {n: np.dtype(f"i{n}") for n in (1, 2, 4, 8)}
-"""By its bytes, the integer type as which elements are seen where only their bits matter."""
+"""Integer types by their bytes, to copy elements regardless of their type."""
 
 
 def is_float(dtype: np.dtype) -> bool:

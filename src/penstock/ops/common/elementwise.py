@@ -1,10 +1,9 @@
-"""Element-by-element kernels: single NumPy ufuncs, and formulas made of several.
+"""Elementwise kernels: single NumPy ufuncs, and formulas of several ufuncs.
 
-A formula runs block by block. Its intermediate results then stay in the cache instead of going
-through memory once for each ufunc, its scratch memory is bounded, and 16-bit floats are widened to
-float32 on their way in and rounded once on their way out.
+A formula runs block by block, so that its intermediate results stay in the cache, its scratch
+memory is bounded, and 16-bit floats are widened to float32 once and rounded once.
 
-Constants of formulas are arrays of rank 0: ufuncs take them faster than NumPy or Python scalars.
+Constants of formulas are arrays of rank 0, which ufuncs accept faster than scalars.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ def _clip_function() -> Callable[..., Any]:
         from numpy._core import umath
 
         return umath.clip  # type: ignore[attr-defined]
-    except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
+    except (ImportError, AttributeError):  # a NumPy that has it elsewhere
         return lambda x, low, high, out=None: np.clip(x, low, high, out=out)
 
 
 clip = _clip_function()
-"""The ufunc behind ``np.clip``: called without the Python function around it, it is quicker, and
-with constant bounds several times faster than ``np.maximum`` and ``np.minimum`` with scalars."""
+"""The ufunc behind ``np.clip``, without the overhead of the Python function; with constant bounds
+it is several times faster than ``np.maximum`` and ``np.minimum`` with scalars."""
 
 BLOCK = 32768  # elements of a block: a formula's five float32 arrays of it take 640 KiB
 
 Body: TypeAlias = Callable[..., Any]
-"""``body(*inputs, out, *scratch)``, all of one dtype. It may be given an input as ``out``, and must
-therefore not read any input once it has written ``out``, except while writing it."""
+"""``body(*inputs, out, *scratch)``, all of one dtype. ``out`` may be one of the inputs: once the
+body has written to it, it reads no input, except elementwise while writing."""
 
 
 def maximum(a: Any, b: Any, out: Any = None) -> Any:
@@ -57,7 +56,7 @@ def typed_scalar(value: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def largest(dtype: np.dtype) -> np.ndarray:
-    """The upper bound that bounds nothing, as a constant; infinity for floats."""
+    """The largest value of ``dtype``, as a constant; infinity for floats."""
     return typed_scalar(np.inf if is_float(dtype) else np.iinfo(dtype).max, dtype)
 
 
@@ -66,7 +65,7 @@ def smallest(dtype: np.dtype) -> np.ndarray:
 
 
 def ufunc(function: Callable[..., Any], inputs: int) -> Kernel:
-    """The kernel of a NumPy ufunc, whose last positional argument is where it writes."""
+    """The kernel of a NumPy ufunc, whose last positional argument is its output."""
     return Kernel(function, function, inplace=tuple(range(inputs)))
 
 
@@ -85,7 +84,7 @@ def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> 
 
 
 def first_only(kernel: Kernel) -> Kernel:
-    """A kernel with a second input that it ignores."""
+    """``kernel`` with a second input, which is ignored."""
     inner = kernel.into
     assert inner is not None
 
@@ -103,8 +102,8 @@ def formula(
 ) -> Kernel:
     """The kernel of a formula over floats, with ``inputs`` broadcast against one another.
 
-    ``make(dtype)`` gives its ``Body`` for float32 or float64; ``scratch`` is the number of scratch
-    arrays that it asks for. The output has the dtype of input 0.
+    ``make(dtype)`` returns its ``Body`` for float32 or float64, which takes ``scratch`` scratch
+    arrays. The output has the dtype of input 0.
     """
     bodies = cache(make)
 
@@ -144,7 +143,7 @@ def formula(
 def _bound(
     body: Body, dims: tuple[int, ...], dtype: np.dtype, inputs: int, scratch: int
 ) -> Body | None:
-    """A formula over arrays that fit one block and need no conversion: the body, more or less."""
+    """A formula over arrays of one block without conversion: the body, with scratch memory."""
     if not scratch:
         return body
     if not dims or 0 in dims:
@@ -165,7 +164,7 @@ def _result_shape(values: Sequence[np.ndarray]) -> tuple[int, ...]:
 
 
 def _rows(count: int, shape: tuple[int, ...], dtype: np.dtype, work: Any) -> np.ndarray:
-    """``count`` scratch arrays, as the rows of one; in the workspace if there is one."""
+    """``count`` scratch arrays as the rows of one, in the workspace if given."""
     rows = (count, *shape)
     return np.empty(rows, dtype) if work is None else work.view(dtype).reshape(rows)
 
@@ -180,7 +179,7 @@ def in_blocks(
 ) -> None:
     """Run ``body`` on one-dimensional blocks of ``dtype``.
 
-    NumPy's iterator broadcasts, follows strides, and converts block by block where dtypes differ.
+    NumPy's iterator broadcasts, follows strides, and converts dtypes block by block.
     """
     rows = _rows(scratch, (min(out.size, BLOCK),), dtype, work) if scratch else ()
     access: Any = [["readonly"]] * len(values) + [["writeonly"]]
@@ -202,8 +201,8 @@ def carried(
 ) -> TensorType:
     """``type_`` with contents computed from those of the inputs: shape arithmetic.
 
-    ``compute`` takes an element of each input, and returns ``None`` where the result is not known.
-    A name among the elements stands for a dim, and so is never negative.
+    ``compute`` takes an element of each input, and returns ``None`` if the result is unknown. A
+    name among the elements is that of a dim, which is never negative.
     """
 
     def contents() -> tuple[Dim, ...] | None:
@@ -224,7 +223,7 @@ def carried(
 
 
 def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
-    """An element, unless it overflows: what it would be at run time is then nothing to plan by."""
+    """An element, or None if it overflows, as nothing can be planned by its wrapped value."""
     if dtype is None or dtype.kind not in "iu" or not isinstance(cell, int):
         return cell
     info = np.iinfo(dtype)
@@ -232,7 +231,7 @@ def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
 
 
 def infer_unary(compute: Callable[[int], int]) -> Infer:
-    """Inference of an operation of one input that carries integer contents along."""
+    """``infer`` of an operation with one input that computes known integer contents."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         (type_,) = same_type(types, attrs, consts)

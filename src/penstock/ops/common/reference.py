@@ -1,4 +1,4 @@
-"""The long tail: operations that run as ``onnx.reference`` defines them.
+"""Operations without a kernel here, which run by ``onnx.reference``.
 
 Slow but exact. Nothing is known of their outputs before the run.
 """
@@ -23,7 +23,7 @@ IMPURE = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rando
 
 @cache
 def reference_op(name: str, domain: str, version: int) -> Op | None:
-    """The operation that ``onnx.reference`` implements for a schema version; ``None`` if none."""
+    """Return the operation of ``onnx.reference`` for a schema version, or ``None``."""
     implementation = _implementation(name, domain, version)
     if implementation is None:
         return None
@@ -90,7 +90,7 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
 
 
 def _unshared(result: Any, inputs: Sequence[Any]) -> Any:
-    """The result, in memory of its own: a reference may hand its input through."""
+    """A copy of the result if it shares memory with an input, as references may return these."""
     if isinstance(result, np.ndarray) and any(
         isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in inputs
     ):

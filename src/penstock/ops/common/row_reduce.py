@@ -1,4 +1,4 @@
-"""Maxima and sums of the rows of a matrix, several times as fast as by NumPy's reductions."""
+"""Maxima and sums of the rows of a matrix, several times faster than NumPy's reductions."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.ir.graph import Node
 
 MAX_WHOLE_NUMBERS = 65536
-"""Elements of a constant that inference looks at one by one, at most."""
+"""Inference reads the elements of constants up to this size."""
 
 
 def tensor(types: Types, index: int) -> TensorType:
-    """Type of input ``index`` as a tensor; unknown where it is left out, absent or any."""
+    """The type of input ``index`` as a tensor type; unknown if it is left out or any."""
     if index < len(types):
         type_ = types[index]
         if isinstance(type_, TensorType):
@@ -29,17 +29,17 @@ def tensor(types: Types, index: int) -> TensorType:
 
 
 def given(inputs: Sequence[Any], index: int) -> bool:
-    """Whether there is an input ``index``, by a node's inputs, or their types or values."""
+    """Whether input ``index`` is given, by a node's inputs, their types or their values."""
     return index < len(inputs) and inputs[index] is not None
 
 
 def pad_with_none(sequence: Sequence[Any], count: int) -> list[Any]:
-    """``sequence`` with ``None`` for what it lacks of ``count`` entries."""
+    """``sequence`` extended by ``None`` to ``count`` entries."""
     return [*sequence, *(None,) * (count - len(sequence))]
 
 
 def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
-    """Contents of an integer input as far as known: from a constant, or from shape arithmetic."""
+    """The contents of an integer input, as far as known from a constant or shape arithmetic."""
     const = consts[index] if index < len(consts) else None
     if const is not None:
         return _whole_numbers(const)
@@ -51,7 +51,7 @@ def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
 
 
 def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
-    """The elements of a constant, unless one is no whole number or there are very many."""
+    """The elements of a constant; ``None`` if one is not an integer or there are too many."""
     if const.size > MAX_WHOLE_NUMBERS or const.dtype == STRING:
         return None
     flat = np.asarray(const).reshape(-1)
@@ -63,14 +63,14 @@ def _whole_numbers(const: np.ndarray) -> tuple[int, ...] | None:
 
 
 def all_known(values: Sequence[Dim] | None) -> tuple[int, ...] | None:
-    """Dims, or contents of an integer input, if every one of them is known."""
+    """Dims, or contents of an integer input, as ints; ``None`` unless all are known."""
     if values is None or not all(isinstance(x, int) for x in values):
         return None
     return tuple(values)  # type: ignore[arg-type]
 
 
 def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
-    """Contents of integer input ``index`` for a kernel being compiled, if all of them are known."""
+    """The contents of integer input ``index`` when a kernel is compiled, if all are known."""
     if index >= len(node.inputs):
         return None
     value = node.inputs[index]
@@ -89,7 +89,7 @@ _ELEMENT_TYPES = (
 
 
 def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
-    """The dtype whose ONNX number attribute ``name`` is; ``None`` where it is 0 or left out."""
+    """The dtype with the ONNX number in attribute ``name``; ``None`` if it is 0 or missing."""
     code = attrs.get(name) or 0
     if code == 0:
         return None
@@ -101,12 +101,12 @@ def dtype_attribute(attrs: Attrs, name: str) -> np.dtype | None:
 
 
 def element_number(name: str) -> int:
-    """ONNX's number of the dtype with this name; 0 where it has none."""
+    """ONNX's number of the dtype with this name; 0 if there is none."""
     return _ELEMENT_TYPES.index(name) if name in _ELEMENT_TYPES else 0
 
 
 def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str:
-    """A string attribute that is one of those allowed; empty is as good as left out."""
+    """A string attribute, which must be one of those allowed; empty means missing."""
     value: str = attrs.get(name) or default
     if value not in allowed:
         raise ShapeError(f"{name} is {value!r}, which is none of {', '.join(allowed)}")
@@ -114,21 +114,21 @@ def choice(attrs: Attrs, name: str, default: str, allowed: Iterable[str]) -> str
 
 
 def one_element(x: np.ndarray, name: str) -> np.ndarray:
-    """A tensor of one element as one without dims."""
+    """A tensor of one element, as one of rank 0."""
     if x.size != 1:
         raise ShapeError(f"{name} must be a scalar, not of shape {x.shape}")
     return x.reshape(())
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """``axis`` counted from the front; negative ones count from the back."""
+    """``axis`` as a non-negative number; a negative one counts from the last axis."""
     if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
         raise ShapeError(f"axis {axis} is out of range for rank {rank}")
     return axis % rank if rank else 0
 
 
 def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """``axes`` counted from the front; repeated ones are an error."""
+    """``axes`` as non-negative numbers. Raises ``ShapeError`` for repeated ones."""
     result = tuple(normalize_axis(axis, rank) for axis in axes)
     if len(set(result)) != len(result):
         raise ShapeError(f"axes {result} name one axis twice")
@@ -136,7 +136,7 @@ def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
-    """The dim that ``a`` and ``b`` broadcast to, as far as it is known."""
+    """The dim that ``a`` and ``b`` broadcast to, as far as known."""
     if a == b or b == 1:
         return a
     if a == 1:
@@ -170,14 +170,14 @@ def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def same_dim(a: Dim, b: Dim, what: str) -> Dim:
-    """The dim that ``a`` and ``b`` both are, as far as it is known."""
+    """The dim that ``a`` and ``b`` must both be, as far as known."""
     if isinstance(a, int) and isinstance(b, int) and a != b:
         raise ShapeError(f"{what} differ: {a} and {b}")
     return a if isinstance(a, int) or b is None else b
 
 
 def _fits(shape: Shape | None, wanted: Shape | None) -> bool:
-    """Whether ``shape`` may be the one wanted, as far as both are known."""
+    """Whether ``shape`` fits the expected one, as far as both are known."""
     if shape is None or wanted is None:
         return True
     return len(shape) == len(wanted) and all(
@@ -187,7 +187,7 @@ def _fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
-    """That ``shape`` may be one of those wanted."""
+    """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
     if not any(_fits(shape, candidate) for candidate in wanted):
         raise ShapeError(f"{name} has shape {shape} where {_either(wanted)} is needed")
 
@@ -197,7 +197,7 @@ def _either(shapes: Iterable[Shape | None]) -> str:
 
 
 def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None:
-    """That ``shape`` may broadcast to ``full``, which does not grow."""
+    """Raise ``ShapeError`` unless ``shape`` broadcasts to ``full`` itself."""
     if shape is None or full is None:
         return
     if len(shape) > len(full) or any(
@@ -208,7 +208,7 @@ def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None
 
 
 def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
-    """The dtype that the given inputs share; an error where two known ones differ."""
+    """The common dtype of the given inputs. Raises ``ShapeError`` where known ones differ."""
     common: np.dtype | None = None
     for index in indices:
         dtype = tensor(types, index).dtype
@@ -221,7 +221,7 @@ def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
 
 
 def dim_product(dims: Iterable[Dim]) -> Dim:
-    """The product of dims; a single symbolic one times ones keeps its name."""
+    """The product of dims; that of one symbolic dim and ones is the symbolic dim."""
     constant, symbol = 1, None
     for dim in dims:
         if isinstance(dim, int):
@@ -236,19 +236,19 @@ def dim_product(dims: Iterable[Dim]) -> Dim:
 
 
 def same_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """One output like the first input."""
+    """``infer``: one output of the type of the first input."""
     return (tensor(types, 0).without_data(),)
 
 
 def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """One output of the inputs' common dtype and broadcast shape."""
+    """``infer``: one output of the inputs' common dtype and broadcast shape."""
     every = range(len(types))
     shape = broadcast_shapes([tensor(types, i).shape for i in every])
     return (TensorType(same_dtype(types, every), shape),)
 
 
 def broadcast_to(dtype: np.dtype) -> Infer:
-    """Like ``broadcast_type``, with an output of ``dtype`` (comparisons, say)."""
+    """``broadcast_type`` with an output of ``dtype``, e.g. for comparisons."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         (type_,) = broadcast_type(types, attrs, consts)
@@ -259,7 +259,7 @@ def broadcast_to(dtype: np.dtype) -> Infer:
 
 
 def with_data(type_: TensorType, compute: Callable[[], tuple[Dim, ...] | None]) -> TensorType:
-    """``type_`` with contents, where it is an integer tensor small enough for shape arithmetic.
+    """``type_`` with contents, if it is an integer tensor small enough for shape arithmetic.
 
     Truth values count as integers here: shape arithmetic compares and selects.
     """

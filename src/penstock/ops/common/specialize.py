@@ -1,9 +1,8 @@
-"""Kernels that are laid out for the shapes they will see.
+"""Kernels that are specialised for the shapes of their inputs.
 
-Convolutions, pooling, matrix products and normalisations decide by shapes: strategy, blocks,
-scratch memory. A family says once how (``Make``), and ``specialized`` turns that into both kernel
-forms: the writing form for the types known at compile time, and the allocating form for whatever
-comes.
+Convolutions, pooling, matrix products and normalisations choose strategy, blocks and scratch memory
+by shapes. A family defines that once (``Make``), and ``specialized`` makes both forms of a kernel
+from it: ``into`` for the types known at compile time, and ``function`` for any types.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ class Routine(NamedTuple):
     """One node's code for inputs of known shapes.
 
     ``into(*inputs, *outputs)`` writes the outputs, with one more argument where ``workspace`` bytes
-    are asked for (see ``Kernel``). The inputs in ``prepared`` are not read: what matters of them
-    was taken from constants when the routine was made.
+    are needed (see ``Kernel``). The inputs in ``prepared`` are not read: they are constants, which
+    were prepared when the routine was made.
     """
 
     into: Callable[..., Any]
     workspace: int = 0
     prepared: tuple[int, ...] = ()
     kept: Any = None
-    """what must live as long as the routine"""
+    """objects that must live as long as the routine"""
 
 
 Make: TypeAlias = Callable[[Tensors, Tensors, Consts], Routine]
-"""``make(inputs, outputs, consts)``: static types, ``None`` for what is left out."""
+"""``make(inputs, outputs, consts)``: static types, ``None`` for optional values left out."""
 
 
 class Field(NamedTuple):
@@ -65,7 +64,7 @@ class ScratchLayout:
         self.size = 0
 
     def field(self, shape: Sequence[int], dtype: np.dtype) -> Field:
-        if dtype.hasobject:  # bytes that were never objects would be taken for some
+        if dtype.hasobject:  # uninitialised bytes would be read as objects
             raise ShapeError("the operation takes numbers, not strings")
         field = Field(tuple(shape), dtype, self.size)
         count = dtype.itemsize
@@ -85,7 +84,7 @@ def specialized(
     widen: bool = True,
     values: tuple[int, ...] = (),
 ) -> Kernel:
-    """The kernel of a node whose routines ``make`` makes.
+    """Return the kernel of a node whose routines ``make`` builds.
 
     ``widen``: float16 and bfloat16 are converted to float32 and back around the routine.
     ``values``: small integer inputs whose contents the output shapes depend on.
@@ -218,9 +217,9 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
 
 
 class _WideConsts(Sequence[np.ndarray | None]):
-    """Constants in float32, converted when they are asked for.
+    """Constants in float32, converted on access.
 
-    What a routine makes of them is shared by their identity, so they are shared themselves.
+    They are shared, because values that routines compute from them are shared by identity.
     """
 
     def __init__(self, consts: Consts) -> None:

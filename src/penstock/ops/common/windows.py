@@ -14,9 +14,8 @@ from penstock.types import Dim, Shape, ShapeError
 class Window:
     """``count`` windows along one axis of ``size`` elements.
 
-    Window ``o`` looks at the elements ``o * stride - begin + k * dilation`` for ``k < kernel``;
-    those before 0 and from ``size`` on are padding, of which ``begin`` and ``end`` elements were
-    asked for.
+    Window ``o`` covers the elements ``o * stride - begin + k * dilation`` for ``k < kernel``. Those
+    below 0 and from ``size`` on are padding; ``begin`` and ``end`` are its declared widths.
     """
 
     size: int
@@ -29,7 +28,7 @@ class Window:
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last that one window looks at."""
+        """The number of elements from the first to the last one of a window."""
         return (self.kernel - 1) * self.dilation + 1
 
     @property
@@ -39,23 +38,23 @@ class Window:
 
     @property
     def padded(self) -> bool:
-        """Whether some window looks at padding."""
+        """Whether some window covers padding."""
         return self.begin > 0 or (self.count - 1) * self.stride + self.span > self.size + self.begin
 
     def inside(self, k: int) -> tuple[int, int]:
-        """The windows whose ``k``-th element is no padding: from, up to."""
+        """The range (first, end) of windows whose ``k``-th element is not padding."""
         first = self.begin - k * self.dilation
         low = max(-(-first // self.stride), 0)
         high = min((self.size - 1 + first) // self.stride + 1, self.count)
         return low, max(low, high)
 
     def taps(self, first: int = 0, last: int | None = None) -> list[tuple[int, slice, slice]]:
-        """For each ``k`` that windows ``first`` to ``last`` see elements at.
+        """(k, windows, elements) for each ``k`` at which windows ``first`` to ``last`` cover some.
 
-        It, the windows (counted from ``first``), and their ``k``-th elements.
+        Windows count from ``first``; the elements are the ``k``-th ones of these windows.
         """
         axes = []
-        # Only positions that some window has an element at: a kernel may be mostly padding.
+        # Skip positions at which no window has an element: a kernel may be mostly padding.
         lowest = -((self.count - 1) * self.stride - self.begin) // self.dilation
         highest = (self.size - 1 + self.begin) // self.dilation
         for k in range(max(lowest, 0), min(highest + 1, self.kernel)):
@@ -68,13 +67,13 @@ class Window:
         return axes
 
     def elements(self, low: int, high: int) -> tuple[int, int]:
-        """The elements, padding included, that windows ``low`` to ``high`` look at: from, up to."""
+        """The range (first, end) of elements, with padding, of windows ``low`` to ``high``."""
         start = low * self.stride - self.begin
         return start, start + (high - low - 1) * self.stride + self.span
 
 
 class Axis(NamedTuple):
-    """What the attributes say of one axis."""
+    """The attributes of one axis."""
 
     stride: int
     dilation: int
@@ -102,7 +101,7 @@ def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
 def ints_of(
     attrs: Mapping[str, Any], name: str, count: int, default: int, low: int = 1
 ) -> list[int]:
-    """An attribute with ``count`` ints of at least ``low``, each ``default`` where left out."""
+    """An attribute with ``count`` ints of at least ``low``; by default all are ``default``."""
     value = attrs.get(name)
     if not value:
         return [default] * count
@@ -123,7 +122,7 @@ def kernel_shape(attrs: Mapping[str, Any], rank: int) -> list[int]:
 def windows(
     attrs: Mapping[str, Any], kernel: Sequence[int], sizes: Sequence[int], ceil: bool = False
 ) -> tuple[Window, ...]:
-    """The windows over axes of the given sizes; ``ceil`` keeps a last one that is not full."""
+    """The windows over axes of the given sizes; ``ceil`` keeps a last, partial window."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
     return tuple(
         _window(axis, auto_pad, k, size, ceil)
@@ -132,9 +131,11 @@ def windows(
 
 
 def behind(axes: Sequence[Window]) -> list[int]:
-    """How many elements of padding the last window of each axis sees behind the last of its own: at
-    most those asked for, unless one was kept that is not full; fewer, even less than none, if it
-    does not come to the end."""
+    """The number of padding elements at the end of the last window of each axis.
+
+    At most the declared padding, unless a partial window was kept; negative if the last window ends
+    before the last element.
+    """
     return [
         (a.count - 1) * a.stride + (a.kernel - 1) * a.dilation + 1 - a.begin - a.size for a in axes
     ]

@@ -262,7 +262,7 @@ def _cheapest(operands: dict[int, Labels], keep: Callable[..., set[str]], size: 
     return min(combinations(slots, 2), key=growth)
 
 
-def lower(
+def lower_einsum(
     terms: Sequence[Labels], output: Labels, shapes: Sequence[tuple[int, ...]], dtype: np.dtype
 ) -> Routine:
     """The routine of an Einsum whose terms, output and shapes are these."""
@@ -300,6 +300,6 @@ def einsum(node: Node, types: Types) -> Kernel:
         terms, output = equation.expand([len(shape) for shape in shapes])
         type_ = outputs[0]
         assert type_ is not None and type_.dtype is not None
-        return lower(terms, output, shapes, type_.dtype)
+        return lower_einsum(terms, output, shapes, type_.dtype)
 
     return specialized(node, types, make, contiguous=True)
