@@ -1,6 +1,6 @@
-"""Penstock as an ONNX backend, for the official test suite and tools that drive backends.
+"""Penstock as an ONNX backend, for the official test suite and tools that use backends.
 
-The protocol is ``onnx.backend.base``: ``prepare`` a model, ``run`` it with inputs by position.
+Implements ``onnx.backend.base``: ``prepare`` a model, ``run`` it with inputs by position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PenstockRep(BackendRep):  # type: ignore[misc]
         self.session = session
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, also by name; ``inputs`` by position or by name."""
+        """Return outputs as a named tuple; ``inputs`` are given by position or by name."""
         ports = self.session.inputs
         if isinstance(inputs, Mapping):
             feeds = dict(inputs)
@@ -37,11 +37,11 @@ class PenstockRep(BackendRep):  # type: ignore[misc]
 
 
 class PenstockBackend(Backend):  # type: ignore[misc]
-    """Compiles with the default options; keyword arguments go to ``penstock.compile``."""
+    """Compiles models; keyword arguments are options of ``penstock.compile``."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model is valid, and every operation in it supported."""
+        """Whether every operation of the model is supported; raises for an invalid model."""
         try:
             compile(model, **kwargs)
         except Unsupported:
@@ -71,7 +71,7 @@ class PenstockBackend(Backend):  # type: ignore[misc]
         outputs_info: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run a single node; ``opset_version`` says which version of its domain it means."""
+        """Run a single node; ``opset_version`` is the version of its operator set."""
         version = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         opsets = [onnx.helper.make_opsetid(node.domain, version)]
         if node.domain not in ("", "ai.onnx"):
@@ -89,7 +89,7 @@ class PenstockBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Only ``CPU`` is."""
+        """Whether ``device`` is supported: only ``CPU`` is."""
         return device.split(":")[0] == "CPU"
 
 

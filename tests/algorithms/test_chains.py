@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.algorithms import chains
-from penstock.algorithms.chains import Ends, fewest, implied, reduction
+from penstock.algorithms.chains import ChainEnds, fewest_chains, implied_edges, transitive_reduction
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
@@ -41,15 +41,15 @@ def test_implied_edges_beside_a_path_are_found():
     #   0 -> 1 -> 2 -> 3
     #    '-------------^
     dag = Dag(4, [(0, 1), (1, 2), (2, 3), (0, 3)])
-    assert implied(range(4), dag.pred) == {(0, 3)}
-    assert reduction(dag) == Dag(4, [(0, 1), (1, 2), (2, 3)])
+    assert implied_edges(range(4), dag.pred) == {(0, 3)}
+    assert transitive_reduction(dag) == Dag(4, [(0, 1), (1, 2), (2, 3)])
 
 
 def test_reduction_of_a_graph_without_implied_edges_is_the_graph():
     #   0 -> 1 -> 3
     #    '-> 2 ---^
     dag = Dag(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
-    assert reduction(dag) is dag
+    assert transitive_reduction(dag) is dag
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4096])
@@ -61,8 +61,8 @@ def test_edges_are_implied_if_they_start_before_another_one_that_ends_there(batc
     def check(dag: Dag) -> None:
         above = ancestors(dag)
         found = {(a, b) for a, b in dag.edges if any(a in above[p] for p in dag.pred[b])}
-        assert implied(topological_order(dag), dag.pred) == found
-        assert ancestors(reduction(dag)) == above
+        assert implied_edges(topological_order(dag), dag.pred) == found
+        assert ancestors(transitive_reduction(dag)) == above
 
     check()
 
@@ -75,19 +75,19 @@ def test_chains_are_joined_by_letting_others_follow():
     #    '-> 3
     #   1 -> 2
     dag = Dag(4, [(0, 2), (0, 3), (1, 2)])
-    assert fewest(dag, range(4), [0, 1, 0, 2]) == [0, 1, 1, 0]
+    assert fewest_chains(dag, range(4), [0, 1, 0, 2]) == [0, 1, 1, 0]
 
 
 def test_chains_that_are_few_enough_are_kept():
     #   0 -> 1 -> 3
     #    '-> 2 ---^
     dag = Dag(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
-    assert fewest(dag, range(4), [7, 5, 7, 7]) == [0, 1, 0, 0]
+    assert fewest_chains(dag, range(4), [7, 5, 7, 7]) == [0, 1, 0, 0]
 
 
 def test_nodes_of_no_chain_can_stand_between_nodes_of_one():
     #   0 -> 1 -> 2
-    assert fewest(Dag(3, [(0, 1), (1, 2)]), range(3), [0, -1, 1]) == [0, -1, 0]
+    assert fewest_chains(Dag(3, [(0, 1), (1, 2)]), range(3), [0, -1, 1]) == [0, -1, 0]
 
 
 def wide(above: list[set[int]], nodes: list[int]) -> int:
@@ -109,7 +109,7 @@ def test_chains_are_as_few_as_the_graph_is_wide(dag, data):
         chain[i] = data.draw(st.sampled_from([*behind, len(last), -1]))
         if chain[i] >= 0:
             last[chain[i]] = i
-    found = fewest(dag, order, chain)
+    found = fewest_chains(dag, order, chain)
     nodes = [i for i in order if chain[i] >= 0]
     assert [c >= 0 for c in found] == [c >= 0 for c in chain]
     assert len({*found} - {-1}) == wide(above, nodes)
@@ -128,7 +128,7 @@ def test_chains_are_as_few_as_the_graph_is_wide(dag, data):
 @many_examples
 @given(dag=dags(ordered=True), data=st.data())
 def test_ends_are_found_behind_the_nodes_that_depend_on_them(dag, data):
-    above, ends = ancestors(dag), Ends(dag.n)
+    above, ends = ancestors(dag), ChainEnds(dag.n)
     last: list[int] = []
     reserved: set[int] = set()
     for i in range(dag.n):
@@ -155,7 +155,7 @@ def test_ends_are_found_behind_the_nodes_that_depend_on_them(dag, data):
 def test_chain_cover_search_that_ends_early_finds_near_joins(monkeypatch):
     #   0 ... 9 -> 10
     monkeypatch.setattr(chains, "_SEARCH", 3)
-    ends = Ends(11)
+    ends = ChainEnds(11)
     for i in range(10):
         ends.add(i, i)
         ends.enter(i, ())

@@ -18,21 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.algorithms import heft as module
-from penstock.algorithms.dag import CycleError, Dag
+from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import (
     Costs,
-    Placement,
     Transfer,
+    WorkerSchedule,
     bound,
-    cheapest,
-    heft,
+    list_schedule,
     place,
     place_serial,
-    serial,
-    simulate,
-    timelines,
+    serial_time,
 )
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
+from tests.support.placement_replay import replay_makespan, timelines
 
 # What an example takes says more about the machine than about the code.
 # Sums in another order differ in the last bits.
@@ -53,7 +51,7 @@ def on_one(costs: Sequence[float]) -> list[list[float]]:
     return [[c] for c in costs]
 
 
-def times(placement: Placement) -> list[tuple[float, float]]:
+def times(placement: WorkerSchedule) -> list[tuple[float, float]]:
     return list(zip(placement.start, placement.finish, strict=True))
 
 
@@ -67,11 +65,27 @@ def flat(time: float) -> Transfer:
     return transfer
 
 
+def heft(
+    dag: Dag,
+    cost: Costs,
+    transfer: Transfer | None = None,
+    workers: Sequence[int] | None = None,
+) -> WorkerSchedule:
+    """HEFT as published, in one pass over the graph: the schedule that ``place`` begins with."""
+    problem = module._problem(dag, cost, transfer, workers)
+    return module._insert(problem, problem.by_rank(spread=0.0))
+
+
+def cheapest(cost: Costs) -> list[float]:
+    """The cost of each node on its best backend."""
+    return [float(min(c for c in row if c is not None)) for row in cost]
+
+
 def never(i: int, j: int, a: int, b: int) -> float:
     raise AssertionError(f"asked for the transfer {i} -> {j} from backend {a} to {b}")
 
 
-def assert_valid(problem: Problem, placement: Placement) -> None:
+def assert_valid(problem: Problem, placement: WorkerSchedule) -> None:
     """Supported backends, existing workers, one node at a time, nothing before its inputs."""
     dag, cost, transfer, workers = problem
     fields = (placement.backend, placement.worker, placement.start, placement.finish)
@@ -97,7 +111,7 @@ def assert_valid(problem: Problem, placement: Placement) -> None:
 def test_a_chain_stays_on_one_worker():
     #   0 -> 1 -> 2      costs 1, 2, 3
     placement = heft(Dag(3, [(0, 1), (1, 2)]), on_one([1, 2, 3]), workers=[4])
-    assert placement == Placement((0, 0, 0), (0, 0, 0), (0, 1, 3), (1, 3, 6))
+    assert placement == WorkerSchedule((0, 0, 0), (0, 0, 0), (0, 1, 3), (1, 3, 6))
     assert placement.makespan == 6
 
 
@@ -120,7 +134,7 @@ def test_the_longer_chain_comes_first():
 
 def test_a_node_goes_where_it_finishes_first():
     #   0    1      backend 1 is slower, but 0 is in the way on the other
-    assert heft(Dag(2, []), [[4, 6], [3, 5]]) == Placement((0, 1), (0, 0), (0, 0), (4, 5))
+    assert heft(Dag(2, []), [[4, 6], [3, 5]]) == WorkerSchedule((0, 1), (0, 0), (0, 0), (4, 5))
 
 
 def test_a_gap_between_nodes_is_used():
@@ -177,7 +191,7 @@ def test_nodes_that_take_no_time_come_after_their_inputs():
     #   3 -> 2 -> 1 -> 0      nothing takes any time
     dag = Dag(4, [(3, 2), (2, 1), (1, 0)])
     placement = heft(dag, on_one([0] * 4), workers=[2])
-    assert placement == Placement((0,) * 4, (0,) * 4, (0.0,) * 4, (0.0,) * 4)
+    assert placement == WorkerSchedule((0,) * 4, (0,) * 4, (0.0,) * 4, (0.0,) * 4)
     assert timelines(dag, placement) == {(0, 0): [3, 2, 1, 0]}
 
 
@@ -278,14 +292,14 @@ def test_the_fastest_start_is_not_always_taken():
     #               first, and pays for it: 1 + 3 + 1
     problem = Problem(Dag(2, [(0, 1)]), [[1, 2], [5, 1]], flat(3))
     assert heft(*problem).makespan == 5
-    assert place(*problem) == Placement((1, 1), (0, 0), (0, 2), (2, 3))
+    assert place(*problem) == WorkerSchedule((1, 1), (0, 0), (0, 2), (2, 3))
 
 
 def test_a_node_that_loses_much_on_the_wrong_backend_comes_first():
     #   0   1      0 takes 3 on both, 1 takes 1 or 5: the means are equal, the spreads are not
     problem = Problem(Dag(2, []), [[3, 3], [1, 5]])
     assert heft(*problem).makespan == 4
-    assert place(*problem) == Placement((1, 0), (0, 0), (0, 0), (3, 1))
+    assert place(*problem) == WorkerSchedule((1, 0), (0, 0), (0, 0), (3, 1))
 
 
 def test_one_backend_may_beat_two():
@@ -336,10 +350,9 @@ def test_all_workers_of_a_backend_are_used():
 
 def test_placement_of_an_empty_graph_is_empty():
     for workers in (None, [], [2, 3]):
-        assert place(Dag(0, []), [], None, workers) == Placement((), (), (), ())
+        assert place(Dag(0, []), [], None, workers) == WorkerSchedule((), (), (), ())
     assert place(Dag(0, []), []).makespan == 0.0
-    assert simulate(Dag(0, []), [], 3) == bound(Dag(0, []), [], 3) == 0.0
-    assert simulate(Dag(0, []), [], Placement((), (), (), ())) == 0.0
+    assert list_schedule(Dag(0, []), [], 3) == bound(Dag(0, []), [], 3) == 0.0
 
 
 def test_times_are_floats_whatever_costs_are():
@@ -354,13 +367,13 @@ def test_a_placement_cannot_be_changed():
 
 def test_more_workers_than_nodes_take_no_room():
     assert place(Dag(3, []), on_one([1, 2, 3]), workers=[10**12]).makespan == 3
-    assert simulate(Dag(3, []), on_one([1, 2, 3]), 10**12) == 3
+    assert list_schedule(Dag(3, []), on_one([1, 2, 3]), 10**12) == 3
 
 
 def test_within_one_backend_and_for_one_backend_nobody_asks_for_transfers():
     dag = Dag(2, [(0, 1)])
     placement = place(dag, on_one([1, 2]), never)
-    assert simulate(dag, on_one([1, 2]), placement, never) == 3
+    assert replay_makespan(dag, on_one([1, 2]), placement, never) == 3
     assert place(dag, [[1, None], [2, None]], never).backend == (0, 0)
 
 
@@ -397,7 +410,7 @@ def test_placement_with_wrong_arguments_is_refused(method, problem, message):
         method(*problem)
 
 
-@pytest.mark.parametrize("measure", [bound, simulate])
+@pytest.mark.parametrize("measure", [bound, list_schedule])
 def test_wrong_costs_and_workers_are_refused(measure):
     for problem, message in WRONG[:7]:
         with pytest.raises(ValueError, match=message):
@@ -406,41 +419,7 @@ def test_wrong_costs_and_workers_are_refused(measure):
         measure(ONE_EDGE, [[1], [1]], 0)
 
 
-# simulate
-
-
-def test_other_costs_move_what_depends_on_them():
-    #   0 -> 1 -\
-    #             -> 3      worker 0 runs 0, 1, 3; worker 1 runs 2
-    #        2 -/
-    dag = Dag(4, [(0, 1), (1, 3), (2, 3)])
-    placement = place(dag, on_one([1, 1, 2, 1]), workers=[2])
-    assert simulate(dag, on_one([1, 1, 2, 1]), placement) == 3
-    assert simulate(dag, on_one([1, 1, 9, 1]), placement) == 10
-    assert simulate(dag, on_one([3, 4, 2, 0.5]), placement) == 7.5
-
-
-def test_a_worker_keeps_its_order_whatever_it_costs():
-    #   0 -> 1      0 on worker 0; 1, then 2 on worker 1, which waits for 0 however long it takes
-    #   2
-    dag = Dag(3, [(0, 1)])
-    placement = Placement((0, 0, 0), (0, 1, 1), (0, 1, 2), (1, 2, 3))
-    assert simulate(dag, on_one([1, 1, 1]), placement) == 3
-    assert simulate(dag, on_one([8, 1, 1]), placement) == 10
-
-
-def test_simulation_counts_the_transfers_it_is_given():
-    #   0 -> 1
-    placement = Placement((0, 1), (0, 0), (0, 1), (1, 2))
-    assert simulate(ONE_EDGE, [[1, 1]] * 2, placement) == 2
-    assert simulate(ONE_EDGE, [[1, 1]] * 2, placement, flat(2.5)) == 4.5
-    with pytest.raises(ValueError, match="the edge 0 -> 1 cannot take -1"):
-        simulate(ONE_EDGE, [[1, 1]] * 2, placement, flat(-1))
-
-
-def test_costs_of_other_backends_do_not_matter():
-    placement = Placement((0, 1), (0, 0), (0, 1), (1, 2))
-    assert simulate(ONE_EDGE, [[1, None], [None, 2]], placement) == 3
+# list_schedule
 
 
 def test_workers_take_the_longest_chain_that_is_ready():
@@ -451,46 +430,18 @@ def test_workers_take_the_longest_chain_that_is_ready():
     #   worker 1  333444
     dag = Dag(5, [(0, 1), (1, 2)])
     cost = on_one([2, 2, 2, 3, 3])
-    assert [simulate(dag, cost, n) for n in (1, 2, 3, 4)] == [12, 6, 6, 6]
+    assert [list_schedule(dag, cost, n) for n in (1, 2, 3, 4)] == [12, 6, 6, 6]
 
 
 def test_workers_take_the_longest_of_single_nodes():
-    assert simulate(Dag(3, []), on_one([1, 1, 2]), 2) == 2
+    assert list_schedule(Dag(3, []), on_one([1, 1, 2]), 2) == 2
 
 
 def test_a_number_of_workers_can_do_what_the_best_backend_can():
-    assert simulate(Dag(2, []), [[5, 1], [2, None]], 1) == 3
+    assert list_schedule(Dag(2, []), [[5, 1], [2, None]], 1) == 3
 
 
-def test_nodes_that_wait_for_each_other_are_refused():
-    #   0 -> 1      one worker, 1 first
-    placement = Placement((0, 0), (0, 0), (1.0, 0.0), (2.0, 1.0))
-    with pytest.raises(CycleError, match="0 -> 1 -> 0"):
-        simulate(ONE_EDGE, [[1], [1]], placement)
-
-
-def test_nodes_that_wait_for_each_other_across_workers_are_refused():
-    #   0 -> 1, 2 -> 3      worker 0 runs 1, 2; worker 1 runs 3, 0
-    dag = Dag(4, [(0, 1), (2, 3)])
-    placement = Placement((0,) * 4, (1, 0, 0, 1), (1, 0, 1, 0), (2, 1, 2, 1))
-    with pytest.raises(CycleError) as caught:
-        simulate(dag, on_one([1] * 4), placement)
-    assert caught.value.cycle == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("b", [-1, 1, 2])
-def test_a_placement_on_a_backend_that_does_not_support_the_node_is_refused(b):
-    placement = Placement((0, b), (0, 0), (0.0, 1.0), (1.0, 2.0))
-    with pytest.raises(ValueError, match=f"node 1 is placed on backend {b}, which does not"):
-        simulate(ONE_EDGE, [[1, 1], [1, None]], placement)
-
-
-def test_a_placement_of_another_graph_is_refused():
-    with pytest.raises(ValueError, match="a placement of 2 nodes for 3 nodes"):
-        simulate(Dag(3, []), on_one([1] * 3), place(ONE_EDGE, on_one([1, 1])))
-
-
-# bound, cheapest, timelines
+# bound
 
 
 def test_the_bound_is_the_critical_path_or_the_share_of_the_work():
@@ -504,15 +455,8 @@ def test_the_bound_is_the_critical_path_or_the_share_of_the_work():
 
 def test_each_node_counts_with_its_best_backend():
     cost = [[4, 1], [None, 3], [2, None]]
-    assert cheapest(Dag(3, []), cost) == [1, 3, 2]
+    assert cheapest(cost) == [1, 3, 2]
     assert bound(Dag(3, []), cost, 2) == 3
-
-
-def test_timelines_name_workers_by_backend():
-    #   0 -> 1 -> 2
-    dag = Dag(3, [(0, 1), (1, 2)])
-    placement = Placement((0, 1, 0), (1, 0, 1), (0, 1, 2), (1, 2, 3))
-    assert timelines(dag, placement) == {(0, 1): [0, 2], (1, 0): [1]}
 
 
 # What holds for every problem
@@ -567,7 +511,7 @@ def test_a_placement_beats_all_obvious_ones_but_not_the_bound(problem):
     # One node at a time, each on its cheapest backend, and one transfer at a time.
     best = [min((c, b) for b, c in enumerate(row) if c is not None)[1] for row in cost]
     edges = [(i, j, best[i], best[j]) for i, j in dag.edges if best[i] != best[j]]
-    serial = sum(cheapest(dag, cost)) + sum(transfer(*edge) for edge in edges if transfer)
+    serial = sum(cheapest(cost)) + sum(transfer(*edge) for edge in edges if transfer)
     assert makespan <= serial * ROUNDING
 
 
@@ -575,7 +519,7 @@ def test_a_placement_beats_all_obvious_ones_but_not_the_bound(problem):
 def test_a_replay_with_the_same_costs_takes_the_makespan(problem):
     dag, cost, transfer, _ = problem
     for placement in (heft(*problem), place(*problem)):
-        assert simulate(dag, cost, placement, transfer) == placement.makespan
+        assert replay_makespan(dag, cost, placement, transfer) == placement.makespan
 
 
 @given(problems(), st.lists(st.floats(1, 5), min_size=9, max_size=9))
@@ -583,8 +527,8 @@ def test_a_replay_with_higher_costs_takes_no_less(problem, factors):
     dag, cost, transfer, _ = problem
     slower = [[c and c * f for c in row] for row, f in zip(cost, factors, strict=False)]
     placement = place(*problem)
-    assert simulate(dag, slower, placement, transfer) >= placement.makespan
-    assert simulate(dag, cost, placement, flat(10)) >= placement.makespan
+    assert replay_makespan(dag, slower, placement, transfer) >= placement.makespan
+    assert replay_makespan(dag, cost, placement, flat(10)) >= placement.makespan
 
 
 @given(problems())
@@ -597,8 +541,8 @@ def test_the_same_problem_has_the_same_placement(problem):
 def test_n_workers_take_no_longer_than_list_scheduling_can(problem, n):
     """Graham 1966: at most 2 - 1 / n times as long as need be."""
     dag, cost, *_ = problem
-    makespan = simulate(dag, cost, n)
-    share, longest = sum(cheapest(dag, cost)) / n, critical_path(dag, cheapest(dag, cost))
+    makespan = list_schedule(dag, cost, n)
+    share, longest = sum(cheapest(cost)) / n, critical_path(dag, cheapest(cost))
     assert max(share, longest) == pytest.approx(bound(dag, cost, n))
     assert bound(dag, cost, n) <= makespan * ROUNDING
     assert makespan <= (share + longest * (1 - 1 / n)) * ROUNDING
@@ -777,7 +721,7 @@ def test_placements_on_unequal_backends_are_valid_and_no_worse_than_on_one(delay
             assert placement.makespan <= place(dag, alone, None, [(2, 1)[b]]).makespan * ROUNDING
         # One node at a time, and each transfer once for all its readers.
         plan = place_serial(dag, cost, lambda i, a, b: delay)
-        one_by_one = serial(dag, cost, plan, lambda i, a, b: delay)
+        one_by_one = serial_time(dag, cost, plan, lambda i, a, b: delay)
         assert placement.makespan <= one_by_one * ROUNDING
 
 
@@ -841,7 +785,7 @@ def test_transfers_are_asked_for_once():
 def test_a_search_among_many_gaps_finds_the_first():
     problem = gaps_and_loose_nodes(3000)
     dag, cost, *_ = problem
-    costs = cheapest(dag, cost)
+    costs = cheapest(cost)
     rank = [a + b for a, b in zip(costs, ranks(dag, costs), strict=True)]
     busy: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(4)]
     start = [0.0] * dag.n
@@ -866,8 +810,8 @@ def test_placement_of_a_chain_of_50_000_nodes_takes_seconds():
     placement = place(dag, on_one([0.5] * n), None, [8])
     assert placement.makespan == n / 2
     assert set(placement.worker) == {0}
-    assert simulate(dag, on_one([0.5] * n), placement) == n / 2
-    assert simulate(dag, on_one([0.5] * n), 8) == n / 2
+    assert replay_makespan(dag, on_one([0.5] * n), placement) == n / 2
+    assert list_schedule(dag, on_one([0.5] * n), 8) == n / 2
 
 
 def test_placement_of_20_000_nodes_on_two_backends_takes_seconds():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.algorithms.min_sum import Once, Pair, cut, eliminate
+from penstock.algorithms.min_sum import OnceCost, Pair, eliminate, minimum_cut
 
 # What an example takes says more about the machine than about the code.
 NUMBER = st.one_of(
@@ -81,7 +81,7 @@ def test_min_sum_tables_leave_out_variables_with_one_state():
 
 
 def sum_of_terms(
-    costs: list[tuple[float, float]], terms: list[Once], states: tuple[int, ...]
+    costs: list[tuple[float, float]], terms: list[OnceCost], states: tuple[int, ...]
 ) -> float:
     total = sum(both[s] for both, s in zip(costs, states, strict=True))
     for maker, readers, state, cost in terms:
@@ -91,7 +91,7 @@ def sum_of_terms(
 
 
 @st.composite
-def terms(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Once]]:
+def terms(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[OnceCost]]:
     n = draw(st.integers(1, 7))
     scale = draw(st.sampled_from([1.0, 1e-9, 1e9]))
     number = st.integers(0, 3) | st.floats(0, 10, allow_subnormal=False)
@@ -107,7 +107,7 @@ def terms(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Once]]:
         others = [v for v in range(n) if v != maker]
         if others:
             readers = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
-            found.append(Once(maker, readers, draw(st.integers(0, 1)), draw(number) * scale))
+            found.append(OnceCost(maker, readers, draw(st.integers(0, 1)), draw(number) * scale))
     return costs, found
 
 
@@ -115,21 +115,24 @@ def terms(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Once]]:
 def test_min_sum_cut_finds_the_minimum(problem):
     costs, found = problem
     sums = {s: sum_of_terms(costs, found, s) for s in product((0, 1), repeat=len(costs))}
-    states = cut(costs, found)
+    states = minimum_cut(costs, found)
     assert sums[tuple(states)] == pytest.approx(min(sums.values()), rel=1e-9)
 
 
 def test_min_sum_cut_prefers_most_zeros_among_equal_cuts():
-    assert cut([(1, 1), (2, 2)], [Once(0, [1], 1, 5.0), Once(0, [1], 0, 5.0)]) == [0, 0]
-    assert cut([(3, 0), (0, 3)], [Once(0, [1], 0, 3.0)]) == [0, 0]
-    assert cut([], []) == []
+    assert minimum_cut([(1, 1), (2, 2)], [OnceCost(0, [1], 1, 5.0), OnceCost(0, [1], 0, 5.0)]) == [
+        0,
+        0,
+    ]
+    assert minimum_cut([(3, 0), (0, 3)], [OnceCost(0, [1], 0, 3.0)]) == [0, 0]
+    assert minimum_cut([], []) == []
 
 
 def test_min_sum_cut_of_a_long_chain_does_not_recurse():
     draw, n = random.Random(0), 3000
     costs = [(draw.uniform(0, 1), draw.uniform(0, 1)) for _ in range(n)]
-    chain = [Once(k, [k + 1], state, 0.7) for k in range(n - 1) for state in (0, 1)]
+    chain = [OnceCost(k, [k + 1], state, 0.7) for k in range(n - 1) for state in (0, 1)]
     best = [0.0, 0.0]
     for both in costs:
         best = [min(best[s], best[1 - s] + 0.7) + both[s] for s in (0, 1)]
-    assert sum_of_terms(costs, chain, tuple(cut(costs, chain))) == pytest.approx(min(best))
+    assert sum_of_terms(costs, chain, tuple(minimum_cut(costs, chain))) == pytest.approx(min(best))

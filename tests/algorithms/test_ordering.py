@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,6 @@ from penstock.algorithms.ordering import (
     Output,
     critical_path,
     memory_order,
-    peak_bytes,
     ranks,
     topological_order,
 )
@@ -150,7 +149,19 @@ def test_ranks_are_those_of_all_chains(dag, cost):
     )
 
 
-# memory_order and peak_bytes
+# memory_order
+
+
+def peak_bytes(dag: Dag, outputs: Sequence[Sequence[Output]], order: Sequence[int]) -> int:
+    """The most bytes that are live at once when the nodes of ``dag`` run in ``order``."""
+    step = {i: k for k, i in enumerate(order)}
+    changes = [0] * (dag.n + 1)
+    for i, produced in enumerate(outputs):
+        for size, consumers in produced:
+            last = dag.n - 1 if consumers is None else max(step[j] for j in (i, *consumers))
+            changes[step[i]] += size
+            changes[last + 1] -= size
+    return max(accumulate(changes), default=0)
 
 
 def one_buffer_each(dag: Dag, sizes: Sequence[int]) -> list[list[Output]]:

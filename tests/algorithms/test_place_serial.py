@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.algorithms import min_sum
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import Costs, Delivery, place_serial, serial
+from penstock.algorithms.heft import Costs, Delivery, place_serial, serial_time
 from tests.algorithms.test_heft import (
     FAMILIES,
     erdos,
@@ -52,7 +52,7 @@ def flat(time: float) -> Delivery:
 
 def time_of(problem: Problem, plan: tuple[int, ...] | None = None) -> float:
     dag, cost, transfer = problem
-    return serial(dag, cost, place_serial(*problem) if plan is None else plan, transfer)
+    return serial_time(dag, cost, place_serial(*problem) if plan is None else plan, transfer)
 
 
 # By hand
@@ -73,8 +73,8 @@ def test_a_node_stays_where_the_transfer_takes_longer_than_it_gains():
     dag, cost = Dag(2, [(0, 1)]), [[1, None], [4, 2]]
     assert place_serial(dag, cost, flat(1)) == (0, 1)
     assert place_serial(dag, cost, flat(3)) == (0, 0)
-    assert serial(dag, cost, (0, 1), flat(1)) == 4
-    assert serial(dag, cost, (0, 0), flat(1)) == 5
+    assert serial_time(dag, cost, (0, 1), flat(1)) == 4
+    assert serial_time(dag, cost, (0, 0), flat(1)) == 5
 
 
 def test_result_is_transferred_once_to_each_backend():
@@ -82,7 +82,7 @@ def test_result_is_transferred_once_to_each_backend():
     #   0 --<            but together they do
     #        \-> 2
     dag, cost = Dag(3, [(0, 1), (0, 2)]), [[1, None], [4, 2], [4, 2]]
-    assert serial(dag, cost, (0, 1, 1), flat(3)) == 8
+    assert serial_time(dag, cost, (0, 1, 1), flat(3)) == 8
     assert place_serial(dag, cost, flat(3)) == (0, 1, 1)
     assert place_serial(dag, cost, flat(5)) == (0, 0, 0)
 
@@ -92,8 +92,8 @@ def test_result_is_transferred_to_every_backend_that_reads_it():
     dag = Dag(4, [(0, 1), (0, 2), (0, 3)])
     cost = [[1, 9, 9], [1, None, None], [None, 1, None], [None, None, 1]]
     assert place_serial(dag, cost, flat(2)) == (0, 0, 1, 2)
-    assert serial(dag, cost, (0, 0, 1, 2), flat(2)) == 8
-    assert serial(dag, cost, (1, 0, 1, 2), flat(2)) == 16
+    assert serial_time(dag, cost, (0, 0, 1, 2), flat(2)) == 8
+    assert serial_time(dag, cost, (1, 0, 1, 2), flat(2)) == 16
 
 
 def test_a_region_moves_though_none_of_its_nodes_would_alone():
@@ -139,7 +139,7 @@ def test_each_transfer_is_asked_for_once_and_only_where_it_can_be():
 
 @pytest.mark.parametrize("time", [-1, math.inf, math.nan])
 def test_place_serial_refuses_wrong_transfers(time):
-    with pytest.raises(ValueError, match="what node 0 makes cannot take"):
+    with pytest.raises(ValueError, match="the results of node 0 cannot take"):
         place_serial(Dag(2, [(0, 1)]), [[1, 2], [2, 1]], flat(time))
 
 
@@ -153,7 +153,7 @@ def test_place_serial_refuses_wrong_costs():
     with pytest.raises(
         ValueError, match="node 0 is placed on backend 1, which does not support it"
     ):
-        serial(Dag(1, []), [[1, None]], (1,))
+        serial_time(Dag(1, []), [[1, None]], (1,))
 
 
 # What holds for every problem
@@ -189,13 +189,13 @@ def test_place_serial_is_no_worse_than_one_backend_alone(problem):
     dag, cost, transfer = problem
     plan = place_serial(*problem)
     assert len(plan) == dag.n
-    time = serial(dag, cost, plan, transfer)  # raises for what is not supported
+    time = serial_time(dag, cost, plan, transfer)  # raises for what is not supported
     assert time * ROUNDING >= sum(min(c for c in row if c is not None) for row in cost)
     cheapest = [min((c, b) for b, c in enumerate(row) if c is not None)[1] for row in cost]
-    assert time <= serial(dag, cost, cheapest, transfer) * ROUNDING
+    assert time <= serial_time(dag, cost, cheapest, transfer) * ROUNDING
     for b in range(len(cost[0]) if dag.n else 0):
         if all(row[b] is not None for row in cost):
-            assert time <= serial(dag, cost, [b] * dag.n, transfer) * ROUNDING
+            assert time <= serial_time(dag, cost, [b] * dag.n, transfer) * ROUNDING
 
 
 @given(problems())
@@ -211,7 +211,7 @@ def least(problem: Problem) -> float:
     """By trying all plans."""
     dag, cost, transfer = problem
     options = [[b for b, c in enumerate(row) if c is not None] for row in cost]
-    return min(serial(dag, cost, plan, transfer) for plan in product(*options))
+    return min(serial_time(dag, cost, plan, transfer) for plan in product(*options))
 
 
 def drawn(draw: random.Random, dag: Dag, width: int) -> Problem:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
+from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 
 
 class Named:
@@ -310,7 +310,7 @@ def test_streams_are_shared_if_there_are_not_enough():
     it = Named("A B1 B2 B3 B4 C", "A>B1 A>B2 A>B3 A>B4 B1>C B2>C B3>C B4>C", max_streams=2)
     assert sorted(map(len, it.schedule.programs)) == [2, 4]
     assert it.schedule.n_signals == 2
-    start, finish = simulate(it.dag, it.schedule, [1.0] * 6)
+    start, finish = simulate_streams(it.dag, it.schedule, [1.0] * 6)
     assert max(finish) == 4
     assert start[5] == 3
 
@@ -360,7 +360,7 @@ def test_stream_assignment_of_an_empty_graph_is_empty():
     schedule = assign_streams(Dag(0, []))
     assert schedule == StreamSchedule([], (), (), (), 0, 0, (), (), (), ())
     assert schedule.programs == []
-    assert simulate(Dag(0, []), schedule, []) == ((), ())
+    assert simulate_streams(Dag(0, []), schedule, []) == ((), ())
 
 
 def test_stream_assignment_without_scheduled_nodes_is_empty():
@@ -368,7 +368,7 @@ def test_stream_assignment_without_scheduled_nodes_is_empty():
     it = Named("A B", "A>B", sources="B", destinations="A", max_streams=1)
     assert str(it) == "A: B:"
     assert count(it.schedule) == (0, 0)
-    assert simulate(it.dag, it.schedule, [1, 1]) == ((0, 0), (0, 0))
+    assert simulate_streams(it.dag, it.schedule, [1, 1]) == ((0, 0), (0, 0))
 
 
 def test_stream_assignment_without_sources_is_empty():
@@ -382,7 +382,7 @@ def test_stream_timeline_of_a_diamond():
     #   A -> B -> D      A takes 1, B 2, C 5, D 1
     #    '-> C ---^
     it = Named("A B C D", "A>B A>C B>D C>D")
-    start, finish = simulate(it.dag, it.schedule, [1, 2, 5, 1])
+    start, finish = simulate_streams(it.dag, it.schedule, [1, 2, 5, 1])
     assert start == (0, 1, 1, 6)
     assert finish == (1, 3, 6, 7)
 
@@ -391,21 +391,21 @@ def test_stream_timeline_counts_each_awaited_signal():
     #   A -> B -> D
     #    '-> C ---^
     it = Named("A B C D", "A>B A>C B>D C>D")
-    start, _ = simulate(it.dag, it.schedule, [1, 2, 5, 1], signal=0.25)
+    start, _ = simulate_streams(it.dag, it.schedule, [1, 2, 5, 1], signal=0.25)
     assert start == (0, 1, 1.25, 6.5)
 
 
 def test_stream_timeline_counts_the_signal_that_begins_the_run():
     #   A    B
     it = Named("A B", "")
-    assert simulate(it.dag, it.schedule, [1, 1], signal=0.25)[0] == (0, 0.25)
+    assert simulate_streams(it.dag, it.schedule, [1, 1], signal=0.25)[0] == (0, 0.25)
 
 
 def test_a_node_on_two_streams_runs_on_both_at_once():
     #   A (0) -> C (0, 1) -> D (1)
     #   B (1) ---^
     it = Named("A B C D", "A>C B>C C>D", devices=[(0,), (1,), (0, 1), (1,)])
-    start, _ = simulate(it.dag, it.schedule, [1, 3, 1, 1])
+    start, _ = simulate_streams(it.dag, it.schedule, [1, 3, 1, 1])
     assert start == (0, 0, 3, 4)
 
 
@@ -451,13 +451,13 @@ def test_stream_assignment_refuses_wrong_times():
     dag = Dag(2, [(0, 1)])
     schedule = assign_streams(dag)
     with pytest.raises(ValueError, match="cost has 1 entries for 2 nodes"):
-        simulate(dag, schedule, [1])
+        simulate_streams(dag, schedule, [1])
     with pytest.raises(ValueError, match="schedule has 2 entries for 3 nodes"):
-        simulate(Dag(3, []), schedule, [1, 1, 1])
+        simulate_streams(Dag(3, []), schedule, [1, 1, 1])
     with pytest.raises(ValueError, match="node 0 cannot cost -2"):
-        simulate(dag, schedule, [-2, 1])
+        simulate_streams(dag, schedule, [-2, 1])
     with pytest.raises(ValueError, match="cannot take nan"):
-        simulate(dag, schedule, [1, 1], signal=math.nan)
+        simulate_streams(dag, schedule, [1, 1], signal=math.nan)
 
 
 # Sizes.

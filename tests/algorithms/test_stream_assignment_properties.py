@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.algorithms import chains
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
+from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from tests.support.stream_replay import END, Replay, certain, emitters, needs, with_less
 
 # What an example takes says more about the machine than about the code.
@@ -283,7 +283,7 @@ def test_a_single_stream_has_no_signals(problem):
 def test_stream_timeline_respects_dependencies(problem, signal):
     schedule = problem.solved()
     cost = [1.0 + i % 3 for i in range(problem.dag.n)]
-    start, finish = simulate(problem.dag, schedule, cost, signal)
+    start, finish = simulate_streams(problem.dag, schedule, cost, signal)
     assert all(finish[a] <= start[b] for a, b in problem.part.edges)
     for program in schedule.programs:
         ends = [0.0, *(finish[i] for i in program)]
@@ -299,7 +299,7 @@ def test_without_a_bound_streams_delay_nothing(problem):
     """On one device each, and with signals that take nothing, nodes start when they can."""
     schedule = problem.solved(devices=None, max_streams=0)
     cost = [1.0 + i % 3 for i in range(problem.dag.n)]
-    start, finish = simulate(problem.dag, schedule, cost)
+    start, finish = simulate_streams(problem.dag, schedule, cost)
     part = problem.part
     for i in schedule.order:
         assert start[i] == max([finish[p] for p in part.pred[i]], default=0.0)

@@ -1,10 +1,15 @@
-"""Offsets for buffers in one arena, so that buffers that are live at once never overlap.
+"""Offsets of buffers in one arena, such that buffers that are live at once never overlap.
 
-``plan_memory`` takes the steps over which each buffer lives (a static order of steps);
-``plan_memory_dag`` takes which buffers may be live together (steps that run in parallel).
+``plan_memory`` takes the steps over which each buffer is live (a static order of steps);
+``plan_memory_dag`` takes the pairs of buffers that may be live together (parallel steps)::
+
+    step     0   1   2   3
+    a  64    =====                  a at 0, b at 64; c reuses the memory of a:
+    b 128        =========          an arena of 192 bytes for 256 bytes of buffers
+    c  64            =====
 
 The problem is NP-hard (Garey and Johnson 1979, "dynamic storage allocation"), but on the buffers of
-neural networks greedy placing comes within some percent of the lower bound, and a short search
+neural networks greedy methods come within a few percent of the lower bound, and a short search
 closes most of the rest. Sizes, offsets and alignments are in bytes.
 """
 
@@ -20,23 +25,23 @@ from itertools import accumulate, combinations
 MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
 """The planners of ``plan_memory``, those of the smallest arenas first."""
 
-# What planner "best" may spend, counted and not timed, so that its result is the same on every
-# machine: pairs of buffers that it lists, and visits of its search to buffers and their neighbours:
-# so many rounds past all of them, but no more visits than take about a second.
+# The budget of planners "best" and "quick", counted instead of timed, so that results are the same
+# on every machine: pairs of buffers, and visits of the search to buffers and their neighbours, in
+# rounds over all of them and in total (about a second).
 _PAIRS = 2_000_000
 _ROUNDS = 1_000
 _QUICK_ROUNDS = 50
 _VISITS = 5_000_000
-# Places of about its size that planner "reuse" looks at for a buffer.
+# Places of similar size that planner "reuse" tries for a buffer.
 _PLACES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``size`` bytes, live over steps ``first`` to ``last``, at a multiple of ``align``.
+    """``size`` bytes, live from step ``first`` to step ``last``, at a multiple of ``align``.
 
-    Both steps are included: a buffer that a step reads last and one that it writes do not share
-    memory. A buffer of size 0 takes no room.
+    Both steps are included: the last input of a step does not share memory with its output. A
+    buffer of size 0 takes no memory.
 
     Raises:
         ValueError: ``size`` is negative, ``last`` is before ``first``, or ``align`` is not a
@@ -56,9 +61,9 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Buffer i lies at ``offsets[i]`` in an arena of ``size`` bytes.
+    """Buffer i is at ``offsets[i]`` in an arena of ``size`` bytes.
 
-    The arena must itself begin at a multiple of the strictest alignment.
+    The arena itself must begin at a multiple of the strictest alignment.
     """
 
     size: int
@@ -66,38 +71,38 @@ class Arena:
 
 
 def lower_bound(buffers: Iterable[Buffer]) -> int:
-    """The largest sum of live sizes over steps: no arena can be smaller.
+    """The largest sum of live sizes at any step: no arena can be smaller.
 
-    Alignment is left out. Linear in buffers, but for sorting, however large the step numbers.
+    Ignores alignment. Linear in buffers, except for sorting, for any step numbers.
     """
     return _largest_load(buffers, unit=1)
 
 
 def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
-    """Offsets for ``buffers``, such that those that share a step do not overlap; deterministic.
+    """Offsets for ``buffers``, such that those live at the same step do not overlap; deterministic.
 
-    The first three planners have the names that onert, the runtime of Samsung's ONE, gives them:
+    The first three planners have the names of onert, the runtime of Samsung's ONE:
 
-        bump       one after the other, no memory used twice: the largest arena, for debugging
-        first_fit  in order of first use, each in the lowest gap between those live at that step.
+        bump       one after the other, no memory is used twice: the largest arena, for debugging
+        first_fit  in order of first use, each in the lowest gap between buffers live at that step.
                    Nearly linear time
-        wic        by size, the largest first, each in the lowest gap between those placed before
-                   that live at the same time ("weighted interval colouring"). Greedy by size in
+        wic        by size, the largest first, each in the lowest gap between earlier placed buffers
+                   that are live at the same time ("weighted interval colouring"). Greedy by size in
                    Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
                    inference", takes the smallest gap instead. Time and memory grow with the pairs
                    of buffers that share a step
         best       the smallest arena of these, and of a search (see ``_Search``) that ends when no
-                   arena can be smaller by a whole unit of alignment, or at a count. Where more
-                   than 2 million pairs of buffers share a step, of first_fit and its variants
-                   (smallest gap, time reversed) instead
-        quick      best with a twentieth of the search, for who waits: on networks it finds the same
+                   arena can be smaller by a whole unit of alignment, or when its budget is spent.
+                   With over 2 million pairs of buffers that share a step: the smallest arena of
+                   first_fit and its variants (smallest gap, time reversed) instead
+        quick      as best with a twentieth of the search; on networks it finds the same arenas
 
     On the lifetimes of convolutional networks and transformers, measured against ``lower_bound``,
-    first_fit takes 1.17 times as much in the mean, wic 1.01 times and at worst 1.2 times, and
-    best reaches the bound.
+    first_fit needs 1.17 times as much on average, wic 1.01 times and at worst 1.2 times, and best
+    reaches the bound.
 
     Raises:
-        ValueError: there is no planner of that name.
+        ValueError: there is no planner of this name.
     """
     blocks = _Blocks([b.size for b in buffers], [b.align for b in buffers])
     planners: dict[str, Callable[[], Arena]] = {
@@ -117,17 +122,17 @@ def plan_memory_dag(
     aligns: Sequence[int] | None = None,
     planner: str = "best",
 ) -> Arena:
-    """Offsets for buffers whose lifetimes are only partly ordered; deterministic.
+    """Offsets for buffers whose lifetimes are only partially ordered; deterministic.
 
-    ``conflicts(i, j)`` says whether buffers i and j may be live together, so that they must not
-    overlap; it is asked once for each pair i < j of buffers that are not empty. ``aligns[i]`` is a
-    power of two, 64 each if not given.
+    ``conflicts(i, j)`` is whether buffers i and j may be live together, so that they must not
+    overlap; it is called once for each pair i < j of buffers that are not empty. ``aligns[i]`` is a
+    power of two, by default 64.
 
-    The planners are those of ``plan_memory``, where first_fit places in the order given, and time
-    grows with the square of the number of buffers; and ``reuse``, nearly linear, whose arena is
-    larger: a buffer takes the place of one that is gone, or one of its own. It needs buffers in an
-    order in which they can be written, and that for i < j no conflict means that i is gone for sure
-    when j is written first, of which it makes use: then so is what was gone before i.
+    The planners are those of ``plan_memory``, where first_fit takes buffers in the given order,
+    quick equals best, and time grows with the square of the number of buffers; and ``reuse``,
+    nearly linear, with a larger arena: a buffer takes the place of a dead one, or a new place. It
+    needs buffers in an order in which they can be written, and that for i < j no conflict means
+    that i is dead when j is first written; the relation must be transitive.
 
     Raises:
         ValueError: a size is negative, an alignment is no power of two, ``aligns`` does not have
@@ -140,19 +145,19 @@ def plan_memory_dag(
     by_size = sorted(blocks.filled, key=sizes.__getitem__, reverse=True)
 
     def neighbours() -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in sizes]
+        near: list[list[int]] = [[] for _ in sizes]
         for i, j in combinations(by_size, 2):
             if conflicts(min(i, j), max(i, j)):
-                found[i].append(j)
-                found[j].append(i)
-        return found
+                near[i].append(j)
+                near[j].append(i)
+        return near
 
     def best() -> Arena:
-        found = neighbours()
-        arenas = (blocks.bump(), blocks.place(blocks.filled, found), blocks.place(by_size, found))
+        near = neighbours()
+        arenas = (blocks.bump(), blocks.place(blocks.filled, near), blocks.place(by_size, near))
         whole = [_round_up(size, blocks.unit) for size in sizes]
-        bound = max((sum(whole[i] for i in c) for c in _cliques(by_size, found)), default=0)
-        return _Search(blocks, found).run(min(arenas, key=_size), bound)
+        bound = max((sum(whole[i] for i in c) for c in _cliques(by_size, near)), default=0)
+        return _Search(blocks, near).run(min(arenas, key=_size), bound)
 
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
@@ -183,17 +188,17 @@ def _round_up(offset: int, align: int) -> int:
 
 
 class _Blocks:
-    """Sizes and alignments of buffers, and ways to lay them out."""
+    """Sizes and alignments of buffers, and simple methods to place them."""
 
     __slots__ = ("aligns", "filled", "sizes", "unit")
 
     def __init__(self, sizes: Sequence[int], aligns: Sequence[int]) -> None:
         self.sizes = sizes
         self.aligns = aligns
-        # Empty buffers stay at offset 0 and take no part in anything.
+        # Empty buffers stay at offset 0 and are ignored.
         self.filled = [i for i, size in enumerate(sizes) if size]
-        # What all offsets are multiples of. A sum of sizes in whole units is therefore less than
-        # one unit above what the same buffers need side by side.
+        # All offsets are multiples of this unit. So a sum of sizes rounded up to units exceeds the
+        # memory of the same buffers side by side by less than one unit.
         self.unit = min((aligns[i] for i in self.filled), default=1)
 
     def arena(self, offsets: Sequence[int]) -> Arena:
@@ -209,7 +214,7 @@ class _Blocks:
         return self.arena(offsets)
 
     def place(self, order: Iterable[int], neighbours: Sequence[Sequence[int]]) -> Arena:
-        """Each buffer in turn in the lowest gap between its neighbours that are placed already."""
+        """Place each buffer in turn in the lowest gap between its placed neighbours."""
         offsets = [0] * len(self.sizes)
         ends = [0] * len(self.sizes)  # 0 for buffers not placed yet
         for i in order:
@@ -219,8 +224,8 @@ class _Blocks:
         return self.arena(offsets)
 
     def reuse(self, conflicts: Callable[[int, int], bool]) -> Arena:
-        """Each buffer in the place of one that is gone, the best fit, or behind all others."""
-        # Places by size, with the number of each; and what is in each now.
+        """Place each buffer where a dead one was, best fit first, or behind all others."""
+        # Places as (size, number), sorted; and the present buffer of each.
         places: list[tuple[int, int]] = []
         tenant: list[int] = []
         sizes: list[int] = []
@@ -228,7 +233,7 @@ class _Blocks:
         for i in self.filled:
             size = _round_up(self.sizes[i], self.unit)
             at = bisect_left(places, (size, -1))
-            # Those that are large enough first, then smaller ones, which then grow.
+            # Places that are large enough first, then smaller ones, which grow.
             near = (*places[at : at + _PLACES], *reversed(places[max(0, at - _PLACES) : at]))
             for held, place in near:
                 if not conflicts(tenant[place], i):
@@ -260,17 +265,17 @@ def _lowest_gap(taken: Iterable[tuple[int, int]], size: int, align: int) -> int:
 class _Search:
     """Local search for a smaller arena.
 
-    Buffers are put below a limit in turn, those first that are hard to place, each into the lowest
-    gap. For one that finds no gap, the buffers in its way are taken out again (an ejection chain,
-    Glover 1996), where these resist least. A buffer resists by the number of its neighbours, and
-    the more the more often it had to push others out, so that what causes trouble comes to rest
-    first (the idea of Joslin and Clements 1999, "Squeaky wheel optimization"). Chance, from a
-    fixed seed, keeps the search out of loops.
+    Buffers are placed below a limit in turn, hard ones first, each in the lowest gap. If there is
+    none, the buffers that are in the way are removed again (an ejection chain, Glover 1996), at the
+    offset where their resistance is least. The resistance of a buffer is the number of its
+    neighbours, and grows each time it ejects others, so that troublesome buffers come to rest first
+    (Joslin and Clements 1999, "Squeaky wheel optimization"). Random factors from a fixed seed keep
+    the search out of loops.
 
-    Rejected: placing all buffers anew, with the one that fits worst moved to the front. It finds
-    arenas as small, but pays for all buffers with each step, and a graph of 100,000 nodes has
-    hundreds of places that need one. Starting from several orders (by size, lifetime, or both)
-    found nothing that the same number of steps from one order did not.
+    Rejected: placing all buffers again, with the worst one moved to the front. It finds arenas as
+    small, but each step pays for all buffers, and a graph of 100,000 nodes needs hundreds of steps.
+    Starting from several orders (by size, lifetime, or both) found nothing that the same number of
+    steps from one order did not.
     """
 
     __slots__ = ("blocks", "draw", "neighbours", "order", "resistance", "visits")
@@ -278,7 +283,7 @@ class _Search:
     def __init__(self, blocks: _Blocks, neighbours: Sequence[Sequence[int]]) -> None:
         self.blocks = blocks
         self.neighbours = neighbours
-        # Size times neighbours: with lifetimes, the area that a buffer covers.
+        # Size times neighbours: roughly the area of a buffer in time and memory.
         self.order = sorted(blocks.filled, key=lambda i: -blocks.sizes[i] * len(neighbours[i]))
         self.resistance = list(map(len, neighbours))
         self.visits = 0
@@ -290,7 +295,7 @@ class _Search:
             return best
         once = len(self.order) + sum(map(len, self.neighbours))
         allowed = min(rounds * once, _VISITS)
-        # Most often the bound is in reach, and at once.
+        # Usually the bound itself is reached at once.
         self.visits = once + allowed // 10
         smaller = self.fit(None, bound)
         if smaller:
@@ -301,7 +306,7 @@ class _Search:
         return best
 
     def fit(self, arena: Arena | None, limit: int) -> Arena | None:
-        """An arena of at most ``limit`` bytes, made from ``arena``; None if ``visits`` run out."""
+        """An arena of at most ``limit`` bytes, based on ``arena``; None if ``visits`` run out."""
         sizes, aligns, order = self.blocks.sizes, self.blocks.aligns, self.order
         offsets = [0] * len(sizes)
         ends = [0] * len(sizes)  # as in ``_Blocks.place``, 0 for buffers not placed
@@ -309,7 +314,7 @@ class _Search:
             offsets = list(arena.offsets)
             ends = [o + s if o + s <= limit else 0 for o, s in zip(offsets, sizes, strict=True)]
         rank = {i: k for k, i in enumerate(order)}
-        out = [k for k, i in enumerate(order) if not ends[i]]  # sorted, so a heap
+        out = [k for k, i in enumerate(order) if not ends[i]]  # sorted, hence a heap
         self.visits -= len(order)
         while out:
             i = order[heappop(out)]
@@ -334,11 +339,11 @@ class _Search:
     def weakest_spot(
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
     ) -> int:
-        """An offset for buffer i, below ``limit``, where the buffers in its way resist least."""
+        """The offset below ``limit`` where the buffers in the way of buffer i resist least."""
         size, align = self.blocks.sizes[i], self.blocks.aligns[i]
-        # As in ``_lowest_gap``, there is nothing to win between the ends of others.
+        # As in ``_lowest_gap``, only the ends of other buffers need to be tried.
         spots = sorted({0, *(_round_up(ends[j], align) for j in near)})
-        # In the way are those that start below the end of the spot, less those that end before it.
+        # In the way: buffers that start below the end of the spot, minus those that end before it.
         by_start = sorted((offsets[j], self.resistance[j]) for j in near)
         by_end = sorted((ends[j], self.resistance[j]) for j in near)
         started = [0, *accumulate(weight for _, weight in by_start)]
@@ -376,7 +381,7 @@ def _largest_load(buffers: Iterable[Buffer], unit: int) -> int:
     for b in buffers:
         size = _round_up(b.size, unit)
         changes += ((b.first, size), (b.last + 1, -size))
-    # Sorted, the sizes that a step frees come before those that it claims.
+    # When sorted, sizes that a step frees come before those that it allocates.
     changes.sort()
     return max(accumulate(change for _, change in changes), default=0)
 
@@ -390,14 +395,14 @@ def _by_size(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def _pairs(buffers: Sequence[Buffer]) -> int:
-    """How many pairs of buffers share a step."""
+    """The number of pairs of buffers that share a step."""
     lasts = sorted(b.last for b in buffers if b.size)
     firsts = (buffers[i].first for i in _by_first_use(buffers))
     return sum(begun - bisect_left(lasts, first) for begun, first in enumerate(firsts))
 
 
 def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
-    """For each buffer the others that share a step with it."""
+    """For each buffer the other buffers that share a step with it."""
     neighbours: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
     for i in _by_first_use(buffers):
@@ -411,7 +416,7 @@ def _overlaps(buffers: Sequence[Buffer]) -> list[list[int]]:
 
 
 def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Sets of buffers that all conflict, grown greedily in ``order``; together they hold all."""
+    """Cliques of conflicting buffers that cover all buffers, grown greedily in ``order``."""
     near = [set(others) for others in neighbours]
     covered: set[int] = set()
     for seed in order:
@@ -428,11 +433,11 @@ def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Itera
 def _sweep(
     buffers: Sequence[Buffer], unit: int, smallest: bool = False, backward: bool = False
 ) -> Arena:
-    """First fit in order of first use; ``smallest`` prefers the smallest gap to the lowest.
+    """First fit in order of first use; with ``smallest``, in the smallest gap, not the lowest.
 
-    ``backward`` reads time from its end: in order of last use, latest first.
+    ``backward`` reverses time: in order of last use, latest first.
     """
-    # Whole units, as the rest of a unit would be a gap that is of no use but has to be looked at.
+    # In whole units, since the rest of a unit would be a useless gap.
     sizes = [_round_up(b.size, unit) for b in buffers]
     lives = [(-b.last, -b.first) if backward else (b.first, b.last) for b in buffers]
     filled = [i for i, size in enumerate(sizes) if size]
@@ -450,7 +455,7 @@ def _sweep(
 
 
 class _Gaps:
-    """The free ranges of an arena, from low to high, none touching the next."""
+    """The free ranges of an arena, ascending and not adjacent."""
 
     __slots__ = ("ends", "starts")
 
@@ -459,7 +464,7 @@ class _Gaps:
         self.ends = [size]
 
     def claim(self, size: int, align: int, smallest: bool) -> int:
-        """Offset of the lowest or the smallest gap that holds ``size`` bytes; there must be one."""
+        """The offset of ``size`` bytes in the lowest or the smallest gap that holds them."""
         chosen, width = -1, 0
         for k, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             fits = _round_up(start, align) + size <= end

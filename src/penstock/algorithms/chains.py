@@ -1,8 +1,8 @@
-"""Chains of nodes that depend on each other, without a table of which node reaches which.
+"""Chains of dependent nodes, without a table of which node reaches which.
 
-``reduction`` leaves out the edges that other paths imply, and ``implied`` names them. ``fewest``
-makes as few chains of all nodes as there can be: as many as the graph is wide. While chains grow,
-``Ends`` finds those that a node can be put behind.
+``transitive_reduction`` drops the edges that other paths imply, and ``implied_edges`` lists them.
+``fewest_chains`` covers all nodes with the least number of chains, the width of the graph. While
+chains grow, ``ChainEnds`` finds those that a node can extend.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from collections.abc import Iterable, Sequence
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
-# Nodes whose descendants are followed at once, as the bits of one integer for each node.
+# Nodes whose descendants are computed at once, as the bits of one integer for each node.
 _BATCH = 4096
-# Nodes at which a search for the ends of chains looks, at most.
+# Maximum number of nodes that a search for the ends of chains visits.
 _SEARCH = 64
 
 _NONE = -1
 
 
-def reduction(dag: Dag) -> Dag:
+def transitive_reduction(dag: Dag) -> Dag:
     """``dag`` without the edges that other paths imply: its transitive reduction.
 
     That is the one graph with the fewest edges in which the same nodes reach each other (Aho, Garey
     and Ullman 1972, "The transitive reduction of a directed graph"). Time and memory as for
-    ``implied``.
+    ``implied_edges``.
     """
-    without = implied(topological_order(dag), dag.pred)
+    without = implied_edges(topological_order(dag), dag.pred)
     return Dag(dag.n, (edge for edge in dag.edges if edge not in without)) if without else dag
 
 
-def implied(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
+def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """The edges (p, i), p in ``pred[i]``, for which another path leads from p to i.
 
-    ``order`` has all nodes, each after those of its ``pred``. Exact. Descendants are told for some
-    thousand nodes at a time, only over that stretch of ``order`` in which their edges end: an
-    integer for each node there, with a bit for each of these that it depends on. So memory is
-    linear, and so is time for edges that are short in ``order``; for long ones it is quadratic, but
-    with a very small factor: 100,000 nodes with 300,000 edges at random take seconds.
+    ``order`` has all nodes, each after those of its ``pred``. Exact. Descendants are computed for
+    some thousand nodes at a time, only over the stretch of ``order`` in which their edges end: one
+    integer for each node there, with a bit for each of the thousand that it depends on. Memory is
+    linear, and so is time for edges that are short in ``order``; for long ones it is quadratic with
+    a very small factor: 100,000 nodes with 300,000 random edges take seconds.
     """
     place = [0] * len(order)
     until: dict[int, int] = {}
@@ -46,13 +46,13 @@ def implied(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tuple[in
         place[i] = k
         if len(pred[i]) > 1:
             until.update(dict.fromkeys(pred[i], k))
-    asked = sorted(until, key=place.__getitem__)
-    found: set[tuple[int, int]] = set()
-    for begin in range(0, len(asked), _BATCH):
-        batch = asked[begin : begin + _BATCH]
+    sources = sorted(until, key=place.__getitem__)
+    edges: set[tuple[int, int]] = set()
+    for begin in range(0, len(sources), _BATCH):
+        batch = sources[begin : begin + _BATCH]
         stretch = order[place[batch[0]] + 1 : max(until[p] for p in batch) + 1]
-        found |= _implied_by(stretch, pred, batch)
-    return found
+        edges |= _implied_by(stretch, pred, batch)
+    return edges
 
 
 def _implied_by(
@@ -61,7 +61,7 @@ def _implied_by(
     """The implied edges from nodes of ``batch`` to nodes of ``stretch``."""
     bit = {p: 1 << b for b, p in enumerate(batch)}
     reached_by: dict[int, int] = {}
-    found: set[tuple[int, int]] = set()
+    edges: set[tuple[int, int]] = set()
     for i in stretch:
         direct = further = 0
         for p in pred[i]:
@@ -70,44 +70,43 @@ def _implied_by(
             if p in reached_by:
                 further |= reached_by[p]
         if direct & further:
-            found.update((p, i) for p in pred[i] if p in bit and bit[p] & further)
+            edges.update((p, i) for p in pred[i] if p in bit and bit[p] & further)
         if direct or further:
             reached_by[i] = direct | further
-    return found
+    return edges
 
 
-def fewest(dag: Dag, order: Sequence[int], chain: Sequence[int]) -> list[int]:
-    """Per node the chain that it is on, with as few chains as there can be; deterministic.
+def fewest_chains(dag: Dag, order: Sequence[int], chain: Sequence[int]) -> list[int]:
+    """The chain of each node, with the least number of chains; deterministic.
 
-    ``chain`` says so to begin with, and as much of it is kept as can be; -1 is for nodes that are
-    on none and stay so. Nodes of one chain depend on each other. Chains are numbered from 0, as
-    they begin in ``order``, a topological one.
+    ``chain`` is the assignment to begin with, of which as much as possible is kept; nodes with -1
+    are on no chain and stay so. Nodes of one chain depend on each other. Chains are numbered from 0
+    in the order of their first nodes in ``order``, a topological one.
 
-    The least number of chains is the greatest number of nodes none of which depends on another
-    (Dilworth 1950), and it leaves the most nodes that follow one on their chain: a maximum
-    bipartite matching between nodes and their descendants (Fulkerson 1956). It is reached by
-    alternating paths from all last nodes of chains at once; each that gets to a first node makes
-    one chain of two. Descendants are found by walking. Linear for each round of such paths; few
-    rounds suffice in practice, and one does for chains that are as few as can be.
+    The least number of chains is the largest number of nodes none of which depends on another
+    (Dilworth 1950). It corresponds to a maximum bipartite matching between nodes and descendants
+    (Fulkerson 1956), found by alternating paths from the last nodes of all chains at once; each
+    path that reaches a first node joins two chains. Descendants are found by walking. Each round of
+    paths is linear; few rounds suffice in practice, and one if the chains are already fewest.
     """
     before, after = _links(order, chain)
     while _join(dag, order, chain, before, after):
         pass
-    found = [_NONE] * dag.n
+    numbered = [_NONE] * dag.n
     count = 0
     for i in order:
         if chain[i] == _NONE:
             continue
         if before[i] == _NONE:
-            found[i] = count
+            numbered[i] = count
             count += 1
         else:
-            found[i] = found[before[i]]
-    return found
+            numbered[i] = numbered[before[i]]
+    return numbered
 
 
 def _links(order: Sequence[int], chain: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Per node that before it on its chain, and that after it."""
+    """For each node its predecessor and its successor on its chain."""
     before, after = [_NONE] * len(order), [_NONE] * len(order)
     last: dict[int, int] = {}
     for i in order:
@@ -123,12 +122,12 @@ def _links(order: Sequence[int], chain: Sequence[int]) -> tuple[list[int], list[
 def _join(
     dag: Dag, order: Sequence[int], chain: Sequence[int], before: list[int], after: list[int]
 ) -> bool:
-    """One round: make chains fewer; whether that was possible.
+    """One round of joining chains; whether any were joined.
 
-    Each search starts from the last node of a chain and spreads over what it reaches. Node j is
-    reached from ``above[j]``, which it could follow; what j follows so far could then be followed
-    by something else, and the search goes on from there. No two searches touch the same node, so
-    all that succeed can be carried out.
+    Each search starts from the last node of a chain and spreads over its descendants. Node j is
+    reached from ``above[j]``, which it could follow; the node that j follows so far could then be
+    followed by another one, and the search continues from there. No two searches visit the same
+    node, so that all successful ones can be applied.
     """
     above = [_NONE] * dag.n
     start = [_NONE] * dag.n
@@ -156,22 +155,22 @@ def _join(
 
 
 def _relink(j: int, above: Sequence[int], before: list[int], after: list[int]) -> None:
-    """Let node j follow ``above[j]``, what followed that so far something else, and so on."""
+    """Let node j follow ``above[j]``, the former successor of that another node, and so on."""
     while j != _NONE:
         i = above[j]
         before[j] = i
         after[i], j = j, after[i]
 
 
-class Ends:
+class ChainEnds:
     """The last nodes of growing chains, found from the nodes that depend on them.
 
-    Nodes enter in a topological order, each after all that are to be on its chain before it, and
-    chains grow along that order. So behind a node that has entered, ends only become fewer, and a
-    search need not come twice past nodes with nothing behind them: ``alias[i]`` stands for node i,
-    having the same ends behind it, and is -1 if there are none. A node stands for itself if a chain
-    ends there, or if there are several ways to go on from it: ``above[i]``, the first one last.
-    Nodes with the same ways share one that stands for them: ``twins``, by these ways.
+    Nodes enter in a topological order, each after all nodes that precede it on its chain, and
+    chains grow along that order. So the set of ends above a node that has entered only shrinks, and
+    a search need not revisit nodes without any: ``alias[i]`` represents node i, with the same ends
+    above it, and is -1 if there are none. A node represents itself if a chain ends there, or if
+    several nodes follow in the search: ``above[i]``, the first one last. Nodes with the same
+    ``above`` share a representative: ``twins``.
     """
 
     __slots__ = ("above", "alias", "chain", "twins")
@@ -192,8 +191,8 @@ class Ends:
         self._shrink(i)
 
     def enter(self, i: int, pred: Iterable[int]) -> None:
-        """Node i, with the nodes ``pred`` that it depends on, can be searched from now on."""
-        above = self._standing(pred)
+        """Include node i, which depends on ``pred``, in later searches."""
+        above = self._representatives(pred)
         if i not in self.chain:
             if len(above) < 2:
                 self.alias[i] = above[0] if above else _NONE
@@ -208,9 +207,9 @@ class Ends:
     def behind(self, pred: Iterable[int]) -> list[int]:
         """Chains that end at nodes of ``pred`` or at nodes that these depend on, nearest first.
 
-        All of them, unless there are so many that the search is ended early.
+        All of them, unless the search visits too many nodes.
         """
-        queue = self._standing(pred)[:_SEARCH]
+        queue = self._representatives(pred)[:_SEARCH]
         reached = set(queue)
         chains: list[int] = []
         for looked, i in enumerate(queue):
@@ -219,7 +218,7 @@ class Ends:
             if i in self.chain:
                 chains.append(self.chain[i])
             if self.above[i]:
-                further = [j for j in self._ways(i) if j not in reached]
+                further = [j for j in self._next_nodes(i) if j not in reached]
                 reached.update(further)
                 queue += further
         if not chains:
@@ -228,7 +227,7 @@ class Ends:
                 self.above.pop(i, None)
         return chains
 
-    def _stands_for(self, i: int) -> int:
+    def _representative(self, i: int) -> int:
         alias = self.alias
         while (up := alias[i]) != i:
             if up == _NONE:
@@ -237,29 +236,29 @@ class Ends:
             i = up
         return i
 
-    def _standing(self, nodes: Iterable[int]) -> list[int]:
-        found = dict.fromkeys(map(self._stands_for, nodes))
-        found.pop(_NONE, None)
-        return list(found)
+    def _representatives(self, nodes: Iterable[int]) -> list[int]:
+        distinct = dict.fromkeys(map(self._representative, nodes))
+        distinct.pop(_NONE, None)
+        return list(distinct)
 
-    def _ways(self, i: int) -> list[int]:
-        """Ways to go on from node i; more than a search has room for, or all."""
+    def _next_nodes(self, i: int) -> list[int]:
+        """The next nodes of a search from node i; all, or more than a search may visit."""
         above = self.above[i]
-        found: dict[int, None] = {}
+        distinct: dict[int, None] = {}
         at = len(above) - 1
-        while at >= 0 and len(found) <= _SEARCH:
-            j = self._stands_for(above[at])
-            if j == _NONE or j in found:
+        while at >= 0 and len(distinct) <= _SEARCH:
+            j = self._representative(above[at])
+            if j == _NONE or j in distinct:
                 del above[at]
             else:
                 above[at] = j
-                found[j] = None
+                distinct[j] = None
             at -= 1
         self._shrink(i)
-        return list(found)
+        return list(distinct)
 
     def _shrink(self, i: int) -> None:
-        """Without an end there, and with one way left or none, node i stands for itself no more."""
+        """Let another node represent node i if no chain ends there and at most one node follows."""
         above = self.above.get(i)
         if above is not None and len(above) < 2 and i not in self.chain:
             self.alias[i] = above[0] if above else _NONE

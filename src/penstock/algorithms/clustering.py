@@ -1,8 +1,8 @@
-"""Which nodes of a graph to run as one: pieces large enough to be worth handing to a worker.
+"""Clustering of nodes into groups that are large enough to hand to a worker.
 
-Sarkar 1989, "Partitioning and scheduling parallel programs for multiprocessors", calls the question
-internalisation; here it is answered without a schedule, by local rules that never make two pieces
-wait for each other.
+Sarkar 1989, "Partitioning and scheduling parallel programs for multiprocessors", calls the problem
+internalisation. Here it is solved without a schedule, by local rules that never create a cycle
+between two groups.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
-# Rounds of joining that a graph gets; each shrinks what is left of it several times over.
+# Maximum rounds of merging; each makes the graph several times smaller.
 _ROUNDS = 8
-# Grains of small nodes that all of a chain together may take in.
+# Grains of small nodes that a chain may absorb in total.
 _MOST_TAKEN = 4
 
 
@@ -23,14 +23,14 @@ def cluster(
 ) -> list[list[int]]:
     """The nodes of ``dag`` in groups; deterministic, nearly linear in nodes and edges.
 
-    ``cost[i]`` is what node i takes, ``grain`` in the same unit what a group should take at least:
-    a chain is one group, whatever it costs; of the other nodes those below ``grain`` join the group
-    that alone reads them, the one that they alone read, or others that read just the same. No group
-    grows by more than a few grains through nodes that are not of its chain, so that a wide graph of
-    small nodes stays wide. Nodes of different ``kinds[i]`` never share a group.
+    ``cost[i]`` is the cost of node i, ``grain`` the least cost of a group in the same unit. A chain
+    is one group, whatever it costs. Of the other nodes, those below ``grain`` join their only
+    successor, their only predecessor, or nodes with the same predecessors. No group grows by more
+    than a few grains through nodes outside of its chain, so that a wide graph of small nodes stays
+    wide. Nodes of different ``kinds[i]`` never share a group.
 
-    Each group is in an order in which it can run, groups are in the order of their first nodes, and
-    no two wait for each other: what reads a group can run after all of it.
+    The nodes of each group are in topological order, groups are in the order of their first nodes,
+    and the graph of groups has no cycle.
 
     Raises:
         ValueError: ``cost`` or ``kinds`` does not have one entry per node.
@@ -56,14 +56,14 @@ def cluster(
 
 
 class _Clusters:
-    """Groups by the number of one of their nodes, and the edges between them."""
+    """Groups, each named by one of its nodes, and the edges between them."""
 
     def __init__(self, dag: Dag, cost: Sequence[float], grain: float, kinds: Sequence[int]) -> None:
         self.grain = grain
         self.kinds = kinds
         self.leader = list(range(dag.n))
         self.cost = list(cost)
-        # What each group has taken in beside its chain.
+        # The cost that each group has absorbed beside its chain.
         self.taken = [0.0] * dag.n
         self.succ: list[set[int]] = [set(after) for after in dag.succ]
         self.pred: list[set[int]] = [set(before) for before in dag.pred]
@@ -77,7 +77,7 @@ class _Clusters:
         return i
 
     def merge(self, a: int, b: int) -> int:
-        """Make one group of two that neither has a path to the other but an edge."""
+        """Merge two groups; between them there must be no path other than an edge."""
         edges = (len(self.succ[x]) + len(self.pred[x]) for x in (a, b))
         if next(edges) < next(edges):
             a, b = b, a
@@ -100,7 +100,7 @@ class _Clusters:
         return a
 
     def join_chains(self) -> None:
-        """A node and its only successor, if that has no other predecessor."""
+        """Merge each node with its only successor, if that has no other predecessor."""
         for i in list(self.alive):
             if i not in self.alive:
                 continue
@@ -116,7 +116,7 @@ class _Clusters:
                 i = self.merge(i, after)
 
     def join_small(self) -> None:
-        """A small group goes to its only successor, else to its only predecessor."""
+        """Merge each small group into its only successor, else into its only predecessor."""
         for i in list(self.alive):
             if i not in self.alive or self.cost[i] >= self.grain:
                 continue
@@ -131,10 +131,10 @@ class _Clusters:
                     break
 
     def join_siblings(self) -> None:
-        """Small groups with the same predecessors make one, as far as that stays small.
+        """Merge small groups with the same predecessors, as long as the result is small.
 
-        Any number of such groups at once: where one waited for another and that for the first, a
-        node would come before one of its own predecessors.
+        This creates no cycle: a path from one of them to another would lead through a predecessor
+        that they share, back to itself.
         """
         open_groups: dict[tuple[int, frozenset[int]], list[int]] = {}
         for i in list(self.alive):

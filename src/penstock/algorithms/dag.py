@@ -1,4 +1,4 @@
-"""Directed acyclic graphs over plain integers: what the scheduling policies work on."""
+"""Directed acyclic graphs over plain integers, the input of all scheduling algorithms."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _SHOWN = 8
 
 
 class CycleError(ValueError):
-    """Raised for edges that close a cycle.
+    """Raised for edges that form a cycle.
 
-    ``cycle`` holds the nodes of one cycle, each once, in the direction of the edges and beginning
-    with the lowest: ``[1, 4, 2]`` stands for 1 -> 4 -> 2 -> 1. The message names them too, but
-    leaves out the middle of a long cycle.
+    ``cycle`` has the nodes of one cycle, each once, in the direction of the edges and beginning
+    with the lowest: ``[1, 4, 2]`` stands for 1 -> 4 -> 2 -> 1. The message omits the middle of a
+    long cycle.
     """
 
     def __init__(self, cycle: list[int]) -> None:
@@ -33,9 +33,8 @@ class CycleError(ValueError):
 class Dag:
     """A directed acyclic graph with the nodes 0 to n - 1; immutable, compared by its edges.
 
-    An edge (a, b) says that node b runs after node a. An edge given more than once counts once,
-    and the order in which edges are given leaves no trace: ``edges`` and each ``succ[i]`` and
-    ``pred[i]`` are sorted.
+    An edge (a, b) means that node b runs after node a. Duplicate edges count once, and the order
+    of the given edges does not matter: ``edges`` and each ``succ[i]`` and ``pred[i]`` are sorted.
 
     Built in time linear in nodes and edges, but for the sorting of each node's successors.
     Acyclicity is checked by counting predecessors down (Kahn 1962, "Topological sorting of large
@@ -66,7 +65,7 @@ class Dag:
                 incoming[b].append(a)
         pred = tuple(map(tuple, incoming))
         _refuse_cycles(succ, pred)
-        # The way round the frozen class's own ban on assignment.
+        # Frozen classes are assigned like this.
         object.__setattr__(self, "n", n)
         object.__setattr__(
             self, "edges", tuple((a, b) for a, after in enumerate(succ) for b in after)
@@ -85,8 +84,8 @@ def _refuse_cycles(succ: tuple[tuple[int, ...], ...], pred: tuple[tuple[int, ...
                 ready.append(j)
     if len(ready) == len(succ):
         return
-    # Every node that never became ready has a predecessor that did not either, so a walk from
-    # one to the next, against the edges, must come back to a node that it has met.
+    # Every node that never became ready has a predecessor that did not either, so a walk against
+    # the edges must return to a node that it has visited.
     node = next(i for i, count in enumerate(waiting) if count)
     met: dict[int, int] = {}
     while node not in met:

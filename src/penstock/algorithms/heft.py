@@ -1,12 +1,12 @@
-"""Where and when nodes run: placement on backends that have several workers each, and simulation.
+"""Placement of nodes on backends and their workers, and bounds on the makespan.
 
-``place`` decides, ``simulate`` tells what a decision takes when the costs turn out otherwise, or
-what n workers would take, and ``bound`` what no decision can beat. ``place_serial`` places nodes
-that run one at a time, where only the sum of costs and transfers counts.
+``place`` chooses backends, workers and times, ``list_schedule`` is the makespan on workers that are
+alike, and ``bound`` is a lower bound on any makespan. ``place_serial`` places nodes that run one at
+a time, where only the sum of costs and transfers counts.
 
 Times are in seconds, or in any other unit that costs and transfers share. A node runs on one worker
 of one backend from start to finish, and a worker runs one node at a time. Workers of one backend
-are alike. A transfer delays the node that waits for it, keeps no worker busy, and belongs to one
+are alike. A transfer delays the node that waits for it, occupies no worker, and belongs to one
 edge: two consumers on the same backend wait for one each.
 """
 
@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import pairwise, product
+from itertools import product
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
 
@@ -24,28 +24,28 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.min_sum import Series
 from penstock.algorithms.ordering import critical_path, ranks, topological_order
 
-# cost[i][b]: what node i takes on backend b; None where b does not support it.
+# cost[i][b]: the time of node i on backend b; None where b does not support it.
 Costs = Sequence[Sequence[float | None]]
-# transfer(i, j, b1, b2): what the edge i -> j takes when i is placed on b1 and j on b2.
+# transfer(i, j, b1, b2): the time of the edge i -> j when i is placed on b1 and j on b2.
 Transfer = Callable[[int, int, int, int], float]
-# transfer(i, b1, b2): what it takes to bring the results of node i from backend b1 to b2, once for
-# all that read them there.
+# transfer(i, b1, b2): the time to copy the results of node i from backend b1 to b2, once for all
+# readers there.
 Delivery = Callable[[int, int, int], float]
 
-# Rounds of scheduling backward and forward end when one gains less than this part of the bound, or
-# the bound is this close, or after so many. Few graphs gain from a second one.
+# Rounds of scheduling backward and forward end when one gains less than this fraction of the bound,
+# when the bound is this close, or after _ROUNDS. Few graphs gain from a second round.
 _CLOSE = 1e-3
 _ROUNDS = 2
 
 # Rounds over all nodes in search of cheaper backends.
 _SWEEPS = 4
 
-# Gaps in a block; one with more than twice as many is split.
+# Gaps in a block; a block of more than twice this number is split.
 _BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WorkerSchedule:
     """Node i runs on ``worker[i]`` of ``backend[i]`` from ``start[i]`` to ``finish[i]``.
 
     Workers are counted within their backend, from 0, and times from the start of the run.
@@ -67,116 +67,74 @@ def place(
     cost: Costs,
     transfer: Transfer | None = None,
     workers: Sequence[int] | None = None,
-) -> Placement:
+) -> WorkerSchedule:
     """A backend, a worker and times for every node, such that the makespan is low; deterministic.
 
-    ``cost[i][b]`` is what node i takes on backend b, or None if b does not support it and so must
-    not get it. ``transfer(i, j, b1, b2)`` is what the edge i -> j takes from backend b1 to another
-    backend b2; within a backend, or without ``transfer``, an edge takes nothing. ``workers[b]`` is
-    the number of workers of backend b, 1 each if not given.
+    ``cost[i][b]`` is the time of node i on backend b, or None if b does not support it.
+    ``transfer(i, j, b1, b2)`` is the time of the edge i -> j from backend b1 to another backend b2;
+    within a backend, or without ``transfer``, an edge takes no time. ``workers[b]`` is the number
+    of workers of backend b, by default 1.
 
-    The best of what ``heft`` makes on all backends, on each that supports all nodes, on the
-    cheapest of each node, and on those with the least sum of costs and transfers that a local
-    search finds; so never worse than one node at a time on any of these, or than one backend. Each
-    is also tried with nodes whose costs differ much between backends made more urgent (as in onert,
-    the runtime of Samsung's ONE) or, on a single backend, with list scheduling; and is scheduled
-    backward and forward again (Li and Willis 1992, "An iterative scheduling technique for
+    Uses Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu 2002, "Performance-effective
+    and low-complexity task scheduling for heterogeneous computing"): nodes by descending upward
+    rank (their mean cost, plus the largest sum of mean transfer and rank of a successor), each on
+    the worker where it finishes first, in an idle gap if it fits.
+
+    Returns the best of several such schedules: on all backends, on each backend that supports all
+    nodes, on the cheapest backend of each node, and on those of least total cost and transfer that
+    a local search finds. So it is never worse than one node at a time on any of these, or than one
+    backend. Each is also tried with nodes whose costs differ much between backends made more urgent
+    (as in onert, the runtime of Samsung's ONE) or, on one backend, with list scheduling; and it is
+    scheduled backward and forward again (Li and Willis 1992, "An iterative scheduling technique for
     resource-constrained project scheduling"). On random graphs with random costs, one backend and
-    2 to 8 workers, the makespan is 1.02 times ``bound`` in the mean; more, as it must be, where all
-    branches join again and again. Time is nearly linear in nodes and edges, times workers.
+    2 to 8 workers, the makespan is 1.02 times ``bound`` on average; graphs whose branches join
+    repeatedly cannot be close to it. Time is nearly linear in nodes and edges, times workers.
 
     Raises:
         ValueError: no backend supports a node; ``cost`` does not have a row per node, with an entry
             per backend; a cost or a transfer is negative or not finite; ``workers`` does not have
             an entry per backend, each at least 1.
     """
-    best: Placement | None = None
+    best: WorkerSchedule | None = None
     for variant in _variants(_problem(dag, cost, transfer, workers)):
         best = _improved(variant, best)
     assert best is not None
     return best
 
 
-def heft(
-    dag: Dag,
-    cost: Costs,
-    transfer: Transfer | None = None,
-    workers: Sequence[int] | None = None,
-) -> Placement:
-    """Heterogeneous Earliest Finish Time as published, in one pass over the graph; deterministic.
+def list_schedule(dag: Dag, cost: Costs, workers: int) -> float:
+    """The makespan on ``workers`` workers that are alike, each as good as a node's best backend.
 
-    Nodes by descending upward rank: their mean cost, and the largest sum of mean transfer and rank
-    of a successor. Each goes to the worker where it finishes first, if possible in an idle time
-    between nodes placed before; of equal ones to that which it leaves idle for the shortest time.
-
-    Topcuoglu, Hariri and Wu 2002, "Performance-effective and low-complexity task scheduling for
-    heterogeneous computing". Arguments and errors as for ``place``.
+    A worker that is idle runs the ready node with the longest chain of nodes behind it (list
+    scheduling, Graham 1966). Errors as for ``place``.
     """
-    problem = _problem(dag, cost, transfer, workers)
-    return _insert(problem, problem.by_rank(spread=0.0))
-
-
-def simulate(
-    dag: Dag, cost: Costs, schedule: Placement | int, transfer: Transfer | None = None
-) -> float:
-    """The makespan of ``schedule`` with these costs and transfers.
-
-    A placement is replayed: each worker runs its nodes in their order, each as soon as the nodes
-    and transfers that it waits for are done. With the costs and transfers that it was made with, a
-    result of ``place`` takes its ``makespan``; with none of them higher, never more.
-
-    A number stands for so many workers, all alike, each as good at a node as its best backend. They
-    run what is ready, that with the longest chain to follow first (list scheduling, Graham 1966),
-    and ``transfer`` is not asked.
-
-    Raises:
-        ValueError: as for ``place``; the placement is not one of this graph, puts a node on a
-            backend that does not support it, or has starts by which nodes wait for each other.
-    """
-    if isinstance(schedule, Placement):
-        _expect_costs(dag, cost)
-        return _replay(dag, cost, schedule, transfer)
-    _expect_workers([schedule])
-    return _list_schedule(dag, cheapest(dag, cost), schedule, backend=0).makespan
+    _expect_workers([workers])
+    return _list_schedule(dag, _cheapest(dag, cost), workers, backend=0).makespan
 
 
 def bound(dag: Dag, cost: Costs, workers: int = 1) -> float:
-    """What no placement can beat: the critical path, or all work over all workers if that is more.
+    """A lower bound on the makespan: max(critical path, total cost / workers).
 
-    Each node counts with its cost on its best backend, transfers with nothing, and ``workers`` is
-    the number of those of all backends. Exact but for rounding. Errors as for ``place``.
+    Each node counts with its cost on its best backend, transfers do not count, and ``workers`` is
+    the number of workers of all backends. Errors as for ``place``.
     """
     _expect_workers([workers])
-    return _bound(dag, cheapest(dag, cost), workers)
+    return _bound(dag, _cheapest(dag, cost), workers)
 
 
-def cheapest(dag: Dag, cost: Costs) -> list[float]:
-    """What each node costs on its best backend. Errors as for ``place``."""
+def _cheapest(dag: Dag, cost: Costs) -> list[float]:
+    """The cost of each node on its best backend."""
     _expect_costs(dag, cost)
     return [float(min(c for c in row if c is not None)) for row in cost]
 
 
-def timelines(dag: Dag, placement: Placement) -> dict[tuple[int, int], list[int]]:
-    """What each worker, named as (backend, worker), runs, in the order in which it does.
-
-    Nodes that take no time come before others that start with them, and in topological order.
-    Workers that run nothing are left out. Raises ValueError for a placement of another graph.
-    """
-    if len(placement.backend) != dag.n:
-        raise ValueError(f"a placement of {len(placement.backend)} nodes for {dag.n} nodes")
-    found: dict[tuple[int, int], list[int]] = {}
-    for i in _by_time(topological_order(dag), placement):
-        found.setdefault((placement.backend[i], placement.worker[i]), []).append(i)
-    return found
-
-
 def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tuple[int, ...]:
-    """A backend for every node, such that running one at a time takes little; deterministic.
+    """A backend for every node, such that running one node at a time is fast; deterministic.
 
-    ``cost[i][b]`` is what node i takes on backend b, or None if b does not support it and so must
-    not get it. ``transfer(i, b1, b2)`` is what bringing the results of node i from backend b1 to
-    another backend b2 takes, and is paid once for each b2 on which a successor runs, however many
-    do (see ``serial``); without ``transfer``, nothing.
+    ``cost[i][b]`` is the time of node i on backend b, or None if b does not support it.
+    ``transfer(i, b1, b2)`` is the time to copy the results of node i from backend b1 to another
+    backend b2. It is paid once for each b2 on which successors run (see ``serial_time``); without
+    ``transfer``, copies take no time.
 
     Never worse than the best backend that supports all nodes, nor than the cheapest of each node.
     The least there is for chains and, with up to 5 backends, for trees; with two or three, where
@@ -199,13 +157,13 @@ def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tup
     return tuple(Series(dag, options, costs).best())
 
 
-def serial(
+def serial_time(
     dag: Dag, cost: Costs, backend: Sequence[int], transfer: Delivery | None = None
 ) -> float:
-    """What running one node at a time takes: the costs of all, and each transfer that is needed.
+    """The time to run one node at a time: all costs, and all transfers.
 
-    One brings the results of a node to another backend, for all its successors there. Raises
-    ``ValueError`` where a backend does not support its node.
+    A transfer copies the results of a node to another backend, for all its successors there. Raises
+    ``ValueError`` if a backend does not support its node.
     """
     times = []
     for i, a in enumerate(backend):
@@ -219,7 +177,7 @@ def serial(
     return fsum(times)
 
 
-# What an edge takes: table[b1][b2], from backend b1 to backend b2.
+# Time of an edge: table[b1][b2], from backend b1 to backend b2.
 _Table = tuple[tuple[float, ...], ...]
 
 
@@ -235,7 +193,7 @@ class _Problem:
     leaving: list[list[_Table]] | None = None  # parallel to dag.succ, and transposed
 
     def mirrored(self) -> _Problem:
-        """The same with time running backward."""
+        """The same problem with time reversed."""
         dag, order = Dag(self.dag.n, ((b, a) for a, b in self.dag.edges)), self.order[::-1]
         return replace(self, dag=dag, order=order, arriving=self.leaving, leaving=self.arriving)
 
@@ -246,7 +204,7 @@ class _Problem:
         return zip(self.dag.succ[i], self.leaving[i], strict=True) if self.leaving else ()
 
     def by_rank(self, spread: float) -> list[int]:
-        """The nodes by upward rank, with that many standard deviations added to mean costs."""
+        """The nodes by upward rank, with ``spread`` standard deviations added to mean costs."""
         rank = [0.0] * self.dag.n
         for i in reversed(self.order):
             costs = [*self.options[i].values()]
@@ -257,7 +215,7 @@ class _Problem:
             mean = sum(costs) / len(costs)
             deviation = dist(costs, [mean] * len(costs)) / sqrt(len(costs))
             rank[i] = mean + spread * deviation + after
-        # Rounding errors must not decide between equal ranks: of these, the lower node is first.
+        # Rounding errors must not decide between equal ranks: the lower node is first.
         return topological_order(self.dag, [float(f"{r:.12g}") for r in rank])
 
 
@@ -313,7 +271,7 @@ def _delay(transfer: Transfer, i: int, j: int, a: int, b: int) -> float:
 def _delivery(transfer: Delivery, i: int, a: int, b: int) -> float:
     time = transfer(i, a, b)
     if not 0 <= time < inf:
-        raise ValueError(f"what node {i} makes cannot take {time} from backend {a} to {b}")
+        raise ValueError(f"the results of node {i} cannot take {time} from backend {a} to {b}")
     return time
 
 
@@ -322,7 +280,7 @@ def _bound(dag: Dag, least: Sequence[float], workers: int) -> float:
 
 
 def _variants(problem: _Problem) -> Iterator[_Problem]:
-    """``problem``, and with one backend for each node, in ways that could be better."""
+    """``problem``, and promising variants of it with one backend for each node."""
     yield problem
     if any(len(costs) > 1 for costs in problem.options):
         common = set(range(len(problem.workers))).intersection(*problem.options)
@@ -335,7 +293,7 @@ def _variants(problem: _Problem) -> Iterator[_Problem]:
 
 
 def _near(problem: _Problem, plan: Sequence[int]) -> list[int]:
-    """``plan``, changed where nodes are cheaper on another backend with the transfers around them.
+    """``plan`` after moving nodes to backends where cost and adjacent transfers are less.
 
     Iterated conditional modes (Besag 1986): the sum of all costs and transfers never grows.
     """
@@ -354,7 +312,7 @@ def _near(problem: _Problem, plan: Sequence[int]) -> list[int]:
     return backend
 
 
-def _improved(problem: _Problem, rival: Placement | None) -> Placement:
+def _improved(problem: _Problem, rival: WorkerSchedule | None) -> WorkerSchedule:
     used = {b for costs in problem.options for b in costs}
     least = [min(costs.values()) for costs in problem.options]
     lowest = _bound(problem.dag, least, sum(problem.workers[b] for b in used))
@@ -378,21 +336,21 @@ def _improved(problem: _Problem, rival: Placement | None) -> Placement:
     return _shortest(rival, best)
 
 
-def _shortest(*placements: Placement | None) -> Placement:
+def _shortest(*placements: WorkerSchedule | None) -> WorkerSchedule:
     return min(filter(None, placements), key=attrgetter("makespan"))
 
 
-def _by_time(order: Sequence[int], placement: Placement) -> list[int]:
-    """The nodes by when they finish: a topological order, if ``order`` is one."""
+def _by_time(order: Sequence[int], placement: WorkerSchedule) -> list[int]:
+    """The nodes by finish time: a topological order, if ``order`` is one."""
     start, finish = placement.start, placement.finish
     return sorted(order, key=lambda i: (finish[i], start[i]))
 
 
 class _Idle:
-    """When a worker is idle: in gaps between nodes, each (end, begin), and from ``end`` on.
+    """The idle time of a worker: gaps between nodes, each (end, begin), and all from ``end`` on.
 
-    Blocks of gaps know their last end and the length of their longest gap, so that a search passes
-    over many that are too short at once. Gaps too short for anything that can come are not kept.
+    Each block of gaps stores its last end and its longest gap, so that a search skips blocks of
+    gaps that are too short. Gaps shorter than every possible node are dropped.
     """
 
     __slots__ = ("blocks", "end", "ends", "longest", "shortest")
@@ -403,7 +361,7 @@ class _Idle:
         self.ends, self.longest = [0.0], [0.0]
 
     def find(self, ready: float, cost: float) -> tuple[float, float, int, int]:
-        """The first start, not before ``ready``; idle since; block and gap, -1 without a gap."""
+        """The earliest start from ``ready`` on; idle since; block and gap, -1 if after all gaps."""
         need = ready + cost
         if need <= self.ends[-1]:
             for k in range(bisect_left(self.ends, need), len(self.ends)):
@@ -416,7 +374,7 @@ class _Idle:
         return max(self.end, ready), self.end, -1, -1
 
     def take(self, start: float, finish: float, k: int, at: int) -> None:
-        """Busy from ``start`` to ``finish``; block and gap as ``find`` said."""
+        """Occupy the worker from ``start`` to ``finish``; block and gap are those of ``find``."""
         if k < 0:
             gaps, self.end = [(start, self.end)], finish
             k, at = len(self.blocks) - 1, len(self.blocks[-1])
@@ -433,14 +391,15 @@ class _Idle:
             self.longest[k : k + 1] = [max([e - b for e, b in part], default=0.0) for part in parts]
 
 
-def _insert(problem: _Problem, order: Iterable[int]) -> Placement:
-    """Each node in turn where it finishes first, in a gap if it fits in one."""
+def _insert(problem: _Problem, order: Iterable[int]) -> WorkerSchedule:
+    """Place each node in turn where it finishes first, in a gap if it fits in one."""
     n, width = problem.dag.n, range(len(problem.workers))
     backend, worker, start, finish = [0] * n, [0] * n, [0.0] * n, [0.0] * n
     shortest = [min([of[b] for of in problem.options if b in of], default=0.0) for b in width]
     idle = [[_Idle(shortest[b]) for _ in range(min(n, problem.workers[b]))] for b in width]
     for j in order:
         ready = max([finish[i] for i in problem.dag.pred[j]], default=0.0)
+        best_slot: list[int] = []
         earliest = (inf, inf)
         for b, cost in problem.options[j].items():
             if problem.arriving:
@@ -450,14 +409,14 @@ def _insert(problem: _Problem, order: Iterable[int]) -> Placement:
                 at, since, *gap = gaps.find(ready, cost)
                 if (at + cost, -since) < earliest:
                     earliest = (at + cost, -since)
-                    backend[j], worker[j], start[j], found = b, w, at, gap
+                    backend[j], worker[j], start[j], best_slot = b, w, at, gap
         finish[j] = earliest[0]
-        idle[backend[j]][worker[j]].take(start[j], finish[j], *found)
-    return Placement(tuple(backend), tuple(worker), tuple(start), tuple(finish))
+        idle[backend[j]][worker[j]].take(start[j], finish[j], *best_slot)
+    return WorkerSchedule(tuple(backend), tuple(worker), tuple(start), tuple(finish))
 
 
-def _list_schedule(dag: Dag, cost: Sequence[float], workers: int, backend: int) -> Placement:
-    """On workers that are all alike, what is ready as soon as one is idle, by rank."""
+def _list_schedule(dag: Dag, cost: Sequence[float], workers: int, backend: int) -> WorkerSchedule:
+    """On workers that are alike: the ready node of highest rank as soon as one is idle."""
     rank = [-(a + b) for a, b in zip(cost, ranks(dag, cost), strict=True)]
     waiting = [len(before) for before in dag.pred]
     ready = [(rank[i], i) for i, count in enumerate(waiting) if not count]
@@ -479,30 +438,4 @@ def _list_schedule(dag: Dag, cost: Sequence[float], workers: int, backend: int) 
                 waiting[j] -= 1
                 if not waiting[j]:
                     heappush(ready, (rank[j], j))
-    return Placement((backend,) * dag.n, tuple(worker), tuple(start), tuple(finish))
-
-
-def _replay(dag: Dag, cost: Costs, placement: Placement, transfer: Transfer | None) -> float:
-    backend, lines = placement.backend, timelines(dag, placement).values()
-    after = {i: (j,) for line in lines for i, j in pairwise(line)}
-    waiting = [len(before) for before in dag.pred]
-    for (j,) in after.values():
-        waiting[j] += 1
-    ready = [i for i, count in enumerate(waiting) if not count]
-    start, makespan = [0.0] * dag.n, 0.0
-    for i in ready:
-        b = backend[i]
-        own = cost[i][b] if 0 <= b < len(cost[i]) else None
-        if own is None:
-            raise ValueError(f"node {i} is placed on backend {b}, which does not support it")
-        finish = start[i] + own
-        makespan = max(makespan, finish)
-        for j in (*dag.succ[i], *after.get(i, ())):
-            delay = _delay(transfer, i, j, b, backend[j]) if transfer else 0.0
-            start[j] = max(start[j], finish + delay)
-            waiting[j] -= 1
-            if not waiting[j]:
-                ready.append(j)
-    if len(ready) < dag.n:
-        Dag(dag.n, (*dag.edges, *((i, j) for i, (j,) in after.items())))  # names the cycle
-    return makespan
+    return WorkerSchedule((backend,) * dag.n, tuple(worker), tuple(start), tuple(finish))

@@ -1,15 +1,15 @@
-"""Placement in series: the least sum over variables that have a few states each.
+"""Min-sum problems: minimise a sum over variables that have a few states each.
 
-What nodes take that run one at a time is a sum, and the backend of each is a state of its. Two
-methods find the states with the least sum, for two forms of it:
+The time of nodes that run one at a time is such a sum; a node's backend is the state of a variable.
+Two methods minimise two forms of it:
 
-``eliminate``: tables by one variable and by two. Variables are eliminated one after another: of all
-tables that a variable is in, one is made that has the least over its states (nonserial dynamic
-programming, Bertelè and Brioschi 1972). Fast where variables have few neighbours when their turn
-comes: in chains and trees, and wherever branches part and join again.
+``eliminate``: a sum of tables by one and by two variables. Variables are eliminated one by one: the
+tables of a variable are replaced by their minimum over its states (nonserial dynamic programming,
+Bertelè and Brioschi 1972). Fast if variables have few neighbours when they are eliminated: in
+chains, in trees, and where branches part and join.
 
-``cut``: two states, and costs that are paid once however many variables ask for them. On the side
-of the source of a minimum cut are those in state 0 (Stone 1977, "Multiprocessor scheduling with the
+``minimum_cut``: two states, and costs that are paid once for any number of variables. Variables on
+the source's side of a minimum cut are in state 0 (Stone 1977, "Multiprocessor scheduling with the
 aid of network flow algorithms"). Fast on all but very long graphs.
 """
 
@@ -27,46 +27,48 @@ from typing import NamedTuple
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
 
-# Backends that a result may be brought to, of which all sets can be looked at.
+# Number of backends of which all sets are enumerated, as places that a result is copied to.
 _ALL_SETS = 4
 
-# Nodes that are placed by one cut; and rounds over all nodes, where there are more of these, or
-# more than two backends. They end when one gains less than this part.
+# Nodes that are placed by one cut; rounds over all nodes, if there are more than that or more than
+# two backends; rounds end when one gains less than the fraction _GAIN.
 _REGION = 4096
 _TURNS = 4
 _GAIN = 1e-3
 
-# Entries of the largest table that is made; for two backends smaller ones, because there is the
-# cut. And of all tables: so many, and some more for each variable.
+# Entries of the largest table (less for two backends, where the cut is the alternative), and of all
+# tables together: a constant, plus a number for each variable.
 _ENTRIES = 2**16
 _ENTRIES_FOR_TWO = 2**9
 _ENTRIES_OF_ALL = 500_000
 _ENTRIES_OF_EACH = 1000
 
-# What is left of an arc, in parts of the widest, that counts as nothing but an error of rounding.
+# Residual capacity, relative to the widest arc, that counts as a rounding error.
 _ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Nodes that run one at a time: ``options[i][b]`` is what node i takes on backend b, and
-    ``costs[i][a, b]`` what it takes to bring its results from a to b, for all that read them there;
-    nothing, if it is not given."""
+    """Nodes that run one at a time.
+
+    ``options[i][b]`` is the time of node i on backend b, ``costs[i][a, b]`` the time to copy its
+    results from backend a to b, for all readers there; 0 if not given.
+    """
 
     dag: Dag
     options: Sequence[dict[int, float]]
     costs: Sequence[dict[tuple[int, int], float]]
 
     def best(self) -> list[int]:
-        """A backend for every node, such that all together take little."""
-        cheapest = [min(each, key=each.__getitem__) for each in self.options]
+        """A backend for every node, such that the total time is low."""
+        cheapest = [min(own, key=own.__getitem__) for own in self.options]
         backends = sorted(set().union(*self.options))
         if len(backends) < 2 or not any(self.costs):
             return cheapest
-        found = self.eliminated(_ENTRIES if len(backends) > 2 else _ENTRIES_FOR_TWO)
-        if found is not None:
-            return found
-        # All on one backend, as far as it goes. What leads where cannot be told beforehand.
+        exact = self.eliminated(_ENTRIES if len(backends) > 2 else _ENTRIES_FOR_TWO)
+        if exact is not None:
+            return exact
+        # All nodes on one backend, where it supports them: no start is best for every graph.
         plans = [
             [b if b in o else c for o, c in zip(self.options, cheapest, strict=True)]
             for b in backends
@@ -80,15 +82,15 @@ class Series:
         return min(plans, key=self.time)
 
     def time(self, plan: Sequence[int]) -> float:
-        """What all nodes take, and the transfers between them."""
-        times = [each[a] for each, a in zip(self.options, plan, strict=True)]
+        """The time of all nodes and of the transfers between them."""
+        times = [own[a] for own, a in zip(self.options, plan, strict=True)]
         for i, after in enumerate(self.dag.succ):
             a, costs = plan[i], self.costs[i]
             times += [costs.get((a, b), 0.0) for b in {plan[j] for j in after}]
         return fsum(times)
 
     def eliminated(self, entries: int) -> list[int] | None:
-        """The best plan there is; None if the graph is too wide for tables of so many entries."""
+        """The optimal plan; None if the graph is too wide for tables of ``entries`` entries."""
         states = [self.states(i) for i in range(self.dag.n)]
         if not all(states):
             return None
@@ -106,55 +108,55 @@ class Series:
                     table = [0.0 if b in there else inf for _, there in states[i] for b in to]
                 yield Pair(i, j, table)
 
-        found = eliminate(tables, pairs(), entries)
-        return None if found is None else [states[i][k][0] for i, k in enumerate(found)]
+        chosen = eliminate(tables, pairs(), entries)
+        return None if chosen is None else [states[i][k][0] for i, k in enumerate(chosen)]
 
     def states(self, i: int) -> list[tuple[int, frozenset[int]]]:
-        """The backend of node i, and the set of those where its results are: all that can be.
+        """All states of node i: its backend, and the set of backends that have its results.
 
-        Of a single successor the edge says where it is, and no set is needed. Empty, if there were
-        too many sets.
+        With a single successor the edge implies the set, which is left out. Empty if there were too
+        many sets.
         """
         after = [self.options[j] for j in self.dag.succ[i]]
         targets = sorted(set().union(*after)) if len(after) > 1 else []
         forced = {b for options in after for b in options if len(options) == 1}
-        found = []
+        states = []
         for a in self.options[i]:
-            # Where they are needed in any case, or come for nothing.
-            known = {a, *[b for b in targets if b in forced or not self.costs[i].get((a, b))]}
-            sets = [frozenset(known)]
-            rest = [b for b in targets if b not in known]
+            # Backends that need the results in any case, or get them for free.
+            certain = {a, *[b for b in targets if b in forced or not self.costs[i].get((a, b))]}
+            sets = [frozenset(certain)]
+            rest = [b for b in targets if b not in certain]
             if len(rest) > _ALL_SETS:
                 return []
             for b in rest:
-                sets += [each | {b} for each in sets]
-            found += [(a, each) for each in sets]
-        return found
+                sets += [members | {b} for members in sets]
+            states += [(a, members) for members in sets]
+        return states
 
     def swapped(
         self, plan: Sequence[int], order: Sequence[int], backends: Sequence[int], turns: int
     ) -> list[int]:
-        """A plan that no swap makes much better; of large graphs, no swap within some region."""
+        """A plan that no swap improves much; in large graphs, no swap within a region."""
         least, best = self.time(plan), list(plan)
         for turn in range(turns):
-            found = best[:]
+            plan = best[:]
             for start in range(-(_REGION // 2) * (turn % 2), self.dag.n, _REGION):
                 region = order[max(start, 0) : start + _REGION]
                 for pair in combinations(backends, 2):
-                    self.swap(found, region, pair)
-            before, now = least, self.time(found)
+                    self.swap(plan, region, pair)
+            before, now = least, self.time(plan)
             if now < least:
-                best, least = found, now
+                best, least = plan, now
             if before - now <= before * _GAIN:
                 break
         return best
 
     def swap(self, plan: list[int], region: Iterable[int], pair: tuple[int, int]) -> None:
-        """Change ``plan`` for those nodes of ``region`` that are on one of two backends, to the
-        best there is on these two while all others stay where they are."""
+        """Place those nodes of ``region`` that are on one of two backends optimally on these two,
+        while all others stay where they are."""
         inside = {i: k for k, i in enumerate([i for i in region if plan[i] in pair])}
         own: list[tuple[float, float]] = []
-        terms: list[Once] = []
+        terms: list[OnceCost] = []
         for p in dict.fromkeys((*inside, *[p for i in inside for p in self.dag.pred[i]])):
             costs, options = self.costs[p], self.options[p]
             there = {plan[j] for j in self.dag.succ[p] if j not in inside}
@@ -169,20 +171,20 @@ class Series:
             for state, target in enumerate(pair):
                 time = costs.get((sources[state], target))
                 if readers and time and target not in there:
-                    terms.append(Once(inside.get(p, -1), readers, state, time))
-        for i, state in zip(inside, cut(own, terms), strict=True):
+                    terms.append(OnceCost(inside.get(p, -1), readers, state, time))
+        for i, state in zip(inside, minimum_cut(own, terms), strict=True):
             plan[i] = pair[state]
 
 
 class Pair(NamedTuple):
-    """What two variables add: ``table[s * states of second + t]`` in the states s and t."""
+    """The cost of two variables in states s and t: ``table[s * states of second + t]``."""
 
     first: int
     second: int
     table: Sequence[float]
 
 
-# A table by several variables has the entries of the last in sequence.
+# In a table by several variables, entries of the last one are adjacent.
 _Scope = tuple[int, ...]
 _Factor = tuple[_Scope, Sequence[float]]
 
@@ -190,10 +192,9 @@ _Factor = tuple[_Scope, Sequence[float]]
 def eliminate(
     tables: Sequence[Sequence[float]], pairs: Iterable[Pair], entries: int
 ) -> list[int] | None:
-    """The states with the least sum; None if it takes a table of more than ``entries``, or too many
-    of them.
+    """The states of least sum; None if that takes too many tables, or one of over ``entries``.
 
-    ``tables[v][s]`` is what variable v adds in state s; no two of ``pairs`` are of the same two
+    ``tables[v][s]`` is the cost of variable v in state s; no two of ``pairs`` have the same two
     variables. Deterministic, and linear in variables and pairs times ``entries``.
     """
     return _Elimination(tables, pairs, entries).run()
@@ -207,12 +208,12 @@ class _Elimination:
         self.own = [list(table) for table in tables]
         self.sizes = [len(table) for table in tables]
         self.factors: list[_Factor] = []
-        # Sets that keep their order: what is done must not depend on anything else.
+        # Dicts as ordered sets: the order of all work must be deterministic.
         self.factors_of: list[dict[int, None]] = [{} for _ in tables]
         self.near: list[dict[int, None]] = [{} for _ in tables]
         self.done: list[tuple[int, list[float], list[_Factor]]] = []
         self.left = _ENTRIES_OF_ALL + _ENTRIES_OF_EACH * len(tables)
-        # Most tables are alike in size. Not kept for the process: this is much memory for little.
+        # Most tables have one of few sizes. A cache for the process would take much memory.
         self.places: Callable[[_Scope, _Scope], list[int]] = lru_cache(1 << 8)(_places)
         for first, second, table in pairs:
             self.add((first, second), table)
@@ -236,7 +237,7 @@ class _Elimination:
             for u in around:
                 heappush(fewest, (len(self.near[u]), u))
         states = [0] * len(gone)
-        # The last one first: it depends on no other.
+        # The last one first: it depends on no other variable.
         for v, own, factors in reversed(self.done):
             total = own
             for scope, table in factors:
@@ -248,7 +249,7 @@ class _Elimination:
         return states
 
     def eliminate(self, v: int) -> bool:
-        """Whether the table by ``v`` and its neighbours is not too large; if so, ``v`` is gone."""
+        """Eliminate ``v``, unless the table by it and its neighbours is too large; whether done."""
         entries = size = self.sizes[v]
         for u in self.near[v]:
             entries *= self.sizes[u]
@@ -275,7 +276,7 @@ class _Elimination:
         return True
 
     def fix(self, v: int) -> None:
-        """Take ``v`` out, which has one state: however many neighbours it has, it joins none."""
+        """Eliminate ``v``, which has one state, without a table by all of its neighbours."""
         for scope, table in self.take(v):
             self.add(tuple([u for u in scope if u != v]), table)
 
@@ -288,7 +289,7 @@ class _Elimination:
         self.factors.append((scope, table))
 
     def take(self, v: int) -> list[_Factor]:
-        """The tables that ``v`` is in, which no other variable has any more."""
+        """Remove and return the tables that ``v`` is in."""
         taken = [self.factors[k] for k in self.factors_of[v]]
         for k in self.factors_of[v]:
             for u in self.factors[k][0]:
@@ -299,26 +300,26 @@ class _Elimination:
         return taken
 
     def strides(self, scope: _Scope) -> dict[int, int]:
-        found: dict[int, int] = {}
+        strides: dict[int, int] = {}
         stride = 1
         for v in reversed(scope):
-            found[v] = stride
+            strides[v] = stride
             stride *= self.sizes[v]
-        return found
+        return strides
 
 
 def _places(sizes: _Scope, strides: _Scope) -> list[int]:
-    """Where in a table with these ``strides`` the entries of one with these ``sizes`` are."""
+    """For each entry of a table of ``sizes``, its index in a table of ``strides``."""
     places = [0]
     for size, stride in zip(sizes, strides, strict=True):
         places = [k + s * stride for k in places for s in range(size)]
     return places
 
 
-class Once(NamedTuple):
+class OnceCost(NamedTuple):
     """A cost that is paid once if any of ``readers`` is in ``state`` and ``maker`` is not.
 
-    Without a maker, which is then -1, one reader in that state is enough.
+    If ``maker`` is -1, one reader in ``state`` suffices.
     """
 
     maker: int
@@ -327,21 +328,21 @@ class Once(NamedTuple):
     cost: float
 
 
-def cut(costs: Sequence[tuple[float, float]], terms: Iterable[Once]) -> list[int]:
-    """The states, 0 or 1, with the least sum; of equal ones those with most zeros.
+def minimum_cut(costs: Sequence[tuple[float, float]], terms: Iterable[OnceCost]) -> list[int]:
+    """The states, 0 or 1, of least sum; of equal ones those with the most zeros.
 
-    ``costs[v]`` is what variable v adds in either state; one of them may be infinite.
+    ``costs[v]`` has the cost of variable v in either state; one of them may be infinite.
     """
     n = len(costs)
     network = _Network(n, n + 1, n + 2)
     for v, (in_0, in_1) in enumerate(costs):
-        # To be on the side of the source, and so in state 0, cuts off the sink.
+        # State 0 is the source's side: it cuts the arc to the sink.
         both = min(in_0, in_1)
         network.arc(n, v, in_1 - both)
         network.arc(v, n + 1, in_0 - both)
     for maker, readers, state, cost in terms:
-        # Cannot be on another side than a reader in that state, and what it costs to be on another
-        # side than the maker is the cost.
+        # The helper is on the side of any reader in ``state``, and pays the cost to be on another
+        # side than the maker.
         helper = network.node()
         if state:
             network.arc(n if maker < 0 else maker, helper, cost)
@@ -353,7 +354,7 @@ def cut(costs: Sequence[tuple[float, float]], terms: Iterable[Once]) -> list[int
 
 
 class _Network:
-    """Maximum flow by Dinic 1970. Arc k ^ 1 is arc k backward."""
+    """Maximum flow (Dinic 1970). Arc k ^ 1 is the reverse of arc k."""
 
     def __init__(self, source: int, sink: int, nodes: int) -> None:
         self.source = source
@@ -375,17 +376,17 @@ class _Network:
             self.room += (room, 0.0)
 
     def cut(self) -> list[bool]:
-        """Which nodes still reach the sink when no more can flow."""
-        # With an arc of no width, what is left after rounding would be followed round by round.
+        """For each node, whether it reaches the sink in the residual network of a maximum flow."""
+        # Without a threshold, rounding errors would be augmented round by round.
         self.least = _ROUNDING * max(filter(isfinite, self.room), default=0.0)
         while True:
             level = self.levels()
             if level[self.source] < 0:
-                return [each >= 0 for each in level]
+                return [distance >= 0 for distance in level]
             self.fill(level)
 
     def levels(self) -> list[int]:
-        """How many arcs with room lie between each node and the sink; -1 where there is no way."""
+        """The distance of each node to the sink, in arcs with capacity left; -1 if unreachable."""
         arcs, ends, room, least = self.arcs, self.ends, self.room, self.least
         level = [-1] * len(arcs)
         level[self.sink] = 0
@@ -399,9 +400,9 @@ class _Network:
         return level
 
     def fill(self, level: list[int]) -> None:
-        """Let flow what can on shortest ways."""
+        """Augment along shortest paths until none is left (a blocking flow)."""
         arcs, ends, room, least = self.arcs, self.ends, self.room, self.least
-        untried = [list(each) for each in arcs]
+        untried = [list(outgoing) for outgoing in arcs]
         path: list[int] = []
         a = self.source
         while True:

@@ -1,7 +1,7 @@
-"""Orders in which the nodes of a DAG can run, and what decides among them.
+"""Topological orders of a DAG, and the chains of nodes that decide among them.
 
-``topological_order`` obeys priorities, ``memory_order`` keeps the bytes that are live at once low.
-``ranks`` and ``critical_path`` measure chains of nodes, for priorities and for bounds.
+``topological_order`` follows priorities, ``memory_order`` keeps the peak of live bytes low.
+``ranks`` and ``critical_path`` measure chains of nodes, for priorities and bounds.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from heapq import heapify, heappop, heappush
 
 from penstock.algorithms.dag import Dag
 
-# What a node's output says about itself: its bytes, and the nodes that read it. See memory_order.
+# An output of a node: its bytes, and the nodes that read it. See memory_order.
 Output = tuple[int, Sequence[int] | None]
 
 
 def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list[int]:
     """The nodes of ``dag``, each after all its predecessors; deterministic.
 
-    Among the nodes that could run next, the one with the highest ``priority[i]`` does, of equal
-    ones that with the lowest index. So without ``priority``, nodes that already stand in an order
-    in which they can run keep that order.
+    Of the nodes that are ready, the one with the highest ``priority[i]`` is next; of equal ones,
+    the one with the lowest index. Without ``priority``, nodes that are already in a topological
+    order keep it.
 
     List scheduling (Graham 1966) over Kahn's count of predecessors (1962), with a heap.
 
@@ -51,8 +51,8 @@ def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list
 def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
     """For each node the cost of the longest chain of nodes that follows it, itself excluded.
 
-    ``cost[i]`` is what node i costs, in any unit and not negative; 1 each if not given, which makes
-    a rank the number of nodes. A node without successors has rank 0. As priorities, ranks give
+    ``cost[i]`` is the cost of node i, in any unit and not negative, by default 1, so that a rank is
+    a number of nodes. A node without successors has rank 0. As priorities, ranks give
     the critical-path order (Hu 1961, "Parallel sequencing and assembly line problems").
 
     Raises:
@@ -72,7 +72,7 @@ def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
 def critical_path(dag: Dag, cost: Sequence[float]) -> float:
     """The cost of the longest chain of nodes, both ends included; 0.0 for an empty graph.
 
-    No number of workers runs the graph in less than this. Units and errors as for ``ranks``.
+    No number of workers runs the graph faster than this. Units and errors as for ``ranks``.
     """
     return max((a + b for a, b in zip(cost, ranks(dag, cost), strict=True)), default=0.0)
 
@@ -84,13 +84,13 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
     lives from the step of its node to the step of its last consumer, both included:
 
         (bytes, (3, 5))   until nodes 3 and 5 have run; they must come after node i in the graph
-        (bytes, ())       during the step of node i only: a workspace, or an output nobody reads
+        (bytes, ())       during the step of node i only: a workspace, or an unused output
         (bytes, None)     for good: an output of the graph
 
     A view has no buffer of its own: the consumers of the view are consumers of what it views.
 
-    The order is the best by ``peak_bytes`` of four: the lowest-index order (kept on a tie, so that
-    a graph which gains nothing stays as its author wrote it); greedy by net growth (the bytes that
+    The order is the one of lowest peak of four: the lowest-index order (kept on a tie, so that
+    a graph that gains nothing stays as its author wrote it); greedy by net growth (the bytes that
     a node adds less those that it frees), the node that became ready last first among equals; the
     same from the end of the graph backward; and a post-order that evaluates the input with the
     largest need beyond what it leaves behind first (Sethi and Ullman 1970, "The generation of
@@ -115,21 +115,13 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
     return best
 
 
-def peak_bytes(dag: Dag, outputs: Sequence[Sequence[Output]], order: Sequence[int]) -> int:
-    """The most bytes live at once when the nodes of ``dag`` run in ``order``, a topological order.
-
-    ``outputs`` and errors as for ``memory_order``.
-    """
-    return _Liveness(dag, outputs).peak(order)
-
-
 class _Liveness:
     """The buffers of ``memory_order`` by number, and which nodes touch them.
 
     A buffer lives from the first to the last of the nodes that touch it: its producer and its
-    consumers. Said so, it reads the same backward, and one greedy search serves both directions.
-    Node number n stands for whoever holds the outputs of the graph: it touches the buffers that
-    live for good, and runs after all others.
+    consumers. This definition is symmetric in time, so that one greedy search serves both
+    directions. Node number n stands for the caller, who holds the outputs of the graph: it touches
+    the buffers that are never freed, and runs after all others.
     """
 
     __slots__ = ("n", "sizes", "touched_by", "touches")
@@ -155,7 +147,7 @@ class _Liveness:
                 self.touched_by.append(nodes)
 
     def largest_step(self) -> int:
-        """What no order can go below: the bytes that the largest node touches."""
+        """A lower bound on the peak of any order: the bytes that the largest node touches."""
         return max(sum(self.sizes[b] for b in touched) for touched in self.touches)
 
     def peak(self, order: Sequence[int]) -> int:
@@ -179,7 +171,7 @@ class _Liveness:
 def _candidates(dag: Dag, live: _Liveness) -> Iterator[list[int]]:
     yield topological_order(dag)
     yield _greedy(dag.succ, dag.pred, live)
-    # Backward, whoever holds the outputs comes first, and makes them live.
+    # Backward in time, the caller comes first, and makes the outputs live.
     yield _greedy(dag.pred, dag.succ, live, first=dag.n)[::-1]
     yield _postorder(dag, live)
 
@@ -204,7 +196,7 @@ def _greedy(
     done = [False] * (n + 1)
 
     def push(i: int) -> None:
-        # A node whose growth fell is pushed again; the entry it had before is passed over.
+        # A node whose growth fell is pushed again; its older entry is skipped later.
         heappush(heap, (growth[i], -since[i], i))
 
     def lower(i: int, by: int) -> None:
@@ -245,7 +237,7 @@ def _greedy(
 
 
 def _postorder(dag: Dag, live: _Liveness) -> list[int]:
-    """The order of Sethi and Ullman, who took each node to have one successor at most."""
+    """The order of Sethi and Ullman, whose method assumes at most one successor for each node."""
     makes = [0] * dag.n  # bytes that a node produces
     leaves = [0] * dag.n  # those of them that outlive its step
     for size, nodes in zip(live.sizes, live.touched_by, strict=True):

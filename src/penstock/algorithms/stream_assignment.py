@@ -1,18 +1,20 @@
-"""Static schedules of graphs on streams: who runs what behind whom, and who waits for whom.
+r"""Static multi-stream schedules: the stream of each node, and the signals between streams.
 
-A stream is a queue: what is on it runs in order. A signal is emitted by one stream when it gets to
-it, and others can wait for that, as for a CUDA event. ``assign_streams`` puts independent nodes on
-different streams and emits as few signals as keep every node behind those it depends on. The method
-is that of NNC (libnnc), "Static Schedule A Graph".
+A stream is a queue whose nodes run in order. A stream emits a signal when it reaches it, and other
+streams can wait for that, as for a CUDA event. ``assign_streams`` puts independent nodes on
+different streams, with as few signals as keep every node behind those it depends on::
 
-Two things are stricter than there: streams are never more than the graph is wide, which following
-the longest chains alone does not ensure, and a node on several devices that follows one on fewer is
-behind it on all of them.
+    0 -> 1 -> 3      stream 0:  0 !a  1  ?b 3
+    0 -> 2 -> 3      stream 1:  ?a 2 !b           (!a emits signal a, ?a waits for it)
+
+The method is that of NNC (libnnc), "Static Schedule A Graph". Two things are stricter than there:
+streams are never more than the width of the graph, which following the longest chains alone does
+not ensure, and a node on several devices that follows one on fewer is behind it on all of them.
 
 A node with several devices has a part on one stream of each. All its parts wait for all signals
-that the node waits for; other than that, parts start and end on their own. A node whose streams are
-all among those of its predecessor follows it there, part by part, and waits for nothing. Otherwise
-each of its parts follows all parts of the predecessor.
+that the node waits for; otherwise parts start and end independently. A node whose streams are all
+among those of its predecessor follows it there, part by part, and waits for nothing. Otherwise each
+of its parts follows all parts of the predecessor.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain
 
-from penstock.algorithms.chains import Ends, fewest, implied, reduction
+from penstock.algorithms.chains import ChainEnds, fewest_chains, implied_edges, transitive_reduction
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
 
@@ -33,16 +35,15 @@ _NONE = -1
 class StreamSchedule:
     """Which streams each node runs on, and the signals between them.
 
-    ``order`` has the nodes in an order in which a single stream could run them. ``streams[i]`` are
-    the streams of node i, parallel to its devices, ``waits[i]`` the signals that each of these
-    waits for before it runs the node, and ``emits[i]`` those that are emitted after it, each by
-    ``stream_of[signal]``; both ascend. A node that is not scheduled is not in ``order``, and has
-    none of these. A stream runs its nodes as they come in ``order``, on device
-    ``device_of[stream]``.
+    ``order`` is a topological order of the nodes. ``streams[i]`` are the streams of node i,
+    parallel to its devices, ``waits[i]`` the signals that each of these waits for before the node,
+    and ``emits[i]`` the signals emitted after it, each by ``stream_of[signal]``; both ascend. A
+    node that is not scheduled is not in ``order``, and has none of these. A stream runs its nodes
+    in ``order``, on device ``device_of[stream]``.
 
-    The streams ``begin`` must not begin before stream 0 does: that takes one more signal, which is
-    not counted. All others begin with a wait. In the end, stream 0 waits for the signals ``end``,
-    and then all nodes have ended.
+    The streams ``begin`` start when stream 0 does: that takes one more signal, which is not
+    counted. All others begin with a wait. At the end, stream 0 waits for the signals ``end``; then
+    all nodes have ended.
     """
 
     order: list[int]
@@ -58,7 +59,7 @@ class StreamSchedule:
 
     @property
     def programs(self) -> list[list[int]]:
-        """Per stream the nodes that it runs, in order."""
+        """The nodes of each stream, in their order."""
         programs: list[list[int]] = [[] for _ in self.device_of]
         for i in self.order:
             for s in self.streams[i]:
@@ -76,25 +77,23 @@ def assign_streams(
     destinations: Iterable[int] | None = None,
     max_streams: int = 0,
 ) -> StreamSchedule:
-    """The nodes of ``dag`` on streams, with the signals that they need; deterministic.
+    """Assign the nodes of ``dag`` to streams, and the signals that they need; deterministic.
 
-    ``devices[i]`` are the devices of node i, (0,) if not given: it runs on one stream of each. What
-    follows a node on its stream is the successor with the longest chain of nodes behind it, nodes
-    counting ``cost[i]`` each (any unit), or 1; of equal ones that whose ``commands[i]`` the stream
-    has run before. A node that follows none takes over a stream whose last node it depends on:
-    one that has run the same command, else the first. (Of very many, only the nearest are looked
-    at.) None as a command equals no other.
+    ``devices[i]`` are the devices of node i, by default (0,): it runs on one stream of each. A node
+    is followed on its stream by the successor with the longest chain of nodes behind it, where
+    nodes count ``cost[i]`` (any unit), by default 1; of equal ones, by one whose ``commands[i]``
+    the stream has run before. A node that follows none takes over a stream whose last node it
+    depends on: one that has run the same command, else the first. (Of very many, only the nearest
+    are searched.) None as a command equals no other.
 
-    Only nodes that are among ``sources`` or depend on them, and that are among ``destinations`` or
-    that these depend on, are scheduled; what others do, the graph gets from elsewhere. By default,
-    all nodes are.
+    Only nodes on paths from ``sources`` to ``destinations`` are scheduled, both included; by
+    default all nodes are.
 
-    On each device, streams are no more than scheduled nodes of it can run at once in any order that
-    the graph allows; nodes of one stream then depend on each other. ``max_streams``, if not 0,
-    bounds the streams of all devices together, each of which gets one at least. If that is less,
-    nodes that could run at once share streams: they are taken by the length of the chain that they
-    begin, longest first, and one that neither follows another nor takes over a stream goes where it
-    could start first, nodes taking what they cost.
+    On each device, there are no more streams than nodes that can run at once in any order of the
+    graph; nodes of one stream then depend on each other. ``max_streams``, if not 0, bounds the
+    streams of all devices together, at least one for each. If it is less, independent nodes share
+    streams: they are taken by the length of the chain that they begin, longest first, and one that
+    neither follows another nor takes over a stream goes where it could start first.
 
     Nearly linear in nodes and edges for graphs with mostly local edges, for each device that is
     used; memory is linear.
@@ -115,7 +114,7 @@ def assign_streams(
     part = _part(dag, nodes)
     work = _Work(
         part,
-        reduction(part),
+        transitive_reduction(part),
         [devices[i] for i in nodes],
         [commands[i] for i in nodes],
         [cost[i] for i in nodes],
@@ -124,19 +123,19 @@ def assign_streams(
     return _scheduled(work, order, streams, nodes, dag.n)
 
 
-def simulate(
+def simulate_streams(
     dag: Dag, schedule: StreamSchedule, cost: Sequence[float], signal: float = 0.0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """When each node starts, and when it ends, if node i takes ``cost[i]`` and nothing else delays.
+    """The start and the end of each node, if node i takes ``cost[i]``.
 
-    ``signal`` is what it takes a stream to wait, once for each signal, after that was emitted; it
-    has the unit of ``cost``. A node on several streams starts and ends on all of them at once. Time
-    starts when stream 0 begins, and the last end is when stream 0 could begin to wait for
-    ``schedule.end``. Nodes that are not scheduled have 0.0 for both.
+    ``signal`` is the time of a wait after its signal was emitted, in the unit of ``cost``. A node
+    on several streams starts and ends on all of them at once. Time starts when stream 0 begins, and
+    the last end is when stream 0 begins to wait for ``schedule.end``. Nodes that are not scheduled
+    have 0.0 for both.
 
     Raises:
-        ValueError: ``cost`` does not have one entry per node, the schedule is of a graph with other
-            nodes, or what something takes is negative or not a number.
+        ValueError: ``cost`` does not have one entry per node, the schedule is of another graph, or
+            a time is negative or not a number.
     """
     _expect(dag, cost=cost, schedule=schedule.streams)
     _expect_costs(cost)
@@ -197,21 +196,21 @@ def _reached(
     if starts is None:
         return [True] * len(neighbours)
     reached = bytearray(len(neighbours))
-    found = list(starts)
-    for i in found:
+    queue = list(starts)
+    for i in queue:
         if not 0 <= i < len(neighbours):
-            raise ValueError(f"{name} has node {i}, which a graph of {len(neighbours)} has not")
+            raise ValueError(f"{name} has node {i}, but the graph has {len(neighbours)} nodes")
         reached[i] = True
-    for i in found:
+    for i in queue:
         for j in neighbours[i]:
             if not reached[j]:
                 reached[j] = True
-                found.append(j)
+                queue.append(j)
     return reached
 
 
 def _part(dag: Dag, nodes: Sequence[int]) -> Dag:
-    """The graph of ``nodes`` alone, numbered from 0 in their order."""
+    """The sub-graph of ``nodes``, numbered from 0 in their order."""
     if len(nodes) == dag.n:
         return dag
     number = {i: k for k, i in enumerate(nodes)}
@@ -220,7 +219,7 @@ def _part(dag: Dag, nodes: Sequence[int]) -> Dag:
 
 
 def _chain_order(dag: Dag) -> list[int]:
-    """A topological order in which a node's only successor follows it at once, if it can."""
+    """A topological order in which a node's only successor follows it directly, if ready."""
     waiting = [len(before) for before in dag.pred]
     ready = [i for i, count in enumerate(waiting) if not count]
     order: list[int] = []
@@ -252,25 +251,25 @@ def _places(order: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be scheduled; nodes are those of the scheduled part."""
+    """The problem, with the numbers of the scheduled sub-graph."""
 
     whole: Dag
-    dag: Dag  # the same without edges that others imply
+    dag: Dag  # its transitive reduction
     devices: Sequence[tuple[int, ...]]
     commands: Sequence[Hashable]
     cost: Sequence[float]
 
 
 def _assigned(work: _Work, max_streams: int) -> tuple[list[int], list[tuple[int, ...]]]:
-    """An order of the nodes, and per node its streams, which are numbered as they begin in it."""
+    """An order of the nodes, and the streams of each node, numbered in the order of their begin."""
     used = list(dict.fromkeys(chain.from_iterable(work.devices)))
     if max_streams < 0 or 0 < max_streams < len(used):
         raise ValueError(f"max_streams is {max_streams}, for nodes on {len(used)} devices")
     order = _chain_order(work.dag)
     greedy = _Assignment(work, order, used)
     greedy.run()
-    # A -> C, A -> D, B -> C: C behind A would leave B and D on streams of their own.
-    streams = {d: fewest(work.dag, order, device.stream) for d, device in greedy.on.items()}
+    # A -> C, A -> D, B -> C: with C behind A, B and D would get streams of their own.
+    streams = {d: fewest_chains(work.dag, order, device.stream) for d, device in greedy.on.items()}
     width = {d: max(stream, default=_NONE) + 1 for d, stream in streams.items()}
     if 0 < max_streams < sum(width.values()):
         order = topological_order(work.dag, greedy.urgency)
@@ -281,7 +280,7 @@ def _assigned(work: _Work, max_streams: int) -> tuple[list[int], list[tuple[int,
 
 
 class _Device:
-    """The streams of one device, by number among those, and which nodes are on them."""
+    """The streams of one device, and the stream of each of its nodes."""
 
     __slots__ = ("ends", "last", "ran", "stream")
 
@@ -289,7 +288,7 @@ class _Device:
         self.stream = [_NONE] * n  # per node, its stream
         self.last: list[int] = []  # per stream, its last node
         self.ran: list[set[Hashable]] = []  # per stream, its commands
-        self.ends = Ends(n)
+        self.ends = ChainEnds(n)
 
     def open(self) -> int:
         self.last.append(_NONE)
@@ -305,14 +304,14 @@ class _Device:
 
 
 class _Assignment:
-    """Streams as they are handed out, along an order of the nodes."""
+    """Greedy assignment of streams, along an order of the nodes."""
 
     def __init__(self, work: _Work, order: Sequence[int], devices: Iterable[int]) -> None:
         self.work = work
         self.order = order
         self.place = _places(order)
         after = ranks(work.dag, work.cost)
-        # The longest chain that begins with a node.
+        # The length of the longest chain that begins with each node.
         self.urgency = [a + b for a, b in zip(work.cost, after, strict=True)]
         self.on = {d: _Device(work.dag.n) for d in devices}
 
@@ -334,14 +333,14 @@ class _Assignment:
         return self.another(d, i)
 
     def another(self, d: int, i: int) -> int:
-        """A stream for node i where it takes over none."""
+        """A stream for node i if it takes over none."""
         return self.on[d].open()
 
     def placed(self, i: int) -> None:
         """All streams of node i are known."""
 
     def walk(self, d: int, i: int, s: int) -> None:
-        """Put node i on stream s of device d, and behind it as long a path as is free."""
+        """Put node i on stream s of device d, followed by the longest unassigned path."""
         work, urgency = self.work, self.urgency
         device = self.on[d]
         stream, ran = device.stream, device.ran[s]
@@ -364,10 +363,10 @@ class _Assignment:
 
 
 class _SharedAssignment(_Assignment):
-    """The same on a bounded number of streams, which nodes that could run at once share.
+    """Assignment to a bounded number of streams, which independent nodes share.
 
-    A node runs on its streams between those of their nodes that come before it in ``order`` and
-    those that come after it. So whatever is chosen, no two streams can wait for each other.
+    A stream runs its nodes in ``order``. So for any assignment, no two streams can wait for each
+    other.
     """
 
     def __init__(
@@ -382,7 +381,7 @@ class _SharedAssignment(_Assignment):
         self.width = width
         self.left = max_streams - len(self.on)  # beyond one for each device
         self.finish = [0.0] * work.dag.n
-        # Per device, from when on each stream is idle, and a heap of these times and streams.
+        # Per device, the time from which each stream is idle, and a heap of (time, stream).
         self.idle: dict[int, list[float]] = {d: [] for d in self.on}
         self.soonest: dict[int, list[tuple[float, int]]] = {d: [] for d in self.on}
         self.latest: dict[tuple[int, Hashable], int] = {}  # the stream that last ran a command
@@ -420,20 +419,20 @@ def _numbered(
     work: _Work, order: Sequence[int], streams: dict[int, list[int]]
 ) -> list[tuple[int, ...]]:
     number: dict[tuple[int, int], int] = {}
-    found: list[tuple[int, ...]] = [()] * work.dag.n
+    numbered: list[tuple[int, ...]] = [()] * work.dag.n
     for i in order:
         own = [(d, streams[d][i]) for d in work.devices[i]]
-        found[i] = tuple(number.setdefault(stream, len(number)) for stream in own)
-    return found
+        numbered[i] = tuple(number.setdefault(stream, len(number)) for stream in own)
+    return numbered
 
 
 # Signals.
 
 
 class _Parts:
-    """The parts of nodes, one on each of a node's streams, numbered in the order of their nodes.
+    """The parts of nodes, one for each stream of a node, numbered in the order of their nodes.
 
-    ``pred[a]`` are the parts that part a has to follow, that before it on its stream among them.
+    ``pred[a]`` are the parts that part a must follow, including the previous one on its stream.
     """
 
     def __init__(
@@ -444,7 +443,7 @@ class _Parts:
         self.stream: list[int] = []
         self.pred: list[list[int]] = []
         self.last: dict[int, int] = {}  # per stream
-        # A path of several edges says less than an edge where a node on it has several streams.
+        # If nodes have several streams, a path does not imply as much as an edge: use all edges.
         split = any(len(own) > 1 for own in streams)
         before = work.whole.pred if split else work.dag.pred
         for i in order:
@@ -460,12 +459,13 @@ class _Parts:
                 self.stream.append(s)
 
     def waited(self) -> dict[int, list[int]]:
-        """Per node the parts on other streams that it must wait for, since no other path says so.
+        """For each node, the parts on other streams that it must wait for: those that no other path
+        implies.
 
-        What a stream has seen, directly or through others, vector clocks would tell; with an entry
-        for each stream, those would be too large for wide graphs.
+        Vector clocks would tell as much, but with an entry for each stream they are too large for
+        wide graphs.
         """
-        without = implied(range(len(self.node)), self.pred)
+        without = implied_edges(range(len(self.node)), self.pred)
         waited: dict[int, set[int]] = {}
         for b, pred in enumerate(self.pred):
             for a in pred:
@@ -474,7 +474,7 @@ class _Parts:
         return {i: sorted(parts) for i, parts in waited.items()}
 
     def final(self) -> list[int]:
-        """The parts that none follows."""
+        """The parts that no other part follows."""
         followed = set(chain.from_iterable(self.pred))
         return [a for a in range(len(self.node)) if a not in followed]
 

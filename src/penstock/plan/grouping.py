@@ -8,7 +8,7 @@ from math import inf
 
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import simulate
+from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Step, StepTable, walk
@@ -184,7 +184,7 @@ class ClusteredGrouping:
             pairs = [(group_of[a], group_of[b]) for a, b in dag.edges]
             group_dag = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
             total = [[sum(cost[i] for i in group) + DISPATCH_S] for group in groups]
-            makespan = max(simulate(group_dag, total, self.workers), floor) + HAND_OVER_S
+            makespan = max(list_schedule(group_dag, total, self.workers), floor) + HAND_OVER_S
             if makespan < least:
                 best, least = groups, makespan
         return best, least

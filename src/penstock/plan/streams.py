@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate
+from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.plan import Plan, Step, StepTable
@@ -130,7 +130,7 @@ class StreamSchedules:
             schedule = assign_streams(
                 dag, devices=devices, cost=cost, commands=commands, max_streams=max(most, used)
             )
-            start, finish = simulate(dag, schedule, cost, HAND_OVER_S)
+            start, finish = simulate_streams(dag, schedule, cost, HAND_OVER_S)
             return BlockSchedule(dag, schedule, start, finish, self._segments(schedule, steps))
 
         several = scheduled(self.most)

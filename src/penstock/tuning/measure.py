@@ -1,4 +1,4 @@
-"""What the nodes of a graph take: looked up among what was measured before, or measured now."""
+"""The cost of nodes: read from the table of measured costs, measured now, or estimated."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from penstock.plan.plan import Step
 from penstock.tuning.cost_table import CostTable, cost_table
 from penstock.tuning.node_signature import node_signature, tensor_bytes
 
-# Runs of a graph that seem enough: one, and up to so many while they take no longer than this.
+# Runs to measure a graph by: one, and up to this number while they take less than _MOST_SECONDS.
 _MOST_RUNS = 5
 _MOST_SECONDS = 0.2
-# Streams among which no backend has more than one thread for each.
+# A number of streams so large that every kernel gets one thread.
 _ALL = 1 << 20
 
 
@@ -87,9 +87,11 @@ def measure(
     runs: int | None = None,
     kernels: KernelTable | None = None,
 ) -> Profile:
-    """Run ``graph`` on ``values``, each node where it is placed, and keep what its nodes and
-    transfers took in the table of costs. Once to warm up, and ``runs`` times, or as seems enough.
-    With memory and layouts planned, as most runs have them. Raises what the run raises.
+    """Run ``graph`` on ``values``, each node where it is placed, and record what its nodes and
+    transfers take in the table of costs.
+
+    Runs once to warm up, then ``runs`` times, by default up to five. Memory and layouts are
+    planned, as in most runs. Raises the errors of the run.
     """
     copy, where = on_backends(graph, placed, backends, kernels)
     plan = compile_plan(copy, backends, where, kernels=kernels)
@@ -100,7 +102,7 @@ def measure(
     executor = LinearExecutor(program, hosts, limits, threads=most)
     fed = _contiguous(values)
     profile = Profile()
-    # The executor itself enters as one stream: beside it there is nobody, or so many.
+    # The executor enters as one stream; for one thread, pretend that many others run as well.
     with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
         begin = perf_counter()
         for i in range(1 + (runs or _MOST_RUNS)):
@@ -148,23 +150,24 @@ def profile_runs(executor: Executor, values: Sequence[Any], runs: int) -> Profil
 
 
 def _contiguous(values: Sequence[Any]) -> list[Any]:
-    """``values`` to measure with: what stands for values of a shape only, takes no memory of its
-    own and is read at another speed."""
+    """Copies of ``values`` with strides of zero, which stand for a shape: reading them would be
+    faster than reading real values."""
     return [np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x for x in values]
 
 
 def threads_of(backend: Backend, among: Sequence[Backend], single_threaded: bool) -> int:
-    """How many threads the kernels of one of several backends have when a run is alone: NumPy's
-    have one beside those of a library whose threads are the caller's."""
-    beside = any(each.threads_of_caller for each in among) and not backend.threads_of_caller
+    """The threads of a kernel of ``backend`` in a run that is alone.
+
+    NumPy has one thread beside a library whose threads belong to the calling thread.
+    """
+    beside = any(other.threads_of_caller for other in among) and not backend.threads_of_caller
     return 1 if single_threaded or (beside and backend.memory == HOST) else backend.threads
 
 
 class CostModel:
-    """What nodes take on some of ``backends``, by the table of costs; what nobody has measured is
-    estimated.
+    """The seconds of nodes on ``backends``: from the table of costs, or else estimated.
 
-    Nodes whose shapes are known only during a run are kept here alone, by their labels.
+    Nodes of dynamic shapes are not in the table: their seconds are kept here, by label.
     """
 
     def __init__(self, backends: Sequence[Backend] = ()) -> None:
@@ -173,11 +176,11 @@ class CostModel:
 
     @cached_property
     def _table(self) -> CostTable:
-        # Read from its file only where something is decided by costs.
+        # Its file is read only if costs decide something.
         return cost_table()
 
     def known(self, node: Node, backend: Backend, single_threaded: bool) -> float | None:
-        """What ``node`` took on ``backend`` when it was measured; None if it never was."""
+        """The measured seconds of ``node`` on ``backend``; None if it was never measured."""
         signature = node_signature(node)
         if signature is not None:
             threads = threads_of(backend, self.backends, single_threaded)
@@ -185,7 +188,7 @@ class CostModel:
         return self._own.get((node.label, backend.name, single_threaded))
 
     def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
-        """What ``node`` takes on ``backend``: measured, or else by those like it, or estimated."""
+        """The seconds of ``node`` on ``backend``: measured, interpolated, or else estimated."""
         known = self.known(node, backend, single_threaded)
         if known is not None:
             return known
@@ -198,12 +201,12 @@ class CostModel:
         return estimated(node)
 
     def estimate(self, node: Node) -> float:
-        """What ``node`` takes by its work alone, before anything has been measured."""
+        """The seconds of ``node`` estimated from its work, without any measurement."""
         return estimated(node)
 
     def measured(self, node: Node, among: Sequence[Backend]) -> dict[str, float] | None:
-        """What ``node`` took on each of these backends, by their names; None if it has not been
-        measured on all of them."""
+        """The measured seconds of ``node`` by the name of each backend; None unless it was measured
+        on all of them."""
         if not self._table.knows(node.op.full_name):
             return None
         seconds: dict[str, float] = {}
@@ -215,18 +218,18 @@ class CostModel:
         return seconds
 
     def expected(self, node: Node, among: Sequence[Backend], backend: Backend) -> float:
-        """What ``node`` is expected to take on ``backend``, compared with others: measured, if it
-        has been measured on all of them, else as they estimate it themselves."""
+        """The seconds of ``node`` on ``backend``, to compare with those on others of ``among``:
+        measured if it was measured on all of them, else the backend's own estimate."""
         measured = self.measured(node, among)
         return backend.seconds(node) if measured is None else measured[backend.name]
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
-        """What it takes to bring ``nbytes`` from one backend to another, by their names."""
-        found = self._table.transfer(source, target, nbytes)
-        return _TRANSFER_S + nbytes / _TRANSFER_BYTES_PER_S if found is None else found
+        """The seconds to copy ``nbytes`` between two backends, given by their names."""
+        measured = self._table.transfer(source, target, nbytes)
+        return _TRANSFER_S + nbytes / _TRANSFER_BYTES_PER_S if measured is None else measured
 
     def of_step(self, step: Step, by_name: Mapping[str, Backend], single_threaded: bool) -> float:
-        """What a step with a kernel takes, transfers included; ``by_name`` has its backend."""
+        """The seconds of a step with a kernel, or of a transfer; ``by_name`` has its backend."""
         node = step.node
         if not is_transfer(node):
             return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
@@ -234,7 +237,7 @@ class CostModel:
         sizes = [tensor_bytes(value) for value in node.outputs]
         return self.transfer(source, target, sum(size or 0 for size in sizes))
 
-    # A model that is given as it is has no gaps to fill, and believes itself.
+    # A model without a graph has nothing to measure.
 
     def complete_already(self) -> bool:
         """Whether every node has been measured, with one thread and with all."""
@@ -249,7 +252,7 @@ class CostModel:
 
 
 class GraphProfiler(CostModel):
-    """As ``CostModel``, of one graph that can be run on ``values`` to fill the gaps."""
+    """The cost model of one graph, which runs it on ``values`` to measure what is missing."""
 
     def __init__(
         self,
@@ -279,7 +282,7 @@ class GraphProfiler(CostModel):
         return not any(self._missing(b, one) for b in self.backends for one in (True, False))
 
     def _missing(self, backend: Backend, single_threaded: bool) -> list[Node]:
-        """What was never measured on a backend that supports it."""
+        """The nodes that were never measured on ``backend``, though it supports them."""
         return [
             node
             for node, allowed in self.allowed.items()
@@ -287,10 +290,10 @@ class GraphProfiler(CostModel):
         ]
 
     def complete(self, *, single_threaded: bool) -> None:
-        """See that every node has been measured on every backend that supports it.
+        """Measure the nodes that were never measured on some backend that supports them.
 
-        A graph that cannot run on these values keeps its gaps, which are then estimated: what is
-        wrong with it, its own run will say.
+        If the graph cannot run on these values, the missing costs are estimated: the user's own run
+        will raise the error.
         """
         for backend in self.backends:
             if not self._missing(backend, single_threaded):
@@ -300,7 +303,7 @@ class GraphProfiler(CostModel):
         self._table.save()
 
     def profile(self, runs: int) -> Profile:
-        """Measure every node on every backend that supports it, known or not."""
+        """Measure every node on every backend that supports it, even if measured before."""
         profile = Profile()
         for backend in self.backends:
             if any(b.threads > 1 for b in self.backends):
@@ -310,13 +313,14 @@ class GraphProfiler(CostModel):
         return profile
 
     def faster(self, one: Executor, other: Executor, margin: float) -> Executor:
-        """``one`` if a run of it takes at most ``margin`` of what one of ``other`` takes, else
-        ``other``: a simulation knows nothing of memory that cores share, nor of Python's lock.
+        """``one`` if its run takes at most ``margin`` times that of ``other``, else ``other``.
+
+        Both are run: a simulation knows neither shared memory bandwidth nor Python's lock.
         """
         fed = _contiguous(self.values)
         best = [inf, inf]
         try:
-            # The second time round, what the first has left behind (threads that spin) is gone.
+            # Twice: threads that one executor left spinning slow down the first run of the other.
             for _ in range(2):
                 for i, executor in enumerate((one, other)):
                     begin = perf_counter()
@@ -351,6 +355,6 @@ class GraphProfiler(CostModel):
         return measured
 
 
-# Of transfers that nobody has measured.
+# Transfers that were never measured.
 _TRANSFER_S = 10e-6
 _TRANSFER_BYTES_PER_S = 5e9
