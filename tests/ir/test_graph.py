@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Node, Value, captures, dependencies, sort, topological
+from penstock.ir.graph import (
+    Graph,
+    Node,
+    Value,
+    captures,
+    dependencies,
+    readers_of,
+    sort,
+    topological,
+)
 from penstock.types import constant_type
 from tests.support.graphs import any_op, chain, graph, nest, node_named, value_named
 
@@ -26,8 +35,8 @@ graph main(x, b) -> (z) {
 """
 
 
-def names(nodes: list[Node]) -> str:
-    return " ".join(node.name for node in nodes)
+def names(nodes: list[Node | None]) -> str:
+    return " ".join("output" if node is None else node.name for node in nodes)
 
 
 def test_walk_visits_nested_nodes_after_their_carrier() -> None:
@@ -49,17 +58,17 @@ def test_deep_nesting_is_walked_without_recursion() -> None:
     sort(deep)
 
 
-def test_consumers_count_each_use() -> None:
+def test_readers_of_value_read_twice_lists_the_node_twice() -> None:
     main = graph("graph main(x) -> (y) { y = Mul(x, x) as square  z = Neg(x) as minus }")
-    assert names(main.consumers()[main.inputs[0]]) == "square square minus"
+    assert names(readers_of(main)[main.inputs[0]]) == "square square minus"
 
 
-def test_consumers_in_nested_graphs() -> None:
+def test_readers_of_includes_nested_graphs() -> None:
     main = graph(NESTED)
-    consumers = main.consumers()
-    assert names(consumers[value_named(main, "x")]) == "first add unused"
-    assert names(consumers[value_named(main, "one")]) == "loop add"
-    assert value_named(main, "w") not in consumers
+    readers = readers_of(main)
+    assert names(readers[value_named(main, "x")]) == "first add unused output"
+    assert names(readers[value_named(main, "one")]) == "loop add"
+    assert value_named(main, "w") not in readers
 
 
 def test_captures_are_what_comes_from_outside_but_constants() -> None:

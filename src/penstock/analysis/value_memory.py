@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import LimitExceeded
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.layout import address, channels_last, packed_strides
 from penstock.ir.op import Kernel
 from penstock.ops.onnx.control_flow import LoopCarried, is_control
@@ -197,10 +197,12 @@ def _carried(node: Node) -> Iterator[tuple[Value, Value]]:
 def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:
     """The values that only one node reads, a Transpose, each with the order of its dims that gives
     the Transpose's result C order."""
-    for value, readers in graph.consumers().items():
-        node = readers[0]
-        if len(readers) == 1 and node.op.name == "Transpose" and isinstance(value.type, TensorType):
-            yield value, tuple(node.attrs.get("perm") or reversed(range(value.type.rank or 0)))
+    for value, readers in readers_of(graph).items():
+        nodes = [node for node in readers if node is not None]
+        if len(nodes) != 1 or nodes[0].op.name != "Transpose":
+            continue
+        if isinstance(value.type, TensorType):
+            yield value, tuple(nodes[0].attrs.get("perm") or reversed(range(value.type.rank or 0)))
 
 
 # Annotations that follow from those of the values before.

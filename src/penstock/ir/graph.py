@@ -1,8 +1,8 @@
 """Graphs: nodes that consume and produce values, in SSA form.
 
-A value refers to its producer, if it has one; its consumers are found by walking the nodes
-(``Graph.consumers``). A node may have graphs among its attributes, such as the branches of an If or
-the body of a Loop. A nested graph refers to a value of a graph around it by the same ``Value``.
+A value refers to its producer, if it has one; its readers are found by walking the nodes
+(``readers_of``). A node may have graphs among its attributes, such as the branches of an If or the
+body of a Loop. A nested graph refers to a value of a graph around it by the same ``Value``.
 """
 
 from __future__ import annotations
@@ -131,15 +131,6 @@ class Graph:
         self.name = name
         self.targets = list(targets)
 
-    def consumers(self) -> dict[Value, list[Node]]:
-        """The consumers of each value, in nested graphs too; a node once for each use."""
-        readers: dict[Value, list[Node]] = {}
-        for node in self.walk():
-            for value in node.inputs:
-                if value is not None:
-                    readers.setdefault(value, []).append(node)
-        return readers
-
     def walk(self) -> Iterator[Node]:
         """Every node, those of nested graphs after the node that carries them."""
         stack = [iter(self.nodes)]
@@ -192,6 +183,23 @@ class Model:
     def graph(self) -> Graph:
         """The graph that a run starts with."""
         return self.graphs[self.entry]
+
+
+Readers = dict[Value, list[Node | None]]
+
+
+def readers_of(graph: Graph) -> Readers:
+    """The nodes that read each value, those of nested graphs included, once for each use. None
+    stands for the reader of an output of a graph."""
+    readers: Readers = {}
+    for node in graph.walk():
+        for value in node.inputs:
+            if value is not None:
+                readers.setdefault(value, []).append(node)
+    for inner in graph.graphs():
+        for value in inner.outputs:
+            readers.setdefault(value, []).append(None)
+    return readers
 
 
 def captures(graph: Graph) -> list[Value]:

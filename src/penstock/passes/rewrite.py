@@ -21,23 +21,6 @@ def forward(graph: Graph, visit: Visit) -> bool:
     return _Forward(visit).run(graph)
 
 
-Readers = dict[Value, list[Node | None]]
-
-
-def readers_of(graph: Graph) -> Readers:
-    """The nodes that read each value, nested graphs included, once for each use. None stands for
-    the reader of an output of a graph."""
-    readers: Readers = {}
-    for node in graph.walk():
-        for value in node.inputs:
-            if value is not None:
-                readers.setdefault(value, []).append(node)
-    for inner in graph.graphs():
-        for value in inner.outputs:
-            readers.setdefault(value, []).append(None)
-    return readers
-
-
 class Substitution:
     """Which value stands for which, and which nodes are gone; applied to nodes as a walk comes by.
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext, Property
-from penstock.passes.rewrite import Substitution, readers_of
+from penstock.passes.rewrite import Substitution
 
 FOLLOWERS = frozenset(
     """

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops import find
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.passes.rewrite import Readers, readers_of
 from penstock.types import FLOAT32, TensorType
 
 _MOST_VIEWS = 8

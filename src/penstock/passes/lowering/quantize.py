@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.internal.fused import fused
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.passes.quantized_weights import COMPUTING, is_conversion, producer
-from penstock.passes.rewrite import Substitution, forward, readers_of
+from penstock.passes.rewrite import Substitution, forward
 from penstock.types import FLOAT32, TensorType
 
 BOUNDING = frozenset({"Clip", "Relu"})

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import forward, readers_of
+from penstock.passes.rewrite import forward
 from penstock.types import FLOAT32, TensorType
 
 

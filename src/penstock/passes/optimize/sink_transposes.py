@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops import find
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.rewrite import readers_of
 from penstock.types import TensorType
 
 # With fewer axes, what has channels last is a sequence of vectors more often than an image.
