@@ -1,4 +1,4 @@
-"""Dead code: what no output needs is not run."""
+"""Elimination of dead code, and extraction of the part of a graph that some fetches need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeadCode(Pass):
 def prune(graph: Graph) -> bool:
     """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted.
 
-    What nested graphs hand out and nobody reads goes as well, but for what a loop carries.
+    Outputs of nested graphs without readers are dropped as well, except values that a loop carries.
     """
     if any(node.op.role is Role.NEXT_ITERATION for node in graph.nodes):
         return _prune_cyclic(graph)
@@ -50,7 +50,7 @@ def prune(graph: Graph) -> bool:
 
 
 def _prune_cyclic(graph: Graph) -> bool:
-    """As ``prune``, where what comes later may be needed by what comes before."""
+    """``prune`` for graphs with NextIteration, where a node may need nodes that stand after it."""
     changed = False
     kept: set[Node] = set()
     left = [v.producer for v in graph.outputs if v.producer is not None] + graph.targets
@@ -72,7 +72,7 @@ def _prune_cyclic(graph: Graph) -> bool:
 
 
 def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
-    """Let the graphs of ``node`` hand out only what is needed, or handed to the next iteration."""
+    """Drop outputs of ``node`` and of its graphs that are neither needed nor loop-carried."""
     first = 0 if node.op.name == "If" else len(node.inputs[LoopCarried(node).node])
     read = [i < first or value in needed for i, value in enumerate(node.outputs)]
     if all(read):
@@ -90,11 +90,11 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
 def cut(
     graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value], targets: Sequence[Node] = ()
 ) -> Graph:
-    """A copy of what ``fetches`` and ``targets`` need when ``feeds`` are given: nothing upstream of
-    a feed runs.
+    """A copy of the nodes that ``fetches`` and ``targets`` need when ``feeds`` are given. Nodes
+    upstream of a feed are not among them.
 
     The inputs of the copy are the feeds, its outputs the fetches. An input of ``graph`` that is
-    needed but not fed is read in the copy though it is no input there (see ``unfed``).
+    needed but not fed is read by nodes of the copy without being one of its inputs (see ``unfed``).
     """
     copy = clone(graph, feeds, fetches, targets)
     prune(copy)
@@ -102,5 +102,5 @@ def cut(
 
 
 def unfed(graph: Graph) -> list[Value]:
-    """Values that are needed but neither fed, produced nor constant."""
+    """The values that nodes read, but that are neither fed, produced nor constant."""
     return captures(graph)

@@ -1,4 +1,4 @@
-"""The walk that local passes share: once through the nodes in order, replacing as it goes."""
+"""The walk that local passes share: once over the nodes in order, with replacement of values."""
 
 from __future__ import annotations
 
@@ -22,57 +22,58 @@ def forward(graph: Graph, visit: Visit) -> bool:
 
 
 class Substitution:
-    """Which value stands for which, and which nodes are gone; applied to nodes as a walk comes by.
+    """Replacements of values and removals of nodes, applied to each node when a walk reaches it.
 
-    Who waited for a node that is gone (``Node.control_inputs``) waits for all that it waited for.
+    A control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
+    depended on.
     """
 
-    __slots__ = ("_gone", "_values", "used")
+    __slots__ = ("_removed", "_values", "used")
 
     def __init__(self) -> None:
         self._values: dict[Value, Value] = {}
-        self._gone: dict[Node, Sequence[Node]] = {}
+        self._removed: dict[Node, Sequence[Node]] = {}
         self.used = False
-        """whether anything was replaced"""
+        """whether any value was replaced"""
 
     def __setitem__(self, old: Value, new: Value) -> None:
         self._values[old] = new
 
     def __len__(self) -> int:
-        return len(self._values) + len(self._gone)
+        return len(self._values) + len(self._removed)
 
     def of(self, value: Value) -> Value:
-        """What ``value`` is now."""
+        """The value that replaces ``value``, or ``value`` itself."""
         return self._values.get(value, value)
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
-        """``node`` is gone, and ``instead`` runs in its place."""
-        made = [v.producer for v in node.inputs if v is not None and v.producer is not None]
-        self._gone[node] = (*node.control_inputs, *made, *instead)
+        """Remove ``node``; the nodes ``instead`` run in its place."""
+        sources = [v.producer for v in node.inputs if v is not None and v.producer is not None]
+        self._removed[node] = (*node.control_inputs, *sources, *instead)
 
     def apply(self, node: Node) -> None:
-        """Replace what ``node`` reads and what it waits for."""
-        found = self._values
+        """Replace the inputs and the control inputs of ``node``."""
+        values = self._values
         for i, value in enumerate(node.inputs):
-            if value is not None and value in found:
-                node.inputs[i] = found[value]
+            if value is not None and value in values:
+                node.inputs[i] = values[value]
                 self.used = True
-        if node.control_inputs and not self._gone.keys().isdisjoint(node.control_inputs):
-            node.control_inputs = self._left(node.control_inputs)
+        if node.control_inputs and not self._removed.keys().isdisjoint(node.control_inputs):
+            node.control_inputs = self._without_removed(node.control_inputs)
 
     def apply_outputs(self, graph: Graph) -> None:
         """Replace the outputs and the targets of ``graph``."""
-        if not self._gone.keys().isdisjoint(graph.targets):
-            # A node around this graph, which has computed the same, is no target of it.
+        if not self._removed.keys().isdisjoint(graph.targets):
+            # The replacement may be a node outside of this graph, which cannot be its target.
             own = set(graph.nodes)
-            graph.targets = [node for node in self._left(graph.targets) if node in own]
+            graph.targets = [node for node in self._without_removed(graph.targets) if node in own]
         if not self._values.keys().isdisjoint(graph.outputs):
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True
 
-    def _left(self, nodes: Sequence[Node]) -> list[Node]:
-        """``nodes``, and for those that are gone what they waited for."""
-        found: dict[Node, None] = {}
+    def _without_removed(self, nodes: Sequence[Node]) -> list[Node]:
+        """``nodes``, with each removed node replaced by the nodes that it depended on."""
+        remaining: dict[Node, None] = {}
         seen: set[Node] = set()
         stack = list(reversed(nodes))
         while stack:
@@ -80,11 +81,11 @@ class Substitution:
             if node in seen:
                 continue
             seen.add(node)
-            if node in self._gone:
-                stack.extend(reversed(self._gone[node]))
+            if node in self._removed:
+                stack.extend(reversed(self._removed[node]))
             else:
-                found[node] = None
-        return list(found)
+                remaining[node] = None
+        return list(remaining)
 
 
 class _Forward:

@@ -1,4 +1,4 @@
-"""Common subexpressions: of equal pure nodes one is run."""
+"""Elimination of common subexpressions: equal pure nodes are merged into one."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class _Eliminator:
                 kept.append(node)
                 continue
             key = self.key(node)
-            found = self.find(key) if key is not None else None
-            if found is None:
+            equal = self.find(key) if key is not None else None
+            if equal is None:
                 if key is not None:
                     self.scopes[-1][key] = node
                 kept.append(node)
                 continue
             self.changed = True
-            self.substitution.drop(node, [found])
-            for old, new in zip(node.outputs, found.outputs, strict=True):
+            self.substitution.drop(node, [equal])
+            for old, new in zip(node.outputs, equal.outputs, strict=True):
                 if old is not None and new is not None:
                     self.substitution[old] = new
         graph.nodes = kept
@@ -69,7 +69,7 @@ class _Eliminator:
         return None
 
     def key(self, node: Node) -> Hashable:
-        """What makes two nodes equal; ``None`` if nothing may be merged with it."""
+        """A key that equal nodes share; ``None`` if ``node`` must not be merged with any other."""
         if not node.op.pure or node.control_inputs:
             return None
         present = tuple([value is not None for value in node.outputs])
@@ -97,5 +97,5 @@ def _frozen(value: Any) -> Hashable:
         return (value.dtype, value.shape, value.tobytes()) if small else id(value)
     if isinstance(value, list | tuple):
         return tuple([_frozen(x) for x in value])
-    # -0.0 equals 0.0 and 1 equals 1.0, but they are not the same attribute.
+    # As attributes, -0.0 differs from 0.0 and 1 from 1.0, though they compare equal.
     return (type(value), repr(value)) if isinstance(value, float) else value

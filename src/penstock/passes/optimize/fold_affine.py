@@ -1,5 +1,5 @@
-"""Constants that a convolution can take into its weights: what follows it and scales or
-shifts each of its channels, such as a BatchNormalization.
+"""Folding of scales and shifts into the weights and the bias of the convolution before them, such
+as those of a BatchNormalization.
 
 The weights are computed once, in float64, and rounded once.
 """
@@ -71,7 +71,7 @@ def _constant(value: Value | None) -> np.ndarray | None:
 
 
 def _normalization(node: Node, i: int) -> _Affine | None:
-    """BatchNormalization as it is outside training."""
+    """BatchNormalization in inference mode."""
     if i or node.attrs.get("training_mode", 0):
         return None
     found = [_constant(value) for value in node.inputs[1:5]]
@@ -85,7 +85,7 @@ def _normalization(node: Node, i: int) -> _Affine | None:
 
 
 def _per_channel(node: Node, i: int) -> np.ndarray | None:
-    """The constant that goes with input ``i``, if it has one element, or one for each channel."""
+    """The other operand of input ``i``, if it is a constant of one element, or one per channel."""
     known = _constant(node.inputs[1 - i])
     kind = node.outputs[0].type if node.outputs[0] is not None else None
     if known is None or not isinstance(kind, TensorType) or kind.rank is None:
@@ -124,7 +124,7 @@ def _sub(node: Node, i: int) -> _Affine | None:
 
 
 def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
-    """The inputs of ``node`` that make it do what follows it, too."""
+    """The inputs with which convolution ``node`` applies ``affine`` to its result."""
     weights = _constant(node.inputs[1])
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     known = _constant(bias)
@@ -151,7 +151,7 @@ def _scaled(weights: np.ndarray, scale: np.ndarray, axis: int, group: int) -> np
     if axis == 0:
         by_channel = scale.reshape(-1, *[1] * (weights.ndim - 1))
     else:
-        # Of transposed convolutions: rows of inputs by groups, and in each group its own channels.
+        # Weights of a transposed convolution: (input channels by group, channels of a group, ...).
         by_group = scale.reshape(group, 1, -1)
         rows = weights.shape[0] // group
         by_channel = np.broadcast_to(by_group, (group, rows, by_group.shape[-1]))

@@ -1,6 +1,6 @@
-"""Padding that the windows behind it can do themselves: Pad before Conv, MaxPool and AveragePool.
+"""Folding of Pad nodes into the Conv, MaxPool and AveragePool nodes that read them.
 
-Exporters write it out where a framework pads unevenly, or by another value than ONNX would.
+Exporters write a Pad where a framework pads unevenly, or with another value than ONNX does.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class FoldPadding(Pass):
 
 _WINDOWED = {"Conv", "MaxPool", "AveragePool"}
 
-# Operations whose results are never below 0, unless they are no numbers.
+# Operations whose results are never below 0, unless they are NaN.
 _NEVER_NEGATIVE = {"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid"}
 
 
 def _borders(pad: Node) -> list[int] | None:
-    """How many elements a Pad adds before each spatial axis, and then behind each; None if it does
-    anything else, or if that is not known."""
+    """The elements that a Pad adds before each spatial axis, then those after each; None if it pads
+    other axes or crops, or if the amounts are unknown."""
     if pad.op.name != "Pad" or pad.op.domain or pad.control_inputs:
         return None
     x, amounts, _, axes = [*pad.inputs, None, None][:4]
@@ -64,7 +64,7 @@ def _borders(pad: Node) -> list[int] | None:
     before, behind = [0] * rank, [0] * rank
     pads = _ints(amounts)
     if len(pads) != 2 * len(named) or not all(-rank <= axis < rank for axis in named):
-        return None  # an error, but only of who runs it
+        return None  # invalid, which is an error only if the node runs
     for i, axis in enumerate(named):
         before[axis], behind[axis] = pads[i], pads[len(named) + i]
     if any(before[:2] + behind[:2]) or min(before + behind, default=0) < 0:
@@ -78,11 +78,11 @@ def _ints(value: Value) -> Sequence[int]:
 
 
 def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
-    """Whether ``node`` with wider pads of its own is what it is behind this Pad."""
+    """Whether ``node`` with wider pads of its own gives the same result as after this Pad."""
     if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return False  # the size of what it reads says how it pads
-    kind = pad.inputs[0].type if pad.inputs[0] is not None else None
-    if not isinstance(kind, TensorType) or kind.dtype is None or kind.dtype.kind != "f":
+        return False  # its pads depend on the size of its input
+    type_ = pad.inputs[0].type if pad.inputs[0] is not None else None
+    if not isinstance(type_, TensorType) or type_.dtype is None or type_.dtype.kind != "f":
         return False
     value, own = _value(pad), _own_pads(node, len(borders) // 2)
     if len(own) != len(borders):
@@ -90,7 +90,7 @@ def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
     if node.op.name == "Conv":
         return value == 0
     if node.op.name == "AveragePool":
-        # What it pads itself either counts or not, and windows beyond that never do.
+        # Its own padding must count as well; with ceil_mode, windows may reach beyond any padding.
         counted = not any(own) or bool(node.attrs.get("count_include_pad", 0))
         return value == 0 and counted and not node.attrs.get("ceil_mode", 0)
     return (
@@ -107,7 +107,7 @@ def _own_pads(node: Node, axes: int) -> list[int]:
 
 
 def _value(pad: Node) -> float | None:
-    """What is padded with; None if that is not known."""
+    """The value of the padding; None if it is unknown."""
     value = pad.inputs[2] if len(pad.inputs) > 2 else None
     if value is None:
         return 0.0
@@ -115,15 +115,15 @@ def _value(pad: Node) -> float | None:
 
 
 def _is_least(value: float | None, pad: Node) -> bool:
-    """Whether no element can be less than what it is padded with."""
+    """Whether no element of the input can be less than the value of the padding."""
     source = pad.inputs[0].producer if pad.inputs[0] is not None else None
     positive = source is not None and source.op.name in _NEVER_NEGATIVE and not source.op.domain
     return value == -inf or (value == 0 and positive)
 
 
 def _has_no_empty_window(node: Node, own: Sequence[int], borders: Sequence[int]) -> bool:
-    """Whether every window has an element that is no padding. The greatest of none is -inf, however
-    it was padded before."""
+    """Whether every window has an element of the input. The maximum of padding alone would be -inf
+    instead of the value of the Pad."""
     kernel = [*node.attrs.get("kernel_shape", ())] * 2
     plain = all(n == 1 for n in node.attrs.get("dilations") or ())
     total = [a + b for a, b in zip(own, borders, strict=True)]

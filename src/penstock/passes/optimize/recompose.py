@@ -1,9 +1,8 @@
-"""Operations that a model writes out in simpler ones, as what they are: GELU, SiLU, LayerNorm and
-so on, which have kernels that read their input once.
+"""Recognition of composite operations that a model spells out in simpler ones: GELU, SiLU,
+LayerNormalization and so on, whose kernels read their input once.
 
-One table says which rule looks at which operation, the last of those that are written out. A rule
-returns the operation, its attributes and its inputs, or ``None``. What was there goes when nobody
-reads it any more.
+``RULES`` has a rule for the last operation of each pattern. A rule returns a ``Match``, or ``None``.
+The nodes of the pattern that have no readers any more are left to ``dead_code``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from penstock.types import FLOAT32, TensorType
 
 
 class Match(NamedTuple):
-    """What a value is: an operation of ``inputs``."""
+    """The operation, with its inputs and attributes, that gives the same value as a pattern."""
 
     op: Op
     inputs: Sequence[Value]
@@ -33,7 +32,7 @@ class Match(NamedTuple):
 
 Rule = Callable[[Node], Match | None]
 
-# Constants of written-out formulas come in float32, and with as many digits as somebody typed.
+# Constants of such formulas are in float32, and rounded to a few digits by their authors.
 _CLOSE = 2e-4
 
 
@@ -64,7 +63,7 @@ def _operation(name: str) -> Op:
     return op
 
 
-# What values are.
+# Matching of values.
 
 
 def _is_float32(value: Value) -> bool:
@@ -72,8 +71,8 @@ def _is_float32(value: Value) -> bool:
     return isinstance(kind, TensorType) and kind.dtype is not None and kind.dtype == FLOAT32
 
 
-def _made(value: Value | None, *names: str) -> Node | None:
-    """The node that makes ``value``, if it is one of these operations, of one output."""
+def _producer(value: Value | None, *names: str) -> Node | None:
+    """The producer of ``value``, if it is one of these operations and has one output."""
     node = None if value is None else value.producer
     if node is None or node.op.domain or node.op.name not in names or node.control_inputs:
         return None
@@ -81,7 +80,7 @@ def _made(value: Value | None, *names: str) -> Node | None:
 
 
 def _number(value: Value | None) -> float | None:
-    """A constant of one element."""
+    """The number of a constant with one element."""
     if value is None or value.const is None or value.const.size != 1:
         return None
     return float(value.const.reshape(()))
@@ -92,7 +91,7 @@ def _near(number: float | None, wanted: float) -> bool:
 
 
 def _operand(node: Node, wanted: float) -> Value | None:
-    """The other operand of a node of two, of which one is a constant near ``wanted``."""
+    """The other operand of a binary node, of which one operand is a constant near ``wanted``."""
     if len(node.inputs) == 2:
         for i in (0, 1):
             if _near(_number(node.inputs[i]), wanted):
@@ -102,7 +101,7 @@ def _operand(node: Node, wanted: float) -> Value | None:
 
 def _times(value: Value | None, wanted: float) -> Value | None:
     """x, if ``value`` is x times a number near ``wanted``."""
-    node = _made(value, "Mul", "Div")
+    node = _producer(value, "Mul", "Div")
     if node is None:
         return None
     if node.op.name == "Mul":
@@ -118,7 +117,7 @@ class _Product(NamedTuple):
 
 
 def _product(node: Node, most: int = 4) -> _Product | None:
-    """A Mul or Div as a product, with those that it is a product of."""
+    """A Mul or Div, and those that produce its factors, as one product of at most ``most`` values."""
     number = 1.0
     values: list[Value] = []
     stack: list[Value | None] = []
@@ -134,7 +133,7 @@ def _product(node: Node, most: int = 4) -> _Product | None:
         if value is None or len(values) + len(stack) > most:
             return None
         known = _number(value)
-        before = _made(value, "Mul", "Div")
+        before = _producer(value, "Mul", "Div")
         if known is not None:
             number *= known
         elif before is None or value.const is not None:
@@ -171,13 +170,15 @@ def _activation(node: Node) -> Match | None:
 
 def _gelu(x: Value, gate: Value, number: float) -> Match | None:
     """x / 2 (1 + erf(x / sqrt 2)), or with tanh(sqrt(2 / pi) (x + 0.044715 x^3)) in its place."""
-    added = _made(gate, "Add")
+    added = _producer(gate, "Add")
     inner = None if added is None or not _near(number, 0.5) else _operand(added, 1)
-    erf = _made(inner, "Erf")
+    erf = _producer(inner, "Erf")
     if erf is not None and _times(erf.inputs[0], math.sqrt(0.5)) is x:
         return Match(_operation("Gelu"), [x], {})
-    tanh = _made(inner, "Tanh")
-    cubic = None if tanh is None else _made(_times(tanh.inputs[0], math.sqrt(2 / math.pi)), "Add")
+    tanh = _producer(inner, "Tanh")
+    cubic = (
+        None if tanh is None else _producer(_times(tanh.inputs[0], math.sqrt(2 / math.pi)), "Add")
+    )
     if cubic is None:
         return None
     for a, b in (cubic.inputs, cubic.inputs[::-1]):
@@ -188,23 +189,23 @@ def _gelu(x: Value, gate: Value, number: float) -> Match | None:
 
 
 def _is_cube(value: Value, x: Value) -> bool:
-    power = _made(value, "Pow")
+    power = _producer(value, "Pow")
     if power is not None:
         return power.inputs[0] is x and _number(power.inputs[1]) == 3
-    node = _made(value, "Mul")
+    node = _producer(value, "Mul")
     product = None if node is None else _product(node)
     return product is not None and product.number == 1 and product.values == [x, x, x]
 
 
 def _swish(x: Value, gate: Value, number: float) -> Match | None:
     """x sigmoid(alpha x)."""
-    sigmoid = _made(gate, "Sigmoid")
+    sigmoid = _producer(gate, "Sigmoid")
     if sigmoid is None or number != 1:
         return None
     scaled = sigmoid.inputs[0]
     if scaled is x:
         return Match(_operation("Swish"), [x], {"alpha": 1.0})
-    node = _made(scaled, "Mul")
+    node = _producer(scaled, "Mul")
     for i in (0, 1) if node is not None else ():
         assert node is not None
         alpha = _number(node.inputs[i])
@@ -215,7 +216,7 @@ def _swish(x: Value, gate: Value, number: float) -> Match | None:
 
 def _hard_swish(x: Value, gate: Value, number: float) -> Match | None:
     """x max(0, min(1, x / 6 + 1 / 2))."""
-    node = _made(gate, "HardSigmoid")
+    node = _producer(gate, "HardSigmoid")
     if node is not None and number == 1:
         alpha, beta = node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)
         if node.inputs[0] is x and _near(alpha, 1 / 6) and beta == 0.5:
@@ -227,10 +228,10 @@ def _hard_swish(x: Value, gate: Value, number: float) -> Match | None:
 
 def _shifted(value: Value | None) -> Value | None:
     """x, if ``value`` is max(0, min(6, x + 3))."""
-    clip = _made(value, "Clip")
+    clip = _producer(value, "Clip")
     if clip is None or len(clip.inputs) != 3 or _number(clip.inputs[1]) != 0:
         return None
-    added = _made(clip.inputs[0], "Add")
+    added = _producer(clip.inputs[0], "Add")
     if _number(clip.inputs[2]) != 6 or added is None:
         return None
     return _operand(added, 3)
@@ -238,15 +239,15 @@ def _shifted(value: Value | None) -> Value | None:
 
 def _mish(x: Value, gate: Value, number: float) -> Match | None:
     """x tanh(softplus(x))."""
-    tanh = _made(gate, "Tanh")
-    softplus = None if tanh is None else _made(tanh.inputs[0], "Softplus")
+    tanh = _producer(gate, "Tanh")
+    softplus = None if tanh is None else _producer(tanh.inputs[0], "Softplus")
     if softplus is None or number != 1 or softplus.inputs[0] is not x:
         return None
     return Match(_operation("Mish"), [x], {})
 
 
 def _quotient(node: Node) -> Match | None:
-    """HardSigmoid, what is divided by a standard deviation, or a product of other factors."""
+    """A Div as HardSigmoid, as a normalization, or as an activation."""
     if _near(_number(node.inputs[1]), 6):
         x = _shifted(node.inputs[0])
         if x is not None and _same_shape(x, node.outputs[0]):
@@ -256,12 +257,12 @@ def _quotient(node: Node) -> Match | None:
 
 def _normalization(node: Node) -> Match | None:
     """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
-    top, root = node.inputs[0], _made(node.inputs[1], "Sqrt")
-    added = None if root is None else _made(root.inputs[0], "Add")
+    top, root = node.inputs[0], _producer(node.inputs[1], "Sqrt")
+    added = None if root is None else _producer(root.inputs[0], "Add")
     if top is None or added is None or not _is_float32(top):
         return None
     for i in (0, 1):
-        epsilon, variance = _number(added.inputs[i]), _made(added.inputs[1 - i], "ReduceMean")
+        epsilon, variance = _number(added.inputs[i]), _producer(added.inputs[1 - i], "ReduceMean")
         if epsilon is None or variance is None or not 0 < epsilon < 1:
             continue
         axis = _trailing(variance)
@@ -271,9 +272,9 @@ def _normalization(node: Node) -> Match | None:
         if scale is None:
             continue
         attrs = {"axis": axis, "epsilon": epsilon}
-        centred = _made(top, "Sub")
+        centred = _producer(top, "Sub")
         if centred is not None:
-            x, mean = centred.inputs[0], _made(centred.inputs[1], "ReduceMean")
+            x, mean = centred.inputs[0], _producer(centred.inputs[1], "ReduceMean")
             if x is not None and mean is not None and mean.inputs[0] is x:
                 if _trailing(mean) == axis and _same_shape(x, top):
                     return Match(_operation("LayerNormalization"), [x, scale], attrs)
@@ -283,7 +284,7 @@ def _normalization(node: Node) -> Match | None:
 
 
 def _is_square(value: Value | None, x: Value) -> bool:
-    node = _made(value, "Pow", "Mul")
+    node = _producer(value, "Pow", "Mul")
     if node is None or node.inputs[0] is not x:
         return False
     return node.inputs[1] is x if node.op.name == "Mul" else _number(node.inputs[1]) == 2
@@ -307,7 +308,7 @@ def _trailing(node: Node) -> int | None:
 
 
 def _ones(x: Value, axis: int) -> Value | None:
-    """A scale that changes nothing, for the dims from ``axis`` on."""
+    """A scale of ones, for the dims from ``axis`` on."""
     kind = x.type
     if not isinstance(kind, TensorType) or kind.shape is None:
         return None
@@ -321,9 +322,9 @@ _MOST_ONES = 1 << 20
 
 
 def _scaled(node: Node) -> Match | None:
-    """What a Mul is: a normalization with a scale, or a product."""
+    """A Mul as a normalization with a scale, or as an activation."""
     for i in (0, 1):
-        normal, scale = _made(node.inputs[i], *_NORMAL), node.inputs[1 - i]
+        normal, scale = _producer(node.inputs[i], *_NORMAL), node.inputs[1 - i]
         if normal is None or scale is None or scale.const is None or len(normal.inputs) != 2:
             continue
         old = normal.inputs[1]
@@ -335,9 +336,9 @@ def _scaled(node: Node) -> Match | None:
 
 
 def _biased(node: Node) -> Match | None:
-    """What is added to a normalization is its bias."""
+    """An Add to a normalization, as its bias."""
     for i in (0, 1):
-        normal, bias = _made(node.inputs[i], "LayerNormalization"), node.inputs[1 - i]
+        normal, bias = _producer(node.inputs[i], "LayerNormalization"), node.inputs[1 - i]
         if normal is None or bias is None or bias.const is None or len(normal.inputs) != 2:
             continue
         scale = normal.inputs[1]
@@ -352,7 +353,7 @@ _NORMAL = ("LayerNormalization", "RMSNormalization")
 def _where(node: Node) -> Match | None:
     """Where(IsNaN(x), 0, x)."""
     test, zero, x = node.inputs
-    nan = _made(test, "IsNaN")
+    nan = _producer(test, "IsNaN")
     if nan is None or x is None or nan.inputs[0] is not x or _number(zero) != 0:
         return None
     return Match(ZERO_NAN, [x], {}) if _same_shape(x, node.outputs[0]) else None

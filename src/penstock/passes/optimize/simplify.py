@@ -1,7 +1,7 @@
-"""What changes no result and need not run: identities, dropped dropouts, chains of views.
+"""Removal of operations that change nothing: identities, Dropout in inference, chains of views.
 
-One table says which rule looks at which operation. A rule returns the values that replace a node's
-outputs, or ``None``; it may also change the node in place (and then say so through ``changed``).
+``RULES`` has a rule for each operation. A rule returns the values that replace a node's outputs, or
+``None``; or whether it changed the node in place.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def identities(node: Node) -> Replacement:
 
 
 def dropout(node: Node) -> Replacement:
-    """Outside training, Dropout hands its input through; the mask must have no reader."""
+    """In inference mode the output of Dropout is its input; the mask must not be an output."""
     training = node.inputs[2] if len(node.inputs) > 2 else None
     if len(node.outputs) > 1 and node.outputs[1] is not None:
         return None
@@ -69,7 +69,7 @@ def dropout(node: Node) -> Replacement:
 
 
 def same_type(node: Node) -> Replacement:
-    """A view, cast or pad whose output has the very type of its input changes nothing."""
+    """A view, cast or pad whose output has the type of its input changes nothing."""
     value, output = _input(node), node.outputs[0]
     if output is None or not isinstance(value.type, TensorType) or not value.type.static:
         return None
@@ -80,7 +80,7 @@ def same_type(node: Node) -> Replacement:
 
 
 def whole_slice(node: Node) -> Replacement:
-    """A slice of everything; one that runs backward has the same type, too."""
+    """A slice of everything; a backward slice has the same type, too, and stays."""
     if len(node.inputs) > 4 and node.inputs[4] is not None:
         steps = _is_const(node, 4)
         if steps is None or not np.all(steps > 0):
@@ -89,7 +89,7 @@ def whole_slice(node: Node) -> Replacement:
 
 
 def no_pad(node: Node) -> Replacement:
-    """Pads of zero; others may have the same type, where they cut as much as they add."""
+    """Pads of zero; others may leave the type as it is, if they crop as much as they add."""
     pads = _is_const(node, 1)
     return same_type(node) if pads is not None and not np.any(pads) else None
 
@@ -112,7 +112,7 @@ def single(node: Node) -> Replacement:
 
 
 def transpose(node: Node) -> Replacement | bool:
-    """An identity permutation goes; of two in a row one is left."""
+    """Remove an identity permutation; merge two Transposes in a row into one."""
     value = _input(node)
     perm = node.attrs.get("perm")
     before = value.producer
@@ -149,7 +149,7 @@ def reshape(node: Node) -> Replacement | bool:
     if not chained or before is None or before.control_inputs:
         return None
     if max(output.type.dims, default=0) > np.iinfo(np.int64).max:
-        return None  # no such array can be made: whoever plans it says so
+        return None  # too large for any array, which planning reports
     shape = np.array(output.type.dims, np.int64)
     node.op = _reshape_op()
     node.inputs = [before.inputs[0], Value(f"{output.name}/shape", const=shape)]
