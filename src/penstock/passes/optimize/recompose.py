@@ -1,8 +1,8 @@
 """Recognition of composite operations that a model spells out in simpler ones: GELU, SiLU,
 LayerNormalization and so on, whose kernels read their input once.
 
-``RULES`` has a rule for the last operation of each pattern. A rule returns a ``Match``, or ``None``.
-The nodes of the pattern that have no readers any more are left to ``dead_code``.
+``RULES`` has a rule for the last operation of each pattern. A rule returns a ``Match`` or ``None``.
+Nodes of the pattern without readers are left to ``dead_code``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Product(NamedTuple):
 
 
 def _product(node: Node, most: int = 4) -> _Product | None:
-    """A Mul or Div, and those that produce its factors, as one product of at most ``most`` values."""
+    """A Mul or Div, and those that produce its factors, as one product of ``most`` values."""
     number = 1.0
     values: list[Value] = []
     stack: list[Value | None] = []
