@@ -383,7 +383,7 @@ def test_failed_allocation_of_an_arena_frees_its_share_of_the_limit():
     found = arenas(2, host)
     first = take(found)
     for _ in range(5):
-        with pytest.raises(ps.RunError, match="no memory for an arena of 1024 bytes"):
+        with pytest.raises(ps.RunError, match="cannot allocate an arena of 1024 bytes"):
             take(found)
         assert found.nbytes == SIZE
     host.allocations = 1

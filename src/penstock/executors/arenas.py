@@ -1,7 +1,7 @@
-"""Programs bound to arenas, and arenas of one plan: every run has one to itself.
+"""The pool of a plan's arenas: every run has one to itself.
 
-A run that finds none free makes another, so that there are as many as there were runs at once; or
-waits, where ``Limits.max_bytes`` allows no more. Who waits is served in the order of asking.
+A run that finds no free arena allocates another, so that there are as many as there were runs at
+once; or it waits, if ``Limits.max_bytes`` allows no more. Waiting runs are served in order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.limits import Limits
 
 T = TypeVar("T")
 
-# How often a run that waits for an arena looks at its control.
+# The interval at which a run that waits for an arena checks whether it was stopped.
 _PATIENCE_S = 0.02
 
 
 class Stoppable(Protocol):
-    """What a run that waits for an arena looks at."""
+    """The control of a run that waits for an arena."""
 
     @property
     def stopped(self) -> bool: ...
@@ -35,7 +35,10 @@ class Stoppable(Protocol):
 
 
 class Arenas(Generic[T]):
-    """What ``bind`` makes of arenas of ``size`` bytes each, for one run at a time."""
+    """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them.
+
+    Raises ``LimitExceeded`` if one arena is larger than ``limits.max_bytes``.
+    """
 
     def __init__(
         self, size: int, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]
@@ -52,7 +55,7 @@ class Arenas(Generic[T]):
             )
         self._most = most // size if most is not None and size else None
         self.free: deque[T] = deque()
-        """arenas that no run holds; to ``pop`` is the fast way to take one"""
+        """arenas that no run holds; ``pop`` is the fast path of ``take``"""
         self._count = 0
         renewed(self)
 
@@ -61,7 +64,7 @@ class Arenas(Generic[T]):
         self._waiting: deque[Callable[[T | None], None]] = deque()
 
     def make(self) -> T:
-        """Another arena, to be given when it is no longer used."""
+        """A new arena, to be returned by ``give``."""
         with self._lock:
             self._count += 1
         return self._made()
@@ -72,32 +75,33 @@ class Arenas(Generic[T]):
         except BaseException as error:
             self.drop()
             if isinstance(error, MemoryError):
-                message = f"there is no memory for an arena of {self.size} bytes"
+                message = f"out of memory: cannot allocate an arena of {self.size} bytes"
                 raise RunError(message) from error
             raise
 
     def take(self, control: Stoppable) -> T:
-        """A free arena, as soon as there is one; raises what ``control`` is stopped with."""
-        got = threading.Lock()
-        got.acquire()
+        """A free arena, as soon as there is one; raises the error that ``control`` is stopped
+        with."""
+        received = threading.Lock()
+        received.acquire()
         box: list[T | None] = []
 
         def receive(arena: T | None) -> None:
             box.append(arena)
-            got.release()
+            received.release()
 
         arena = self.ask(receive)
         if arena is not None:
             return arena
         try:
-            while not got.acquire(timeout=_PATIENCE_S):
+            while not received.acquire(timeout=_PATIENCE_S):
                 if control.stopped:
                     control.stop()
         except BaseException:
             if not self.forget(receive):
-                # It is on its way to us, or here.
+                # Another run has handed us an arena, or is about to.
                 while not box:
-                    got.acquire(timeout=_PATIENCE_S)
+                    received.acquire(timeout=_PATIENCE_S)
                 if box[0] is None:
                     self.drop()
                 else:
@@ -106,14 +110,14 @@ class Arenas(Generic[T]):
         return self.accept(box[0])
 
     def ask(self, receive: Callable[[T | None], None]) -> T | None:
-        """An arena if there is one; else ``receive`` is called when another run gives one, with
-        what ``accept`` makes an arena of, on that run's thread."""
+        """A free or new arena; None if there can be none now. Then ``receive`` is called when
+        another run gives one, on that run's thread, with a value for ``accept``."""
         with self._lock:
             with suppress(IndexError):
                 return self.free.pop()
             if self._most is not None and self._count >= self._most:
                 self._waiting.append(receive)
-                # Perhaps one was given meanwhile, by somebody who did not see that we wait.
+                # A run may have given one meanwhile without seeing that we wait.
                 with suppress(IndexError):
                     arena = self.free.pop()
                     self._waiting.pop()
@@ -123,12 +127,12 @@ class Arenas(Generic[T]):
         return self._made()
 
     def accept(self, received: T | None) -> T:
-        """The arena that somebody was given who waited: it, or another in the place of one that is
-        gone."""
+        """The arena that ``receive`` was called with, or a new one in place of one that was
+        dropped."""
         return self._made() if received is None else received
 
     def forget(self, receive: Callable[[T | None], None]) -> bool:
-        """No longer wait for an arena; False if ``receive`` has been called, or is about to be."""
+        """Stop waiting for an arena; False if ``receive`` has been called, or is about to be."""
         with self._lock:
             if receive not in self._waiting:
                 return False
@@ -136,7 +140,7 @@ class Arenas(Generic[T]):
             return True
 
     def give(self, arena: T) -> None:
-        """End the use of an arena: the next who waits for one gets it."""
+        """Return an arena: the next run that waits gets it."""
         self.free.append(arena)
         if not self._waiting:
             return
@@ -146,12 +150,12 @@ class Arenas(Generic[T]):
             try:
                 arena = self.free.pop()
             except IndexError:
-                return  # a run that has just begun has it, and will give it
+                return  # a run that has just begun has taken it, and will give it
             receive = self._waiting.popleft()
         receive(arena)
 
     def drop(self) -> None:
-        """Forget an arena that was taken, instead of giving it: the next who waits may make one."""
+        """Drop an arena instead of returning it: the next run that waits may allocate one."""
         with self._lock:
             if not self._waiting:
                 self._count -= 1
@@ -160,7 +164,7 @@ class Arenas(Generic[T]):
         receive(None)
 
     def trim(self) -> None:
-        """Give up the arenas that no run holds."""
+        """Drop the arenas that no run holds."""
         while True:
             try:
                 self.free.pop()
@@ -174,6 +178,6 @@ class Arenas(Generic[T]):
         return self._count * self.size
 
     def forked(self) -> None:
-        """In a forked child: the runs of its parent's other threads will give nothing back."""
+        """In a forked child: arenas that runs of the parent's threads hold never come back."""
         self._reset()
         self._count = len(self.free)
