@@ -438,7 +438,7 @@ def test_dropped_arena_leaves_errors_of_the_next_one_to_the_waiting_run():
     found.drop()
     # What it gets is the right to make one, and the error is its own.
     assert waiter.got == [None]
-    with pytest.raises(ps.RunError, match="no memory"):
+    with pytest.raises(ps.RunError, match="cannot allocate"):
         found.accept(None)
 
 
