@@ -48,6 +48,10 @@ def test_no_module_imports_itself_through_others() -> None:
     assert architecture.circles(annotations=False) == []
 
 
+def test_annotations_make_no_circle_of_more_than_two_modules() -> None:
+    assert [circle for circle in architecture.circles(annotations=True) if len(circle) > 2] == []
+
+
 def test_top_of_the_package_has_few_modules() -> None:
     assert len(list(architecture.SOURCE.glob("*.py"))) <= MAX_TOP_MODULES
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel
 from penstock.limits import DEFAULT_LIMITS, Limits
-
-if TYPE_CHECKING:
-    from penstock.passes.structure.raise_control_flow import Unraised
 
 
 class Property(Enum):
@@ -29,6 +26,14 @@ class Place(NamedTuple):
 
     backend: str
     memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unraised:
+    """A primitive that could not be raised, and the reason."""
+
+    node: Node
+    reason: str
 
 
 class Pass(Protocol):

@@ -15,8 +15,8 @@ from penstock.ir.graph import Graph
 from penstock.limits import Limits
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.passes.context import Unraised
 from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
-from penstock.passes.structure.raise_control_flow import Unraised
 from penstock.plan.plan import StepTable
 from penstock.plan.streams import StreamSchedules
 from penstock.session import stages

@@ -48,12 +48,11 @@ from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.tensorflow.control_flow import is_framed
-from penstock.passes.context import FusionPolicy, PassContext, Place
+from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
 from penstock.passes.lowering.partition import partition
 from penstock.passes.pipeline import LOWER, optimize, run_passes
-from penstock.passes.structure.raise_control_flow import Unraised
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan

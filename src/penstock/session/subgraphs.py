@@ -16,8 +16,8 @@ from penstock.errors import InvalidInput
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.passes.context import Unraised
 from penstock.passes.dead_code import cut, unfed
-from penstock.passes.structure.raise_control_flow import Unraised
 from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import checked, convert
 from penstock.types import ANY, AnyType, TensorType, Type

@@ -15,8 +15,9 @@ import penstock as ps
 from penstock.analysis.verify import verify
 from penstock.ir.graph import Graph, Model
 from penstock.ops.tensorflow.control_flow import is_primitive
+from penstock.passes.context import Unraised
 from penstock.passes.dead_code import cut
-from penstock.passes.structure.raise_control_flow import Unraised, raise_control_flow
+from penstock.passes.structure.raise_control_flow import raise_control_flow
 from tests.support.tf_cases import Case, cases, check
 from tests.support.tf_cases import feeds as feeds_of
 from tests.support.tf_graphs import Builder, Func, Type

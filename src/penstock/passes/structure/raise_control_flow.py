@@ -22,18 +22,10 @@ from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, all_reads, clone, topological
 from penstock.ir.op import Role
 from penstock.ops.tensorflow.control_flow import is_framed, is_primitive
-from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.context import Pass, PassContext, Property, Unraised
 from penstock.passes.structure.branches import Branches, UnraisedError
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.passes.structure.loops import FrameLoop, make_identity
-
-
-@dataclass(frozen=True, slots=True)
-class Unraised:
-    """A primitive that could not be raised, and the reason."""
-
-    node: Node
-    reason: str
 
 
 class RaiseControlFlow(Pass):
