@@ -62,11 +62,11 @@ def nodes(model: Model, *names: str) -> list[Node]:
     return [node_named(model.graph, name) for name in names]
 
 
-def test_a_valid_model_passes() -> None:
+def test_verify_accepts_a_valid_model() -> None:
     verify(valid())
 
 
-def test_all_problems_are_reported_at_once() -> None:
+def test_verify_reports_all_problems_at_once() -> None:
     broken = valid()
     (add, step) = nodes(broken, "add", "step")
     add.inputs[1] = Value("nowhere")
@@ -75,7 +75,7 @@ def test_all_problems_are_reported_at_once() -> None:
     assert len(problems(broken)) == 3
 
 
-def test_the_list_of_problems_is_bounded() -> None:
+def test_verify_bounds_the_list_of_problems() -> None:
     broken = chain(1000)
     for node in broken.nodes:
         node.inputs[1] = Value("nowhere")
@@ -84,7 +84,7 @@ def test_the_list_of_problems_is_bounded() -> None:
     assert found[-1] == "and 950 more"
 
 
-def test_every_graph_and_function_is_verified() -> None:
+def test_verify_checks_every_graph_and_function() -> None:
     broken = valid()
     for name, graphs in (("second", broken.graphs), ("function", broken.functions)):
         graphs[name] = Graph([], [Value("nowhere")], [], name)
@@ -94,7 +94,7 @@ def test_every_graph_and_function_is_verified() -> None:
     ]
 
 
-def test_the_entry_must_be_a_graph() -> None:
+def test_verify_refuses_an_entry_without_a_graph() -> None:
     broken = valid()
     broken.entry = "other"
     assert problem(broken) == (
@@ -106,7 +106,7 @@ def test_the_entry_must_be_a_graph() -> None:
 # Nodes, their inputs and outputs
 
 
-def test_a_node_listed_twice() -> None:
+def test_verify_refuses_a_node_listed_twice() -> None:
     broken = valid()
     broken.graph.nodes.append(broken.graph.nodes[0])
     assert problem(broken) == (
@@ -114,7 +114,7 @@ def test_a_node_listed_twice() -> None:
     )
 
 
-def test_graphs_in_a_list() -> None:
+def test_verify_refuses_graphs_in_a_list() -> None:
     broken = valid()
     nodes(broken, "add")[0].attrs["branches"] = [Graph([], [], [])]
     assert problem(broken) == (
@@ -123,7 +123,7 @@ def test_graphs_in_a_list() -> None:
     )
 
 
-def test_an_unknown_input() -> None:
+def test_verify_refuses_an_unknown_input() -> None:
     broken = valid()
     nodes(broken, "add")[0].inputs[0] = Value("z")
     assert problem(broken) == (
@@ -132,7 +132,7 @@ def test_an_unknown_input() -> None:
     )
 
 
-def test_an_unknown_output_of_a_graph() -> None:
+def test_verify_refuses_an_unknown_output_of_a_graph() -> None:
     broken = valid()
     broken.graph.outputs.append(Value("z"))
     assert problem(broken).startswith("graph 'main' gives 'z' as an output, which nothing makes")
@@ -185,7 +185,7 @@ def test_a_producer_that_does_not_know_the_value() -> None:
     )
 
 
-def test_a_value_made_by_two_nodes() -> None:
+def test_verify_refuses_a_value_with_two_producers() -> None:
     broken = valid()
     unused = nodes(broken, "unused")[0]
     unused.outputs[0] = value_named(broken.graph, "q")
@@ -195,7 +195,7 @@ def test_a_value_made_by_two_nodes() -> None:
     )
 
 
-def test_a_value_that_names_no_producer() -> None:
+def test_verify_refuses_an_output_without_producer() -> None:
     broken = valid()
     value_named(broken.graph, "q").producer = None
     assert "is an output of times in m.onnx, but names no node as its producer" in problem(broken)
@@ -210,14 +210,14 @@ def test_an_output_listed_twice_by_one_node() -> None:
     )
 
 
-def test_a_node_without_outputs() -> None:
+def test_verify_refuses_a_pure_node_without_outputs() -> None:
     broken = valid()
     nodes(broken, "unused")[0].outputs.clear()
     assert problem(broken) == "unused (Neg) has no outputs; give it one, or remove it"
     verify(model("graph main() -> () { NoOp() }"))
 
 
-def test_an_input_with_a_producer() -> None:
+def test_verify_refuses_an_input_with_a_producer() -> None:
     broken = valid()
     broken.graph.inputs.append(value_named(broken.graph, "h"))
     assert problem(broken) == (
@@ -225,14 +225,14 @@ def test_an_input_with_a_producer() -> None:
     )
 
 
-def test_an_input_that_is_a_constant() -> None:
+def test_verify_refuses_an_input_that_is_a_constant() -> None:
     broken = valid()
     broken.graph.inputs.append(value_named(broken.graph, "one"))
     assert problem(broken) == ("input 'one' of graph 'main' is a constant; take it off the inputs")
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_input_listed_twice(nested: bool) -> None:
+def test_verify_refuses_an_input_listed_twice(nested: bool) -> None:
     broken = valid()
     x = value_named(broken.graph, "x")
     if nested:
@@ -246,7 +246,7 @@ def test_an_input_listed_twice(nested: bool) -> None:
         assert problem(broken) == "input 'x' of graph 'main' is an input twice; list it once"
 
 
-def test_a_constant_with_a_producer() -> None:
+def test_verify_refuses_a_constant_with_a_producer() -> None:
     broken = valid()
     (add,) = nodes(broken, "add")
     h = value_named(broken.graph, "h")
@@ -265,7 +265,7 @@ def test_a_constant_with_a_producer() -> None:
 # Names
 
 
-def test_two_values_of_one_name() -> None:
+def test_verify_refuses_two_values_of_one_name() -> None:
     broken = valid()
     value_named(broken.graph, "h").name = "x"
     assert problem(broken) == (
@@ -274,7 +274,7 @@ def test_two_values_of_one_name() -> None:
     )
 
 
-def test_a_name_that_hides_an_outer_one() -> None:
+def test_verify_refuses_a_name_that_hides_an_outer_one() -> None:
     broken = valid()
     value_named(broken.graph, "q").name = "last"
     assert problem(broken) == (
@@ -283,14 +283,14 @@ def test_a_name_that_hides_an_outer_one() -> None:
     )
 
 
-def test_siblings_may_use_the_same_name() -> None:
+def test_verify_accepts_one_name_in_sibling_graphs() -> None:
     fine = valid()
     value_named(fine.graph, "q").name = "p"
     value_named(fine.graph, "t").name = "p"
     verify(fine)
 
 
-def test_a_value_without_a_name() -> None:
+def test_verify_refuses_a_value_without_a_name() -> None:
     broken = valid()
     value_named(broken.graph, "q").name = ""
     assert problem(broken) == (
@@ -419,7 +419,7 @@ def test_operations_of_another_domain_may_mean_something_else() -> None:
         (MapType(np.dtype("U3"), ANY), "no map has keys of dtype dtype('<U3')"),
     ],
 )
-def test_types_that_cannot_be(kind: Type, fault: str) -> None:
+def test_verify_refuses_invalid_types(kind: Type, fault: str) -> None:
     broken = valid()
     value_named(broken.graph, "q").type = kind
     found = problem(broken)
@@ -436,7 +436,7 @@ def test_types_of_inputs_and_constants() -> None:
     assert found[1] == "constant 'one': dim -8 is not between 0 and 2**63 - 1"
 
 
-def test_types_that_nest_too_deep() -> None:
+def test_verify_refuses_types_that_nest_too_deep() -> None:
     kind: Type = ANY
     for _ in range(10_000):
         kind = SequenceType(kind)
@@ -456,7 +456,7 @@ def test_types_that_nest_too_deep() -> None:
         TensorType(INT64, (), (1,)),
     ],
 )
-def test_types_that_can_be(kind: Type) -> None:
+def test_verify_accepts_valid_types(kind: Type) -> None:
     fine = valid()
     value_named(fine.graph, "q").type = kind
     verify(fine)
@@ -489,7 +489,9 @@ def test_types_that_can_be(kind: Type) -> None:
         ([1.0], TensorType(), "is a list; make it a NumPy array"),
     ],
 )
-def test_constants_that_do_not_fit_their_type(array: Any, kind: Type, fault: str) -> None:
+def test_verify_refuses_constants_that_do_not_fit_their_type(
+    array: Any, kind: Type, fault: str
+) -> None:
     broken = valid()
     one = value_named(broken.graph, "one")
     one.const, one.type = array, kind
@@ -506,7 +508,7 @@ def test_a_constant_may_be_declared_vaguely() -> None:
 # Cycles
 
 
-def test_a_cycle() -> None:
+def test_verify_refuses_a_cycle() -> None:
     broken = model("""graph main(x) -> (p) {
       p = Add(x, r) as a in m.onnx   q = Neg(p) as b in m.onnx   r = Neg(q) as c in m.onnx
     }""")
@@ -517,7 +519,7 @@ def test_a_cycle() -> None:
     )
 
 
-def test_a_cycle_of_control_inputs() -> None:
+def test_verify_refuses_a_cycle_of_control_inputs() -> None:
     broken = valid()
     add, choice = nodes(broken, "add", "choice")
     add.control_inputs.append(choice)
@@ -563,20 +565,20 @@ def test_a_long_chain_of_functions() -> None:
 # Limits, and what only a hostile file does
 
 
-def test_too_many_nodes() -> None:
+def test_verify_refuses_too_many_nodes() -> None:
     assert problem(valid(), Limits(max_nodes=4)) == (
         "the model has more nodes than Limits.max_nodes = 4; raise the limit if you trust the model"
     )
     verify(valid(), Limits(max_nodes=7))
 
 
-def test_too_deep() -> None:
+def test_verify_refuses_graphs_that_nest_too_deep() -> None:
     deep = Model({"nest": nest(3000)}, "nest")
     assert problem(deep).startswith("the body of Call that makes 'y2935' nests deeper than Limits")
     verify(deep, Limits(max_depth=3000))
 
 
-def test_too_many_bytes() -> None:
+def test_verify_refuses_too_many_bytes_of_constants() -> None:
     assert problem(valid(), Limits(max_constant_bytes=11)) == (
         "the model's constants have 12 bytes, more than Limits.max_constant_bytes = 11; raise "
         "the limit if you trust the model"
@@ -584,7 +586,7 @@ def test_too_many_bytes() -> None:
     verify(valid(), Limits(max_constant_bytes=12))
 
 
-def test_a_graph_inside_itself() -> None:
+def test_verify_refuses_a_graph_inside_itself() -> None:
     broken = valid()
     (loop,) = nodes(broken, "loop")
     loop.attrs["body"].nodes.append(loop)
@@ -594,7 +596,7 @@ def test_a_graph_inside_itself() -> None:
     )
 
 
-def test_a_graph_in_two_places() -> None:
+def test_verify_refuses_a_graph_in_two_places() -> None:
     broken = valid()
     (choice,) = nodes(broken, "choice")
     choice.attrs["else_branch"] = choice.attrs["then_branch"]

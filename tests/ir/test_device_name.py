@@ -57,31 +57,31 @@ DIFFERENT = [("/job:a", "/job:b"), ("/device:CPU:0", "/device:GPU:*"), ("/cpu:0"
 
 
 @pytest.mark.parametrize("text", PARSED)
-def test_names_are_what_tensorflow_takes_them_for(text):
+def test_parse_reads_names_as_tensorflow_does(text):
     fields, again = PARSED[text]
     assert DeviceName.parse(text) == DeviceName(*fields)
     assert str(DeviceName.parse(text)) == again
 
 
 @pytest.mark.parametrize("text", OPEN)
-def test_a_star_leaves_open(text):
+def test_parse_of_a_star_leaves_the_part_open(text):
     assert str(DeviceName.parse(text)) == OPEN[text]
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_name_is_refused(text):
+def test_parse_of_an_invalid_name_is_refused(text):
     with pytest.raises(ps.InvalidModel, match="device"):
         DeviceName.parse(text)
 
 
 @pytest.mark.parametrize(("first", "second", "both"), MERGED)
-def test_merging_says_what_both_say(first, second, both):
+def test_merge_has_the_parts_of_both_names(first, second, both):
     for a, b in ((first, second), (second, first)):
         assert str(DeviceName.parse(a).merge(DeviceName.parse(b))) == both
 
 
 @pytest.mark.parametrize(("first", "second"), DIFFERENT)
-def test_names_that_differ_do_not_merge(first, second):
+def test_merge_of_different_names_is_refused(first, second):
     a, b = DeviceName.parse(first), DeviceName.parse(second)
     assert not a.allows(b)
     with pytest.raises(ps.InvalidModel) as caught:
@@ -90,7 +90,7 @@ def test_names_that_differ_do_not_merge(first, second):
     assert str(b) in str(caught.value)
 
 
-def test_the_more_specific_name_stands_over_the_other():
+def test_over_keeps_the_parts_of_the_first_name():
     name = DeviceName.parse("/job:w/cpu:1").over(DeviceName.parse("/job:a/task:2/gpu:0"))
     assert str(name) == "/job:w/task:2/device:CPU:1"
 
@@ -107,12 +107,12 @@ names = st.builds(
 
 
 @given(names)
-def test_a_name_is_its_text(name):
+def test_str_of_a_name_parses_to_the_name(name):
     assert DeviceName.parse(str(name)) == name
 
 
 @given(names, names, names)
-def test_merging_is_a_union(a, b, c):
+def test_merge_is_a_union_of_parts(a, b, c):
     assert a.allows(b) == b.allows(a)
     assert a.merge(a) == a
     if a.allows(b):
@@ -125,7 +125,7 @@ def test_merging_is_a_union(a, b, c):
         assert both.full == (None not in (both.job, both.replica, both.task, both.kind, both.index))
 
 
-def test_devices_of_this_process():
+def test_local_returns_full_names_of_devices():
     here = "/job:localhost/replica:0/task:0/device:CPU:"
     assert local(2) == (f"{here}0", f"{here}1")
     assert local(["cpu:1", "/device:CPU:7", f"{here}0"]) == (f"{here}1", f"{here}7", f"{here}0")
@@ -135,6 +135,6 @@ def test_devices_of_this_process():
     "devices",
     [0, -1, [], "cpu:0", ["cpu"], ["gpu:0"], ["cpu:0", "/device:CPU:0"], ["/job:w/cpu:0"], ["x"]],
 )
-def test_what_are_no_devices_of_this_process(devices):
+def test_local_refuses_what_are_not_devices_of_this_process(devices):
     with pytest.raises(ValueError, match="devices"):
         local(devices)

@@ -43,14 +43,14 @@ def test_walk_visits_nested_nodes_after_their_carrier() -> None:
     assert names(list(graph(NESTED).walk())) == "first choice loop add unused last"
 
 
-def test_graphs_are_visited_outside_in() -> None:
+def test_graphs_visits_outer_graphs_first() -> None:
     main = graph(NESTED)
     choice, loop = node_named(main, "choice"), node_named(main, "loop")
     branches = [branch for _, branch in choice.graphs]
     assert list(main.graphs()) == [main, *branches, loop.attrs["body"]]
 
 
-def test_deep_nesting_is_walked_without_recursion() -> None:
+def test_walk_does_not_recurse_in_deep_nesting() -> None:
     deep = nest(5000)
     assert len(list(deep.walk())) == 4999
     assert captures(deep) == []
@@ -71,7 +71,7 @@ def test_readers_of_includes_nested_graphs() -> None:
     assert value_named(main, "w") not in readers
 
 
-def test_captures_are_what_comes_from_outside_but_constants() -> None:
+def test_captures_are_outer_values_without_constants() -> None:
     main = graph(NESTED)
     then, other = (branch for _, branch in node_named(main, "choice").graphs)
     assert captures(main) == []
@@ -80,12 +80,12 @@ def test_captures_are_what_comes_from_outside_but_constants() -> None:
     assert [v.name for v in captures(node_named(main, "loop").attrs["body"])] == ["x"]
 
 
-def test_a_result_that_comes_from_outside_is_a_capture() -> None:
+def test_captures_include_outer_values_that_are_outputs() -> None:
     main = graph("graph main(x, b) -> (y) { y = If(b) as i { a: graph() -> (x) {} } }")
     assert captures(node_named(main, "i").attrs["a"]) == [main.inputs[0]]
 
 
-def test_a_value_knows_its_producer() -> None:
+def test_value_refers_to_its_producer() -> None:
     main = graph(NESTED)
     assert value_named(main, "y").producer is node_named(main, "first")
     assert value_named(main, "x").producer is None
@@ -93,7 +93,7 @@ def test_a_value_knows_its_producer() -> None:
     assert one.const is not None and one.type == constant_type(one.const)
 
 
-def test_labels_say_as_much_as_is_known() -> None:
+def test_label_is_origin_else_name_else_output() -> None:
     y = Value("y")
     op = any_op("Add")
     assert Node(op, [], [y], name="n", origin="n in m.onnx").label == "n in m.onnx"
@@ -102,7 +102,7 @@ def test_labels_say_as_much_as_is_known() -> None:
     assert Node(op, [], []).label == "Add"
 
 
-def test_representations() -> None:
+def test_repr_shows_names_and_operations() -> None:
     main = graph("graph main(x: int8[3]) -> (y) { y, _ = Add(x, _) }")
     assert repr(main) == "Graph('main', 1 nodes)"
     assert repr(main.nodes[0]) == "y, _ = Add(x, _)"
@@ -112,7 +112,7 @@ def test_representations() -> None:
 # Order
 
 
-def test_a_valid_order_is_kept() -> None:
+def test_topological_keeps_a_valid_order() -> None:
     """
         a -> c -> e
         b -> d
@@ -123,7 +123,7 @@ def test_a_valid_order_is_kept() -> None:
     assert names(topological(main)) == "a b c d e"
 
 
-def test_an_invalid_order_changes_where_it_must() -> None:
+def test_topological_changes_an_invalid_order_only_where_needed() -> None:
     main = graph("""graph main(x) -> (t) {
       t = Neg(s) as late   p = Neg(x) as a   s = Neg(q) as b   q = Neg(x) as c   u = Neg(x) as d
     }""")
@@ -133,12 +133,12 @@ def test_an_invalid_order_changes_where_it_must() -> None:
     assert names(main.nodes) == "a c b late d"
 
 
-def test_control_inputs_are_dependencies() -> None:
+def test_topological_respects_control_inputs() -> None:
     main = graph("graph main(x) -> () { y = Neg(x) as a after(b)  z = Neg(x) as b }")
     assert names(topological(main)) == "b a"
 
 
-def test_what_a_nested_graph_uses_is_a_dependency_of_its_carrier() -> None:
+def test_topological_respects_captures_of_nested_graphs() -> None:
     main = graph("""graph main(b, x) -> (y) {
       y = If(b) as carrier {
         then_branch: graph() -> (w) {
@@ -152,7 +152,7 @@ def test_what_a_nested_graph_uses_is_a_dependency_of_its_carrier() -> None:
     assert names(topological(main)) == "u r carrier"
 
 
-def test_sort_reaches_nested_graphs() -> None:
+def test_sort_sorts_nested_graphs() -> None:
     main = graph("""graph main(b, x) -> (y) {
       y = If(b) as i { then_branch: graph() -> (q) { q = Neg(p) as late  p = Neg(x) as early } }
     }""")
@@ -160,7 +160,7 @@ def test_sort_reaches_nested_graphs() -> None:
     assert names(list(main.walk())) == "i early late"
 
 
-def test_a_cycle_is_named() -> None:
+def test_topological_names_the_nodes_of_a_cycle() -> None:
     main = graph("""graph main(x) -> (p) {
       o = Neg(x) as before
       p = Add(o, r) as a in m.onnx   q = Neg(p) as b in m.onnx   r = Neg(q) as c
@@ -174,7 +174,7 @@ def test_a_cycle_is_named() -> None:
     )
 
 
-def test_a_cycle_through_a_nested_graph() -> None:
+def test_topological_names_a_cycle_through_a_nested_graph() -> None:
     main = graph("""graph main(b) -> (y) {
       y = If(b) as choice { then_branch: graph() -> (v) { v = Neg(u) } }
       u = Neg(y) as after_it
@@ -183,13 +183,13 @@ def test_a_cycle_through_a_nested_graph() -> None:
         topological(main)
 
 
-def test_a_node_whose_own_graph_uses_its_result() -> None:
+def test_topological_refuses_a_node_whose_graph_reads_its_output() -> None:
     main = graph("graph main(b) -> (y) { y = If(b) as i { a: graph() -> (v) { v = Neg(y) } } }")
     with pytest.raises(InvalidModel, match="first: i -> i"):
         topological(main)
 
 
-def test_a_long_cycle_is_named_in_part() -> None:
+def test_topological_abbreviates_a_long_cycle() -> None:
     ring = chain(1000)
     ring.nodes[0].inputs[1] = ring.outputs[0]
     with pytest.raises(InvalidModel) as error:
@@ -198,14 +198,14 @@ def test_a_long_cycle_is_named_in_part() -> None:
     assert len(str(error.value)) < 400
 
 
-def test_unknown_producers_are_ignored() -> None:
+def test_topological_ignores_producers_outside_of_the_graph() -> None:
     """They are another check's business."""
     stray = Value("stray", producer=Node(any_op("Gone"), [], []))
     node = Node(any_op("Neg"), [stray], [])
     assert topological(Graph([], [stray], [node])) == [node]
 
 
-def test_an_empty_graph() -> None:
+def test_topological_of_an_empty_graph_is_empty() -> None:
     empty = Graph([], [], [])
     sort(empty)
     assert topological(empty) == [] == list(empty.walk()) == captures(empty)
