@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 
 import numpy as np
 
@@ -26,8 +27,10 @@ class _Answer:
     error: Exception | None
 
     def holds(self, types: list[Type | None], constants: list[np.ndarray | None]) -> bool:
-        return types == self.types and all(
-            a is b for a, b in zip(constants, self.constants, strict=True)
+        return (
+            types == self.types
+            and len(constants) == len(self.constants)
+            and all(map(is_, constants, self.constants))
         )
 
 
@@ -66,13 +69,15 @@ class KernelTable:
         return copy
 
     def _answer(self, backend: Backend, node: Node) -> _Answer:
-        inputs = [None if value is None else value.type for value in node.inputs]
-        types = [*inputs, *[None if value is None else value.type for value in node.outputs]]
-        constants = [None if value is None else value.const for value in node.inputs]
         key = (backend.name, node)
         answer = self._answers.get(key)
+        inputs = node.inputs
+        types = [None if v is None else v.type for v in inputs]
+        types += [None if v is None else v.type for v in node.outputs]
+        constants = [None if v is None else v.const for v in inputs]
         if answer is None or not answer.holds(types, constants):
-            answer = self._answers[key] = _asked(backend, node, inputs, types, constants)
+            answer = _asked(backend, node, types[: len(inputs)], types, constants)
+            self._answers[key] = answer
         return answer
 
 

@@ -390,30 +390,25 @@ def _is_touched_by_other_tasks(t: _Takeover) -> bool:
 
 
 def _has_other_type(t: _Takeover) -> bool:
-    types = [t.plan.slots[i].type for i in (t.candidate, t.step.outputs[0])]
-    a, b = (type_.without_data() if isinstance(type_, TensorType) else None for type_ in types)
-    return a is None or a != b or t.plan.slots[t.candidate].strides != _output_strides(t)
-
-
-def _output_strides(t: _Takeover) -> tuple[int, ...]:
-    return t.plan.slots[t.step.outputs[0]].strides
+    source, target = t.plan.slots[t.candidate], t.plan.slots[t.step.outputs[0]]
+    if source.strides != target.strides or not isinstance(source.type, TensorType):
+        return True
+    if not isinstance(target.type, TensorType):
+        return True
+    return source.type.without_data() != target.type.without_data()
 
 
 def _is_read_through_another_input(t: _Takeover) -> bool:
     """Another input may see the same memory differently (a transpose of it, say), or be the very
     value, and be read by the kernel after the output is written."""
     assert t.step.kernel is not None
-    inplace, slots = t.step.kernel.inplace, t.plan.slots
-    others = [
-        slot
-        for i, slot in enumerate(t.step.inputs)
-        if slot >= 0 and (slot != t.candidate or i not in inplace)
-    ]
-    return any(
-        t.buffers.buffer_of.get(root) == t.buffer
-        for slot in others
-        for root in memory_of(slots, slot)
-    )
+    inplace, slots, buffer_of = t.step.kernel.inplace, t.plan.slots, t.buffers.buffer_of
+    for i, slot in enumerate(t.step.inputs):
+        if slot >= 0 and (slot != t.candidate or i not in inplace):
+            for root in memory_of(slots, slot):
+                if buffer_of.get(root) == t.buffer:
+                    return True
+    return False
 
 
 # What forbids a takeover; each may rely on those before it.
@@ -440,6 +435,9 @@ def _taken_over(
         candidate = step.inputs[i] if i < len(step.inputs) else -1
         if candidate >= 0:
             takeover = _Takeover(plan, buffers, precedes, time, step, candidate)
-            if not any(veto(takeover) for veto in _VETOES):
+            for veto in _VETOES:
+                if veto(takeover):
+                    break
+            else:
                 return candidate
     return -1

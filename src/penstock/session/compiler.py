@@ -84,9 +84,10 @@ class Compiler:
         passes = self.context.passes()
         if self.context.executor != "frames":
             run_passes(STRUCTURE, graph, passes)
-            if not is_framed(graph) and self.context.executor == "interpret":
+            framed = is_framed(graph)
+            if not framed and self.context.executor == "interpret":
                 infer_types(graph)
-            elif not is_framed(graph):
+            elif not framed:
                 optimize(graph, passes)
         return graph, passes.unraised
 
@@ -96,7 +97,7 @@ class Compiler:
         Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
         no kernel is available for.
         """
-        framed = self.context.executor == "frames" or is_framed(subgraph.graph)
+        framed = self.context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self.context.executor]
         executor: Executor = self._run(line, subgraph, values)
         return executor
@@ -125,7 +126,7 @@ class Compiler:
         """Measure the nodes of ``subgraph`` in ``runs`` runs: on each backend, or by the frames
         executor if only that can run them."""
         context = self.context
-        if is_framed(subgraph.graph):
+        if subgraph.framed:
             return profile_runs(self.compile(subgraph, values).observed(), values, runs)
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         kernels = KernelTable()

@@ -55,6 +55,11 @@ class Subgraph:
         self.lock = threading.Lock()
         self.last: tuple[Any, Executor | None] = (None, None)
 
+    @cached_property
+    def framed(self) -> bool:
+        """Whether the graph has TensorFlow's frames, which only tokens can run."""
+        return is_framed(self.graph)
+
     def values(self, feeds: Mapping[str, Any]) -> list[Any]:
         """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
         values = []
