@@ -139,7 +139,7 @@ def test_unsupported_operations_are_listed_all_at_once():
         diamond(FarBackend(operations=["Exp"]), shapes={"x": [3]})
     assert {each.operation for each in caught.value.operations} == {"Neg", "Sin", "Add"}
     assert "far" in str(caught.value)
-    with pytest.raises(ps.Unsupported, match="Neg: no kernel for it on far"):
+    with pytest.raises(ps.Unsupported, match="Neg: no kernel is available for it on far"):
         diamond("numpy", FarBackend(operations=["Exp"]), place={"Neg": "far"}, shapes={"x": [3]})
 
 

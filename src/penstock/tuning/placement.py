@@ -56,13 +56,15 @@ def check_overrides(
 
 def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
     """The backends that the user wants for ``node``, or for the nodes that it is made of."""
-    found: dict[str, None] = {}
+    if not overrides:
+        return []
+    names: dict[str, None] = {}
     for part in parts(node):
         keys = (NODE + part.name, part.op.full_name, part.op.name)
         name = next((overrides[key] for key in keys if key in overrides), None)
         if name is not None:
-            found[name] = None
-    return list(found)
+            names[name] = None
+    return list(names)
 
 
 class Placement:
@@ -176,7 +178,7 @@ class Placement:
             if self.kernels.accepts(backend, node):
                 return backend
             allowed.remove(backend)
-        return next((b for b in allowed if self.kernels.accepts(b, node)), None)
+        return allowed[0] if allowed and self.kernels.accepts(allowed[0], node) else None
 
     def _each(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
@@ -189,7 +191,7 @@ class Placement:
                 chosen[node] = answer
                 continue
             names = ", ".join(backend.name for backend in self._allowed(node))
-            reason = f"no kernel for it on {names}"
+            reason = f"no kernel is available for it on {names}"
             faults.setdefault((node.op.full_name, reason), []).append(node.label)
         if faults:
             raise Unsupported(

@@ -247,7 +247,7 @@ def test_operations_without_primitive_run_on_numpy():
     assert not y.any()
     assert z.tolist() == [[1, 0], [0, 1]]
     assert ran_on(session, "MatMul") == {"numpy"}
-    with pytest.raises(ps.Unsupported, match="MatMul: no kernel for it on onednn"):
+    with pytest.raises(ps.Unsupported, match="MatMul: no kernel is available for it on onednn"):
         compile_text(text, backends=["onednn"], shapes={"x": (3, 1), "k": (1, 2), "m": (2, 2)})
 
 
