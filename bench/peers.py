@@ -42,11 +42,12 @@ class Penstock:
     def __init__(self, threads: int) -> None:
         # Penstock imports what it needs when that is first used, its peers all of it at once: what
         # loading a model imports is imported here, so that all loads are timed without imports.
+        import penstock.backends.registry
         import penstock.frontends.onnx.importer
         import penstock.session.session
 
         for backend in self.backends:
-            importlib.import_module(penstock.session.session.BACKENDS[backend].rpartition(".")[0])
+            importlib.import_module(penstock.backends.registry.BACKENDS[backend].rpartition(".")[0])
         # Peers' libraries are there when they are imported; so are these, then.
         if "onednn" in self.backends:
             importlib.import_module("penstock.backends.onednn.library").library()

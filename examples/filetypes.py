@@ -212,14 +212,14 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def summary(types: FileTypes) -> dict[str, str]:
     """What became of the model: its plan, its memory, its speed."""
-    plan, layout = types.executor.plan, types.executor.layout
+    plan, arena_plan = types.executor.table, types.executor.arena_plan
     before = sum(1 for _ in types.session.model.graph.walk())
     steps = sum(1 for _ in plan.walk())
     rows = {
         "nodes": f"{before} in the model, {steps + plan.views} after optimisation",
         "steps": f"{steps}, as {plan.views} of the nodes are views of memory that is there",
-        "arena": f"{layout.size / 2**20:.2f} MiB for a batch of {types.batch} files",
-        "lower bound": f"{layout.lower_bound / 2**20:.2f} MiB",
+        "arena": f"{arena_plan.size / 2**20:.2f} MiB for a batch of {types.batch} files",
+        "lower bound": f"{arena_plan.lower_bound / 2**20:.2f} MiB",
         "constants": f"{types.session.memory.weights / 2**20:.2f} MiB",
     }
     if types.seen:

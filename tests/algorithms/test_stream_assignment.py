@@ -422,7 +422,7 @@ def test_a_node_on_two_streams_runs_on_both_at_once():
         ({"devices": [(1, 0, 1), (0,)]}, r"node 0 has a device twice: \(1, 0, 1\)"),
         ({"cost": [1, -1]}, "node 1 cannot cost -1"),
         ({"cost": [math.nan, 1]}, "node 0 cannot cost nan"),
-        ({"sources": [0, 2]}, "sources has node 2, which a graph of 2 has not"),
+        ({"sources": [0, 2]}, "sources has node 2, but the graph has 2 nodes"),
         ({"destinations": [-1]}, "destinations has node -1"),
         ({"max_streams": -1}, "max_streams is -1"),
         ({"devices": [(0,), (1,)], "max_streams": 1}, "max_streams is 1, for nodes on 2 devices"),

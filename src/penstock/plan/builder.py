@@ -192,9 +192,7 @@ class _Builder:
 
     def step(self, node: Node) -> Step:
         kernel, backend = self.compiled[node]
-        inputs = self.read(node.inputs)
-        if not self.compiled[node].on_host and not is_transfer(node):
-            inputs = tuple([self.constant_on(backend, i) for i in inputs])
+        inputs = self.inputs_of(node)
         into = node in self.memory.orders
         if into:
             outputs = tuple([self.written(value) for value in node.outputs])
@@ -215,6 +213,14 @@ class _Builder:
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
         return Step(node, kernel, inputs, outputs, into, workspace, copied, backend=backend.name)
 
+    def inputs_of(self, node: Node) -> tuple[int, ...]:
+        """The slots that ``node`` reads; constants in the memory of its backend."""
+        inputs = self.read(node.inputs)
+        compiled = self.compiled[node]
+        if compiled.on_host or is_transfer(node):
+            return inputs
+        return tuple([self.constant_on(compiled.backend, i) for i in inputs])
+
     def constant_on(self, backend: Backend, index: int) -> int:
         """Slot ``index``; for a constant, one with a copy in the memory of ``backend``."""
         if index < 0 or self.slots[index].kind is not SlotKind.CONSTANT:
@@ -229,7 +235,7 @@ class _Builder:
     def view(self, node: Node, certain: bool) -> Step | None:
         """A view of the arena needs no step; a view of other memory is a call during the run."""
         kernel, backend = self.compiled[node]
-        inputs = self.read(node.inputs)
+        inputs = self.inputs_of(node)
         if node in self.memory.copied:
             return self.copying(node, kernel, inputs)
         error = self.memory.invalid.get(node)
