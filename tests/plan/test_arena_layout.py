@@ -29,7 +29,7 @@ from penstock.plan.arena_layout import (
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, memory_of, walk
-from penstock.plan.tasks import arrange, dependencies
+from penstock.plan.tasks import arrange, step_dag
 from penstock.types import TensorType
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded
@@ -67,7 +67,7 @@ def test_nor_in_larger_graphs_and_other_orders(seed):
     plan = plan_of(seeded(seed, 40))
     replay(plan, plan_arena(plan))
     choose = random.Random(seed)
-    dag = dependencies(plan.slots, plan.steps)
+    dag = step_dag(plan.slots, plan.steps)
     order = topological_order(dag, [choose.random() for _ in range(dag.n)])
     replay(plan, plan_arena_in_order(plan, order, "wic"))
 
@@ -84,7 +84,7 @@ class Whole(OneByOne):
 
 def together(plan: Plan, arena_plan: ArenaPlan) -> None:
     """Steps that may run at the same time write nothing that the other one touches."""
-    dag = dependencies(plan.slots, plan.steps)
+    dag = step_dag(plan.slots, plan.steps)
     before = [{i} for i in range(dag.n)]
     for i in topological_order(dag):
         for j in dag.succ[i]:
@@ -122,7 +122,7 @@ def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
     arena_plan = plan_arena_for_tasks(plan, arrange(plan, Whole()), planner)
     together(plan, arena_plan)
     choose = random.Random(seed)
-    dag = dependencies(plan.slots, plan.steps)
+    dag = step_dag(plan.slots, plan.steps)
     for _ in range(4):
         order = topological_order(dag, [choose.random() for _ in range(dag.n)])
         replay(plan, replace(arena_plan, order=tuple(order)))
@@ -283,7 +283,7 @@ def noisy(*, inner: bool = False) -> Graph:
 @pytest.mark.parametrize("inner", [False, True])
 def test_effects_keep_their_order(inner):
     plan = plan_of(noisy(inner=inner))
-    assert dependencies(plan.slots, plan.steps).edges == ((0, 1),)
+    assert step_dag(plan.slots, plan.steps).edges == ((0, 1),)
 
 
 def test_control_inputs_are_waited_for_through_views():
@@ -302,7 +302,7 @@ def test_control_inputs_are_waited_for_through_views():
     nodes = [node_a, node_p, node_v, node_u, node_w, node_b, node_y]
     plan = plan_of(ps.ir.graph.Graph([x], [b, y], nodes, "g"))
     names = [step.node.name for step in plan.steps]
-    dag = dependencies(plan.slots, plan.steps)
+    dag = step_dag(plan.slots, plan.steps)
 
     def before(name: str) -> set[str]:
         found, stack = set(), [names.index(name)]

@@ -33,7 +33,7 @@ from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
 from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of, walk
-from penstock.plan.tasks import Grouping, Tasks, arrange, dependencies, touches
+from penstock.plan.tasks import Grouping, Tasks, arrange, step_dag, touches
 from penstock.types import TensorType
 from tests.executors.conformance import assert_equal
 from tests.support.onnx_text import graph_from_text
@@ -140,7 +140,7 @@ def assert_block(plan: Plan, tasks: Tasks, grouping: Grouping, k: int) -> None:
     members = {t: [place[id(step)] for step in tasks.tasks[t].steps] for t in block}
     assert sorted(i for each in members.values() for i in each) == list(range(len(steps)))
     task_of = {i: t for t, each in members.items() for i in each}
-    dag = dependencies(plan.slots, steps)
+    dag = step_dag(plan.slots, steps)
     for each in members.values():
         rank = {i: at for at, i in enumerate(each)}
         assert all(rank[a] < rank[b] for a, b in dag.edges if a in rank and b in rank)

@@ -10,7 +10,7 @@ from penstock.errors import Unsupported, UnsupportedOperation
 from penstock.ir.op import Op, Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
 from penstock.plan.plan import StepTable
-from penstock.plan.tasks import dependencies
+from penstock.plan.tasks import step_dag
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     if workers < 1:
         raise ValueError(f"a machine with {workers} workers cannot run anything")
     whole = ClusteredGrouping(plan, seconds, 1)
-    dag = dependencies(plan.slots, plan.steps)
+    dag = step_dag(plan.slots, plan.steps)
     single = [whole.seconds(step) for step in plan.steps]
     cost = [[seconds] for seconds in single]
     return Forecast(

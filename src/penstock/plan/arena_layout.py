@@ -40,7 +40,7 @@ from penstock.algorithms.arena_planner import (
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import memory_order
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of
-from penstock.plan.tasks import Tasks, dependencies, reads
+from penstock.plan.tasks import Tasks, reads, step_dag
 from penstock.types import TensorType
 
 
@@ -121,7 +121,7 @@ _MOST_BUFFERS = 2500
 
 
 def _other_orders(plan: Plan) -> Iterator[list[int]]:
-    dag = dependencies(plan.slots, plan.steps)
+    dag = step_dag(plan.slots, plan.steps)
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
         return  # chains have no other order that could pay
     yield memory_order(dag, _released_outputs(plan, dag))

@@ -12,7 +12,7 @@ from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
 from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Step, StepTable, walk
-from penstock.plan.tasks import dependencies
+from penstock.plan.tasks import step_dag
 
 Seconds = Callable[[Step], float]
 
@@ -109,7 +109,7 @@ class ClusteredGrouping:
             return True
         if self.workers == 1:
             return False
-        dag = dependencies(self.plan.slots, steps)
+        dag = step_dag(self.plan.slots, steps)
         graphs = any(step.control for step in steps)
         if (not graphs and _is_chain(dag)) or self.serial < _WORTH_S:
             return False
@@ -154,7 +154,7 @@ class ClusteredGrouping:
         grouped = self._grouped.get(key)
         if grouped is None:
             if dag is None:
-                dag = dependencies(self.plan.slots, steps)
+                dag = step_dag(self.plan.slots, steps)
             grouped = self._grouped[key] = self._group(steps, dag)
         return grouped
 

@@ -16,7 +16,7 @@ from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.plan import Plan, Step, StepTable
-from penstock.plan.tasks import Arranger, Draft, Signals, Tasks, arrange, dependencies
+from penstock.plan.tasks import Arranger, Draft, Signals, Tasks, arrange, step_dag
 
 # Several streams must take less than this part of the time of one.
 _MARGIN = 0.95
@@ -120,7 +120,7 @@ class StreamSchedules:
     # Schedules.
 
     def _schedule(self, steps: Sequence[Step]) -> BlockSchedule:
-        dag = dependencies(self.plan.slots, steps)
+        dag = step_dag(self.plan.slots, steps)
         cost = [self.seconds(step) for step in steps]
         commands = [step.node.op.full_name for step in steps]
         devices = [(self.device(step),) for step in steps]

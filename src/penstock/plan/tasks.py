@@ -135,7 +135,7 @@ def arrange(plan: Plan, grouping: Grouping) -> Tasks:
     return Arranger(plan, grouping).arrange()
 
 
-def dependencies(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
+def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
     """The dependencies between steps of one block: through slots, control inputs and effects."""
     producer: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -270,7 +270,7 @@ class Arranger:
 
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
         """The tasks of block ``number``, the most urgent first."""
-        dag = dependencies(self.plan.slots, steps)
+        dag = step_dag(self.plan.slots, steps)
         # In the order of the plan, for which memory is planned.
         groups = [sorted(group) for group in self.grouping.groups(dag, steps)]
         group_of = {i: g for g, group in enumerate(groups) for i in group}

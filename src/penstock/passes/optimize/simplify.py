@@ -68,7 +68,7 @@ def dropout(node: Node) -> Replacement:
     return (node.inputs[0],)
 
 
-def same_type(node: Node) -> Replacement:
+def unchanged_type(node: Node) -> Replacement:
     """A view, cast or pad whose output has the type of its input changes nothing."""
     value, output = _input(node), node.outputs[0]
     if output is None or not isinstance(value.type, TensorType) or not value.type.static:
@@ -85,13 +85,13 @@ def whole_slice(node: Node) -> Replacement:
         steps = _is_const(node, 4)
         if steps is None or not np.all(steps > 0):
             return None
-    return same_type(node)
+    return unchanged_type(node)
 
 
 def no_pad(node: Node) -> Replacement:
     """Pads of zero; others may leave the type as it is, if they crop as much as they add."""
     pads = _is_const(node, 1)
-    return same_type(node) if pads is not None and not np.any(pads) else None
+    return unchanged_type(node) if pads is not None and not np.any(pads) else None
 
 
 def cast(node: Node) -> Replacement:
@@ -137,7 +137,7 @@ RESHAPES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
 
 def reshape(node: Node) -> Replacement | bool:
     """A chain of reshapes with a known result is one reshape; to the same shape it is none."""
-    unchanged = same_type(node)
+    unchanged = unchanged_type(node)
     if unchanged is not None:
         return unchanged
     output = node.outputs[0]
@@ -230,8 +230,8 @@ RULES: dict[str, Rule] = {
     "Max": single,
     "Min": single,
     "Mean": single,
-    "Expand": same_type,
-    "Tile": same_type,
+    "Expand": unchanged_type,
+    "Tile": unchanged_type,
     "Slice": whole_slice,
     "Pad": no_pad,
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), reduction),
