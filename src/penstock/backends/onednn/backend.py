@@ -76,7 +76,7 @@ FAMILIES: dict[str, Family] = {
     "Softmax": softmax,
     REORDER.full_name: reorder,
 }
-"""by operation, who makes recipes of its nodes, and of chains that begin with one"""
+"""by operation, the function that specifies primitives for it and for chains that it begins"""
 
 MOVING = frozenset({"MaxPool", REORDER.full_name})
 """those that take 8-bit integers, too: they give elements of theirs, as they are"""

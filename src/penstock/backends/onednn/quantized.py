@@ -326,4 +326,4 @@ _FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
     "QLinearMatMul": _matrix,
     "QuantizeLinear": _converted,
 }
-"""by the operation of a form, who makes its spec"""
+"""by the operation of a form, the function that specifies its primitive"""
