@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.onednn.library import library
 from penstock.observers.trace import Trace
 from penstock.ops import find
 from penstock.session.options import CompileOptions, RunOptions
 from penstock.session.session import Session
 from penstock.tuning.measure import CostModel
-from tests.support.onnx_text import model_from_text
+from tests.support.onnx_text import compile_text, model_from_text
 
 
 def model() -> ps.ir.graph.Model:
@@ -92,12 +93,13 @@ class NumpyIsSlow(CostModel):
         return 1.0 if backend.name == "numpy" else 1e-9
 
 
-def test_cost_model_decides_where_nodes_run() -> None:
+@pytest.mark.parametrize("autotune", [False, True])
+def test_cost_model_decides_where_nodes_run(autotune: bool) -> None:
     class Second(ps.backends.numpy.NumpyBackend):
         name = "second"
 
     backends = [ps.backends.numpy.NumpyBackend(), Second()]
-    session = ps.compile(model(), backends=backends, cost_model=NumpyIsSlow())
+    session = ps.compile(model(), backends=backends, cost_model=NumpyIsSlow(), autotune=autotune)
     assert [step.backend for step in session.plan.walk()] == ["second"]
 
 
@@ -125,3 +127,17 @@ def test_memory_planner_by_name_plans_the_arena(executor) -> None:
     for output in outputs:
         np.testing.assert_array_equal(output, outputs[0])
     assert plans["best"].size <= plans["wic"].size < plans["bump"].size
+
+
+class OneDnnIsSlow(CostModel):
+    def expected(self, node, among, backend) -> float:
+        return 1e-9 if backend.name == "numpy" else 1.0
+
+
+@pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
+@pytest.mark.parametrize("autotune", [False, True])
+def test_cost_model_decides_against_fused_nodes(autotune: bool) -> None:
+    text = """g (float[8, 8] x) => (float[8, 8] y) { p = MatMul(x, x) s = Add(p, x) y = Relu(s) }"""
+    options = {"backends": ["onednn", "numpy"], "autotune": autotune, "executor": "linear"}
+    session = compile_text(text, cost_model=OneDnnIsSlow(), **options)
+    assert [step.node.op.name for step in session.plan.walk()] == ["MatMul", "Add", "Relu"]

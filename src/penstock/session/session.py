@@ -173,8 +173,9 @@ class Session:
         """Measure every node on every backend that supports it, in ``runs`` runs on each.
 
         What each node took is kept in the table of costs (in the user's cache folder), which later
-        decides where nodes run and what runs in parallel. Returns where the time went. Raises as
-        ``run`` does.
+        decides where nodes run and what runs in parallel. A graph that only frames can run is
+        measured by the frames executor, and its costs are not kept. Returns where the time went.
+        Raises as ``run`` does.
         """
         if self._closed:
             raise PenstockError("the session is closed")

@@ -233,8 +233,8 @@ def _lowered(feeds: Feeds, context: CompileContext, *, layouts: bool) -> Lowered
         graph, {}, context.backends, feeds.values, context.limits, kernels
     )
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
-    if context.one_memory and context.options.autotune:
-        _measure_fused(graph, placement, context)
+    if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):
+        _measure_fused(graph, placement, costs, context)
     places = partial(_places, placement, context)
     passes = context.passes(placement, places, kernels if layouts else None)
     run_passes(LOWER, graph, passes)
@@ -242,17 +242,17 @@ def _lowered(feeds: Feeds, context: CompileContext, *, layouts: bool) -> Lowered
     return Lowered(graph, placed, kernels, costs)
 
 
-def _measure_fused(graph: Graph, placement: Placement, context: CompileContext) -> None:
+def _measure_fused(
+    graph: Graph, placement: Placement, costs: GraphProfiler, context: CompileContext
+) -> None:
     """Measure the nodes of ``graph`` on all backends, with every chain fused that a backend has a
     kernel for, so that measured costs decide which chains are."""
-    copy, costs = clone(graph), placement.costs
+    copy = clone(graph)
     placement.measured_only = True
     run_passes(LOWER, copy, context.passes(placement))
-    if isinstance(costs, GraphProfiler):
-        costs.graph, costs.allowed = copy, placement.candidates(copy)
+    costs.graph, costs.allowed = copy, placement.candidates(copy)
     costs.complete(single_threaded=False)
-    if isinstance(costs, GraphProfiler):
-        costs.graph = graph
+    costs.graph = graph
 
 
 def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict[Node, Place]:
