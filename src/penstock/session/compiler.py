@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.analysis.type_inference import infer_types
-from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.executors.base import Executor
 from penstock.inspect.forecast import Forecast, check_static, forecast
 from penstock.ir.graph import Graph
-from penstock.limits import Limits
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Unraised
@@ -22,7 +21,6 @@ from penstock.plan.streams import StreamSchedules
 from penstock.session import stages
 from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
-from penstock.session.options import CompileOptions
 from penstock.session.stages import CompileContext, Feeds
 from penstock.session.subgraphs import Subgraph
 from penstock.tuning.measure import GraphProfiler, profile_runs
@@ -32,26 +30,21 @@ Stage = Callable[[Any, CompileContext], Any]
 
 _FOR_SHAPES: tuple[Stage, ...] = (stages.specialise, stages.optimise)
 _PLANNED: tuple[Stage, ...] = (*_FOR_SHAPES, stages.lower_graph, stages.plan_slots)
-_TASKS: tuple[Stage, ...] = (stages.generate_program, stages.bind_tasks)
+_BOUND: tuple[Stage, ...] = (stages.generate_program, stages.bind)
 
 LINES: Mapping[str, tuple[Stage, ...]] = {
-    "linear": (
-        *_PLANNED,
-        stages.schedule_in_order,
-        stages.generate_program,
-        stages.bind_in_order,
-    ),
+    "linear": (*_PLANNED, stages.schedule_in_order, *_BOUND),
     "dataflow": (
         *_FOR_SHAPES,
-        stages.lower_without_layouts,
-        stages.plan_dynamic_slots,
+        partial(stages.lower_graph, layouts=False),
+        partial(stages.plan_slots, planned=False),
         stages.schedule_step_by_step,
         stages.generate_program,
         stages.bind_step_by_step,
     ),
-    "parallel": (*_PLANNED, stages.schedule_tasks, *_TASKS),
-    "auto": (*_PLANNED, stages.schedule_tasks, *_TASKS),
-    "streams": (*_PLANNED, stages.schedule_streams, *_TASKS),
+    "parallel": (*_PLANNED, stages.schedule_tasks, *_BOUND),
+    "auto": (*_PLANNED, stages.schedule_tasks, *_BOUND),
+    "streams": (*_PLANNED, stages.schedule_streams, *_BOUND),
     # Every node runs as it is: passes know nothing of frames, and counts of executions are kept.
     "frames": (stages.specialise, stages.build_frames),
     "interpret": (stages.specialise, stages.infer, stages.bind_interpreter),
@@ -61,19 +54,10 @@ it becomes one task, in order, unless several are clearly faster."""
 
 
 class Compiler:
-    """Compiles graphs for one session: with its options, its backends and its limits.
+    """Compiles graphs for one session: with its options, backends, limits and functions."""
 
-    ``functions`` are those that nodes may call.
-    """
-
-    def __init__(
-        self,
-        options: CompileOptions,
-        backends: Sequence[Backend],
-        limits: Limits,
-        functions: Mapping[str, Graph],
-    ) -> None:
-        self.context = CompileContext(options, tuple(backends), limits, functions)
+    def __init__(self, context: CompileContext) -> None:
+        self.context = context
 
     def structure(self, graph: Graph) -> tuple[Graph, Sequence[Unraised]]:
         """Simplify a sorted graph in place as far as that is possible without shapes.

@@ -32,6 +32,7 @@ from penstock.session.compiler import Compiler
 from penstock.session.options import CompileOptions, RunOptions, make, takes
 from penstock.session.plan_cache import PlanCache
 from penstock.session.run import Job, PreparedRun, Run
+from penstock.session.stages import CompileContext
 from penstock.session.subgraphs import Subgraph, Subgraphs
 from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type
@@ -83,7 +84,9 @@ class Session:
             model = self.model
             functions = own_stores({"": model.graph, **model.functions})
             graph = functions.pop("")
-            self._compiler = Compiler(options, backends, self.limits, functions)
+            self._compiler = Compiler(
+                CompileContext(options, tuple(backends), self.limits, functions)
+            )
             check_overrides(options.place or {}, graph, backends)
             self._subgraphs = Subgraphs(
                 graph, model.aliases, self._compiler.structure, self._plans.drop

@@ -12,8 +12,9 @@
     Programmed    Python source
     Executor      the program, bound to memory
 
-A stage reads the record that it is given and the ``CompileContext``, and calls no other stage. The
-one copy of the graph is made by ``specialise``; passes then change that copy in place.
+A stage reads the record that it is given and the ``CompileContext``. The one copy of the graph is
+made by ``specialise``; passes then change that copy in place. No stage calls another one, but to
+compile a second plan: in one order, to compare with, or of a graph between frames.
 """
 
 from __future__ import annotations
@@ -96,11 +97,6 @@ class CompileContext:
         return {backend.name: backend for backend in self.backends}
 
     @property
-    def fuses(self) -> bool:
-        """Whether a backend has kernels for fused nodes."""
-        return any(backend.fuses for backend in self.backends)
-
-    @property
     def one_memory(self) -> bool:
         """Whether all backends work on the host's memory."""
         return all(backend.memory == HOST for backend in self.backends)
@@ -134,10 +130,11 @@ class CompileContext:
         """The context of passes; with ``kernels``, these decide the layouts of values."""
         placement: dict[Node, Place] = {}
         compiled = None if kernels is None else placed_kernels(kernels, self.backends, placement)
+        fuses = any(backend.fuses for backend in self.backends)
         return PassContext(
             limits=self.limits,
-            fusion=fusion if self.fuses else None,
-            fold_quantized_weights=not self.fuses,
+            fusion=fusion if fuses else None,
+            fold_quantized_weights=not fuses,
             choose_places=choose_places,
             after_pass=self.options.after_pass,
             placement=placement,
@@ -213,18 +210,9 @@ class Lowered:
     costs: CostModel
 
 
-def lower_graph(feeds: Feeds, context: CompileContext) -> Lowered:
-    """Quantise, fuse, place each node on a backend; insert transfers between memories, and copies
-    between layouts."""
-    return _lowered(feeds, context, layouts=True)
-
-
-def lower_without_layouts(feeds: Feeds, context: CompileContext) -> Lowered:
-    """As ``lower_graph``, for plans whose values are allocated by the kernels."""
-    return _lowered(feeds, context, layouts=False)
-
-
-def _lowered(feeds: Feeds, context: CompileContext, *, layouts: bool) -> Lowered:
+def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
+    """Quantise, fuse, place each node on a backend; insert transfers between memories, and with
+    ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
     for backend in context.hosts:
         if backend.threads_of_caller:
             backend.set_threads(context.options.threads or core_budget())
@@ -271,9 +259,7 @@ def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict
             costs.copy_graph()  # later measurements must not see the transfers of this one
         costs.complete(single_threaded=parallel)
 
-        def seconds(node: Node, backend: Backend) -> float:
-            return costs.seconds(node, backend, single_threaded=parallel)
-
+        seconds = partial(costs.seconds, single_threaded=parallel)
         placed = choose(
             graph, allowed, context.backends, seconds, costs.transfer, parallel=parallel
         )
@@ -291,24 +277,11 @@ class Planned:
     costs: CostModel
 
 
-def plan_slots(lowered: Lowered, context: CompileContext) -> Planned:
-    """Compile a plan whose values live in an arena where their sizes are known."""
-    return _planned(lowered, context, planned=True)
-
-
-def plan_dynamic_slots(lowered: Lowered, context: CompileContext) -> Planned:
-    """Compile a plan whose values are all allocated during the run."""
-    return _planned(lowered, context, planned=False)
-
-
-def _planned(lowered: Lowered, context: CompileContext, *, planned: bool) -> Planned:
-    plan = compile_plan(
-        lowered.graph,
-        context.backends,
-        lowered.placement,
-        planned=planned,
-        kernels=lowered.kernels,
-    )
+def plan_slots(lowered: Lowered, context: CompileContext, *, planned: bool = True) -> Planned:
+    """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
+    allocated during the run."""
+    graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
+    plan = compile_plan(graph, context.backends, placement, planned=planned, kernels=kernels)
     return Planned(plan, lowered.costs)
 
 
@@ -333,12 +306,8 @@ class Scheduled:
     trial: float | None = None
 
 
-def schedule_in_order(planned: Planned, context: CompileContext) -> Scheduled:
+def schedule_in_order(planned: Planned, context: CompileContext, name: str = "linear") -> Scheduled:
     """All steps in one order that keeps few bytes alive."""
-    return _in_order(planned, context, "linear")
-
-
-def _in_order(planned: Planned, context: CompileContext, name: str) -> Scheduled:
     arena_plan = plan_arena(planned.plan, context.options.memory_planner)
     return Scheduled(planned.plan, arena_plan, planned.costs, name)
 
@@ -367,7 +336,7 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     def grouped(seconds: Seconds, count: int = workers) -> ClusteredGrouping:
         return ClusteredGrouping(plan, seconds, count, queue_of)
 
-    in_order = partial(_in_order, planned, context, "linear")
+    in_order = partial(schedule_in_order, planned, context)
     if not grouped(lambda step: costs.estimate(step.node)).promising:
         return in_order()
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
@@ -406,7 +375,7 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
             plan, seconds, context.options.max_streams or workers, forced=forced, devices=devices
         )
 
-    in_order = partial(_in_order, planned, context, "streams")
+    in_order = partial(schedule_in_order, planned, context, "streams")
     streams = on_streams(lambda step: costs.estimate(step.node))
     if streams.one:
         return in_order()
@@ -501,8 +470,7 @@ def _inner_executor(context: CompileContext, graph: Graph) -> Executor:
         run_passes((RelaxControlEdges(),), graph, passes)
         optimize(graph, passes)
     plan = compile_plan(graph, context.hosts, {}, planned=False)
-    in_order = _in_order(Planned(plan, context.costs), context, "linear")
-    return _linear_executor(in_order, _program(in_order, context), context)
+    return _executor_in_order(Planned(plan, context.costs), context, "linear")
 
 
 def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
@@ -525,51 +493,40 @@ class Programmed:
 
 def generate_program(schedule: Scheduled, context: CompileContext) -> Programmed:
     """Write the plan as Python source."""
-    return Programmed(schedule, _program(schedule, context))
-
-
-def _program(schedule: Scheduled, context: CompileContext) -> Program:
     most = context.limits.max_iterations
-    return write_program(schedule.plan, schedule.arena_plan, most, tasks=schedule.tasks)
+    program = write_program(schedule.plan, schedule.arena_plan, most, tasks=schedule.tasks)
+    return Programmed(schedule, program)
 
 
-def bind_in_order(programmed: Programmed, context: CompileContext) -> Executor:
-    """Bind the one function of a program to memory."""
-    return _linear_executor(programmed.schedule, programmed.program, context)
-
-
-def _linear_executor(
-    schedule: Scheduled, program: Program, context: CompileContext
-) -> LinearExecutor:
-    threads = context.options.threads
-    return LinearExecutor(
-        program, context.hosts, context.limits, threads=threads, name=schedule.name
-    )
-
-
-def bind_step_by_step(programmed: Programmed, context: CompileContext) -> Executor:
-    """Bind a program of dynamic values."""
-    return DataflowExecutor(programmed.program, context.hosts, threads=context.options.threads)
-
-
-def bind_tasks(programmed: Programmed, context: CompileContext) -> Executor:
-    """Bind the tasks of a program to memory; keep the plan in one order if that proves faster."""
-    schedule = programmed.schedule
+def bind(programmed: Programmed, context: CompileContext) -> Executor:
+    """Bind a program to memory; one of tasks only if it proves faster than the plan in one order,
+    where the schedule asks for a trial."""
+    schedule, threads = programmed.schedule, context.options.threads
     if schedule.tasks is None:
-        return _linear_executor(schedule, programmed.program, context)
+        return LinearExecutor(
+            programmed.program, context.hosts, context.limits, threads=threads, name=schedule.name
+        )
     executor = ParallelExecutor(
         programmed.program,
         context.hosts,
         context.limits,
         schedule.queues,
         schedule.worthwhile,
-        threads=context.options.threads,
+        threads=threads,
         name=schedule.name,
         devices=schedule.devices,
     )
     if schedule.trial is None:
         return executor
     name = "linear" if schedule.name == "parallel" else schedule.name
-    in_order = _in_order(Planned(schedule.plan, schedule.costs), context, name)
-    serial = _linear_executor(in_order, _program(in_order, context), context)
+    serial = _executor_in_order(Planned(schedule.plan, schedule.costs), context, name)
     return schedule.costs.faster(executor, serial, schedule.trial)
+
+
+def _executor_in_order(planned: Planned, context: CompileContext, name: str) -> Executor:
+    return bind(generate_program(schedule_in_order(planned, context, name), context), context)
+
+
+def bind_step_by_step(programmed: Programmed, context: CompileContext) -> Executor:
+    """Bind a program of dynamic values."""
+    return DataflowExecutor(programmed.program, context.hosts, threads=context.options.threads)
