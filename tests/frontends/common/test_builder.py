@@ -9,7 +9,6 @@ import pytest
 
 from penstock.frontends.common.builder import NodeBuilder, UniqueNames
 from penstock.frontends.common.diagnostics import InexpressibleError
-from penstock.frontends.common.images import emit_final_channels_last, to_channels_first
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.ir.graph import Value
 from penstock.types import ANY, FLOAT32, TensorType
@@ -116,15 +115,3 @@ def test_unique_names_skip_those_of_the_file() -> None:
         "b",
         "b_1",
     ]
-
-
-def test_channels_last_image_keeps_its_order_of_dims() -> None:
-    types = InferredTypes()
-    image = Value("x", TensorType(FLOAT32, (1, 8, 6, 3)))
-    b = builder(image, types=types)
-    pooled = to_channels_first(b, image, 4)
-    emit_final_channels_last(b, "GlobalAveragePool", [pooled], {}, 4)
-    assert types.tensor(pooled).shape == (1, 3, 8, 6)
-    (y,) = b.outputs
-    assert y is not None
-    assert types.tensor(y).shape == (1, 1, 1, 3)

@@ -9,7 +9,6 @@ A front end turns one format into a ``Model``. It takes from here:
   it for constants, types and attributes, and emits nodes through it.
 * ``inferred_types``: ``InferredTypes`` infers the types of values while a graph is being built.
 * ``encoding``: varints, text and arrays out of bytes.
-* ``images``: images with channels last, in operations that have channels first.
 
 ``docs/adding-a-front-end.md`` reads a small format with them.
 """

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.frontends.common.builder import NodeBuilder
-from penstock.frontends.common.diagnostics import Diagnostics
+from penstock.frontends.common.diagnostics import Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
@@ -21,22 +21,23 @@ from penstock.frontends.tensorflow.scope import (
 )
 from penstock.frontends.tensorflow.variables import Variables
 from penstock.ir.graph import Node, Value
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find
 
 Rule: TypeAlias = Callable[["Conversion"], None]
 
 
-def registering(rules: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
-    """A decorator that registers a rule in ``rules`` for operations of the names given to it."""
+RULES: dict[str, Rule] = {}
 
-    def rule(*names: str) -> Callable[[Rule], Rule]:
-        def register(function: Rule) -> Rule:
-            rules.update(dict.fromkeys(names, function))
-            return function
 
-        return register
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """A decorator that registers a rule for operations of these names."""
 
-    return rule
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +102,28 @@ class Conversion(NodeBuilder):
         # In a loop, a constant may be converted after the nodes that read it.
         return self.scope.constant(source) if array is None and source else array
 
+    def constant_integers(self, index: int, role: str) -> list[int]:
+        """As ``integers``. Raises ``InexpressibleError`` if the input is none; ``role`` is what the
+        message calls it."""
+        elements = self.integers(index)
+        if elements is None:
+            raise InexpressibleError(
+                f"its {role} is not a constant; export the model with a constant one"
+            )
+        return elements
+
+    def vector(self, index: int, *, transposed: bool = False) -> Value:
+        """Input ``index``, of integers, as the vector of int64 that ONNX takes. Paddings [n, 2] are
+        ``transposed``: in ONNX, those at the beginning of all axes come first."""
+        array = self.input_constant(index)
+        if array is not None:
+            return self.constant((array.T if transposed else array).reshape(-1))
+        source = self.inputs[index]
+        if transposed:
+            source = self.emit("Transpose", [source], {"perm": [1, 0]})
+        flat = self.emit("Reshape", [source, self.constant([-1])])
+        return self.emit("Cast", [flat], {"to": element_number("int64")})
+
     def fresh(self, hint: str) -> str:
         return f"{self.name}#{hint}_{len(self.nodes)}"
 
@@ -111,7 +134,7 @@ class Conversion(NodeBuilder):
         """Emit the operation of the same name in the domain "tensorflow" as the final node, with
         those of its attributes that ``attrs`` names (by default all), and ``more``."""
         names = [key for key in self.attrs if attrs is None or key in attrs]
-        given = {key: _listed(self.attrs[key]) for key in names if _is_plain(self.attrs[key])}
+        given = {key: listed(self.attrs[key]) for key in names if _is_plain(self.attrs[key])}
         return self.emit_final(self.op, attrs={**given, **more}, domain=TENSORFLOW)
 
     def emit_extra_output(
@@ -191,6 +214,6 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, tuple | str | int | float)
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """A shape as a list, with -1 for unknown dims; other values as they are."""
     return [-1 if dim is None else dim for dim in value] if isinstance(value, tuple) else value

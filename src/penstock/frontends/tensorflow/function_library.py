@@ -61,9 +61,8 @@ class FunctionLibrary:
             for attr in signature.attr
             if attr.HasField("default_value")
         }
-        inputs = tuple([_argument(argument) for argument in signature.input_arg])
-        outputs = tuple([_argument(argument) for argument in signature.output_arg])
-        return TfSchema(signature.name, inputs, outputs, defaults)
+        inputs = tuple(map(_argument, signature.input_arg))
+        return TfSchema(inputs, tuple(map(_argument, signature.output_arg)), defaults)
 
     def remaining_name(self, function: FunctionReference) -> str:
         """The name in the model of a function that stays one, which is noted as called."""

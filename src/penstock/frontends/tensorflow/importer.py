@@ -34,9 +34,14 @@ from penstock.frontends.common.diagnostics import (
     TensorError,
 )
 from penstock.frontends.common.inferred_types import InferredTypes
-from penstock.frontends.tensorflow import rules, rules_functions
+from penstock.frontends.tensorflow import (  # noqa: F401 - modules register their rules
+    rules,
+    rules_arrays,
+    rules_functions,
+    rules_images,
+)
 from penstock.frontends.tensorflow.attrs import decode_attribute
-from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext
+from penstock.frontends.tensorflow.conversion import RULES, Conversion, ConversionContext
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, NodeDef
@@ -159,29 +164,24 @@ class Importer:
             self.diagnostics.unsupported(f"{TENSORFLOW}.{op}", NO_KERNEL, origin)
             return False
         try:
-            declared.attrs = self.attributes(proto, schema, scope)
-            outputs = list(schema.outputs_of(declared.attrs))
-            declared.arguments = schema.inputs_of(declared.attrs)
+            attrs = declared.attrs = self.attributes(proto, schema, scope)
+            outputs = list(schema.outputs_of(attrs))
+            declared.arguments = schema.inputs_of(attrs)
         except (TensorError, ValueError, RecursionError) as error:
             self.diagnostics.problem(f"{origin} ({op}): {error}")
             return False
-        values = []
-        for i, (argument, index, dtype, is_reference) in enumerate(outputs):
-            value_name = f"{scope.prefix}{name}:{i}"
-            if is_reference:
-                value = Value(f"{value_name}&", ANY)
+        declared.values = []
+        for i, (argument, index, dtype) in enumerate(outputs):
+            value = Value(f"{scope.prefix}{name}:{i}", declared_type(dtype))
+            if argument.ref:
+                value = Value(f"{value.name}&", ANY)
                 scope.references.add(value)
-            else:
-                value = Value(value_name, declared_type(dtype))
-            declared.positions[argument, index] = i
-            values.append(value)
-        declared.values = values
-        if values:
-            attrs = declared.attrs
-            held = (
-                declared_type(attrs.get("dtype"), attrs.get("shape")) if op in VARIABLES else None
-            )
-            self.variables.declare(scope.prefix + name, values[0], held)
+            declared.positions[argument.name, index] = i
+            declared.values.append(value)
+        if outputs:
+            dtype, shape = attrs.get("dtype"), attrs.get("shape")
+            held = declared_type(dtype, shape) if op in VARIABLES else ANY
+            self.variables.declare(scope.prefix + name, declared.values[0], held)
         return True
 
     def attributes(self, proto: NodeDef, schema: TfSchema, scope: GraphScope) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class Importer:
 
 
 def _apply_rule(op: str, conversion: Conversion) -> None:
-    rule = rules.RULES.get(op)
+    rule = RULES.get(op)
     if op not in schemas():
         rules_functions.direct_call(conversion)
     elif rule is not None:

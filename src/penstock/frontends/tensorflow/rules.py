@@ -7,74 +7,81 @@ rule become the operation of the domain "tensorflow" with the same name, inputs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.tensorflow import rules_arrays, rules_functions, rules_images, rules_windows
 from penstock.frontends.tensorflow.attrs import EncodedTensor
-from penstock.frontends.tensorflow.conversion import Conversion, Rule, registering
+from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
 from penstock.frontends.tensorflow.tensors import declared_type, decode_tensor
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
 from penstock.types import ANY
 
-# Operations with the meaning of one of ONNX's, input for input.
-_SAME = {
-    "Add": "Add",
-    "AddN": "Sum",
-    "AddV2": "Add",
-    "AccumulateNV2": "Sum",
-    "BitwiseAnd": "BitwiseAnd",
-    "BitwiseOr": "BitwiseOr",
-    "BitwiseXor": "BitwiseXor",
-    "Equal": "Equal",
-    "Greater": "Greater",
-    "GreaterEqual": "GreaterOrEqual",
-    "Identity": "Identity",
-    "Inv": "Reciprocal",
-    "Invert": "BitwiseNot",
-    "IsInf": "IsInf",
-    "IsNan": "IsNaN",
-    "LessEqual": "LessOrEqual",
-    "LogicalAnd": "And",
-    "LogicalNot": "Not",
-    "LogicalOr": "Or",
-    "Maximum": "Max",
-    "Minimum": "Min",
-    "PlaceholderWithDefault": "Identity",
-    "PreventGradient": "Identity",
-    "RealDiv": "Div",
-    "RefIdentity": "Identity",
-    "SelectV2": "Where",
-    "Snapshot": "Identity",
-    "StopGradient": "Identity",
-    **{
-        name: name
-        for name in (
-            *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh"),
-            *("Elu", "Erf", "Exp", "Floor", "Less", "Log", "Mul", "Neg", "Pow", "Range"),
-            *("Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus"),
-            *("Softsign", "Sqrt", "Sub", "Tan", "Tanh"),
-        )
-    },
+# Operations with the meaning of one of ONNX's, input for input, if that has the attributes.
+_AS_IN_ONNX: dict[str, tuple[str, dict[str, Any]]] = {
+    "Add": ("Add", {}),
+    "AddN": ("Sum", {}),
+    "AddV2": ("Add", {}),
+    "AccumulateNV2": ("Sum", {}),
+    "GatherNd": ("GatherND", {"batch_dims": 0}),
+    "GreaterEqual": ("GreaterOrEqual", {}),
+    "Inv": ("Reciprocal", {}),
+    "Invert": ("BitwiseNot", {}),
+    "IsNan": ("IsNaN", {}),
+    "LessEqual": ("LessOrEqual", {}),
+    "LogicalAnd": ("And", {}),
+    "LogicalNot": ("Not", {}),
+    "LogicalOr": ("Or", {}),
+    "LogSoftmax": ("LogSoftmax", {"axis": -1}),
+    "Maximum": ("Max", {}),
+    "Minimum": ("Min", {}),
+    "RealDiv": ("Div", {}),
+    "Reshape": ("Reshape", {"allowzero": 1}),  # 0 is a dim of 0, not a copy of the input's dim
+    "SelectV2": ("Where", {}),
+    "Softmax": ("Softmax", {"axis": -1}),
+    "TensorScatterAdd": ("ScatterND", {"reduction": "add"}),
+    "TensorScatterUpdate": ("ScatterND", {"reduction": "none"}),
+}
+_IDENTITIES = "Identity PlaceholderWithDefault PreventGradient RefIdentity Snapshot StopGradient"
+_AS_IN_ONNX |= dict.fromkeys(_IDENTITIES.split(), ("Identity", {}))
+_SAME_NAMES = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil Cos Cosh Elu Equal Erf
+    Exp Floor Greater IsInf Less Log Mul Neg Pow Range Reciprocal Relu Round Selu Sigmoid Sign Sin
+    Sinh Softplus Softsign Sqrt Sub Tan Tanh
+"""
+_AS_IN_ONNX |= {name: (name, {}) for name in _SAME_NAMES.split()}
+
+
+@rule(*_AS_IN_ONNX)
+def as_in_onnx(c: Conversion) -> None:
+    name, attrs = _AS_IN_ONNX[c.op]
+    c.emit_final(name, attrs=attrs)
+
+
+# Attributes that matter to operations of the domain "tensorflow" with the same name and inputs. An
+# operation without a rule keeps all of its attributes.
+_KEPT_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "Assert": ("summarize",),
+    "ControlTrigger": (),
+    "Exit": ("T", "N"),
+    "GatherV2": ("batch_dims",),
+    "Merge": ("T", "N"),
+    "NextIteration": ("T", "N"),
+    "NoOp": (),
+    "RefExit": ("T", "N"),
+    "RefMerge": ("T", "N"),
+    "RefNextIteration": ("T", "N"),
+    "RefSwitch": ("T", "N"),
+    "Switch": ("T", "N"),
+    "Unique": ("out_idx",),
+    "UniqueWithCounts": ("out_idx",),
+    "_SwitchN": ("T", "num_outs"),
 }
 
 
-def _same(name: str, attrs: Mapping[str, Any] | None = None) -> Rule:
-    def rule(c: Conversion) -> None:
-        c.emit_final(name, attrs=attrs)
-
-    return rule
-
-
-RULES: dict[str, Rule] = {op: _same(name) for op, name in _SAME.items()}
-RULES.update(rules_arrays.RULES)
-RULES.update(rules_windows.RULES)
-RULES.update(rules_images.RULES)
-RULES.update(rules_functions.RULES)
-
-rule = registering(RULES)
+@rule(*_KEPT_ATTRIBUTES)
+def as_in_tensorflow(c: Conversion) -> None:
+    c.emit_same_op(_KEPT_ATTRIBUTES[c.op])
 
 
 # Values without inputs.
@@ -148,11 +155,6 @@ def erfc(c: Conversion) -> None:
     c.emit_final("Sub", [c.like(1, x), c.emit("Erf", [x])])
 
 
-@rule("Softmax", "LogSoftmax")
-def softmax(c: Conversion) -> None:
-    c.emit_final(c.op, attrs={"axis": -1})
-
-
 @rule("Mod")
 def mod(c: Conversion) -> None:
     """As in C: the result has the sign of the dividend."""
@@ -162,10 +164,8 @@ def mod(c: Conversion) -> None:
 @rule("Div")
 def div(c: Conversion) -> None:
     dtype = c.dtype(0)
-    if dtype is not None and dtype.kind not in "iu":
-        c.emit_final("Div")
-    else:
-        c.emit_final("Div", domain=TENSORFLOW)
+    integers = dtype is None or dtype.kind in "iu"
+    c.emit_final("Div", domain=TENSORFLOW if integers else "")
 
 
 @rule("BiasAdd", "BiasAddV1")
@@ -183,26 +183,20 @@ def bias_add(c: Conversion) -> None:
 # Products.
 
 
-@rule("MatMul")
+@rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(c: Conversion) -> None:
-    a, b = c.inputs
-    if c.attrs["transpose_a"]:
-        a = c.emit("Transpose", [a], {"perm": [1, 0]})
-    if c.attrs["transpose_b"]:
-        b = c.emit("Transpose", [b], {"perm": [1, 0]})
-    c.emit_final("MatMul", [a, b])
-
-
-@rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def batch_matmul(c: Conversion) -> None:
     """An adjoint is the transposed matrix, conjugated if it is complex."""
-    operands = []
-    for i, name in enumerate(("adj_x", "adj_y")):
-        value, dtype = c.inputs[i], c.dtype(i)
-        if c.attrs[name]:
-            attrs = {"conjugate": int(dtype is not None and dtype.kind == "c")}
-            value = c.emit("MatrixTranspose", [value], attrs, domain=TENSORFLOW)
-        operands.append(value)
+    operands = list(c.inputs)
+    names = ("transpose_a", "transpose_b") if c.op == "MatMul" else ("adj_x", "adj_y")
+    for i, name in enumerate(names):
+        if not c.attrs[name]:
+            continue
+        if c.op == "MatMul":
+            operands[i] = c.emit("Transpose", [operands[i]], {"perm": [1, 0]})
+            continue
+        dtype = c.dtype(i)
+        attrs = {"conjugate": int(dtype is not None and dtype.kind == "c")}
+        operands[i] = c.emit("MatrixTranspose", [operands[i]], attrs, domain=TENSORFLOW)
     c.emit_final("MatMul", operands)
 
 
@@ -224,12 +218,11 @@ def variable(c: Conversion) -> None:
         "store": c.context.variables.store,
     }
     if shape is not None:
-        attrs["shape"] = [-1 if d is None else d for d in shape]
+        attrs["shape"] = listed(shape)
     (value,) = c.outputs
     value.type = ANY
-    c.emit_final(
-        "VarHandleOp" if c.op == "VarHandleOp" else "VariableV2", [], attrs, domain=TENSORFLOW
-    )
+    name = "VarHandleOp" if c.op == "VarHandleOp" else "VariableV2"
+    c.emit_final(name, [], attrs, domain=TENSORFLOW)
 
 
 @rule("ReadVariableOp")
@@ -244,41 +237,19 @@ def read_variable(c: Conversion) -> None:
         c.emit_final("Const", [], {"value": frozen}, domain=TENSORFLOW)
 
 
-@rule("ResourceGather")
-def resource_gather(c: Conversion) -> None:
-    handle, indices = c.inputs
-    value = c.variable(handle, c.attrs.get("dtype"))
-    c.emit_final(
-        "GatherV2", [value, indices], {"batch_dims": c.attrs["batch_dims"]}, domain=TENSORFLOW
-    )
-
-
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 def assign(c: Conversion) -> None:
     if c.context.variables.constant(c.inputs[0]) is not None:
-        raise InexpressibleError("it assigns to a variable that was found to be constant")
+        raise InexpressibleError("it assigns to a variable that is a constant")
     c.emit_same_op(())
 
 
 # Control flow.
 
 
-@rule("Switch", "RefSwitch", "Merge", "RefMerge", "Exit", "RefExit", "NextIteration")
-def primitive(c: Conversion) -> None:
-    c.emit_same_op({"T", "N"})
-
-
-RULES["RefNextIteration"] = primitive
-
-
 @rule("LoopCond")
 def loop_cond(c: Conversion) -> None:
     c.emit_same_op((), T="bool")
-
-
-@rule("_SwitchN")
-def switch_n(c: Conversion) -> None:
-    c.emit_same_op({"T", "num_outs"})
 
 
 @rule("Enter", "RefEnter")
@@ -292,17 +263,5 @@ def enter(c: Conversion) -> None:
             f"allows {c.attrs['parallel_iterations']} parallel_iterations; at least one must be "
             "allowed"
         )
-    constant = bool(c.attrs["is_constant"])
-    c.emit_same_op(
-        {"T", "parallel_iterations"}, frame_name=c.scope.prefix + name, is_constant=constant
-    )
-
-
-@rule("NoOp", "ControlTrigger")
-def no_op(c: Conversion) -> None:
-    c.emit_same_op(())
-
-
-@rule("Assert")
-def assert_true(c: Conversion) -> None:
-    c.emit_same_op({"summarize"})
+    attrs = {"frame_name": c.scope.prefix + name, "is_constant": bool(c.attrs["is_constant"])}
+    c.emit_same_op({"T", "parallel_iterations"}, **attrs)

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
 from penstock.frontends.tensorflow.attrs import FunctionReference
-from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, Rule
+from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, rule
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import FunctionDef
 from penstock.frontends.tensorflow.scope import GraphScope
 from penstock.frontends.tensorflow.tensors import declared_type
@@ -214,6 +214,7 @@ def _node(
     return Node(operation, inputs, outputs, attrs, name=name, device=c.device, origin=c.origin)
 
 
+@rule("PartitionedCall", "StatefulPartitionedCall")
 def call(c: Conversion) -> None:
     """PartitionedCall, and the stateful one."""
     expansion = FunctionExpansion(c)
@@ -235,6 +236,7 @@ def _call(
     expansion.finish(body.results, body.controls)
 
 
+@rule("If", "StatelessIf")
 def if_(c: Conversion) -> None:
     expansion = FunctionExpansion(c)
     condition, *arguments = c.inputs
@@ -246,6 +248,7 @@ def if_(c: Conversion) -> None:
     c.emit_final("If", [truth], branches)
 
 
+@rule("Case", "StatelessCase")
 def case(c: Conversion) -> None:
     """A binary tree of If nodes; an index out of range takes the last branch."""
     expansion = FunctionExpansion(c)
@@ -271,6 +274,7 @@ def case(c: Conversion) -> None:
     c.emit_final("If", less.outputs, halves)
 
 
+@rule("While", "StatelessWhile")
 def while_(c: Conversion) -> None:
     """A Loop whose condition is computed before it, and again at the end of each iteration."""
     expansion = FunctionExpansion(c)
@@ -311,15 +315,3 @@ def _condition(body: FunctionBody) -> Value:
     if len(body.results) != 1:
         raise NodeError(f"has a condition that gives {len(body.results)} values instead of one")
     return body.results[0]
-
-
-RULES: dict[str, Rule] = {
-    "PartitionedCall": call,
-    "StatefulPartitionedCall": call,
-    "If": if_,
-    "StatelessIf": if_,
-    "Case": case,
-    "StatelessCase": case,
-    "While": while_,
-    "StatelessWhile": while_,
-}

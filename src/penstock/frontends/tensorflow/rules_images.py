@@ -1,58 +1,225 @@
-"""Rules of operations that resize images or select boxes."""
+"""Rules of operations on images: convolution, pooling, normalisation, resizing, selection of boxes.
+
+ONNX has channels first. Where TensorFlow has them last, the node is put between two Transposes,
+which are views and cost nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
-from penstock.frontends.tensorflow.conversion import Conversion, Rule
-from penstock.frontends.tensorflow.rules_arrays import vector
-from penstock.ops.common.shape_rules import element_number
+from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
+from penstock.frontends.tensorflow.conversion import Conversion, rule
+from penstock.ir.graph import Value
+from penstock.ops.common.shape_rules import all_known, element_number
 from penstock.ops.registry import TENSORFLOW
-
-RULES: dict[str, Rule] = {}
-
-_HEIGHT_AND_WIDTH = [1, 2]
+from penstock.ops.tensorflow.windows import backward_attrs
+from penstock.types import FLOAT32, ShapeError
 
 
-def _coordinates(c: Conversion) -> str:
-    if c.attrs["align_corners"]:
-        return "align_corners"
-    return "half_pixel" if c.attrs["half_pixel_centers"] else "asymmetric"
+class ImageFormat:
+    """The order of an image's dims. ``spatial``: the number of dims besides batch and channels."""
+
+    def __init__(self, c: Conversion, spatial: int) -> None:
+        name = c.attrs.get("data_format", "")
+        if name not in ("NHWC", "NDHWC", "", "NCHW", "NCDHW"):
+            raise InexpressibleError(f"its data_format is {name!r}; use NHWC or NCHW")
+        self.c = c
+        self.rank = spatial + 2
+        self.channels_last = not name.startswith("NC")
+        self.axes = range(1, spatial + 1) if self.channels_last else range(2, spatial + 2)
+
+    def spatial_entries(self, name: str) -> list[int]:
+        """The entries for spatial dims of an attribute with an entry for each dim."""
+        entries = self.c.attrs.get(name)
+        if not isinstance(entries, list) or len(entries) != self.rank:
+            raise NodeError(f"has {name} {entries!r}, which is not an entry for each dim")
+        if any(entry != 1 for i, entry in enumerate(entries) if i not in self.axes):
+            raise InexpressibleError(f"its {name} {entries} move along the batch or the channels")
+        return [int(entries[i]) for i in self.axes]
+
+    def padding(self) -> dict[str, Any]:
+        """ONNX's attributes for the padding."""
+        padding = self.c.attrs.get("padding")
+        if padding == "EXPLICIT":
+            paddings = self.c.attrs.get("explicit_paddings") or []
+            if len(paddings) != 2 * self.rank:
+                raise NodeError(f"has explicit_paddings {paddings}, which are not two for each dim")
+            return {"pads": [int(paddings[2 * i + end]) for end in (0, 1) for i in self.axes]}
+        if padding not in ("SAME", "VALID"):
+            raise NodeError(f"has padding {padding!r}, which is not SAME, VALID or EXPLICIT")
+        return {"auto_pad": "SAME_UPPER" if padding == "SAME" else "VALID"}
+
+    def conv_attrs(self) -> dict[str, Any]:
+        entries = {name: self.spatial_entries(name) for name in ("strides", "dilations")}
+        return {**entries, **self.padding()}
+
+    def channels_first_order(self) -> list[int]:
+        """The axes of the image in the order [N, C, ...]."""
+        return [0, self.rank - 1, *self.axes] if self.channels_last else list(range(self.rank))
+
+    def channels_first(self, value: Value) -> Value:
+        """``value`` with its channels first."""
+        if not self.channels_last:
+            return value
+        return self.c.emit("Transpose", [value], {"perm": self.channels_first_order()})
+
+    def emit_final(
+        self, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any], domain: str = ""
+    ) -> None:
+        """Emit an operation with channels first, for the node's first output in its own order."""
+        outputs = self.c.outputs[:1]
+        if self.channels_last:
+            result = self.c.emit(op, inputs, attrs, domain=domain)
+            op, inputs, domain = "Transpose", [result], ""
+            attrs = {"perm": [0, *range(2, self.rank), 1]}
+        self.c.emit_final(op, inputs, attrs, domain=domain, outputs=outputs)
 
 
-def bilinear(c: Conversion) -> None:
-    """The result is float32 for images of any element type."""
+@rule("Conv2D", "Conv3D")
+def conv(c: Conversion) -> None:
+    n = 3 if c.op == "Conv3D" else 2
+    image_format = ImageFormat(c, n)
+    attrs = {**image_format.conv_attrs(), "group": _groups(c, image_format)}
+    weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
+    image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
+
+
+def _groups(c: Conversion, image_format: ImageFormat) -> int:
+    """Channels of the image by those of the filter, if both can be inferred; else 1."""
+    image, filters = c.shape(0), c.shape(1)
+    if image is None or filters is None or len(image) != image_format.rank:
+        return 1
+    channels, per_group = image[-1 if image_format.channels_last else 1], filters[-2]
+    if not isinstance(channels, int) or not isinstance(per_group, int) or per_group < 1:
+        return 1
+    if channels % per_group:
+        raise NodeError(f"has an image of {channels} channels, and a filter for {per_group}")
+    return max(channels // per_group, 1)
+
+
+@rule("DepthwiseConv2dNative")
+def depthwise(c: Conversion) -> None:
+    """A filter [H, W, C, M], with M outputs for each channel, is a convolution in C groups."""
+    image_format = ImageFormat(c, 2)
+    shape = c.static_shape(1, "the filter")
+    if len(shape) != 4:
+        raise NodeError(f"has a filter of shape {shape}, which must have four dims")
+    height, width, channels, multiplier = shape
+    flat = c.constant([height, width, 1, channels * multiplier])
+    weights = c.emit("Reshape", [c.inputs[1], flat])
+    weights = c.emit("Transpose", [weights], {"perm": [3, 2, 0, 1]})
+    attrs = {**image_format.conv_attrs(), "group": channels}
+    image_format.emit_final("Conv", [image_format.channels_first(c.inputs[0]), weights], attrs)
+
+
+@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
+def conv_transpose(c: Conversion) -> None:
+    """The gradient of a convolution. The image's size, an input, determines the padding."""
+    n = 3 if c.op.startswith("Conv3D") else 2
+    image_format = ImageFormat(c, n)
+    attrs = image_format.conv_attrs()
+    attrs = {
+        "strides": attrs["strides"],
+        "dilations": attrs["dilations"],
+        "padding": c.attrs["padding"],
+        "pads": attrs.get("pads", []),
+    }
+    weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
+    inputs = [image_format.channels_first(c.inputs[2]), weights]
+    sizes, window = c.elements(0), c.shape(1)
+    if sizes is not None and len(sizes) == n + 2:
+        sizes = [sizes[i] for i in image_format.axes]
+    image = None if sizes is None else all_known(sizes)
+    if image is not None and window is not None and all_known(window) and len(image) == n:
+        try:
+            attrs = backward_attrs(image, all_known(window) or (), attrs)
+        except ShapeError as error:
+            raise NodeError(str(error)) from error
+        image_format.emit_final("ConvTranspose", inputs, attrs)
+        return
+    # With channels first, the spatial dims stand last.
+    order = c.constant(image_format.channels_first_order())
+    size = c.emit("GatherV2", [c.inputs[0], order], {"batch_dims": 0}, domain=TENSORFLOW)
+    image_format.emit_final(c.op, [*inputs, size], attrs, domain=TENSORFLOW)
+
+
+@rule("AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D")
+def pool(c: Conversion) -> None:
+    image_format = ImageFormat(c, 3 if c.op.endswith("3D") else 2)
+    attrs = {
+        "kernel_shape": image_format.spatial_entries("ksize"),
+        "strides": image_format.spatial_entries("strides"),
+        **image_format.padding(),
+    }
+    name = "MaxPool" if c.op.startswith("Max") else "AveragePool"
+    image_format.emit_final(name, [image_format.channels_first(c.inputs[0])], attrs)
+
+
+@rule("MaxPoolV2")
+def max_pool_v2(c: Conversion) -> None:
+    """Window and strides are inputs."""
+    for i, name in ((1, "ksize"), (2, "strides")):
+        c.attrs[name] = c.constant_integers(i, name)
+    pool(c)
+
+
+@rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+def batch_norm(c: Conversion) -> None:
+    x, *statistics = c.inputs
+    attrs = {"epsilon": c.attrs["epsilon"]}
+    data_format = c.attrs["data_format"]
+    if c.attrs["is_training"]:
+        factor = c.attrs["exponential_avg_factor"]
+        attrs = {**attrs, "data_format": str(data_format), "factor": factor}
+        c.emit_final("FusedBatchNorm", attrs=attrs, domain=TENSORFLOW)
+        return
+    image_format = ImageFormat(c, 3 if data_format in ("NDHWC", "NCDHW") else 2)
+    inputs = [image_format.channels_first(x), *statistics]
+    image_format.emit_final("BatchNormalization", inputs, attrs)
+    # Outputs for a gradient: the mean and the variance as they were given.
+    for output, value in zip(c.outputs[1:5], 2 * statistics[2:], strict=True):
+        c.emit_extra_output(output, "Identity", [value])
+    if len(c.outputs) > 5:
+        c.emit_extra_output(c.outputs[5], "Identity", [c.constant(0, FLOAT32)])
+
+
+@rule("LRN")
+def lrn(c: Conversion) -> None:
+    image_format = ImageFormat(c, 2)
+    size = 2 * c.attrs["depth_radius"] + 1
+    attrs = {
+        "size": size,
+        "bias": c.attrs["bias"],
+        "alpha": c.attrs["alpha"] * size,
+        "beta": c.attrs["beta"],
+    }
+    image_format.emit_final("LRN", [image_format.channels_first(c.inputs[0])], attrs)
+
+
+@rule("ResizeBilinear", "ResizeNearestNeighbor")
+def resize(c: Conversion) -> None:
+    """Bilinear interpolation has a float32 result for images of any element type. For the nearest
+    element, coordinates are rounded down, or to the nearest with centres or corners aligned."""
     image = c.inputs[0]
-    if c.dtype(0) != np.float32:
+    coordinates = "half_pixel" if c.attrs["half_pixel_centers"] else "asymmetric"
+    if c.attrs["align_corners"]:
+        coordinates = "align_corners"
+    attrs = {"axes": [1, 2], "mode": "linear", "coordinate_transformation_mode": coordinates}
+    if c.op == "ResizeNearestNeighbor":
+        rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
+        attrs |= {"mode": "nearest", "nearest_mode": rounding}
+    elif c.dtype(0) != np.float32:
         image = c.emit("Cast", [image], {"to": element_number("float32")})
-    attrs = {
-        "axes": _HEIGHT_AND_WIDTH,
-        "mode": "linear",
-        "coordinate_transformation_mode": _coordinates(c),
-    }
-    c.emit_final("Resize", [image, None, None, vector(c, 1)], attrs)
+    c.emit_final("Resize", [image, None, None, c.vector(1)], attrs)
 
 
-def nearest(c: Conversion) -> None:
-    """Coordinates are rounded down, or to the nearest with centres or corners aligned."""
-    coordinates = _coordinates(c)
-    attrs = {
-        "axes": _HEIGHT_AND_WIDTH,
-        "mode": "nearest",
-        "coordinate_transformation_mode": coordinates,
-        "nearest_mode": "floor" if coordinates == "asymmetric" else "round_prefer_ceil",
-    }
-    c.emit_final("Resize", [c.inputs[0], None, None, vector(c, 1)], attrs)
-
-
+@rule(*(f"NonMaxSuppression{version}" for version in ("", "V2", "V3", "V4", "V5")))
 def suppression(c: Conversion) -> None:
     """All versions except the combined one."""
     names = ("iou_threshold", "pad_to_max_output_size")
     attrs = {key: c.attrs[key] for key in names if key in c.attrs}
-    attrs["outputs"] = len(c.outputs)
-    c.emit_final("NonMaxSuppression", attrs=attrs, domain=TENSORFLOW)
-
-
-_VERSIONS = ("", "V2", "V3", "V4", "V5")
-RULES.update({f"NonMaxSuppression{version}": suppression for version in _VERSIONS})
-RULES.update({"ResizeBilinear": bilinear, "ResizeNearestNeighbor": nearest})
+    c.emit_final("NonMaxSuppression", attrs={**attrs, "outputs": len(c.outputs)}, domain=TENSORFLOW)

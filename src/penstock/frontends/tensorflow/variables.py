@@ -26,8 +26,9 @@ class Variables:
         self._frozen: dict[Value, np.ndarray] = {}
         self._types: dict[Value, TensorType] = {}
 
-    def declare(self, node: str, handle: Value, type_: Type | None) -> None:
-        """Note the first output of ``node``. ``type_`` is that of the variable, if it makes one."""
+    def declare(self, node: str, handle: Value, type_: Type) -> None:
+        """Note the first output of ``node``. ``type_`` is that of the variable if it makes one,
+        else ``ANY``."""
         if node in self._frozen_by_node:
             self._frozen[handle] = self._frozen_by_node[node]
         if isinstance(type_, TensorType):
