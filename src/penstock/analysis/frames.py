@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, all_reads
 from penstock.ir.op import Role
+
+FramePath: TypeAlias = tuple[str, ...]
+"""The names of the frames around a node, from the outermost one inwards."""
 
 
 class Frame:
@@ -33,7 +37,7 @@ class Frame:
         self.loop_cond: Node | None = None
 
     @property
-    def path(self) -> tuple[str, ...]:
+    def path(self) -> FramePath:
         """The names of the frames around it, from the outermost one inwards, and its own."""
         return () if self.parent is None else (*self.parent.path, self.name)
 
@@ -54,13 +58,25 @@ class Frames:
     of: Mapping[Node, Frame]
     of_outputs: Mapping[Node, Frame]
 
-    def paths(self) -> dict[Node, tuple[str, ...]]:
+    def paths(self) -> dict[Node, FramePath]:
         """The ``path`` of the frame that each node runs in."""
-        known: dict[Frame, tuple[str, ...]] = {}
-        for frame in self.of.values():
-            if frame not in known:
-                known[frame] = frame.path
-        return {node: known[frame] for node, frame in self.of.items()}
+        paths = {frame: frame.path for frame in {*self.of.values()}}
+        return {node: paths[frame] for node, frame in self.of.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPart:
+    """The part of a graph that one device runs (``passes.lowering.partition``).
+
+    ``inputs`` and ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``:
+    the frame that each of its nodes runs in.
+    """
+
+    device: str
+    graph: Graph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    paths: Mapping[Node, FramePath]
 
 
 def find_frames(graph: Graph) -> Frames:

@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.frames.barrier import Barrier
-from penstock.executors.frames.partitioned import PartitionedExecutor
+from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.executors.frames.run import FramesRun
 from penstock.frontends.tensorflow.file import read_graph
@@ -39,7 +39,8 @@ def place(source: Model, devices: int, seed: int = 0) -> Model:
 
 def parted(session: ps.Session) -> bool:
     """Whether some of its runs were on several devices."""
-    return any(isinstance(each, PartitionedExecutor) for each in session._plans.executors())
+    executors = session._plans.executors()
+    return any(isinstance(x, FramesExecutor) and len(x.parts) > 1 for x in executors)
 
 
 class TestPartitioned(test_executor.TestFrames):

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.analysis.frames import find_frames
+from penstock.analysis.frames import GraphPart, find_frames
 from penstock.backends.numpy import NumpyBackend
 from penstock.executors.control import Control
 from penstock.executors.frames.builder import FrameGraphBuilder
-from penstock.executors.frames.partitioned import PartitionedExecutor
+from penstock.executors.frames.executor import FramesExecutor
 from penstock.ir.device_name import DeviceName, local
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.passes.lowering.assign_devices import assign_devices
-from penstock.passes.lowering.partition import Part, partition
+from penstock.passes.lowering.partition import partition
 from penstock.types import ANY
 from tests.support.random_frames import RandomGraph
 from tests.support.tf_graphs import Builder, Type
@@ -38,7 +38,7 @@ def graph_of(b: Builder, *fetches: str) -> Graph:
     return session._subgraphs.extract(feeds, names, ()).graph
 
 
-def parts_of(b: Builder, *fetches: str) -> dict[str, Part]:
+def parts_of(b: Builder, *fetches: str) -> dict[str, GraphPart]:
     graph = graph_of(b, *fetches)
     return {part.device: part for part in partition(graph, find_frames(graph), by_name(graph))}
 
@@ -47,7 +47,7 @@ def by_name(graph: Graph) -> dict[Node, str]:
     return {node: node.device or A for node in graph.nodes}
 
 
-def counts(part: Part) -> Counter[str]:
+def counts(part: GraphPart) -> Counter[str]:
     return Counter(node.op.name for node in part.graph.nodes)
 
 
@@ -57,7 +57,7 @@ def on(b: Builder, device: str, *names: str) -> None:
             node.device = device
 
 
-def transfers(parts: dict[str, Part]) -> Counter[tuple[str, str, str]]:
+def transfers(parts: dict[str, GraphPart]) -> Counter[tuple[str, str, str]]:
     """What is sent, from where to where; and that exactly that is received."""
     found = []
     for op in ("_Send", "_Recv"):
@@ -253,7 +253,7 @@ def test_partition_does_not_change_the_graph():
 # Twice: by worker, then each worker's part by device.
 
 
-def executor_of(graph: Graph, parts: list[Part]) -> PartitionedExecutor:
+def executor_of(graph: Graph, parts: list[GraphPart]) -> FramesExecutor:
     """The executor of parts, all of them in this process."""
 
     def kernel(node: Node) -> Kernel:
@@ -267,7 +267,7 @@ def executor_of(graph: Graph, parts: list[Part]) -> PartitionedExecutor:
     return builder.build_parts(graph, parts, len(parts))
 
 
-def twice(graph: Graph) -> list[Part]:
+def twice(graph: Graph) -> list[GraphPart]:
     """By worker, then by device."""
     workers = {node: node.device.rpartition("/device:")[0] for node in graph.nodes}
     found = []
@@ -277,7 +277,7 @@ def twice(graph: Graph) -> list[Part]:
         for inner in partition(outer.graph, find_frames(outer.graph), own):
             inputs = tuple(outer.inputs[i] for i in inner.inputs)
             outputs = tuple(outer.outputs[i] for i in inner.outputs)
-            found.append(Part(inner.device, inner.graph, inputs, outputs, inner.paths))
+            found.append(GraphPart(inner.device, inner.graph, inputs, outputs, inner.paths))
     return found
 
 

@@ -16,17 +16,16 @@ from threading import get_ident
 from typing import Any, Protocol
 
 from penstock.errors import Cancelled
-from penstock.executors.base import Done, quiet
+from penstock.executors.base import quiet
 from penstock.executors.control import Control
 from penstock.executors.frames.rendezvous import Rendezvous
 from penstock.host.threads import Workers
 
 
 class PartRun(Protocol):
-    """A part of a run. ``active`` while some thread works on it, or is about to; ``resting`` while
-    it has nothing to do, and none of its kernels runs elsewhere."""
+    """A part of a run. ``resting`` while it has nothing to do, and none of its kernels runs
+    elsewhere."""
 
-    active: bool
     resting: bool
 
     def go(self) -> None:
@@ -37,8 +36,8 @@ class PartRun(Protocol):
         """Let its thread call a function, the first of ``job``, with the rest of it."""
         ...
 
-    def check(self) -> None:
-        """See whether the run was stopped."""
+    def outputs(self) -> Sequence[Any]:
+        """The outputs of a part that has ended; raises ``DeadTensor``."""
         ...
 
 
@@ -148,63 +147,4 @@ class Barrier:
         """Wake the parts after a stop, which may come while no thread works on the run."""
         for part in self.parts:
             if not part.resting:
-                part.post(part.check)
-
-
-class MultiPartExecutor:
-    """Base of the executors whose runs have parts that meet at a barrier.
-
-    They run nodes as tokens reach them, and plan neither an order nor memory.
-    """
-
-    name = "frames"
-    arena_plan = None
-    tasks = None
-    arena_bytes = 0
-
-    def trim(self) -> None:
-        """Do nothing: there are no arenas to give back."""
-
-    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
-        control = control.own()
-        ended = threading.Lock()
-        ended.acquire()
-        barrier = Barrier(control, ended.release)
-        try:
-            quiet(self._begin, barrier, inputs)
-            ended.acquire()
-        except BaseException:  # an interrupt; the run ends by itself
-            control.set(Cancelled("the run was interrupted"))
-            raise
-        return self._end(barrier)
-
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        def end() -> None:
-            try:
-                outputs = self._end(barrier)
-            except BaseException as error:
-                done(None, error)
-            else:
-                done(outputs, None)
-
-        barrier = Barrier(control.own(), end)
-        quiet(self._begin, barrier, inputs)
-
-    def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
-        """Create the parts of a run, and run them."""
-        raise NotImplementedError
-
-    def _outputs(self, parts: Sequence[Any]) -> tuple[Any, ...]:
-        """The outputs of a run, from its parts."""
-        raise NotImplementedError
-
-    def _end(self, barrier: Barrier) -> tuple[Any, ...]:
-        """The outputs of a run that is over; raises the error that it ended with."""
-        parts, barrier.parts = barrier.parts, ()  # they refer to the barrier
-        error, barrier.error = barrier.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error, parts  # the traceback holds this frame
-        return self._outputs(parts)
+                part.post(lambda: None)  # its thread sees the stop

@@ -8,48 +8,26 @@ stack, so that only memory and ``Limits.max_calls`` bound how deep they go.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from penstock.analysis.frames import Frames, find_frames
+from penstock.analysis.frames import FramePath, Frames, GraphPart, find_frames
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
-from penstock.executors.frames.executor import FramesExecutor
+from penstock.executors.frames.executor import DevicePart, FramesExecutor
 from penstock.executors.frames.frame_graph import (
     CallSteps,
     FrameGraph,
-    FramePath,
     StartCall,
     ValueNumbers,
     all_inputs,
     isolate,
 )
-from penstock.executors.frames.partitioned import DevicePart, PartitionedExecutor
 from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.graph import Graph, Node, captures, clone
 from penstock.ir.op import Kernel, Role
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import CONTROL, is_control
-from penstock.plan.plan import Step
-
-
-class GraphPart(Protocol):
-    """The part of a graph that one device runs (``passes.lowering.partition``).
-
-    ``inputs`` and ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``:
-    the frame of each of its nodes.
-    """
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def inputs(self) -> tuple[int, ...]: ...
-    @property
-    def outputs(self) -> tuple[int, ...]: ...
-    @property
-    def paths(self) -> Mapping[Node, FramePath]: ...
 
 
 class FrameGraphBuilder:
@@ -83,30 +61,30 @@ class FrameGraphBuilder:
         ``frames`` are those of the graph, if they have been computed.
         """
         frames = find_frames(graph) if frames is None else frames
-        return FramesExecutor(self._whole(graph, frames.paths()), pool(), self._limits)
+        whole = self._whole(graph, frames.paths())
+        inputs, outputs = range(len(graph.inputs)), range(len(graph.outputs))
+        part = DevicePart("", whole, pool(), inputs, outputs)
+        return FramesExecutor([part], whole.table(), self._limits)
 
-    def build_parts(
-        self, graph: Graph, parts: Sequence[GraphPart], devices: int
-    ) -> PartitionedExecutor:
+    def build_parts(self, graph: Graph, parts: Sequence[GraphPart], devices: int) -> FramesExecutor:
         """The executor of the ``parts`` of ``graph``, each with a share of the host's cores.
 
         ``devices``: how many share them.
         """
         numbers = ValueNumbers()
         outputs = list(graph.outputs)
-        device_parts: list[DevicePart] = []
-        steps: list[Step] = []
+        compiled: list[DevicePart] = []
         for part in parts:
             for i, value in zip(part.inputs, part.graph.inputs, strict=True):
                 numbers.share(value, graph.inputs[i])
             for i, value in zip(part.outputs, part.graph.outputs, strict=True):
                 outputs[i] = value
-            frame_graph = self._whole(part.graph, part.paths, numbers)
-            steps += frame_graph.steps
-            inner = FramesExecutor(frame_graph, _workers_of(part.device, devices), self._limits)
-            device_parts.append(DevicePart(part.device, inner, part.inputs, part.outputs))
+            whole = self._whole(part.graph, part.paths, numbers)
+            workers = _workers_of(part.device, devices)
+            compiled.append(DevicePart(part.device, whole, workers, part.inputs, part.outputs))
+        steps = [step for part in compiled for step in part.graph.steps]
         table = numbers.table(graph.name, steps, graph.inputs, outputs)
-        return PartitionedExecutor(device_parts, table)
+        return FramesExecutor(compiled, table, self._limits)
 
     def _whole(
         self,
@@ -150,12 +128,9 @@ class FrameGraphBuilder:
         return Kernel(function)
 
     def _call(self, node: Node) -> StartCall:
-        if node.op.role is Role.CALL:
-            return self._call_function(node)
-        return self._call_graphs(node)
-
-    def _call_function(self, node: Node) -> StartCall:
         """The call of a function, which may be the one that is being compiled."""
+        if node.op.role is not Role.CALL:
+            return self._call_graphs(node)
         name = node.attrs["function"]
         self._called.append(name)
         functions = self._functions

@@ -1,66 +1,125 @@
-"""The frames executor: TensorFlow's, with tagged tokens, dead values and frames of iterations."""
+"""The frames executor: TensorFlow's, with tagged tokens, dead values and frames of iterations.
+
+A graph may be in several parts, one for each device, whose runs meet at a barrier.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.codegen.helpers import unshared
-from penstock.executors.frames.barrier import Barrier, MultiPartExecutor
+from penstock.errors import Cancelled
+from penstock.executors.base import Done, quiet
+from penstock.executors.control import Control
+from penstock.executors.frames.barrier import Barrier
 from penstock.executors.frames.frame_graph import FrameGraph
 from penstock.executors.frames.run import FramesRun
-from penstock.executors.frames.scheduler import missing_output
 from penstock.host.threads import Workers
 from penstock.limits import Limits
+from penstock.plan.plan import StepTable
 
 # Bytes of a node of a frame graph, with its step, about.
 _NODE_BYTES = 2000
 
 
-class FramesExecutor(MultiPartExecutor):
-    """Runs a graph with TensorFlow's control flow, or without."""
+@dataclass(frozen=True, eq=False)
+class DevicePart:
+    """The part of a graph that ``device`` runs, compiled, with the threads of that ("" and None:
+    the host's own); and which inputs and outputs of the whole graph are its own."""
+
+    device: str
+    graph: FrameGraph
+    workers: Workers | None
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+
+class FramesExecutor:
+    """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
+
+    It runs nodes as tokens reach them, and plans neither an order nor memory. ``table`` has the
+    steps of all parts.
+    """
+
+    name = "frames"
+    arena_plan = None
+    tasks = None
+    arena_bytes = 0
 
     def __init__(
-        self, graph: FrameGraph, workers: Workers | None, limits: Limits, observed: bool = False
+        self, parts: Sequence[DevicePart], table: StepTable, limits: Limits, observed: bool = False
     ) -> None:
-        self.graph = graph
-        self.table = graph.table()
+        self.parts = parts
+        self.table = table
         self._limits = limits
-        self._workers = workers
         self._observed = observed
 
     @property
     def source(self) -> str:
-        """The nodes, each with the frame that it is in."""
-        lines = [f"{n.frame.name or '-'}: {n.node!r}" for n in self.graph.nodes if n.node]
+        """The nodes of each device, each with the frame that it is in."""
+        lines: list[str] = []
+        for part in self.parts:
+            lines += [f"# {part.device}"] if part.device else []
+            lines += [f"{n.frame.name or '-'}: {n.node!r}" for n in part.graph.nodes if n.node]
         return "\n".join(lines) + "\n"
 
     @property
     def plan_bytes(self) -> int:
-        return _NODE_BYTES * len(self.graph.nodes)
+        return _NODE_BYTES * sum(len(part.graph.nodes) for part in self.parts)
 
     def observed(self) -> FramesExecutor:
-        return FramesExecutor(self.graph, self._workers, self._limits, True)
+        return FramesExecutor(self.parts, self.table, self._limits, True)
 
-    def part(self, barrier: Barrier, inputs: Sequence[Any]) -> FramesRun:
-        """A run that ends at a barrier, perhaps with others."""
-        observe, limits = self._observed, self._limits
-        return FramesRun(self.graph, inputs, self._workers, observe, limits, barrier)
+    def trim(self) -> None:
+        """Do nothing: there are no arenas to give back."""
 
-    @property
-    def asynchronous(self) -> bool:
-        """Whether its runs may wait for something outside of them."""
-        return self.graph.asynchronous
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        control = control.own()
+        ended = threading.Lock()
+        ended.acquire()
+        barrier = Barrier(control, ended.release)
+        try:
+            quiet(self._begin, barrier, inputs)
+            ended.acquire()
+        except BaseException:  # an interrupt; the run ends by itself
+            control.set(Cancelled("the run was interrupted"))
+            raise
+        return self._end(barrier)
 
-    def results(self, run: FramesRun) -> tuple[Any, ...]:
-        """The outputs of a run that has ended; raises ``DeadTensor``."""
-        dead = missing_output(run.root, run.chosen)
-        if dead is not None:
-            raise dead
-        return tuple([unshared(result) for result in run.root.results])
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        def end() -> None:
+            try:
+                outputs = self._end(barrier)
+            except BaseException as error:
+                done(None, error)
+            else:
+                done(outputs, None)
+
+        barrier = Barrier(control.own(), end)
+        quiet(self._begin, barrier, inputs)
 
     def _begin(self, barrier: Barrier, inputs: Sequence[Any]) -> None:
-        barrier.begin([self.part(barrier, inputs)], listens=self.asynchronous)
+        """Create a run of each part, and run them."""
+        observe, limits = self._observed, self._limits
+        runs = [
+            FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
+            for p in self.parts
+        ]
+        barrier.begin(runs, listens=any(part.graph.asynchronous for part in self.parts))
 
-    def _outputs(self, parts: Sequence[FramesRun]) -> tuple[Any, ...]:
-        return self.results(parts[0])
+    def _end(self, barrier: Barrier) -> tuple[Any, ...]:
+        """The outputs of a run that is over; raises the error that it ended with."""
+        runs, barrier.parts = barrier.parts, ()  # they refer to the barrier
+        error, barrier.error = barrier.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, runs  # the traceback holds this frame
+        outputs: dict[int, Any] = {}
+        for part, run in zip(self.parts, runs, strict=True):
+            outputs.update(zip(part.outputs, run.outputs(), strict=True))
+        return tuple([unshared(outputs[i]) for i in range(len(outputs))])

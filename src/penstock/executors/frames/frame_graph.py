@@ -13,18 +13,19 @@ fetch     [4:5] (y)      [3] = 1
 ========= ============== ============ ==============================================
 
 where ``[a:b]`` are positions in the list of inputs of an iteration, and in its list of counts
-(``readiness.py``).
+(``scheduler.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.executors.frames.readiness import MERGE_CONTROL, MERGE_DATA
+from penstock.analysis.frames import FramePath
 from penstock.executors.frames.rendezvous import edge_key
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Role
@@ -32,8 +33,12 @@ from penstock.ops.registry import TENSORFLOW
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.plan.plan import Slot, SlotKind, Step, StepTable
 
-FramePath: TypeAlias = tuple[str, ...]
-"""The names of the frames around a node, from the outermost one inwards."""
+DEATH = 1 << 29
+"""Added to the count of an ordinary node once one of its inputs was dead."""
+MERGE_DATA = 1
+"""What a Merge counts while none of its data inputs has arrived alive."""
+MERGE_CONTROL = 2
+"""What a Merge counts for each of its control inputs."""
 
 
 class TokenRule(IntEnum):
@@ -46,7 +51,8 @@ class TokenRule(IntEnum):
     EXIT = 4
     NEXT_ITERATION = 5
     IDENTITY = 6
-    TRIGGER = 7
+    LOOP_COND = IDENTITY
+    CONTROL_TRIGGER = 7
     FETCH = 8
     FEED = 9
     CALL = 10
@@ -56,35 +62,22 @@ class TokenRule(IntEnum):
     RECV = 22
 
 
-_RULES: Mapping[Role | None, TokenRule] = {
-    Role.SWITCH: TokenRule.SWITCH,
-    Role.MERGE: TokenRule.MERGE,
-    Role.ENTER: TokenRule.ENTER,
-    Role.EXIT: TokenRule.EXIT,
-    Role.NEXT_ITERATION: TokenRule.NEXT_ITERATION,
-    Role.LOOP_COND: TokenRule.IDENTITY,
-    Role.CONTROL_TRIGGER: TokenRule.TRIGGER,
-    Role.SEND: TokenRule.SEND,
-    Role.RECV: TokenRule.RECV,
-    Role.CALL: TokenRule.CALL,
-}
-
-
 def _rule_of(node: Node) -> TokenRule:
-    rule = _RULES.get(node.op.role)
-    if rule is not None:
-        return rule
+    role = node.op.role
+    if role is not None and role.name in TokenRule.__members__:
+        return TokenRule[role.name]
     if any(is_framed(graph) for _, graph in node.graphs):
         return TokenRule.CALL
     return TokenRule.IDENTITY if _is_identity(node) else TokenRule.ORDINARY
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FrameNode:
     """A node, a feed or a fetch of a ``FrameGraph``.
 
     ``first`` to ``end``: the positions of its inputs in its frame; a Merge has two, the value that
-    it takes and the index of that. ``counter``: the position of its count (``readiness.py``), which
-    is ``waits`` at first. ``data_inputs``: how many of its inputs are not constant.
+    it takes and the index of that. ``counter``: the position of its count, which is ``waits`` at
+    first. ``data_inputs``: how many of its inputs are not constant.
 
     ``edges``: for each output its readers, and apart from these the Merges among them.
     ``controls``: the nodes with a control edge from this one. ``only_edge``: the one reader of the
@@ -100,82 +93,54 @@ class FrameNode:
     of its own, and takes the control of the run first.
     """
 
-    __slots__ = (
-        "child",
-        "constant",
-        "controls",
-        "cost",
-        "counter",
-        "data_inputs",
-        "edges",
-        "end",
-        "first",
-        "forwards",
-        "frame",
-        "function",
-        "index",
-        "key",
-        "leaves",
-        "nested",
-        "node",
-        "only_edge",
-        "outputs",
-        "port",
-        "rule",
-        "step",
-        "unmeasured",
-        "waits",
-    )
+    node: Node | None
+    rule: TokenRule
+    frame: StaticFrame
+    first: int = 0
+    end: int = 0
+    counter: int = 0
+    waits: int = 0
+    data_inputs: int = 0
+    edges: tuple[tuple[Readers, Readers], ...] = ()
+    controls: tuple[FrameNode, ...] = ()
+    only_edge: tuple[FrameNode, int, Any] | None = None
+    port: int = 0
+    child: StaticFrame | None = None
+    constant: bool = False
+    key: str = ""
+    function: Callable[..., Any] | None = None
+    nested: bool = False
+    cost: float = 0.0
+    unmeasured: int = 0
+    step: Step | None = None
+    outputs: int = field(init=False)
+    leaves: bool = field(init=False)
+    forwards: bool = field(init=False)
 
-    def __init__(self, index: int, node: Node | None, rule: TokenRule, frame: StaticFrame) -> None:
-        self.index = index
-        self.node = node
-        self.rule = rule
-        self.leaves = rule in (TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION)
-        self.forwards = self.leaves or rule in (TokenRule.MERGE, TokenRule.IDENTITY)
-        self.frame = frame
-        self.first = self.end = self.counter = self.waits = self.data_inputs = self.port = 0
-        self.function: Callable[..., Any] | None = None
-        self.outputs = 0 if node is None else len(node.outputs)
-        self.edges: tuple[tuple[Readers, Readers], ...] = ()
-        self.controls: tuple[FrameNode, ...] = ()
-        self.only_edge: tuple[FrameNode, int, Any] | None = None
-        self.child: StaticFrame | None = None
-        self.constant = False
-        self.key = ""
-        self.cost = 0.0
-        self.unmeasured = 0
-        self.step: Step | None = None
-        self.nested = False
-
-    def __repr__(self) -> str:
-        return f"FrameNode({self.node!r})"
+    def __post_init__(self) -> None:
+        self.outputs = 0 if self.node is None else len(self.node.outputs)
+        self.leaves = self.rule in (TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION)
+        self.forwards = self.leaves or self.rule in (TokenRule.MERGE, TokenRule.IDENTITY)
 
 
-Readers: TypeAlias = tuple[tuple[FrameNode, int, Any], ...]
+Readers: TypeAlias = "tuple[tuple[FrameNode, int, Any], ...]"
 """For each reader of an output: the node, its ``counter``, and the position of its input; of a
 Merge, instead of the position, the index that it gives as its second output."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StaticFrame:
-    """A frame as the graph has it: that of loops of one ``name`` within one ``parent``.
+    """A frame as the graph has it: that of loops of one ``name`` within one parent.
 
     ``inputs`` and ``waits`` are what an iteration begins with, constants already in their places.
     ``enters``: how many tokens enter the frame, dead ones included.
     """
 
-    __slots__ = ("enters", "inputs", "name", "parallel", "parent", "waits")
-
-    def __init__(self, name: str, parent: StaticFrame | None) -> None:
-        self.name = name
-        self.parent = parent
-        self.inputs: list[Any] = []
-        self.waits: list[int] = []
-        self.enters = 0
-        self.parallel = 1
-
-    def __repr__(self) -> str:
-        return f"StaticFrame({self.name!r})"
+    name: str
+    inputs: list[Any] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    enters: int = 0
+    parallel: int = 1
 
 
 class ValueNumbers:
@@ -189,11 +154,10 @@ class ValueNumbers:
         """The slot of a value; -1 for an optional one that is left out."""
         if value is None:
             return -1
-        slot = self._slots.get(value)
-        if slot is None:
-            slot = self._slots[value] = len(self._values)
+        if value not in self._slots:
+            self._slots[value] = len(self._values)
             self._values.append(value)
-        return slot
+        return self._slots[value]
 
     def share(self, value: Value, other: Value) -> None:
         """Give ``value`` the slot of ``other``, whose copy it is."""
@@ -203,10 +167,10 @@ class ValueNumbers:
         self, name: str, steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]
     ) -> StepTable:
         """The table of ``steps`` whose values were numbered here."""
-        inputs_, outputs_ = (tuple(map(self.slot, values)) for values in (inputs, outputs))
+        ends = [tuple(map(self.slot, values)) for values in (inputs, outputs)]
         kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
         slots = [Slot(v.name, v.type, kinds[v.const is not None], v.const) for v in self._values]
-        return StepTable(name, tuple(steps), tuple(slots), inputs_, outputs_)
+        return StepTable(name, tuple(steps), tuple(slots), *ends)
 
 
 CallSteps: TypeAlias = "Generator[tuple[FrameGraph, Sequence[Any]], Sequence[Any], Sequence[Any]]"
@@ -239,88 +203,85 @@ class FrameGraph:
     ) -> None:
         self.graph = graph
         self.function = ""
-        self.root = StaticFrame("", None)
+        self.root = StaticFrame("")
         self.asynchronous = False
         self._backend = backend
         self._numbers = numbers or ValueNumbers()
         self._frames: dict[FramePath, StaticFrame] = {(): self.root}
-        self.nodes: list[FrameNode] = []
-        for node in graph.nodes:
-            self._add(node, paths[node], kernel, call)
+        self.nodes = [self._node(node, paths[node], kernel, call) for node in graph.nodes]
         readers: _ReadersByValue = {}
         controls: dict[Node, list[FrameNode]] = {}
-        for node_ in self.nodes:
-            assert node_.node is not None
-            self._place(node_, _inputs(node_.node, kernel), readers)
-            sources = dict.fromkeys(node_.node.control_inputs)
-            for source in sources:
-                controls.setdefault(source, []).append(node_)
-            if node_.rule is TokenRule.MERGE:
-                node_.waits += MERGE_CONTROL * len(sources)
+        for node, original in zip(self.nodes, graph.nodes, strict=True):
+            self._place(node, _inputs(original, kernel), readers)
+            predecessors = dict.fromkeys(original.control_inputs)
+            for predecessor in predecessors:
+                controls.setdefault(predecessor, []).append(node)
+            if node.rule is TokenRule.MERGE:
+                node.waits += MERGE_CONTROL * len(predecessors)
             else:
-                node_.waits = node_.data_inputs + len(sources)
-        self.fetches = [
-            self._fetch(i, value, paths, readers) for i, value in enumerate(graph.outputs)
+                node.waits = node.data_inputs + len(predecessors)
+        self.fetches = []
+        for port, value in enumerate(graph.outputs):
+            frame = self._frame(_output_path(value.producer, paths))
+            fetch = FrameNode(None, TokenRule.FETCH, frame, port=port)
+            self._place(fetch, [value], readers)
+            fetch.waits = fetch.data_inputs
+            self.fetches.append(fetch)
+        self.nodes += self.fetches
+        for node in self.nodes:
+            node.counter = len(node.frame.waits)
+            # Of a Merge, behind its count: how many of its inputs are dead.
+            node.frame.waits += [node.waits, 0] if node.rule is TokenRule.MERGE else [node.waits]
+        for node, original in zip(self.nodes, graph.nodes, strict=False):
+            node.edges = tuple([_edges(readers, value) for value in original.outputs])
+            node.controls = tuple(controls.get(original, ()))
+            node.only_edge = _only_edge(node)
+        self.roots = [node for node in self.nodes if not node.waits]
+        self.end = FrameNode(None, TokenRule.RETURN, self.root)
+        self.feeds = [
+            FrameNode(None, TokenRule.FEED, self.root, edges=(_edges(readers, value),))
+            for value in graph.inputs
         ]
-        for node_ in self.nodes:
-            node_.counter = len(node_.frame.waits)
-            node_.frame.waits.append(node_.waits)
-            if node_.rule is TokenRule.MERGE:
-                node_.frame.waits.append(0)  # how many of its inputs are dead
-        for node_ in self.nodes:
-            if node_.node is not None:
-                node_.edges = tuple([_edges(readers, value) for value in node_.node.outputs])
-                node_.controls = tuple(controls.get(node_.node, ()))
-                node_.only_edge = _only_edge(node_)
-        self.roots = [node_ for node_ in self.nodes if not node_.waits]
-        self.end = FrameNode(-1, None, TokenRule.RETURN, self.root)
-        self.feeds: list[FrameNode] = []
-        for value in graph.inputs:
-            feed = FrameNode(len(self.nodes), None, TokenRule.FEED, self.root)
-            feed.edges = (_edges(readers, value),)
-            self.nodes.append(feed)
-            self.feeds.append(feed)
 
     def _frame(self, path: FramePath) -> StaticFrame:
-        frame = self._frames.get(path)
-        if frame is None:
-            frame = self._frames[path] = StaticFrame(path[-1], self._frame(path[:-1]))
-        return frame
+        if path not in self._frames:
+            self._frames[path] = StaticFrame(path[-1])
+        return self._frames[path]
 
-    def _add(
+    def _node(
         self,
         node: Node,
         path: FramePath,
         compile: Callable[[Node], Kernel],
         call: Callable[[Node], StartCall],
-    ) -> None:
-        """Add a node with its function; its inputs are placed later."""
-        rule = _rule_of(node)
+    ) -> FrameNode:
+        """A node with its function; its inputs are placed later."""
+        frame_node, attrs = FrameNode(node, _rule_of(node), self._frame(path)), node.attrs
         kernel: Kernel | None = None
-        node_ = FrameNode(len(self.nodes), node, rule, self._frame(path))
-        self.nodes.append(node_)
-        if rule is TokenRule.ENTER:
-            child = self._frame((*path, node.attrs["frame_name"]))
-            child.enters += 1
-            child.parallel = int(node.attrs.get("parallel_iterations", 10))
-            node_.child = child
-            node_.constant = bool(node.attrs.get("is_constant", False))
-        elif rule is TokenRule.ORDINARY:
-            kernel = compile(node)
-            node_.function = kernel.function
-            node_.nested = bool(node.graphs)
-            if kernel.begin is not None:
-                node_.rule = TokenRule.ASYNCHRONOUS
-                node_.function = kernel.begin
-                self.asynchronous = True
-        elif rule is TokenRule.SEND or rule is TokenRule.RECV:
-            attrs = node.attrs
-            node_.key = edge_key(attrs["send_device"], attrs["recv_device"], attrs["tensor_name"])
-        elif rule is TokenRule.CALL:
-            node_.function = call(node)
+        match frame_node.rule:
+            case TokenRule.ENTER:
+                child = frame_node.child = self._frame((*path, attrs["frame_name"]))
+                child.enters += 1
+                child.parallel = int(attrs.get("parallel_iterations", 10))
+                frame_node.constant = bool(attrs.get("is_constant", False))
+            case TokenRule.ORDINARY:
+                kernel = compile(node)
+                frame_node.function = kernel.function
+                frame_node.nested = bool(node.graphs)
+                if kernel.begin is not None:
+                    frame_node.rule = TokenRule.ASYNCHRONOUS
+                    frame_node.function = kernel.begin
+                    self.asynchronous = True
+            case TokenRule.SEND | TokenRule.RECV:
+                frame_node.key = edge_key(
+                    attrs["send_device"], attrs["recv_device"], attrs["tensor_name"]
+                )
+            case TokenRule.CALL:
+                frame_node.function = call(node)
         slot = self._numbers.slot
         inputs, outputs = tuple(map(slot, node.inputs)), tuple(map(slot, node.outputs))
-        node_.step = Step(node, kernel, inputs, outputs, backend=self._backend)
+        frame_node.step = Step(node, kernel, inputs, outputs, backend=self._backend)
+        return frame_node
 
     @property
     def steps(self) -> list[Step]:
@@ -368,31 +329,14 @@ class FrameGraph:
         node.frame.inputs += merged
         node.end = node.first + 2
 
-    def _fetch(
-        self,
-        port: int,
-        value: Value,
-        paths: Mapping[Node, FramePath],
-        readers: _ReadersByValue,
-    ) -> FrameNode:
-        """A node that waits for an output, in the frame in which that is produced."""
-        path: FramePath = ()
-        if value.producer is not None and value.producer in paths:
-            path = _output_path(value.producer, paths[value.producer])
-        fetch = FrameNode(len(self.nodes), None, TokenRule.FETCH, self._frame(path))
-        fetch.port = port
-        self.nodes.append(fetch)
-        self._place(fetch, [value], readers)
-        fetch.waits = fetch.data_inputs
-        return fetch
 
-
-def _output_path(node: Node, path: FramePath) -> FramePath:
-    """The frame that the outputs of a node in frame ``path`` are in."""
-    rule = _rule_of(node)
-    if rule is TokenRule.ENTER:
-        return (*path, node.attrs["frame_name"])
-    return path[:-1] if rule is TokenRule.EXIT else path
+def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePath:
+    """The frame that the outputs of a node are in."""
+    if node is None or node not in paths:
+        return ()
+    if node.op.role is Role.ENTER:
+        return (*paths[node], node.attrs["frame_name"])
+    return paths[node][:-1] if node.op.role is Role.EXIT else paths[node]
 
 
 def _is_identity(node: Node) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -40,7 +41,7 @@ from penstock.limits import Limits
 from penstock.types import ShapeError
 
 # Attributes of an enum are slow to read.
-_ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.TRIGGER
+_ORDINARY, _SWITCH, _TRIGGER = TokenRule.ORDINARY, TokenRule.SWITCH, TokenRule.CONTROL_TRIGGER
 _CALL, _RETURN, _FETCH = TokenRule.CALL, TokenRule.RETURN, TokenRule.FETCH
 _SEND, _RECV, _ASYNCHRONOUS = TokenRule.SEND, TokenRule.RECV, TokenRule.ASYNCHRONOUS
 
@@ -59,15 +60,13 @@ _SAMPLE_INTERVAL = 16
 _TURN = 1000
 
 
+@dataclass(slots=True, eq=False)
 class _Completion:
     """What an asynchronous kernel calls when it has ended; refers to the run until then."""
 
-    __slots__ = ("cancel", "run", "token")
-
-    def __init__(self, run: FramesRun, token: Token) -> None:
-        self.run: FramesRun | None = run
-        self.token = token
-        self.cancel: Callable[[], object] | None = None
+    run: FramesRun | None
+    token: Token
+    cancel: Callable[[], object] | None = None
 
     def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
         run, self.run = self.run, None
@@ -112,7 +111,8 @@ class FramesRun:
     def go(self) -> None:
         while True:
             try:
-                self._work()
+                while self._turn() and not self.barrier.waiting:
+                    pass
             except BaseException as error:
                 self._fail(error)
                 if not isinstance(error, Exception):
@@ -130,14 +130,11 @@ class FramesRun:
                 self.barrier.end()
             return
 
-    def check(self) -> None:
-        """Do nothing: the thread of the run looks at its control before every token."""
-
-    def _work(self) -> None:
-        """Go on until nothing is left to do, or another part gets the thread."""
-        while self._turn():
-            if self.barrier.waiting:
-                return
+    def outputs(self) -> Outputs:
+        error = missing_output(self.root, self.chosen)
+        if error is not None:
+            raise error
+        return self.root.results
 
     def _turn(self) -> bool:
         """Let up to ``_TURN`` tokens pass their nodes; False if none are left.
@@ -178,14 +175,14 @@ class FramesRun:
                     else:
                         outputs = _outputs(node, result)
                 except Exception as error:
-                    self._fail(_annotated(node, inputs, error))
+                    self._fail(error, node, inputs)
                     continue
             elif node.rule is _SWITCH:
                 inputs = iteration.inputs[node.first : node.end]
                 try:
                     outputs = self._switch(node, *inputs)
                 except Exception as error:
-                    self._fail(_annotated(node, inputs, error))
+                    self._fail(error, node, inputs)
                     continue
             else:
                 self._token(token)
@@ -238,29 +235,25 @@ class FramesRun:
         elif node.rule is _ASYNCHRONOUS:
             self._begin_kernel(token)
         else:
-            inputs = _inputs(token)
-            try:
-                outputs = self._primitive(node, iteration, inputs)
-            except Exception as error:
-                self._fail(_annotated(node, inputs, error))
-                return
-            if self.observe and node.node is not None:
-                self._begun(node, inputs)
-                self._ended(node, outputs)
-            self.scheduler.send(node, iteration, outputs)
+            self._primitive(node, iteration, _inputs(token))
 
-    def _primitive(self, node: FrameNode, iteration: IterationState, inputs: list[Any]) -> Outputs:
-        """The outputs of a live primitive."""
-        rule = node.rule
-        if rule is _SWITCH:
-            return self._switch(node, *inputs)
-        if rule is _FETCH:
-            self._fetch(node, iteration, inputs[0])
-            return ()
-        if rule is _SEND:
-            self._send(node, iteration, *inputs)
-            return ()
-        return inputs
+    def _primitive(self, node: FrameNode, iteration: IterationState, inputs: list[Any]) -> None:
+        """Let a live token pass a primitive."""
+        outputs: Outputs = inputs
+        try:
+            if node.rule is _SWITCH:
+                outputs = self._switch(node, *inputs)
+            elif node.rule is _FETCH:
+                self._fetch(node, iteration, *inputs)
+                outputs = ()
+            elif node.rule is _SEND:
+                self._send(node, iteration, *inputs)
+                outputs = ()
+        except Exception as error:
+            self._fail(error, node, inputs)
+            return
+        self._begun(node, inputs)
+        self._send_outputs(node, iteration, outputs)
 
     def _switch(self, node: FrameNode, value: Any, predicate: Any) -> Outputs:
         if predicate.size != 1:
@@ -280,18 +273,15 @@ class FramesRun:
         """Run a kernel on this thread, and measure it."""
         node, iteration, _ = token
         inputs = _inputs(token)
-        if self.observe:
-            self._begun(node, inputs)
+        self._begun(node, inputs)
         start = perf_counter()
         try:
             outputs = _call_kernel(node, inputs, self.control)
         except Exception as error:
-            self._fail(_annotated(node, inputs, error))
+            self._fail(error, node, inputs)
             return
         _record_cost(node, perf_counter() - start)
-        if self.observe:
-            self._ended(node, outputs)
-        self.scheduler.send(node, iteration, outputs)
+        self._send_outputs(node, iteration, outputs)
 
     # Calls of functions, and of the graphs of nodes.
 
@@ -299,8 +289,7 @@ class FramesRun:
         """Begin a call."""
         node, iteration, _ = token
         inputs = _inputs(token)
-        if self.observe:
-            self._begun(node, inputs)
+        self._begun(node, inputs)
         assert node.function is not None
         self._go_on(node, iteration, node.function(*inputs), None)
 
@@ -320,14 +309,12 @@ class FramesRun:
         except StopIteration as end:
             outputs = end.value
         except Exception as error:
-            self._fail(_annotated(node, iteration.inputs[node.first : node.end], error))
+            self._fail(error, node, iteration.inputs[node.first : node.end])
             return
         else:
             self.scheduler.begin(call, inputs)
             return
-        if self.observe:
-            self._ended(node, outputs)
-        self.scheduler.send(node, iteration, outputs)
+        self._send_outputs(node, iteration, outputs)
 
     def _resume(self, call: CallInstance) -> None:
         """Continue a call whose graph has ended."""
@@ -341,14 +328,15 @@ class FramesRun:
     # Observers.
 
     def _begun(self, node: FrameNode, inputs: Sequence[Any]) -> None:
-        if node.step is not None:
+        if self.observe and node.step is not None:
             own = inputs[: len(node.step.inputs)]  # without captures
             self.control.observer.step_begin(self.control.run, node.step, own)
 
-    def _ended(self, node: FrameNode, outputs: Outputs) -> None:
-        if node.step is not None:
+    def _send_outputs(self, node: FrameNode, iteration: IterationState, outputs: Outputs) -> None:
+        if self.observe and node.step is not None:
             live = [None if value is DEAD else value for value in outputs]
             self.control.observer.step_end(self.control.run, node.step, live)
+        self.scheduler.send(node, iteration, outputs)
 
     def _share(self) -> None:
         """Hand all long kernels but one to other threads, and run that one."""
@@ -366,13 +354,14 @@ class FramesRun:
     def _elsewhere(self, token: Token, inputs: list[Any]) -> None:
         """Run a kernel on another thread."""
         start = perf_counter()
-        result, error = None, None
+        result: Outputs = ()
+        error: BaseException | None = None
         try:
             result = quiet(_call_kernel, token[0], inputs, self.control)
+        except Exception as raised:
+            error = _annotated(token[0], inputs, raised)
         except BaseException as raised:
-            error = (
-                _annotated(token[0], inputs, raised) if isinstance(raised, Exception) else raised
-            )
+            error = raised
         self.post(self._returned, token, result, error, perf_counter() - start)
 
     def post(self, *job: Any) -> None:
@@ -386,7 +375,7 @@ class FramesRun:
         self.barrier.resume(self)
 
     def _returned(
-        self, token: Token, result: Any, error: BaseException | None, seconds: float
+        self, token: Token, result: Outputs, error: BaseException | None, seconds: float
     ) -> None:
         """Deliver the outputs of a kernel that has ended on another thread."""
         node, iteration, _ = token
@@ -405,8 +394,7 @@ class FramesRun:
         completion = _Completion(self, token)
         self.away += 1
         self.pending.add(completion)
-        if self.observe:
-            self._begun(node, inputs)
+        self._begun(node, inputs)
         assert node.function is not None
         try:
             completion.cancel = node.function(completion, *inputs)
@@ -420,18 +408,15 @@ class FramesRun:
         self.pending.remove(completion)
         self.away -= 1
         node, iteration, _ = completion.token
-        inputs = _inputs(completion.token)
-        if error is None:
-            try:
-                outputs = _outputs(node, result)
-            except Exception as raised:
-                self._fail(_annotated(node, inputs, raised))
-                return
-            if self.observe:
-                self._ended(node, outputs)
-            self.scheduler.send(node, iteration, outputs)
+        if error is not None:
+            self._fail(error, node, _inputs(completion.token))
+            return
+        try:
+            outputs = _outputs(node, result)
+        except Exception as raised:
+            self._fail(raised, node, _inputs(completion.token))
         else:
-            self._fail(_annotated(node, inputs, error))
+            self._send_outputs(node, iteration, outputs)
 
     def _send(
         self, node: FrameNode, iteration: IterationState, value: Any = None, dead: bool = False
@@ -442,8 +427,7 @@ class FramesRun:
 
     def _receive(self, token: Token) -> None:
         node, iteration, _ = token
-        if self.observe:
-            self._begun(node, ())
+        self._begun(node, ())
         rendezvous = self.barrier.rendezvous
         assert rendezvous is not None
         try:
@@ -461,13 +445,16 @@ class FramesRun:
             node, iteration, _ = token
             if dead:
                 self.scheduler.bury(node, iteration)
-                return
-            if self.observe:
-                self._ended(node, (value,))
-            self.scheduler.send(node, iteration, (value,))
+            else:
+                self._send_outputs(node, iteration, (value,))
 
-    def _fail(self, error: BaseException) -> None:
-        """End the run with its first error: no node that is ready runs any more."""
+    def _fail(
+        self, error: BaseException, at: FrameNode | None = None, inputs: Sequence[Any] = ()
+    ) -> None:
+        """End the run with its first error, which the kernel ``at`` a node may have raised for
+        ``inputs``: no node that is ready runs any more."""
+        if at is not None:
+            error = _annotated(at, inputs, error)
         if self.error is None:
             self.error = error
         self.scheduler.ready.clear()

@@ -3,18 +3,47 @@
 The outputs of a node are delivered to all of their readers; a node that then waits for nothing more
 is ``ready``. Nothing here runs a node, and only the thread that a run is on touches any of it.
 
-``_deliver``, ``_kill_readers`` and ``_signal`` have the transitions of ``readiness.py`` inlined.
+Every iteration has a list of counts; each node has one place in it, a Merge two. A node other than
+a Merge counts its inputs that are no constants and its control inputs, one each, and adds ``DEATH``
+once any of them was dead. A Merge counts ``MERGE_DATA`` until the first live data input arrives,
+and ``MERGE_CONTROL`` for each control input; the place behind is the number of dead data inputs.
+
+===================== ================== ====================================== ====================
+arrives               at                 new counts                             then the node
+===================== ================== ====================================== ====================
+live data or control  ordinary node      waits - 1                              runs if 0,
+                                                                                dies if DEATH
+dead data or control  ordinary node      (waits | DEATH) - 1                    dies if DEATH
+live data             Merge, data bit    waits - MERGE_DATA                     runs if 0
+live data             Merge, no data bit unchanged: the first one has won       waits on
+dead data             Merge              dead + 1; waits = 0 if it dies         dies if all data are
+                                                                                dead, no control is
+                                                                                left [*]_
+control, dead or live Merge              waits - MERGE_CONTROL; 0 if it dies    runs if 0, dies as
+                                                                                above
+===================== ================== ====================================== ====================
+
+.. [*] A dead Enter kills the Merge of its loop at once: the back edge would never come.
+
+These transitions are inlined where tokens are delivered, here and in the loop of
+``run.FramesRun``: a call for each token takes a third longer.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from penstock.errors import DeadTensor, LimitExceeded
-from penstock.executors.frames.frame_graph import FrameGraph, FrameNode, StaticFrame, TokenRule
-from penstock.executors.frames.readiness import DEATH
+from penstock.executors.frames.frame_graph import (
+    DEATH,
+    FrameGraph,
+    FrameNode,
+    StaticFrame,
+    TokenRule,
+)
 from penstock.ir.graph import Value
 
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
@@ -24,23 +53,20 @@ _ENTER, _EXIT, _NEXT_ITERATION = TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT
 _MERGE = TokenRule.MERGE
 
 
+@dataclass(slots=True, eq=False)
 class IterationState:
-    """One iteration of a frame: its inputs, what its nodes wait for (``readiness.py``), how many
-    tokens are on their way in it, and the instances of frames inside of it."""
+    """One iteration of a frame: its inputs, what its nodes wait for, how many tokens are on their
+    way in it, and the instances of frames inside of it."""
 
-    __slots__ = ("children", "frame", "inputs", "number", "tokens", "waits")
-
-    def __init__(
-        self, frame: FrameInstance, number: int, inputs: list[Any], waits: list[int]
-    ) -> None:
-        self.frame = frame
-        self.number = number
-        self.inputs = inputs
-        self.waits = waits
-        self.tokens = 0
-        self.children: dict[str, FrameInstance] | None = None
+    frame: FrameInstance
+    number: int
+    inputs: list[Any]
+    waits: list[int]
+    tokens: int = 0
+    children: dict[str, FrameInstance] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class FrameInstance:
     """A frame that was entered in iteration ``around`` of another one, or the root of a call.
 
@@ -50,33 +76,22 @@ class FrameInstance:
     ``exits`` for the frame to end.
     """
 
-    __slots__ = (
-        "around",
-        "begun",
-        "deferred",
-        "entering",
-        "exits",
-        "id",
-        "inputs",
-        "iterations",
-        "last",
-        "static",
-        "waits",
-    )
+    static: StaticFrame
+    around: IterationState | None
+    inputs: list[Any] = field(init=False)
+    waits: list[int] = field(init=False)
+    iterations: dict[int, IterationState] = field(init=False)
+    entering: int = field(init=False)
+    last: int = 0
+    begun: list[Token] = field(default_factory=list)
+    deferred: list[tuple[FrameNode, Any]] = field(default_factory=list)
+    exits: list[FrameNode] = field(default_factory=list)
+    id: str = ""
 
-    def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
-        self.static = static
-        self.around = around
-        self.inputs = static.inputs
-        self.waits = static.waits
-        self.begun: list[Token] = []
-        first = IterationState(self, 0, static.inputs.copy(), static.waits.copy())
-        self.iterations = {0: first}
-        self.last = 0
-        self.entering = static.enters
-        self.deferred: list[tuple[FrameNode, Any]] = []
-        self.exits: list[FrameNode] = []
-        self.id = ""
+    def __post_init__(self) -> None:
+        self.inputs, self.waits = self.static.inputs, self.static.waits
+        self.iterations = {0: IterationState(self, 0, self.inputs.copy(), self.waits.copy())}
+        self.entering = self.static.enters
 
     def name(self) -> str:
         """What distinguishes it from all other frames of the run, in all parts of that."""

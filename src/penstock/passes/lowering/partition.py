@@ -22,12 +22,11 @@ can be partitioned again: by worker first, then each of these parts by device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from penstock.analysis.frames import Frame, Frames
+from penstock.analysis.frames import Frame, Frames, GraphPart
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
@@ -39,22 +38,7 @@ Need = Value | Node
 """What is received from another device: a value, or the signal that a node has run."""
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The part of a graph that one device runs.
-
-    ``inputs`` and ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``:
-    of each of its nodes, the names of the frames that it runs in, from the outermost one inwards.
-    """
-
-    device: str
-    graph: Graph
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    paths: Mapping[Node, tuple[str, ...]]
-
-
-def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list[Part]:
+def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list[GraphPart]:
     """The parts of ``graph``, which must be sorted and is not changed, in the order in which its
     nodes first name their ``devices``. ``frames`` are those of the graph.
 
@@ -200,7 +184,7 @@ class _Draft:
 
     # The graph.
 
-    def build(self, *, foremost: bool = False) -> Part:
+    def build(self, *, foremost: bool = False) -> GraphPart:
         whole = self.whole.graph
         inputs = [i for i, value in enumerate(whole.inputs) if value in self.fed]
         outputs = [i for i, value in enumerate(whole.outputs) if self.owns_output(value, foremost)]
@@ -231,7 +215,7 @@ class _Draft:
         self.add_sends()
         graph.nodes += self.added
         sort(graph)
-        return Part(self.device, graph, tuple(inputs), tuple(outputs), self.paths)
+        return GraphPart(self.device, graph, tuple(inputs), tuple(outputs), self.paths)
 
     def owns_output(self, value: Value, foremost: bool) -> bool:
         """Whether an output of the whole is one of this part."""

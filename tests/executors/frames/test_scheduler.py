@@ -1,8 +1,8 @@
-"""What a node waits for: the scheduler's inlined transitions equal the reference."""
+"""The counts of the scheduler: its inlined transitions equal those of the table, one by one."""
 
 from __future__ import annotations
 
-import doctest
+from enum import IntEnum
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,22 +10,73 @@ from hypothesis import given
 
 from penstock.analysis.frames import find_frames
 from penstock.backends.numpy import NumpyBackend
-from penstock.executors.frames import readiness
-from penstock.executors.frames.frame_graph import FrameGraph, FrameNode
-from penstock.executors.frames.readiness import (
+from penstock.executors.frames.frame_graph import (
+    DEATH,
     MERGE_CONTROL,
     MERGE_DATA,
-    Readiness,
-    dead_input,
-    live_input,
-    merge_control_input,
-    merge_dead_input,
-    merge_live_input,
+    FrameGraph,
+    FrameNode,
 )
 from penstock.executors.frames.scheduler import CallInstance, TokenScheduler
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.types import TensorType
+
+# The table in the docstring of ``scheduler``, as functions.
+
+
+class Readiness(IntEnum):
+    """What becomes of a node after a token has arrived."""
+
+    WAITS = 0
+    RUNS = 1
+    DIES = 2
+
+
+def live_input(waits: int) -> tuple[int, Readiness]:
+    """A live data or control input of an ordinary node arrives."""
+    waits -= 1
+    if not waits:
+        return waits, Readiness.RUNS
+    return waits, Readiness.DIES if waits == DEATH else Readiness.WAITS
+
+
+def dead_input(waits: int) -> tuple[int, Readiness]:
+    """A dead data or control input of an ordinary node arrives."""
+    waits = (waits | DEATH) - 1
+    return waits, Readiness.DIES if waits == DEATH else Readiness.WAITS
+
+
+def merge_live_input(waits: int) -> tuple[int, Readiness]:
+    """A live data input of a Merge arrives; only the first one counts."""
+    if not waits & MERGE_DATA:
+        return waits, Readiness.WAITS
+    waits -= MERGE_DATA
+    return waits, Readiness.WAITS if waits else Readiness.RUNS
+
+
+def merge_dead_input(
+    waits: int, dead: int, data_inputs: int, entering: bool
+) -> tuple[int, int, Readiness]:
+    """A dead data input of a Merge arrives, from an Enter if ``entering``.
+
+    Returns what the Merge waits for, and how many of its data inputs are dead.
+    """
+    dead += 1
+    if waits == MERGE_DATA and (entering or dead == data_inputs):
+        return 0, dead, Readiness.DIES
+    return waits, dead, Readiness.WAITS
+
+
+def merge_control_input(waits: int, dead: int, data_inputs: int) -> tuple[int, Readiness]:
+    """A control input of a Merge arrives, which may be dead."""
+    waits -= MERGE_CONTROL
+    if not waits:
+        return waits, Readiness.RUNS
+    if waits == MERGE_DATA and dead == data_inputs:
+        return 0, Readiness.DIES
+    return waits, Readiness.WAITS
+
 
 NUMBER = TensorType(np.dtype(np.float32), ())
 
@@ -135,7 +186,3 @@ def test_merge_of_a_dead_enter_dies_without_its_back_edge():
     assert merge_dead_input(MERGE_DATA, 0, 2, entering=False) == (1, 1, Readiness.WAITS)
     waiting = MERGE_DATA + MERGE_CONTROL
     assert merge_dead_input(waiting, 0, 2, entering=True) == (waiting, 1, Readiness.WAITS)
-
-
-def test_example_of_the_readiness_module_holds():
-    assert doctest.testmod(readiness).failed == 0
