@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.shape_rules import broadcast_shapes, ints, same_type, tensor, with_data
 from penstock.types import MAX_DATA, Dim, TensorType, Type
@@ -81,6 +81,11 @@ def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> 
         if is_small(dtype) and dtype.kind == "V":
             return formula(lambda _: function, types, inputs=inputs)
     return ufunc(function, inputs)
+
+
+def compile_elementwise(function: Callable[..., Any], inputs: int = 1) -> Compile:
+    """The compile function of an operation that is a single ufunc."""
+    return lambda node, types: elementwise(function, types, inputs)
 
 
 def first_only(kernel: Kernel) -> Kernel:
@@ -196,32 +201,6 @@ def in_blocks(
             body(*arrays, *(rows if n == BLOCK else [row[:n] for row in rows]))
 
 
-def carried(
-    type_: TensorType, types: Types, consts: Consts, compute: Callable[..., Dim]
-) -> TensorType:
-    """``type_`` with contents computed from those of the inputs: shape arithmetic.
-
-    ``compute`` takes an element of each input, and returns ``None`` if the result is unknown. A
-    name among the elements is that of a dim, which is never negative.
-    """
-
-    def contents() -> tuple[Dim, ...] | None:
-        columns = []
-        for i in range(len(types)):
-            dtype = tensor(types, i).dtype
-            column = ints(types, consts, i)
-            if column is None or dtype is None or dtype.kind not in "biu":
-                return None
-            columns.append(column)
-        n = max(map(len, columns)) if all(columns) else 0
-        if n > MAX_DATA or any(len(column) not in (1, n) for column in columns if n):
-            return None
-        cells = (compute(*[c[i % len(c)] for c in columns]) for i in range(n))
-        return tuple([in_range(cell, type_.dtype) for cell in cells])
-
-    return with_data(type_, contents)
-
-
 def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
     """An element, or None if it overflows, as nothing can be planned by its wrapped value."""
     if dtype is None or dtype.kind not in "iu" or not isinstance(cell, int):
@@ -232,12 +211,35 @@ def in_range(cell: Dim, dtype: np.dtype | None) -> Dim:
 
 def infer_unary(compute: Callable[[int], int]) -> Infer:
     """``infer`` of an operation with one input that computes known integer contents."""
+    return carrying(same_type, lambda a: compute(a) if isinstance(a, int) else None)
 
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (type_,) = same_type(types, attrs, consts)
-        assert isinstance(type_, TensorType)
-        return (
-            carried(type_, types, consts, lambda a: compute(a) if isinstance(a, int) else None),
-        )
 
-    return infer
+def carrying(
+    infer: Callable[[Types, Attrs, Consts], tuple[TensorType]], compute: Callable[..., Dim]
+) -> Infer:
+    """``infer`` with contents computed from those of the inputs: shape arithmetic.
+
+    ``compute`` takes an element of each input, and returns ``None`` if the result is unknown. A
+    name among the elements is that of a dim, which is never negative.
+    """
+
+    def inferred(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        (type_,) = infer(types, attrs, consts)
+
+        def contents() -> tuple[Dim, ...] | None:
+            columns = []
+            for i in range(len(types)):
+                dtype = tensor(types, i).dtype
+                column = ints(types, consts, i)
+                if column is None or dtype is None or dtype.kind not in "biu":
+                    return None
+                columns.append(column)
+            n = max(map(len, columns)) if all(columns) else 0
+            if n > MAX_DATA or any(len(column) not in (1, n) for column in columns if n):
+                return None
+            cells = (compute(*[c[i % len(c)] for c in columns]) for i in range(n))
+            return tuple([in_range(cell, type_.dtype) for cell in cells])
+
+        return (with_data(type_, contents),)
+
+    return inferred

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.ir.op import Attrs, Consts, Infer, Types
-from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtypes
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, dtypes
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
@@ -235,24 +235,23 @@ def dim_product(dims: Iterable[Dim]) -> Dim:
     return symbol if constant == 1 and symbol else None
 
 
-def same_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     """``infer``: one output of the type of the first input."""
     return (tensor(types, 0).without_data(),)
 
 
-def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     """``infer``: one output of the inputs' common dtype and broadcast shape."""
     every = range(len(types))
     shape = broadcast_shapes([tensor(types, i).shape for i in every])
     return (TensorType(same_dtype(types, every), shape),)
 
 
-def broadcast_to(dtype: np.dtype) -> Infer:
+def broadcast_to(dtype: np.dtype) -> Callable[[Types, Attrs, Consts], tuple[TensorType]]:
     """``broadcast_type`` with an output of ``dtype``, e.g. for comparisons."""
 
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
         (type_,) = broadcast_type(types, attrs, consts)
-        assert isinstance(type_, TensorType)
         return (TensorType(dtype, type_.shape),)
 
     return infer

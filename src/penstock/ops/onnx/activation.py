@@ -2,7 +2,7 @@
 
 All but the simplest are formulas (see ``elementwise``): a function of dtype and attributes that
 returns the body. Max and min with 0 are taken by ``clip``, which is several times faster than
-``np.maximum`` with a scalar, and NaNs pass through both.
+``np.maximum`` with a scalar, and NaNs pass through both. x * sigmoid(z) is x / (1 + exp(-z)).
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.elementwise import (
     Body,
@@ -27,11 +28,13 @@ from penstock.ops.common.elementwise import (
     minimum,
     smallest,
     typed_scalar,
+    ufunc,
 )
 from penstock.ops.common.shape_rules import (
     check_broadcasts,
     check_shape,
     choice,
+    given,
     same_dtype,
     same_type,
     tensor,
@@ -42,13 +45,15 @@ from penstock.types import TensorType, Type
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
 
-# Piecewise linear and exponential formulas: max(x, 0) plus something of min(x, 0).
+
+def _constants(dtype: np.dtype, *values: float) -> list[np.ndarray]:
+    return [typed_scalar(value, dtype) for value in values]
 
 
-def _positive(dtype: np.dtype) -> Callable[[Any, Any], Any]:
-    """``max(x, 0)`` into an array."""
+def _positive(dtype: np.dtype) -> Callable[..., Any]:
+    """``max(x, 0)``, by default into a new array."""
     zero, bound = typed_scalar(0, dtype), largest(dtype)
-    return lambda x, out: clip(x, zero, bound, out)
+    return lambda x, out=None: clip(x, zero, bound, out)
 
 
 def relu(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -100,17 +105,13 @@ def _selu(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def _celu(dtype: np.dtype, attrs: Attrs) -> Body:
     alpha = typed_scalar(attrs.get("alpha", 1.0), dtype)
-    positive, negative = _positive(dtype), _negative(dtype)
 
-    def body(x: Any, out: Any, t: Any) -> None:
-        np.divide(x, alpha, t)
+    def below(t: Any) -> None:
+        np.divide(t, alpha, t)
         np.expm1(t, t)
         np.multiply(t, alpha, t)
-        negative(t, t)
-        positive(x, out)
-        np.add(out, t, out)
 
-    return body
+    return _split(dtype, below)
 
 
 def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -143,7 +144,7 @@ def softplus(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
-    alpha, zero = typed_scalar(attrs.get("alpha", 1.0), dtype), typed_scalar(0, dtype)
+    alpha, zero = _constants(dtype, attrs.get("alpha", 1.0), 0)
 
     def body(x: Any, out: Any) -> None:
         dropped = np.logical_not(np.greater(x, alpha))  # NaNs too
@@ -154,13 +155,8 @@ def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def _shrink(dtype: np.dtype, attrs: Attrs) -> Body:
-    bound, bias = attrs.get("lambd", 0.5), attrs.get("bias", 0.0)
-    low, high, shift = (
-        typed_scalar(-bound, dtype),
-        typed_scalar(bound, dtype),
-        typed_scalar(bias, dtype),
-    )
-    zero = typed_scalar(0, dtype)
+    bound = attrs.get("lambd", 0.5)
+    low, high, shift, zero = _constants(dtype, -bound, bound, attrs.get("bias", 0.0), 0)
 
     def body(x: Any, out: Any, less: Any, more: Any) -> None:
         below, above = np.less(x, low), np.greater(x, high)
@@ -171,9 +167,6 @@ def _shrink(dtype: np.dtype, attrs: Attrs) -> Body:
         np.copyto(out, more, where=below)
 
     return body
-
-
-# Formulas with a sigmoid: x / (1 + exp(-z)) for x * sigmoid(z).
 
 
 def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
@@ -189,16 +182,9 @@ def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-def swish(dtype: np.dtype, attrs: Attrs) -> Body:
-    return _swish(dtype, attrs.get("alpha", 1.0))
-
-
-def _quick_gelu(dtype: np.dtype, attrs: Attrs) -> Body:
-    return _swish(dtype, attrs.get("alpha", 1.702))
-
-
-def _swish(dtype: np.dtype, alpha: float) -> Body:
-    factor, one = typed_scalar(-alpha, dtype), typed_scalar(1, dtype)
+def swish(dtype: np.dtype, attrs: Attrs, default: float = 1.0) -> Body:
+    """x sigmoid(alpha x); ``default`` is that of ``alpha``."""
+    factor, one = _constants(dtype, -attrs.get("alpha", default), 1)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.multiply(x, factor, t)
@@ -235,8 +221,7 @@ def _gelu_exact(dtype: np.dtype, attrs: Attrs) -> Body:
 def _gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
     """x (1 + tanh(z)) / 2 with z = sqrt(2 / pi) (x + 0.044715 x^3), by the same identity."""
     factor = -2 * math.sqrt(2 / math.pi)
-    linear, cubic = typed_scalar(factor, dtype), typed_scalar(0.044715 * factor, dtype)
-    one = typed_scalar(1, dtype)
+    linear, cubic, one = _constants(dtype, factor, 0.044715 * factor, 1)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.square(x, t)
@@ -253,7 +238,7 @@ def _gelu_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
 def _biased(make: Formula) -> Formula:
     """A formula of the sum of two inputs; it takes one scratch array more."""
 
-    def made(dtype: np.dtype, attrs: Attrs) -> Body:
+    def formula_of_sum(dtype: np.dtype, attrs: Attrs) -> Body:
         inner = make(dtype, attrs)
 
         def body(x: Any, bias: Any, out: Any, total: Any, *scratch: Any) -> None:
@@ -262,18 +247,12 @@ def _biased(make: Formula) -> Formula:
 
         return body
 
-    return made
-
-
-# Other formulas.
+    return formula_of_sum
 
 
 def hard_sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
-    alpha, beta = (
-        typed_scalar(attrs.get("alpha", 0.2), dtype),
-        typed_scalar(attrs.get("beta", 0.5), dtype),
-    )
-    zero, one = typed_scalar(0, dtype), typed_scalar(1, dtype)
+    alpha, beta = _constants(dtype, attrs.get("alpha", 0.2), attrs.get("beta", 0.5))
+    zero, one = _constants(dtype, 0, 1)
 
     def body(x: Any, out: Any) -> None:
         np.multiply(x, alpha, out)
@@ -323,23 +302,14 @@ def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[Any, Any], Any]:
     """A formula as ``function(x, out)`` on floats of any dtype, where ``out`` may be ``x``."""
-    function: Callable[[Any, Any], Any] = formula(
-        lambda dtype: make(dtype, attrs), (), scratch=scratch
-    ).function
-    return function
+    return formula(lambda dtype: make(dtype, attrs), (), scratch=scratch).function
 
 
-# Registration
+def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int = 1) -> Kernel:
+    return formula(lambda dtype: make(dtype, node.attrs), types, inputs=inputs, scratch=scratch)
 
 
-def _of(make: Formula, scratch: int) -> Compile:
-    def compile(node: Node, types: Types) -> Kernel:
-        return formula(lambda dtype: make(dtype, node.attrs), types, scratch=scratch)
-
-    return compile
-
-
-_FORMULAS: tuple[tuple[str, int, Formula, int], ...] = (
+for _name, _since, _make, _scratch in (
     ("Elu", 1, elu, 1),
     ("Selu", 1, _selu, 1),
     ("Celu", 12, _celu, 1),
@@ -353,22 +323,24 @@ _FORMULAS: tuple[tuple[str, int, Formula, int], ...] = (
     ("Softsign", 1, softsign, 1),
     ("Swish", 24, swish, 1),
     ("Mish", 18, _mish, 2),
-)
-for _name, _since, _make, _scratch in _FORMULAS:
-    operator(_name, since=_since, infer=same_type, elementwise=True)(_of(_make, _scratch))
-
-operator("Gelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(_gelu_exact, 3))
-operator("QuickGelu", domain=MICROSOFT, infer=same_type, elementwise=True)(_of(_quick_gelu, 1))
+):
+    operator(_name, since=_since, infer=same_type, elementwise=True)(
+        partial(_compiled, _make, _scratch)
+    )
+for _name, _make, _scratch in (
+    ("Gelu", _gelu_exact, 3),
+    ("QuickGelu", partial(swish, default=1.702), 1),
+):
+    operator(_name, domain=MICROSOFT, infer=same_type, elementwise=True)(
+        partial(_compiled, _make, _scratch)
+    )
 
 
 @operator("Gelu", since=20, infer=same_type, elementwise=True)
 def gelu(node: Node, types: Types) -> Kernel:
     mode = choice(node.attrs, "approximate", "none", ("none", "tanh"))
     make, scratch = (_gelu_exact, 3) if mode == "none" else (_gelu_tanh, 1)
-    return formula(lambda dtype: make(dtype, node.attrs), types, scratch=scratch)
-
-
-# Two inputs, the second of which broadcasts to the first.
+    return _compiled(make, scratch, node, types)
 
 
 def _infer_like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -401,26 +373,21 @@ def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
 
 @operator("SwiGLU", since=28, infer=_infer_equal_shapes)
 def swiglu_operator(node: Node, types: Types) -> Kernel:
-    kernel = formula(lambda dtype: _swiglu(dtype, node.attrs), types, inputs=2, scratch=1)
-    return _checked(kernel, _infer_equal_shapes, types)
+    return _checked(_compiled(_swiglu, 1, node, types, 2), _infer_equal_shapes, types)
 
 
 @operator("BiasGelu", domain=MICROSOFT, infer=_infer_like_first)
 def bias_gelu(node: Node, types: Types) -> Kernel:
-    make = _biased(_gelu_exact)
-    kernel = formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=4)
-    return _checked(kernel, _infer_like_first, types)
+    return _checked(_compiled(_biased(_gelu_exact), 4, node, types, 2), _infer_like_first, types)
 
 
 @operator("FastGelu", domain=MICROSOFT, infer=_infer_like_first, elementwise=True)
 def fast_gelu(node: Node, types: Types) -> Kernel:
-    if len(node.inputs) == 1:
-        return formula(lambda dtype: _gelu_tanh(dtype, node.attrs), types, scratch=1)
-    if node.inputs[1] is None:
-        return first_only(formula(lambda dtype: _gelu_tanh(dtype, node.attrs), types, scratch=1))
-    make = _biased(_gelu_tanh)
-    kernel = formula(lambda dtype: make(dtype, node.attrs), types, inputs=2, scratch=2)
-    return _checked(kernel, _infer_like_first, types)
+    if given(node.inputs, 1):
+        kernel = _compiled(_biased(_gelu_tanh), 2, node, types, 2)
+        return _checked(kernel, _infer_like_first, types)
+    kernel = _compiled(_gelu_tanh, 1, node, types)
+    return kernel if len(node.inputs) == 1 else first_only(kernel)
 
 
 def _prelu_formula(dtype: np.dtype) -> Body:
@@ -435,52 +402,34 @@ def _prelu_formula(dtype: np.dtype) -> Body:
     return body
 
 
-def _integer_prelu(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = None) -> Any:
-    result = np.where(x < 0, x * slope, x)
-    if out is None:
-        return result
-    np.copyto(out, result)
-    return out
-
-
 @operator("PRelu", since=7, infer=_infer_like_first, elementwise=True)
 def prelu(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     kernel = formula(_prelu_formula, types, inputs=2, scratch=1)
     if dtype is not None and not is_float(dtype):
-        kernel = Kernel(_integer_prelu, _integer_prelu, inplace=(0,))
+        kernel = returning(lambda x, slope: np.where(x < 0, x * slope, x))
     return _checked(kernel, _infer_like_first, types)
 
 
 @operator("PRelu", since=1, version=6, infer=same_type)
 def channel_prelu(node: Node, types: Types) -> Kernel:
     """The slope is of one element, or has one for each channel."""
+    inner = formula(_prelu_formula, (), inputs=2, scratch=1)
 
     def run(x: np.ndarray, slope: np.ndarray, out: np.ndarray | None = None) -> Any:
         if slope.size != 1:
             slope = slope.reshape(-1, *[1] * (x.ndim - 2))
-        operand_types = TensorType(x.dtype, x.shape), TensorType(slope.dtype, slope.shape)
-        _infer_like_first(operand_types, node.attrs, ())
+        _infer_like_first([TensorType(v.dtype, v.shape) for v in (x, slope)], {}, ())
         return inner.function(x, slope, out)
 
-    inner = formula(_prelu_formula, (), inputs=2, scratch=1)
-    return Kernel(run, run, inplace=(0,))
+    return ufunc(run, 1)
 
 
 @operator("Relu", since=1, infer=same_type, elementwise=True)
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":
-        zero, bound = typed_scalar(0, dtype), largest(dtype)
-
-        def clipped(x: np.ndarray, out: np.ndarray | None = None) -> Any:
-            return clip(x, zero, bound, out)
-
-        return Kernel(clipped, clipped, inplace=(0,))
+        return ufunc(_positive(dtype), 1)
     if dtype is not None and is_float(dtype):
         return formula(_positive, types)
-
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
-        return np.maximum(x, typed_scalar(0, x.dtype), out=out)
-
-    return Kernel(run, run, inplace=(0,))
+    return ufunc(lambda x, out=None: maximum(x, typed_scalar(0, x.dtype), out), 1)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import FLOAT64, is_float, is_small, wide
 from penstock.ops.common.elementwise import (
     Body,
-    carried,
+    carrying,
     clip,
+    compile_elementwise,
     elementwise,
     first_only,
     formula,
@@ -50,16 +51,10 @@ def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim])
     ``of_ints`` computes an element from two integers, ``named`` from elements of which one at least
     is a name or unknown.
     """
-
-    def each(a: Dim, b: Dim) -> Dim:
-        return of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b)
-
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (type_,) = broadcast_type(types, attrs, consts)
-        assert isinstance(type_, TensorType)
-        return (carried(type_, types, consts, each),)
-
-    return infer
+    return carrying(
+        broadcast_type,
+        lambda a, b: of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b),
+    )
 
 
 def _neutral(a: Dim, b: Dim, element: int) -> Dim:
@@ -82,34 +77,26 @@ def _difference(a: Dim, b: Dim) -> Dim:
     return 0 if a == b and a is not None else a if b == 0 else None
 
 
-infer_add = _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))
-infer_sub = _pairs(lambda a, b: a - b, _difference)
-infer_mul = _pairs(lambda a, b: a * b, _product)
-infer_div = _pairs(_truncated, lambda a, b: a if b == 1 else None)
+_infer_add = _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))
+_infer_sub = _pairs(lambda a, b: a - b, _difference)
+_infer_mul = _pairs(lambda a, b: a * b, _product)
+_infer_div = _pairs(_truncated, lambda a, b: a if b == 1 else None)
 
 
-# Two inputs.
-
-
-def _binary(function: Callable[..., Any]) -> Compile:
-    def compile(node: Node, types: Types) -> Kernel:
-        return elementwise(function, types, 2)
-
-    return compile
-
-
-_BINARY: tuple[tuple[str, Callable[..., Any], Infer], ...] = (
-    ("Add", np.add, infer_add),
-    ("Sub", np.subtract, infer_sub),
-    ("Mul", np.multiply, infer_mul),
-)
-for _name, _function, _infer in _BINARY:
-    operator(_name, since=7, infer=_infer, elementwise=True)(_binary(_function))
+for _name, _function, _infer in (
+    ("Add", np.add, _infer_add),
+    ("Sub", np.subtract, _infer_sub),
+    ("Mul", np.multiply, _infer_mul),
+):
+    operator(_name, since=7, infer=_infer, elementwise=True)(compile_elementwise(_function, 2))
 
 
 def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
     """Towards zero: what is left after taking the remainder off divides evenly. 0 for b = 0."""
     return np.floor_divide(np.subtract(a, np.fmod(a, b)), b, out)
+
+
+_QUOTIENTS: dict[str, Callable[..., Any]] = {"i": _signed_quotient, "u": np.floor_divide}
 
 
 def _divide(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
@@ -120,27 +107,34 @@ def _divide(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
     return np.floor_divide(a, b, out) if code == "u" else np.divide(a, b, out)
 
 
-@operator("Div", since=7, infer=infer_div, elementwise=True)
+@operator("Div", since=7, infer=_infer_div, elementwise=True)
 def div(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
-    if dtype is None:
-        return ufunc(_divide, 2)
-    if dtype.kind == "i":
-        return ufunc(_signed_quotient, 2)
-    if dtype.kind == "u":
-        return ufunc(np.floor_divide, 2)
-    return elementwise(np.divide, types, 2)
+    if dtype is not None:
+        return elementwise(_QUOTIENTS.get(dtype.kind, np.divide), types, 2)
+    return ufunc(lambda a, b, out=None: _QUOTIENTS.get(a.dtype.kind, np.divide)(a, b, out), 2)
 
 
 def _infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    def known(a: int, b: int) -> Dim:
+    def remainder(a: int, b: int) -> Dim:
         if b == 0:
             return None
         quotient = _truncated(a, b) if attrs.get("fmod") else a // b
         assert isinstance(quotient, int)
         return a - quotient * b
 
-    return _pairs(known, lambda a, b: None)(types, attrs, consts)
+    return _pairs(remainder, lambda a, b: None)(types, attrs, consts)
+
+
+def _pow_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
+    base, exponent = tensor(types, 0), tensor(types, 1)
+    return (TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape])),)
+
+
+def _pow_element(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
+        return a**b
+    return a if b == 1 else None
 
 
 @operator("Mod", since=10, infer=_infer_mod, elementwise=True)
@@ -152,55 +146,24 @@ def mod(node: Node, types: Types) -> Kernel:
 # Pow, whose inputs may differ in dtype; the result has that of the base.
 
 
-def _infer_pow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    base, exponent = tensor(types, 0), tensor(types, 1)
-    type_ = TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape]))
-
-    def each(a: Dim, b: Dim) -> Dim:
-        if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
-            return a**b
-        return a if b == 1 else None
-
-    return (carried(type_, types, consts, each),)
+def _cube(x: Any, out: Any, t: Any) -> None:
+    np.square(x, t)
+    np.multiply(t, x, out)
 
 
-def _cube(dtype: np.dtype) -> Body:
-    def body(x: Any, out: Any, t: Any) -> None:
-        np.square(x, t)
-        np.multiply(t, x, out)
-
-    return body
+def _fourth_power(x: Any, out: Any) -> None:
+    np.square(x, out)
+    np.square(out, out)
 
 
-def _fourth_power(dtype: np.dtype) -> Body:
-    def body(x: Any, out: Any) -> None:
-        np.square(x, out)
-        np.square(out, out)
-
-    return body
+def _reciprocal_root(x: Any, out: Any) -> None:
+    np.sqrt(x, out)
+    np.reciprocal(out, out)
 
 
-def _reciprocal_root(dtype: np.dtype) -> Body:
-    one = typed_scalar(1, dtype)
-
-    def body(x: Any, out: Any) -> None:
-        np.sqrt(x, out)
-        np.divide(one, out, out)
-
-    return body
-
-
-_POWERS: dict[float, tuple[Callable[[np.dtype], Body], int]] = {
-    -0.5: (_reciprocal_root, 0),
-    3.0: (_cube, 1),
-    4.0: (_fourth_power, 0),
-}
-_POWER_UFUNCS: dict[float, Callable[..., Any]] = {
-    -1.0: np.reciprocal,
-    0.5: np.sqrt,
-    1.0: np.positive,
-    2.0: np.square,
-}
+_POWERS: dict[float, tuple[Body, int]]
+_POWERS = {-0.5: (_reciprocal_root, 0), 3.0: (_cube, 1), 4.0: (_fourth_power, 0)}
+_POWER_UFUNCS = {-1.0: np.reciprocal, 0.5: np.sqrt, 1.0: np.positive, 2.0: np.square}
 
 
 def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> Any:
@@ -230,74 +193,51 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> Any:
     powers = np.power(x.astype(dtype), np.maximum(y, 0).astype(dtype))
     if not np.any(y < 0):
         return powers
-    # Of the reciprocals of integers only those of 1 and -1 are integers; that of 0 is 0 here, as
-    # it is in division.
+    # Only the reciprocals of 1 and -1 are integers; that of 0 is 0 here, as in division.
     signs = np.where(y & 1, x, 1)
     return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, signs, 0)), powers)
 
 
-@operator("Pow", since=7, infer=_infer_pow, elementwise=True)
+@operator("Pow", since=7, infer=carrying(_pow_type, _pow_element), elementwise=True)
 def power(node: Node, types: Types) -> Kernel:
     base, exponent = tensor(types, 0), tensor(types, 1)
     y = None if node.inputs[1] is None else node.inputs[1].const
     if base.dtype is None or not is_float(base.dtype):
-        return Kernel(_power, _power, inplace=(0,))
+        return ufunc(_power, 1)
     if y is not None and y.size == 1 and (y.ndim == 0 or y.ndim <= (base.rank or 0)):
         number = float(y.reshape(()))
         if number in _POWER_UFUNCS:
             return first_only(elementwise(_POWER_UFUNCS[number], types))
         if number in _POWERS:
-            make, scratch = _POWERS[number]
-            return first_only(formula(make, types, scratch=scratch))
+            body, scratch = _POWERS[number]
+            return first_only(formula(lambda _: body, types, scratch=scratch))
     if base.dtype == exponent.dtype:
         return elementwise(np.power, types, 2)
     if y is not None:
         same = y.astype(base.dtype)
         if np.array_equal(same.astype(np.float64), y.astype(np.float64)):
-
-            def run(x: np.ndarray, _: np.ndarray, out: np.ndarray | None = None) -> Any:
-                return np.power(x, same, out)
-
-            return Kernel(run, run, inplace=(0,))
-    return Kernel(_power, _power, inplace=(0,))
+            return ufunc(lambda x, _, out=None: np.power(x, same, out), 1)
+    return ufunc(_power, 1)
 
 
-# One input.
-
-
-def _unary(function: Callable[..., Any]) -> Compile:
-    def compile(node: Node, types: Types) -> Kernel:
-        return elementwise(function, types)
-
-    return compile
-
-
-_UNARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
-    ("Abs", 1, np.absolute, infer_unary(abs)),
-    ("Neg", 1, np.negative, infer_unary(lambda a: -a)),
-    ("Sign", 9, np.sign, infer_unary(lambda a: (a > 0) - (a < 0))),
-    ("Floor", 1, np.floor, same_type),
-    ("Ceil", 1, np.ceil, same_type),
-    ("Round", 11, np.rint, same_type),  # halves to even
-    ("Sqrt", 1, np.sqrt, same_type),
-    ("Reciprocal", 1, np.reciprocal, same_type),
-    ("Exp", 1, np.exp, same_type),
-    ("Log", 1, np.log, same_type),
-    ("Sin", 7, np.sin, same_type),
-    ("Cos", 7, np.cos, same_type),
-    ("Tan", 7, np.tan, same_type),
-    ("Asin", 7, np.arcsin, same_type),
-    ("Acos", 7, np.arccos, same_type),
-    ("Atan", 7, np.arctan, same_type),
-    ("Sinh", 9, np.sinh, same_type),
-    ("Cosh", 9, np.cosh, same_type),
-    ("Tanh", 1, np.tanh, same_type),
-    ("Asinh", 9, np.arcsinh, same_type),
-    ("Acosh", 9, np.arccosh, same_type),
-    ("Atanh", 9, np.arctanh, same_type),
-)
-for _name, _since, _function, _infer in _UNARY:
-    operator(_name, since=_since, infer=_infer, elementwise=True)(_unary(_function))
+_ON_INTEGERS = {
+    "Abs": infer_unary(abs),
+    "Neg": infer_unary(lambda a: -a),
+    "Sign": infer_unary(lambda a: (a > 0) - (a < 0)),
+}
+for _since, _functions in (
+    (1, {"Abs": np.absolute, "Neg": np.negative, "Floor": np.floor, "Ceil": np.ceil}),
+    (1, {"Exp": np.exp, "Log": np.log, "Reciprocal": np.reciprocal, "Sqrt": np.sqrt}),
+    (1, {"Tanh": np.tanh}),
+    (7, {"Sin": np.sin, "Cos": np.cos, "Tan": np.tan}),
+    (7, {"Asin": np.arcsin, "Acos": np.arccos, "Atan": np.arctan}),
+    (9, {"Sign": np.sign, "Sinh": np.sinh, "Cosh": np.cosh}),
+    (9, {"Asinh": np.arcsinh, "Acosh": np.arccosh, "Atanh": np.arctanh}),
+    (11, {"Round": np.rint}),  # halves to even
+):
+    for _name, _ufunc in _functions.items():
+        _infer = _ON_INTEGERS.get(_name, same_type)
+        operator(_name, since=_since, infer=_infer, elementwise=True)(compile_elementwise(_ufunc))
 
 
 # Erf. The error function is tanh(x R(x * x)) with R a rational function, because atanh(erf(x)) / x
@@ -372,19 +312,16 @@ def erf_operator(node: Node, types: Types) -> Kernel:
     return formula(_erf, types, scratch=3)
 
 
-# Any number of inputs.
-
-
-def _chain(function: Callable[..., Any], node: Node, *, mean: bool = False) -> Kernel:
+def _chain(function: Callable[..., Any], node: Node) -> Kernel:
     """Inputs combined one after the other; 16-bit sums in float32."""
-    n = len(node.inputs)
+    n, mean = len(node.inputs), node.op.name == "Mean"
 
     def run(*arguments: Any) -> Any:
         first = arguments[0]
-        out = arguments[n] if len(arguments) > n else None
-        if out is None:
-            shape = np.broadcast_shapes(*[v.shape for v in arguments[:n]]) if n > 1 else first.shape
-            out = np.empty(shape, first.dtype)
+        if len(arguments) > n:
+            out = arguments[n]
+        else:
+            out = np.empty(np.broadcast_shapes(*[v.shape for v in arguments]), first.dtype)
         total, dtype = out, first.dtype
         if function is np.add and is_small(dtype):
             dtype = FLOAT32
@@ -404,22 +341,20 @@ def _chain(function: Callable[..., Any], node: Node, *, mean: bool = False) -> K
     return Kernel(run, run, inplace=(0, 1)[:n])
 
 
+@operator("Mean", since=1, infer=broadcast_type, elementwise=True)
 @operator("Sum", since=1, infer=broadcast_type, elementwise=True)
 def sum_operator(node: Node, types: Types) -> Kernel:
-    if len(node.inputs) == 2:
+    if len(node.inputs) == 2 and node.op.name == "Sum":
         return elementwise(np.add, types, 2)
     return _chain(np.add, node)
-
-
-@operator("Mean", since=1, infer=broadcast_type, elementwise=True)
-def mean(node: Node, types: Types) -> Kernel:
-    return _chain(np.add, node, mean=True)
 
 
 def _infer_extremum(
     of_ints: Callable[[Sequence[int]], int], named: Callable[[str, int], Dim]
 ) -> Infer:
-    def each(*cells: Dim) -> Dim:
+    """``named`` gives the extremum of a dim's name, which stands for 0 or more, and an integer."""
+
+    def element(*cells: Dim) -> Dim:
         numbers = [c for c in cells if isinstance(c, int)]
         names = {c for c in cells if isinstance(c, str)}
         if None in cells or len(names) > 1:
@@ -430,17 +365,29 @@ def _infer_extremum(
         (name,) = names
         return name if bound is None else named(name, bound)
 
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        (type_,) = broadcast_type(types, attrs, consts)
-        assert isinstance(type_, TensorType)
-        return (carried(type_, types, consts, each),)
-
-    return infer
+    return carrying(broadcast_type, element)
 
 
-# What a name stands for is a dim, and so at least 0.
-infer_max = _infer_extremum(max, lambda name, bound: name if bound <= 0 else None)
-infer_min = _infer_extremum(min, lambda name, bound: bound if bound <= 0 else None)
+_infer_max = _infer_extremum(max, lambda name, bound: name if bound <= 0 else None)
+_infer_min = _infer_extremum(min, lambda name, bound: bound if bound <= 0 else None)
+
+
+@operator("Max", since=1, infer=_infer_max, elementwise=True)
+@operator("Min", since=1, infer=_infer_min, elementwise=True)
+def extremum(node: Node, types: Types) -> Kernel:
+    to_max = node.op.name == "Max"
+    input_types = [tensor(types, i) for i in range(len(node.inputs))]
+    dtype = input_types[0].dtype
+    if len(node.inputs) != 2:
+        return _chain(np.maximum if to_max else np.minimum, node)
+    single = any(type_.shape is not None and set(type_.shape) <= {1} for type_ in input_types)
+    if not single or dtype is None or dtype.kind != "f":
+        return ufunc(maximum if to_max else minimum, 2)
+    if to_max:
+        high = largest(dtype)
+        return ufunc(lambda a, b, out=None: clip(a, b, high, out), 2)
+    low = smallest(dtype)
+    return ufunc(lambda a, b, out=None: clip(a, low, b, out), 2)
 
 
 def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
@@ -462,19 +409,6 @@ def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
     return ufunc(above if largest_one else below, 2)
 
 
-@operator("Max", since=1, infer=infer_max, elementwise=True)
-def max_operator(node: Node, types: Types) -> Kernel:
-    return _extremum(node, types, True)
-
-
-@operator("Min", since=1, infer=infer_min, elementwise=True)
-def min_operator(node: Node, types: Types) -> Kernel:
-    return _extremum(node, types, False)
-
-
-# Clip
-
-
 def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     same_dtype(types, range(len(types)))
     for i in range(1, len(types)):
@@ -490,25 +424,23 @@ def clip_operator(node: Node, types: Types) -> Kernel:
     n = len(node.inputs)
     bounds = pad_with_none(node.inputs, 3)[1:]
     dtype = tensor(types, 0).dtype
-    native = dtype is not None and dtype.kind in "iuf"
-    if native and None not in bounds and {tensor(types, i).shape for i in (1, 2)} == {()}:
-        return Kernel(clip, clip, inplace=(0,))
-    if native and all(bound is None or bound.const is not None for bound in bounds):
-        assert dtype is not None
-        fixed = [None if bound is None else one_element(bound.const, "a bound") for bound in bounds]
-        low = smallest(dtype) if fixed[0] is None else fixed[0]
-        high = largest(dtype) if fixed[1] is None else fixed[1]
+    if dtype is not None and dtype.kind in "iuf":
+        if None not in bounds and {tensor(types, i).shape for i in (1, 2)} == {()}:
+            return ufunc(clip, 1)
+        if all(bound is None or bound.const is not None for bound in bounds):
+            low, high = (
+                limit(dtype) if bound is None else one_element(bound.const, "a bound")
+                for bound, limit in zip(bounds, (smallest, largest), strict=True)
+            )
 
-        def clipped(*arguments: Any) -> Any:
-            return clip(arguments[0], low, high, arguments[n] if len(arguments) > n else None)
+            def clipped(*arguments: Any) -> Any:
+                return clip(arguments[0], low, high, arguments[n] if len(arguments) > n else None)
 
-        return Kernel(clipped, clipped, inplace=(0,))
+            return ufunc(clipped, 1)
 
     def run(*arguments: Any) -> Any:
         x, *bounds = arguments[:n]
-        out = arguments[n] if len(arguments) > n else None
-        if out is None:
-            out = np.empty(x.shape, x.dtype)
+        out = arguments[n] if len(arguments) > n else np.empty(x.shape, x.dtype)
         for function, bound in zip((np.maximum, np.minimum), bounds, strict=False):
             if bound is not None:
                 function(x, one_element(bound, "a bound"), out=out)
@@ -517,4 +449,4 @@ def clip_operator(node: Node, types: Types) -> Kernel:
             np.copyto(out, x)
         return out
 
-    return Kernel(run, run, inplace=(0,))
+    return ufunc(run, 1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common.dtypes import BITS
 from penstock.ops.common.elementwise import (
     BLOCK,
-    carried,
+    carrying,
     in_blocks,
     infer_unary,
     typed_scalar,
@@ -27,76 +27,49 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.registry import operator
-from penstock.types import BOOL, STRING, Dim, TensorType, Type
+from penstock.types import BOOL, STRING, Dim, TensorType
 
 
-def _infer_equal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    def each(a: Dim, b: Dim) -> Dim:
-        if isinstance(a, int) and isinstance(b, int):
-            return int(a == b)
-        if a is not None and a == b:
-            return 1
-        # A name stands for a dim, which is never negative.
-        low = min([c for c in (a, b) if isinstance(c, int)], default=0)
-        return 0 if low < 0 and None not in (a, b) else None
-
-    (type_,) = broadcast_to(BOOL)(types, attrs, consts)
-    assert isinstance(type_, TensorType)
-    return (carried(type_, types, consts, each),)
+def _equal_element(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a == b)
+    if a is not None and a == b:
+        return 1
+    # A name stands for a dim, which is never negative.
+    low = min([c for c in (a, b) if isinstance(c, int)], default=0)
+    return 0 if low < 0 and None not in (a, b) else None
 
 
-def _of(function: Callable[..., Any], inputs: int) -> Compile:
-    def compile(node: Node, types: Types) -> Kernel:
-        return ufunc(function, inputs)
-
-    return compile
-
-
-_BINARY: tuple[tuple[str, int, Callable[..., Any], Infer], ...] = (
-    ("Equal", 7, np.equal, _infer_equal),
-    ("Less", 7, np.less, broadcast_to(BOOL)),
-    ("LessOrEqual", 12, np.less_equal, broadcast_to(BOOL)),
-    ("Greater", 7, np.greater, broadcast_to(BOOL)),
-    ("GreaterOrEqual", 12, np.greater_equal, broadcast_to(BOOL)),
-    ("And", 7, np.logical_and, broadcast_to(BOOL)),
-    ("Or", 7, np.logical_or, broadcast_to(BOOL)),
-    ("Xor", 7, np.logical_xor, broadcast_to(BOOL)),
-    ("BitwiseAnd", 18, np.bitwise_and, broadcast_type),
-    ("BitwiseOr", 18, np.bitwise_or, broadcast_type),
-    ("BitwiseXor", 18, np.bitwise_xor, broadcast_type),
-)
-for _name, _since, _function, _infer in _BINARY:
-    _strings = _name == "Equal"
-    operator(_name, since=_since, infer=_infer, elementwise=True, strings=_strings)(
-        _of(_function, 2)
+def _register(name: str, since: int, function: Callable[..., Any], infer: Infer) -> None:
+    operator(name, since=since, infer=infer, elementwise=True, strings=name == "Equal")(
+        lambda node, types: ufunc(function, len(node.inputs))
     )
 
 
-def _infer_predicate(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(BOOL, tensor(types, 0).shape),)
+for _since, _ufuncs in (
+    (7, {"Less": np.less, "Greater": np.greater}),
+    (7, {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}),
+    (12, {"LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal}),
+):
+    for _name, _ufunc in _ufuncs.items():
+        _register(_name, _since, _ufunc, broadcast_to(BOOL))
+_register("Equal", 7, np.equal, carrying(broadcast_to(BOOL), _equal_element))
+_register("BitwiseAnd", 18, np.bitwise_and, broadcast_type)
+_register("BitwiseOr", 18, np.bitwise_or, broadcast_type)
+_register("BitwiseXor", 18, np.bitwise_xor, broadcast_type)
+_register("BitwiseNot", 18, np.invert, infer_unary(lambda a: ~a))
+_register("Not", 1, np.logical_not, broadcast_to(BOOL))
+_register("IsNaN", 9, np.isnan, broadcast_to(BOOL))
 
 
-operator("Not", since=1, infer=_infer_predicate, elementwise=True)(_of(np.logical_not, 1))
-operator("BitwiseNot", since=18, infer=infer_unary(lambda a: ~a), elementwise=True)(
-    _of(np.invert, 1)
-)
-operator("IsNaN", since=9, infer=_infer_predicate, elementwise=True)(_of(np.isnan, 1))
-
-
-@operator("IsInf", since=10, infer=_infer_predicate, elementwise=True)
+@operator("IsInf", since=10, infer=broadcast_to(BOOL), elementwise=True)
 def is_inf(node: Node, types: Types) -> Kernel:
     positive = node.attrs.get("detect_positive", 1)
     negative = node.attrs.get("detect_negative", 1)
     if positive and negative:
         return ufunc(np.isinf, 1)
     if not positive and not negative:
-
-        def nothing(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-            out = np.empty(x.shape, BOOL) if out is None else out
-            out[...] = False
-            return out
-
-        return Kernel(nothing, nothing)
+        return returning(lambda x: np.zeros(x.shape, BOOL))
 
     def one_sign(x: np.ndarray, out: np.ndarray | None = None) -> Any:
         # Dtypes without infinities turn this constant into a NaN, which equals nothing.
@@ -111,24 +84,23 @@ def bit_shift(node: Node, types: Types) -> Kernel:
     return ufunc(np.left_shift if node.attrs["direction"] == "LEFT" else np.right_shift, 2)
 
 
-# Where
-
-
-def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    def each(condition: Dim, x: Dim, y: Dim) -> Dim:
-        if isinstance(condition, int):
-            return x if condition else y
-        return x if x == y else None
-
+def _where_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     shape = broadcast_shapes([tensor(types, i).shape for i in range(3)])
-    type_ = TensorType(same_dtype(types, (1, 2)), shape)
-    return (carried(type_, types, consts, each),)
+    return (TensorType(same_dtype(types, (1, 2)), shape),)
+
+
+def _where_element(condition: Dim, x: Dim, y: Dim) -> Dim:
+    if isinstance(condition, int):
+        return x if condition else y
+    return x if x == y else None
+
+
+_infer_where = carrying(_where_type, _where_element)
 
 
 @operator("Where", since=9, infer=_infer_where, elementwise=True, moves=True, strings=True)
 def where(node: Node, types: Types) -> Kernel:
-    type_ = _infer_where(types, node.attrs, ())[0]
-    assert isinstance(type_, TensorType)
+    (type_,) = _where_type(types, node.attrs, ())
     large = type_.static and math.prod(type_.dims) >= BLOCK // 2
     if large and type_.dtype is not None and type_.dtype != STRING and type_.dtype.itemsize in BITS:
         size = min(math.prod(type_.dims), BLOCK)
