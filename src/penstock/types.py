@@ -33,8 +33,16 @@ class ShapeError(ValueError):
     """
 
 
+class _Cached:
+    """What ``TensorType`` computes when it is first asked."""
+
+    __slots__ = ("_elements",)
+
+    _elements: int
+
+
 @dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(_Cached):
     """Element type and shape of a tensor; ``None`` where unknown.
 
     ``data`` holds the elements, row-major, of a tensor of integers or truth values of rank 0 or 1
@@ -65,12 +73,22 @@ class TensorType:
     @property
     def static(self) -> bool:
         """Whether dtype and every dim are known, so that memory can be planned."""
-        if self.dtype is None or self.shape is None:
-            return False
-        for dim in self.shape:  # noqa: SIM110 - asked many times for every value of a model
-            if dim.__class__ is not int:
-                return False
-        return True
+        try:
+            return self._elements >= 0  # asked many times for every value of a model
+        except AttributeError:
+            return self.elements >= 0
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of a static tensor, -1 of others."""
+        try:
+            return self._elements
+        except AttributeError:
+            dims = [dim for dim in self.shape or () if isinstance(dim, int)]
+            known = self.dtype is not None and self.shape is not None
+            elements = math.prod(dims) if known and len(dims) == len(self.shape or ()) else -1
+            object.__setattr__(self, "_elements", elements)
+            return elements
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -81,8 +99,8 @@ class TensorType:
     @property
     def nbytes(self) -> int:
         """Bytes of a static tensor as NumPy stores it (4-bit types take a byte an element)."""
-        assert self.dtype is not None
-        return math.prod(self.dims) * self.dtype.itemsize
+        assert self.static and self.dtype is not None, self
+        return self._elements * self.dtype.itemsize
 
     def without_data(self) -> TensorType:
         return self if self.data is None else replace(self, data=None)

@@ -13,7 +13,7 @@ from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.thread_share import ThreadShare
-from penstock.ops.work_estimate import flops
+from penstock.ops.work_estimate import WORTH_THREADS, flops
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
@@ -131,8 +131,6 @@ class CompiledExecutor:
 
 # Operations of a product with a vector from which on NumPy's library uses more than one thread.
 _MANY_FOR_BLAS = 18_000
-# Operations of a step that are worth more than one thread: 5 us.
-_MANY = 500_000
 
 
 def share_of(
@@ -147,7 +145,7 @@ def share_of(
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller]
     shared = [b for b in shared if most.get(b.name, 0) >= _MANY_FOR_BLAS]
-    worth = bool(shared) or any(most[b.name] >= _MANY for b in own)
+    worth = bool(shared) or any(most[b.name] >= WORTH_THREADS for b in own)
     return ThreadShare([*own, *shared], streams if worth else 0, threads)
 
 

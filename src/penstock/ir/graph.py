@@ -137,9 +137,8 @@ class Graph:
         while stack:
             for node in stack[-1]:
                 yield node
-                inner = node.graphs
-                if inner:
-                    stack.extend([iter(graph.nodes) for _, graph in reversed(inner)])
+                if node._nests:
+                    stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
                     break
             else:
                 stack.pop()
@@ -148,8 +147,9 @@ class Graph:
         """This graph and every nested one."""
         yield self
         for node in self.walk():
-            for _, graph in node.graphs:
-                yield graph
+            if node._nests:
+                for _, graph in node.graphs:
+                    yield graph
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"

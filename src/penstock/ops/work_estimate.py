@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
+from collections.abc import Iterable
+from typing import TypeGuard
 
 from penstock.ir.graph import Node
 from penstock.ops.internal.fused import is_fused, parts
-from penstock.types import TensorType, Type
+from penstock.types import ANY, STRING, TensorType, Type
 
-_OBJECT = np.dtype(object)
+WORTH_THREADS = 500_000
+"""operations of a node that are worth more than one thread: 5 us"""
 
 # Of one core, roughly: floating-point operations of products per second, bytes per second through
 # memory, and seconds for a call that does nothing.
@@ -26,17 +26,23 @@ def flops(node: Node) -> int:
     """
     if is_fused(node):
         return sum(flops(part) for part in parts(node))
-    outputs = [_dims(v.type) for v in node.outputs if v is not None]
-    if not outputs or outputs[0] is None:
+    output = next((v.type for v in node.outputs if v is not None), ANY)
+    if not _is_static(output):
         return 0
-    inputs = [None if v is None else _dims(v.type) for v in node.inputs]
-    elements = max(math.prod(dims) for dims in (outputs[0], *inputs) if dims is not None)
+    inputs = [ANY if v is None else v.type for v in node.inputs]
+    elements = max([t.elements for t in (output, *inputs) if _is_static(t)])
     if node.op.work is None:
         return elements
+    dims = [t.dims if _is_static(t) else None for t in inputs]
     try:
-        return node.op.work(node.attrs, inputs, outputs[0]) or elements
+        return node.op.work(node.attrs, dims, output.dims) or elements
     except (IndexError, ValueError):  # inputs that the operation does not take: the run fails
         return 0
+
+
+def worth_threads(nodes: Iterable[Node]) -> bool:
+    """Whether one of ``nodes`` computes enough to gain from more than one thread."""
+    return any(not node.op.moves and flops(node) >= WORTH_THREADS for node in nodes)
 
 
 def seconds(node: Node) -> float:
@@ -47,7 +53,5 @@ def seconds(node: Node) -> float:
     return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
 
 
-def _dims(type_: Type) -> tuple[int, ...] | None:
-    if isinstance(type_, TensorType) and type_.static and type_.dtype != _OBJECT:
-        return type_.shape  # type: ignore[return-value] # all of it is known
-    return None
+def _is_static(type_: Type) -> TypeGuard[TensorType]:
+    return isinstance(type_, TensorType) and type_.static and type_.dtype is not STRING

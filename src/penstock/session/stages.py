@@ -49,6 +49,7 @@ from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.tensorflow.control_flow import is_framed
+from penstock.ops.work_estimate import worth_threads
 from penstock.passes.context import FusionPolicy, PassContext, Place, Unraised
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.assign_devices import assign_devices
@@ -213,10 +214,14 @@ class Lowered:
 def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
     """Quantise, fuse, place each node on a backend; insert transfers between memories, and with
     ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
+    graph, kernels = feeds.graph, KernelTable()
+    # Kernels are created for the number of threads that runs will most likely have.
+    threads = context.options.threads or core_budget()
+    if threads > 1 and not worth_threads(graph.walk()):
+        threads = 1
     for backend in context.hosts:
         if backend.threads_of_caller:
-            backend.set_threads(context.options.threads or core_budget())
-    graph, kernels = feeds.graph, KernelTable()
+            backend.set_threads(threads)
     costs: CostModel = context.options.cost_model or GraphProfiler(
         graph, {}, context.backends, feeds.values, context.limits, kernels
     )

@@ -18,6 +18,7 @@ from penstock.backends.onednn.primitive import (
     SRC,
     attributes,
     memory,
+    pointer,
     reorder_primitive,
 )
 from penstock.backends.onednn.primitive_spec import (
@@ -285,7 +286,7 @@ def _with_handles(
     """The call, with the addresses of some of its tensors set each time. Of tensors that are only
     read (True) it may take a copy."""
     function, arguments = call
-    set_handle, cast = library.lib.dnnl_memory_set_data_handle, library.ffi.cast
+    set_handle = library.lib.dnnl_memory_set_data_handle
 
     def run(*arrays: np.ndarray) -> None:
         used = []
@@ -294,7 +295,7 @@ def _with_handles(
                 assert is_read, "memory set aside for a result is not contiguous"
                 x = np.ascontiguousarray(x)
             used.append(x)  # copies live until the call is over
-            set_handle(tensor_memory, cast("void *", address(x)))
+            set_handle(tensor_memory, pointer(library, x))
         library.check(function(*arguments))
 
     return run

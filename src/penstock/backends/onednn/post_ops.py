@@ -154,7 +154,7 @@ class PostOps:
             assert type_ is not None
             own, own_strides = type_.dims, strides[op.tensor]
         dims = padded(own, len(self.dims))
-        if self._repeats(own) and not _is_usual(self.dims, strides[-1]):
+        if dims != self.dims and self._repeats(own) and not _is_usual(self.dims, strides[-1]):
             # In other layouts, oneDNN 3.2 reads the wrong elements, or some beyond the last.
             raise DnnlError(UNIMPLEMENTED)
         seen = view(dims)
@@ -259,4 +259,6 @@ def _in_order_of(
     if strides is None or constant.ndim != len(dims):
         return np.ascontiguousarray(constant)
     order = sorted(range(len(dims)), key=lambda axis: -strides[axis])
+    if order == list(range(len(dims))):
+        return np.ascontiguousarray(constant)
     return np.ascontiguousarray(constant.transpose(order)).transpose(np.argsort(order))

@@ -149,9 +149,16 @@ def memory(library: Library, descriptor: Any, array: np.ndarray | None) -> Any:
     """A memory object on ``array``, which it keeps alive, or on no memory yet."""
     ffi, lib = library.ffi, library.lib
     made = ffi.new("dnnl_memory_t *")
-    handle = ffi.NULL if array is None else ffi.cast("void *", address(array))
+    handle = ffi.NULL if array is None else pointer(library, array)
     library.check(lib.dnnl_memory_create(made, descriptor, library.engine, handle))
     return ffi.gc(made[0], _holding(lib.dnnl_memory_destroy, array))
+
+
+def pointer(library: Library, array: np.ndarray) -> Any:
+    """The address of an array, as cffi takes it."""
+    if array.flags.c_contiguous and array.dtype.kind != "V":  # others have no buffer
+        return library.ffi.from_buffer(array)  # takes a third of the time of ``address``
+    return library.ffi.cast("void *", address(array))
 
 
 def _holding(destructor: Any, held: Any) -> Any:

@@ -242,6 +242,13 @@ def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
 
 def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     """``infer``: one output of the inputs' common dtype and broadcast shape."""
+    first = types[0]
+    if (
+        isinstance(first, TensorType)
+        and first.data is None
+        and all(isinstance(t, TensorType) and t.without_data() == first for t in types)
+    ):
+        return (first,)
     every = range(len(types))
     shape = broadcast_shapes([tensor(types, i).shape for i in every])
     return (TensorType(same_dtype(types, every), shape),)

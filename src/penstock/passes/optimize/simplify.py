@@ -185,7 +185,9 @@ def times_one(node: Node) -> Replacement:
     """Mul or Div by a constant of ones that does not broadcast its input."""
     for i in (1, 0) if node.op.name == "Mul" else (1,):
         const = _is_const(node, i)
-        if const is None or const.size > 1024 or const.dtype == object or not np.all(const == 1):
+        if const is None or not 0 < const.size <= 1024 or const.dtype == object:
+            continue
+        if const.item(0) != 1 or not (const == 1).all():
             continue
         value, output = node.inputs[1 - i], node.outputs[0]
         if value is None or output is None or not isinstance(value.type, TensorType):
