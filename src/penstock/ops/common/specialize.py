@@ -63,7 +63,8 @@ class ScratchLayout:
     def __init__(self) -> None:
         self.size = 0
 
-    def field(self, shape: Sequence[int], dtype: np.dtype) -> Field:
+    def field(self, shape: Sequence[int], dtype: np.dtype | None) -> Field:
+        assert dtype is not None
         if dtype.hasobject:  # uninitialised bytes would be read as objects
             raise ShapeError("the operation takes numbers, not strings")
         field = Field(tuple(shape), dtype, self.size)

@@ -11,48 +11,45 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF
-from penstock.ops.common.shape_rules import broadcast_shapes, given, same_dtype, tensor
+from penstock.ops.common.shape_rules import (
+    broadcast_shapes,
+    check_broadcasts,
+    check_shape,
+    given,
+    same_dim,
+    same_dtype,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
 
-def _inner(a: Dim, b: Dim) -> None:
-    if isinstance(a, int) and isinstance(b, int) and a != b:
-        raise ShapeError(f"inner dims {a} and {b} of a matrix product differ")
-
-
-def _matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
+def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     """The shape of ``np.matmul``: vectors are rows on the left and columns on the right."""
     for shape in (a, b):
         if shape is not None and not shape:
             raise ShapeError("matrix products take no scalars")
     if a is None or b is None:
         return None
-    _inner(a[-1], b[-2] if len(b) > 1 else b[-1])
+    same_dim(a[-1], b[-2:][0], f"inner dims of shapes {a} and {b}")
     batch = broadcast_shapes([a[:-2], b[:-2]])
     assert batch is not None
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
 
 
-def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = _matmul_shape(tensor(types, 0).shape, tensor(types, 1).shape)
-    return (TensorType(same_dtype(types, range(2)), shape),)
-
-
-def _product_into(a: TensorType, b: TensorType) -> Any:
-    """The fastest ``function(a, b, out)`` for a product of these types into a contiguous ``out``.
+def _product_into(a: Any, b: Any) -> Any:
+    """The fastest ``function(a, b, out)`` for operands of these dims and a contiguous ``out``.
 
     ``np.dot`` has half the overhead of ``np.matmul``, which takes batches.
     """
-    rank_a, rank_b = len(a.dims), len(b.dims)
-    if rank_a == rank_b == 2:
+    if len(a) == len(b) == 2:
         return np.dot
-    if rank_a < max(rank_b, 3) or prod(b.dims[:-2]) != 1 or rank_b < 2 or 0 in a.dims + b.dims:
+    if len(a) < max(len(b), 3) or prod(b[:-2]) != 1 or len(b) < 2 or 0 in a + b:
         return np.matmul
     # One product of a tall matrix instead of one for each matrix of the batch.
-    rows, matrix, columns = (-1, a.dims[-1]), b.dims[-2:], b.dims[-1]
+    rows, matrix, columns = (-1, a[-1]), b[-2:], b[-1]
 
     def tall(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         if a.flags.c_contiguous:
@@ -61,30 +58,6 @@ def _product_into(a: TensorType, b: TensorType) -> Any:
             np.matmul(a, b, out)
 
     return tall
-
-
-@operator("MatMul", infer=_infer_matmul, work=product_work)
-def matmul(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        a, b = inputs
-        assert a is not None and b is not None
-        return Routine(_product_into(a, b))
-
-    kernel = specialized(node, types, make, contiguous=True)
-    dtypes = [t.dtype for t in types if isinstance(t, TensorType) and t.dtype is not None]
-    if len(dtypes) < 2 or dtypes[0] in HALF or dtypes[0] != dtypes[1]:
-        return kernel
-    return Kernel(_matmul, kernel.into, contiguous=True)
-
-
-def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    try:
-        return np.matmul(a, b)
-    except ValueError as error:
-        raise ShapeError(f"shapes {a.shape} and {b.shape} do not multiply") from error
-
-
-# FusedMatMul: transpositions and a factor
 
 
 def _permutation(rank: int, transpose: bool, batch: bool) -> tuple[int, ...] | None:
@@ -108,27 +81,41 @@ def _permuted(shape: Shape, axes: tuple[int, ...] | None) -> Shape:
     return shape if axes is None else tuple(shape[i] for i in axes)
 
 
-def _infer_fused_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_matmul(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(2))
     a, b = tensor(types, 0).shape, tensor(types, 1).shape
     if a is None or b is None:
         return (TensorType(dtype, None),)
     axes_a, axes_b = _permutations(attrs, (len(a), len(b)))
-    return (TensorType(dtype, _matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
+    return (TensorType(dtype, matmul_shape(_permuted(a, axes_a), _permuted(b, axes_b))),)
 
 
-@operator("FusedMatMul", domain=MICROSOFT, infer=_infer_fused_matmul, work=product_work)
+@operator("MatMul", infer=_infer_matmul, work=product_work)
+def matmul(node: Node, types: Types) -> Kernel:
+    kernel = fused_matmul(node, types)
+    a, b = (tensor(types, i).dtype for i in range(2))
+    if a is None or a in HALF or a != b:
+        return kernel
+    return Kernel(_matmul, kernel.into, contiguous=True)
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    try:
+        return np.matmul(a, b)
+    except ValueError as error:
+        raise ShapeError(f"shapes {a.shape} and {b.shape} do not multiply") from error
+
+
+@operator("FusedMatMul", domain=MICROSOFT, infer=_infer_matmul, work=product_work)
 def fused_matmul(node: Node, types: Types) -> Kernel:
     alpha = node.attrs.get("alpha", 1.0)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        a, b = inputs
-        assert a is not None and b is not None
-        axes_a, axes_b = _permutations(node.attrs, (len(a.dims), len(b.dims)))
-        multiply = _product_into(
-            TensorType(a.dtype, _permuted(a.dims, axes_a)),
-            TensorType(b.dtype, _permuted(b.dims, axes_b)),
-        )
+        a, b = (tensor(inputs, i).dims for i in range(2))
+        axes_a, axes_b = _permutations(node.attrs, (len(a), len(b)))
+        multiply = _product_into(_permuted(a, axes_a), _permuted(b, axes_b))
+        if axes_a is None and axes_b is None and alpha == 1.0:
+            return Routine(multiply)
 
         def into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
             if axes_a is not None:
@@ -144,36 +131,24 @@ def fused_matmul(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# Gemm
-
-
 def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def matrix(index: int, transposed: int) -> tuple[Dim, Dim]:
         shape = tensor(types, index).shape
-        if shape is None:
-            return None, None
-        if len(shape) != 2:
-            raise ShapeError(f"Gemm multiplies matrices, but input {index} has shape {shape}")
-        return (shape[1], shape[0]) if transposed else (shape[0], shape[1])
+        check_shape(f"input {index}", shape, (None, None))
+        rows, columns = shape or (None, None)
+        return (columns, rows) if transposed else (rows, columns)
 
     rows, inner = matrix(0, attrs.get("transA", 0))
     other, columns = matrix(1, attrs.get("transB", 0))
-    _inner(inner, other)
-    bias = tensor(types, 2).shape
-    if bias is not None:
-        if len(bias) > 2:
-            raise ShapeError(f"C of shape {bias} does not broadcast to a matrix")
-        for dim, full in zip(reversed(bias), (columns, rows), strict=False):
-            if isinstance(dim, int) and isinstance(full, int) and dim not in (1, full):
-                raise ShapeError(f"C of shape {bias} does not broadcast to ({rows}, {columns})")
+    same_dim(inner, other, "inner dims of a matrix product")
+    check_broadcasts("C", tensor(types, 2).shape, (rows, columns))
     return (TensorType(same_dtype(types, range(3)), (rows, columns)),)
 
 
 def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
     """A product with one column seen many times through a stride of 0 (by ConstantOfShape).
 
-    BLAS would be given a copy of all of them, and its results differ in the last bit between the
-    edges of its tiles and the rest.
+    BLAS would get copies of it, and round differently at the edges of its tiles.
     """
     out[...] = np.dot(a, b[:, :1])
 
@@ -210,7 +185,7 @@ def gemm(node: Node, types: Types) -> Kernel:
                 np.add(out, c if scale_c == 1 else c * scale_c, out)
 
         def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
-            """Integers times factors that are none."""
+            """Integers times factors that are not whole."""
             result = np.dot(a.T if trans_a else a, b.T if trans_b else b) * np.float64(scale)
             np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
 
@@ -222,9 +197,6 @@ def gemm(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# Det
-
-
 def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
@@ -232,17 +204,13 @@ def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if len(x.shape) < 2:
         raise ShapeError(f"Det takes square matrices, not shape {x.shape}")
     rows, columns = x.shape[-2:]
-    if isinstance(rows, int) and isinstance(columns, int) and rows != columns:
-        raise ShapeError(f"Det takes square matrices, not {rows} x {columns}")
+    same_dim(rows, columns, "rows and columns of square matrices")
     return (TensorType(x.dtype, x.shape[:-2]),)
 
 
 @operator("Det", since=11, infer=_infer_det)
 def det(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        def into(x: np.ndarray, out: np.ndarray) -> None:
-            out[...] = np.linalg.det(x)
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        out[...] = np.linalg.det(x)
 
-        return Routine(into)
-
-    return specialized(node, types, make)
+    return specialized(node, types, lambda *_: Routine(into))

@@ -28,8 +28,6 @@ from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, spec
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
-# Rows
-
 
 class Statistics:
     """Means and inverse deviations of the rows of a matrix.
@@ -84,9 +82,6 @@ class Statistics:
 def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """``x`` as a contiguous array of ``shape``: the same memory where that can be."""
     return np.ascontiguousarray(x).reshape(shape)
-
-
-# BatchNormalization
 
 
 def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -159,9 +154,6 @@ def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float
     return Routine(into)
 
 
-# InstanceNormalization and GroupNormalization
-
-
 def _infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) < 3:
@@ -223,9 +215,6 @@ def instance_normalization(node: Node, types: Types) -> Kernel:
 @operator("GroupNormalization", since=21, infer=_infer_group)
 def group_normalization(node: Node, types: Types) -> Kernel:
     return _by_group(node, types, node.attrs["num_groups"])
-
-
-# LayerNormalization and RMSNormalization
 
 
 def _stash(attrs: Attrs) -> np.dtype:
@@ -313,9 +302,6 @@ def layer_normalization(node: Node, types: Types) -> Kernel:
 @operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_rms)
 def rms_normalization(node: Node, types: Types) -> Kernel:
     return _by_row(node, types, centred=False)
-
-
-# LRN, LpNormalization, MeanVarianceNormalization
 
 
 def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -94,9 +94,6 @@ def _padding(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.n
         out[part] = filling if taken is None else out[taken]
 
 
-# Pad
-
-
 def _mode(attrs: Attrs) -> str:
     return choice(attrs, "mode", "constant", ("constant", "reflect", "edge", "wrap"))
 
@@ -191,9 +188,6 @@ def pad(node: Node, types: Types) -> Kernel:
         _padding(x, parts, value, rest[-1])
 
     return Kernel(run, into)
-
-
-# CenterCropPad
 
 
 def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

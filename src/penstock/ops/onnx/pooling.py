@@ -219,9 +219,6 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
     return [((i, i + 1), part) for i in range(n) for part in parts] or [((0, 0), parts[0])]
 
 
-# MaxPool
-
-
 @operator("MaxPool", infer=_infer_max_pool)
 def max_pool(node: Node, types: Types) -> Kernel:
     column_major = bool(node.attrs.get("storage_order", 0))
@@ -277,9 +274,6 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
         np.add(indices, start, out=indices, where=indices >= 0)
 
     return Routine(into, layout.size)
-
-
-# AveragePool and LpPool
 
 
 def _window_sizes(axes: Sequence[Window], padding: bool) -> Any:
@@ -373,9 +367,6 @@ def _root(x: np.ndarray, p: float) -> None:
         np.power(x, 1 / p, x)
 
 
-# Global pooling
-
-
 def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
@@ -458,9 +449,6 @@ def global_lp_pool(node: Node, types: Types) -> Kernel:
         return _norms(x, p, lambda x, out, _: sums(x, out), 0)
 
     return specialized(node, types, make, contiguous=True)
-
-
-# MaxUnpool
 
 
 def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -66,9 +66,6 @@ def _filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[.
     return call
 
 
-# Layouts of scales and zero points
-
-
 class _Spread(NamedTuple):
     """How a scale or zero point lies along a tensor."""
 
@@ -149,9 +146,6 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
     scale, zero = all_known(tensor(types, 1).shape), all_known(tensor(types, 2).shape)
     if scale is not None and zero is not None and np.prod(scale) != np.prod(zero):
         raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
-
-
-# Reading and writing quantised elements
 
 
 class _Bounds(NamedTuple):
@@ -240,9 +234,6 @@ def blocks(*arrays: np.ndarray) -> Any:
         [array.dtype for array in arrays],
         buffersize=BLOCK,
     )
-
-
-# QuantizeLinear
 
 
 def _target(types: Types, attrs: Attrs) -> np.dtype | None:
@@ -339,9 +330,6 @@ def quantize_linear(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=False, contiguous=bool(block))
 
 
-# DequantizeLinear
-
-
 def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
     """The element type of DequantizeLinear's result, as far as known."""
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
@@ -409,9 +397,6 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
         return Routine(_filled(run, len(inputs), 3), layout.size)
 
     return specialized(node, types, make, widen=False, contiguous=bool(block))
-
-
-# DynamicQuantizeLinear
 
 
 def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:

@@ -10,7 +10,8 @@ side is constant, the sums of its own absolute values tell how long, which mostl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.shape_rules import (
-    broadcast_shapes,
     check_broadcasts,
+    check_shape,
     given,
     pad_with_none,
     tensor,
 )
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import product_work
+from penstock.ops.onnx.matmul import matmul_shape
 from penstock.ops.onnx.quantization import (
     bounds,
     quantize_to_float,
@@ -36,43 +38,37 @@ from penstock.ops.onnx.quantization import (
     zero_of,
 )
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
 
 EXACT = 1 << 24  # float32 holds every integer up to this
 
 
-# Shapes
+def constant_or_left_out(node: Node, index: int) -> tuple[bool, np.ndarray | None]:
+    """Whether input ``index`` is known when the node is compiled, and its value."""
+    value = node.inputs[index] if given(node.inputs, index) else None
+    return (True, None) if value is None else (value.const is not None, value.const)
 
 
-def _product_shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The shape of ``np.matmul(a, b)``, as far as known."""
-    if a is None or b is None:
-        return None
-    if not a or not b:
-        raise ShapeError("a matrix product needs operands of rank 1 or more, not scalars")
-    inner = b[-2] if len(b) > 1 else b[0]
-    if isinstance(a[-1], int) and isinstance(inner, int) and a[-1] != inner:
-        raise ShapeError(f"shapes {a} and {b} do not multiply: {a[-1]} and {inner} differ")
-    ends: tuple[Dim, ...] = (*a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
-    if len(b) <= 2:
-        return (*a[:-2], *ends)
-    batch = broadcast_shapes([a[:-2], b[:-2]])
-    return None if batch is None else (*batch, *ends)
-
-
-# Exact products
-
-
-def reach(dtype: np.dtype, zero: np.ndarray | None, constant: bool) -> int:
-    """The largest ``|x - zero|`` there can be; 0 for floats, whose sums are not exact anyway."""
+def reach(node: Node, types: Types, x: int, zero: int) -> int:
+    """The largest ``|x - zero|`` of two inputs; 0 for floats, whose sums are not exact anyway."""
+    dtype = tensor(types, x).dtype or UINT8
     if dtype not in (INT8, UINT8):
         return 0
     low, high = bounds(dtype)
-    if not constant:
+    known, point = constant_or_left_out(node, zero)
+    if not known:
         return int(high - low)
-    if zero is None or not zero.size:
+    if point is None or not point.size:
         return int(max(high, -low))
-    return int(max(high - int(zero.min()), int(zero.max()) - low))
+    return int(max(high - int(point.min()), int(point.max()) - low))
+
+
+def accumulate(piece: int, values: np.ndarray, total: np.ndarray) -> None:
+    """Add the sums of a piece to the int32 ``total``, or store those of the first piece, 0."""
+    if piece == 0:
+        np.copyto(total, values, casting="unsafe")
+    else:
+        np.add(total, values, out=total, dtype=np.int32, casting="unsafe")
 
 
 def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> list[slice]:
@@ -98,43 +94,33 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
 
 
 class _Product:
-    """``(a - a_zero) @ (b - b_zero)`` of what a node's inputs ``a`` and ``b`` are.
+    """``(a - a_zero) @ (b - b_zero)`` of a node's inputs.
 
-    Constant right sides are converted once, when the node is compiled. ``dynamic``: a is a float
-    tensor that is quantised to uint8 as it comes. ``integer``: the result must be int32.
+    ``a`` and ``b`` are the indices of an operand and its zero point; without one, ``a`` is a float
+    tensor that is quantised to uint8 in each run. ``integer``: the result must be int32. Constant
+    right sides are converted once, when the node is compiled.
     """
 
     def __init__(
         self,
         node: Node,
         types: Types,
-        a: tuple[int, int],  # where the inputs of a node have a and its zero point
+        a: tuple[int, int | None],
         b: tuple[int, int],
         *,
+        transpose_a: bool = False,
         transpose_b: bool = False,
-        dynamic: bool = False,
         integer: bool = False,
     ) -> None:
-        self.b = b
-        self.transpose_b = transpose_b
-        self.integer = integer
-        consts = [None if v is None else v.const for v in node.inputs]
-
-        def constant(i: int) -> tuple[bool, np.ndarray | None]:
-            """Whether input i is known, and what it is."""
-            if not given(node.inputs, i):
-                return True, None
-            return consts[i] is not None, consts[i]
-
-        b_known, b_zero = constant(b[1])
-        a_known, a_zero = (False, None) if dynamic else constant(a[1])
-        a_dtype = UINT8 if dynamic else tensor(types, a[0]).dtype
-        self.a_reach = reach(a_dtype or UINT8, a_zero, a_known)
-        self.b_reach = reach(tensor(types, b[0]).dtype or UINT8, b_zero, b_known)
+        self.a, self.b, self.integer = a, b, integer
+        self.transpose_a, self.transpose_b = transpose_a, transpose_b
+        self.a_reach = 255 if a[1] is None else reach(node, types, a[0], a[1])
+        self.b_reach = reach(node, types, *b)
         self.fixed: Shared[tuple[np.ndarray, list[slice]]] | None = None
         """a constant right side, and how it is cut"""
-        weights = consts[b[0]]
-        if weights is not None and weights.ndim > 1 and b_known:
+        _, weights = constant_or_left_out(node, b[0])
+        zero_known, b_zero = constant_or_left_out(node, b[1])
+        if weights is not None and weights.ndim > 1 and zero_known:
 
             def prepared() -> tuple[np.ndarray, list[slice]]:
                 side = self.right_side(weights, b_zero, np.empty(weights.shape, FLOAT32))
@@ -153,17 +139,18 @@ class _Product:
 
 
 class _Multiply:
-    """A product for operands of known shapes; ``b`` is the shape as given, untransposed."""
+    """A product of a node's inputs for their known types, and its scratch memory."""
 
-    def __init__(
-        self, product: _Product, a: TensorType, b: TensorType, layout: ScratchLayout
-    ) -> None:
-        a_dims, b_dims = a.dims, b.dims
-        self.given = product
+    def __init__(self, product: _Product, inputs: Tensors, layout: ScratchLayout) -> None:
+        a_dims, b = tensor(inputs, product.a[0]).dims, tensor(inputs, product.b[0])
+        b_dims = b.dims
+        self.product = product
         self._right = None if product.fixed is not None else layout.field(b_dims, FLOAT32)
+        if product.transpose_a:
+            a_dims = a_dims[::-1]
         if product.transpose_b:
             b_dims = (*b_dims[:-2], b_dims[-1], b_dims[-2])
-        shape: Any = _product_shape(a_dims, b_dims)
+        shape: Any = matmul_shape(a_dims, b_dims)
         assert b.dtype is not None
         if b.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
             self.spans = [slice(None)]
@@ -175,49 +162,44 @@ class _Multiply:
         self.left = layout.field(a_dims, FLOAT32)
         """a - a_zero, for the caller to fill"""
         self.values = layout.field(shape, FLOAT32)
-        """free for the caller once the product is there"""
+        """free for the caller after the product"""
         self.total = layout.field(shape, INT32) if several or product.integer else None
         # One product of matrices instead of one for each batch.
         self._flat = len(b_dims) == 2 and len(a_dims) > 2
 
     def fill(self, a: np.ndarray, zero: np.ndarray | None, workspace: np.ndarray) -> None:
-        """Take in the left side."""
-        subtract_zero_point(
-            a, None if zero is None else zero_of(_per_row(zero)), self.left(workspace)
-        )
+        """Store the left side."""
+        a = a.T if self.product.transpose_a else a
+        zero = None if zero is None else zero_of(_per_row(zero))
+        subtract_zero_point(a, zero, self.left(workspace))
 
     def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
-        """The product with the right side among a node's inputs, when the left side is in place.
+        """Multiply the left side, which is in place, by the right one among a node's inputs.
 
         The result is int32 in ``out``, if given; else int32 or float32 in the workspace.
         """
-        left, values, fixed = self.left(workspace), self.values(workspace), self.given.fixed
-        product = values
+        left, values, fixed = self.left(workspace), self.values(workspace), self.product.fixed
+        result = values
         if fixed is not None:
             right, _ = fixed.value
         else:
-            b, zero = self.given.b
+            b, zero = self.product.b
             assert self._right is not None
             minus = inputs[zero] if zero < len(inputs) else None
-            right = self.given.right_side(inputs[b], minus, self._right(workspace))
+            right = self.product.right_side(inputs[b], minus, self._right(workspace))
         if self._flat:
             left = left.reshape(-1, left.shape[-1])
-            product = values.reshape(left.shape[0], right.shape[1])
-        if len(self.spans) == 1:
-            np.matmul(left, right, product)
-            if out is None and not self.given.integer:
+            result = values.reshape(left.shape[0], right.shape[1])
+        parts = [(left, right)]
+        if len(self.spans) > 1:
+            rows = [s if right.ndim == 1 else (..., s, slice(None)) for s in self.spans]
+            parts = [(left[..., s], right[r]) for s, r in zip(self.spans, rows, strict=True)]
+        total = out if out is not None or self.total is None else self.total(workspace)
+        for i, (left, right) in enumerate(parts):
+            np.matmul(left, right, result)
+            if total is None:
                 return values
-        total: np.ndarray = out if out is not None else self.total(workspace)  # type: ignore[misc]
-        if len(self.spans) == 1:
-            np.copyto(total, values, casting="unsafe")
-            return total
-        for span in self.spans:
-            part = right[..., span, :] if right.ndim > 1 else right[span]
-            np.matmul(left[..., span], part, product)
-            if span.start == 0:
-                np.copyto(total, values, casting="unsafe")
-            else:
-                np.add(total, values, out=total, dtype=np.int32, casting="unsafe")
+            accumulate(i, values, total)
         return total
 
 
@@ -233,43 +215,33 @@ def _per_column(parameter: np.ndarray) -> np.ndarray:
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
 
-def _rows(types: Types, index: int) -> Shape | None:
-    """The shape in which a parameter of the left side broadcasts."""
-    shape = tensor(types, index).shape
-    return (*shape, 1) if shape is not None and len(shape) == 1 else shape
-
-
 def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    """Whether scales and zero points fit the rows of a, the columns of b.
+    """Check that scales and zero points fit the rows of a and the columns of b.
 
     ``a`` and ``b`` are the indices of an operand and its parameters.
     """
-    left, right = tensor(types, a[0]).shape, tensor(types, b[0]).shape
-    for i in a[1:]:
-        _check_parameter("a scale or zero point of a", _rows(types, i), left)
-    for i in b[1:]:
-        _check_parameter("a scale or zero point of b", tensor(types, i).shape, right)
+    for name, (operand, *parameters) in (("a", a), ("b", b)):
+        for i in parameters:
+            shape = tensor(types, i).shape
+            if name == "a" and shape is not None and len(shape) == 1:
+                shape = (*shape, 1)
+            full = tensor(types, operand).shape
+            _check_parameter(f"a scale or zero point of {name}", shape, full)
 
 
 def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> None:
-    """That it broadcasts, or is a single element in however many dims."""
+    """Check that a parameter broadcasts, or is a single element in any number of dims."""
     if parameter is not None and any(dim != 1 for dim in parameter):
         check_broadcasts(name, parameter, full)
-
-
-# MatMulInteger, QLinearMatMul
 
 
 def _infer_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1, bias: int = -1
 ) -> Infer:
-    """A product of a given dtype, or that of input ``like``.
-
-    ``a`` and ``b`` are the indices of an operand and its parameters.
-    """
+    """A product of ``dtype``, or that of input ``like``; ``a`` and ``b`` as above."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        shape = _product_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
+        shape = matmul_shape(tensor(types, a[0]).shape, tensor(types, b[0]).shape)
         _check_parameters(types, a, b)
         if bias >= 0:
             _check_parameter("a bias", tensor(types, bias).shape, shape)
@@ -278,29 +250,26 @@ def _infer_product(
     return infer
 
 
-def _operands(inputs: Tensors, a: int, b: int) -> tuple[TensorType, TensorType]:
-    left, right = inputs[a], inputs[b]
-    assert left is not None
-    assert right is not None
-    return left, right
+def _kernel(
+    node: Node, types: Types, product: _Product, finish: Callable[..., None], widen: bool = True
+) -> Kernel:
+    """The kernel of ``finish(multiply, *inputs, out, workspace)``, which calls ``multiply``."""
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        layout = ScratchLayout()
+        return Routine(partial(finish, _Multiply(product, inputs, layout)), layout.size)
+
+    return specialized(node, types, make, widen=widen)
 
 
 @operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32), work=product_work)
 def matmul_integer(node: Node, types: Types) -> Kernel:
-    product = _Product(node, types, (0, 2), (1, 3))
+    def finish(multiply: _Multiply, *args: Any) -> None:
+        *values, out, workspace = args
+        multiply.fill(values[0], pad_with_none(values, 3)[2], workspace)
+        multiply(values, out, workspace)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
-        multiply = _Multiply(product, *_operands(inputs, 0, 1), layout)
-
-        def into(*args: Any) -> None:
-            *values, out, workspace = args
-            multiply.fill(values[0], pad_with_none(values, 3)[2], workspace)
-            multiply(values, out, workspace)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return _kernel(node, types, _Product(node, types, (0, 2), (1, 3)), finish)
 
 
 @operator(
@@ -310,39 +279,27 @@ def matmul_integer(node: Node, types: Types) -> Kernel:
     work=product_work,
 )
 def qlinear_matmul(node: Node, types: Types) -> Kernel:
-    product = _Product(node, types, (0, 2), (3, 5))
-
     def factor_of(a_scale: np.ndarray, b_scale: np.ndarray, y_scale: np.ndarray) -> np.ndarray:
         factor = _per_row(a_scale) * _per_column(b_scale) / _per_row(y_scale)
         return np.asarray(factor, FLOAT32)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
-        multiply = _Multiply(product, *_operands(inputs, 0, 3), layout)
-        scales = [consts[i] for i in (1, 4, 6)]
-        constant_factor = None if any(s is None for s in scales) else factor_of(*scales)  # type: ignore[arg-type]
+    scales: Any = [constant_or_left_out(node, i)[1] for i in (1, 4, 6)]
+    constant_factor = None if any(s is None for s in scales) else factor_of(*scales)
 
-        def into(*args: Any) -> None:
-            *values, out, workspace = args
-            multiply.fill(values[0], values[2], workspace)
-            total, real = multiply(values, None, workspace), multiply.values(workspace)
-            factor = (
-                factor_of(values[1], values[4], values[6])
-                if constant_factor is None
-                else constant_factor
-            )
-            np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-            store(real, zero_of(_per_row(values[7])), out, True)
+    def finish(multiply: _Multiply, *args: Any) -> None:
+        *values, out, workspace = args
+        multiply.fill(values[0], values[2], workspace)
+        total, real = multiply(values, None, workspace), multiply.values(workspace)
+        factor = constant_factor
+        if factor is None:
+            factor = factor_of(values[1], values[4], values[6])
+        np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
+        store(real, zero_of(_per_row(values[7])), out, True)
 
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, widen=False)
+    return _kernel(node, types, _Product(node, types, (0, 2), (3, 5)), finish, widen=False)
 
 
-# com.microsoft: products of integers with a float result
-
-
-def _finish(
+def _scale(
     total: np.ndarray, factor: Any, bias: np.ndarray | None, out: np.ndarray, real: np.ndarray
 ) -> None:
     """``total * factor + bias`` into ``out`` of any float type, by way of ``real``, float32."""
@@ -361,23 +318,15 @@ def _finish(
     work=product_work,
 )
 def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
-    product = _Product(node, types, (0, 4), (1, 5))
+    def finish(multiply: _Multiply, *args: Any) -> None:
+        *values, out, workspace = args
+        a, _, a_scale, b_scale, a_zero, _, bias = pad_with_none(values, 7)
+        multiply.fill(a, a_zero, workspace)
+        total = multiply(values, None, workspace)
+        factor = _per_row(a_scale.astype(FLOAT32)) * _per_column(b_scale.astype(FLOAT32))
+        _scale(total, factor, bias, out, multiply.values(workspace))
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
-        multiply = _Multiply(product, *_operands(inputs, 0, 1), layout)
-
-        def into(*args: Any) -> None:
-            *values, out, workspace = args
-            a, _, a_scale, b_scale, a_zero, _, bias = pad_with_none(values, 7)
-            multiply.fill(a, a_zero, workspace)
-            total = multiply(values, None, workspace)
-            factor = _per_row(a_scale.astype(FLOAT32)) * _per_column(b_scale.astype(FLOAT32))
-            _finish(total, factor, bias, out, multiply.values(workspace))
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, widen=False)
+    return _kernel(node, types, _Product(node, types, (0, 4), (1, 5)), finish, widen=False)
 
 
 @operator(
@@ -387,82 +336,61 @@ def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
     work=product_work,
 )
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
-    product = _Product(node, types, (0, -1), (1, 3), dynamic=True)
+    def finish(multiply: _Multiply, *args: Any) -> None:
+        *values, out, workspace = args
+        a, _, b_scale, _, bias = pad_with_none(values, 5)
+        scale = quantize_to_float(a, multiply.left(workspace))
+        total = multiply(values, None, workspace)
+        _scale(total, _per_column(b_scale) * scale, bias, out, multiply.values(workspace))
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
-        multiply = _Multiply(product, *_operands(inputs, 0, 1), layout)
-
-        def into(*args: Any) -> None:
-            *values, out, workspace = args
-            a, _, b_scale, _, bias = pad_with_none(values, 5)
-            scale = quantize_to_float(a, multiply.left(workspace))
-            total = multiply(values, None, workspace)
-            _finish(total, _per_column(b_scale) * scale, bias, out, multiply.values(workspace))
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
-
-
-# com.microsoft.QGemm
-
-
-def _transposed(type_: TensorType, transpose: object) -> TensorType:
-    if type_.shape is not None and len(type_.shape) != 2:
-        raise ShapeError(f"QGemm multiplies matrices, not a tensor of shape {type_.shape}")
-    return (
-        type_
-        if not transpose or type_.shape is None
-        else TensorType(type_.dtype, type_.shape[::-1])
-    )
+    return _kernel(node, types, _Product(node, types, (0, None), (1, 3)), finish)
 
 
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    a = _transposed(tensor(types, 0), attrs.get("transA"))
-    b = _transposed(tensor(types, 3), attrs.get("transB"))
-    shape = _product_shape(a.shape, b.shape)
-    _check_parameters(
-        [*pad_with_none(types, 9)[:3], b, *pad_with_none(types, 9)[4:]], (0, 1, 2), (3, 4, 5)
-    )
+    operands = pad_with_none(types, 9)
+    for i, name in ((0, "transA"), (3, "transB")):
+        x = tensor(types, i)
+        check_shape(f"input {i}", x.shape, (None, None))
+        if attrs.get(name) and x.shape is not None:
+            operands[i] = TensorType(x.dtype, x.shape[::-1])
+    shape = matmul_shape(tensor(operands, 0).shape, tensor(operands, 3).shape)
+    _check_parameters(operands, (0, 1, 2), (3, 4, 5))
     for i in (1, 2, 7, 8):
         parameter = tensor(types, i).shape
         if parameter is not None and any(dim not in (1, None) for dim in parameter):
             raise ShapeError(f"input {i} of QGemm must be a scalar, its shape is {parameter}")
     _check_parameter("C", tensor(types, 6).shape, shape)
-    quantized = given(types, 8)
-    return (TensorType(tensor(types, 8).dtype if quantized else FLOAT32, shape),)
+    return (TensorType(tensor(types, 8).dtype if given(types, 8) else FLOAT32, shape),)
 
 
 @operator("QGemm", domain=MICROSOFT, infer=_infer_qgemm, work=product_work)
 def qgemm(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
-    alpha = np.float32(attrs.get("alpha", 1.0))
-    # The bias is added to integers: the sum may be beyond what float32 holds.
-    has_c = pad_with_none(node.inputs, 7)[6] is not None
-    product = _Product(node, types, (0, 2), (3, 5), transpose_b=bool(trans_b), integer=has_c)
+    transpose_a, transpose_b = (bool(node.attrs.get(name)) for name in ("transA", "transB"))
+    alpha = np.float32(node.attrs.get("alpha", 1.0))
+    product = _Product(
+        node,
+        types,
+        (0, 2),
+        (3, 5),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        # The bias is added to integers: the sum may be beyond what float32 holds.
+        integer=given(node.inputs, 6),
+    )
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
-        a_type, b_type = _operands(inputs, 0, 3)
-        multiply = _Multiply(product, _transposed(a_type, trans_a), b_type, layout)
+    def finish(multiply: _Multiply, *args: Any) -> None:
+        *values, out, workspace = args
+        a, a_scale, a_zero, _, b_scale, _, c, y_scale, y_zero = pad_with_none(values, 9)
+        multiply.fill(a, a_zero, workspace)
+        total, real = multiply(values, None, workspace), multiply.values(workspace)
+        if c is not None:
+            np.add(total, c, total)
+        factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
+        if y_scale is None:
+            _scale(total, factor, None, out, real)
+            return
+        factor = factor / y_scale.reshape(())
+        np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
+        store(real, None if y_zero is None else zero_of(y_zero.reshape(())), out, True)
 
-        def into(*args: Any) -> None:
-            *values, out, workspace = args
-            a, a_scale, a_zero, _, b_scale, _, c, y_scale, y_zero = pad_with_none(values, 9)
-            multiply.fill(a.T if trans_a else a, a_zero, workspace)
-            total, real = multiply(values, None, workspace), multiply.values(workspace)
-            if c is not None:
-                np.add(total, c, total)
-            factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
-            if y_scale is None:
-                _finish(total, factor, None, out, real)
-                return
-            factor = factor / y_scale.reshape(())
-            np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-            store(real, None if y_zero is None else zero_of(y_zero.reshape(())), out, True)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return _kernel(node, types, product, finish)

@@ -24,7 +24,7 @@ from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, spec
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.convolution import conv_shape, convolution_routine
 from penstock.ops.onnx.quantization import store, subtract_zero_point, zero_of
-from penstock.ops.onnx.quantized import EXACT, pieces, reach
+from penstock.ops.onnx.quantized import EXACT, accumulate, constant_or_left_out, pieces, reach
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, TensorType, Type
 
@@ -60,17 +60,11 @@ class _Filters:
     def __init__(self, node: Node, types: Types, x: tuple[int, int], w: tuple[int, int]) -> None:
         self.x, self.w = x, w
         self.group: int = node.attrs.get("group", 1)
-        consts = pad_with_none([None if v is None else v.const for v in node.inputs], w[1] + 1)
-        given = pad_with_none(node.inputs, w[1] + 1)
-
-        def known(i: int) -> bool:
-            return given[i] is None or consts[i] is not None
-
-        self.x_reach = reach(tensor(types, x[0]).dtype or UINT8, consts[x[1]], known(x[1]))
-        self.w_reach = reach(tensor(types, w[0]).dtype or UINT8, consts[w[1]], known(w[1]))
+        self.x_reach, self.w_reach = reach(node, types, *x), reach(node, types, *w)
         self.fixed: Shared[_Cut] | None = None
-        weights, zero = consts[w[0]], consts[w[1]]
-        if weights is not None and weights.ndim > 2 and known(w[1]):
+        _, weights = constant_or_left_out(node, w[0])
+        zero_known, zero = constant_or_left_out(node, w[1])
+        if weights is not None and weights.ndim > 2 and zero_known:
 
             def prepared() -> _Cut:
                 less_zero = _shifted(weights, zero, np.empty(weights.shape, np.float32))
@@ -96,30 +90,28 @@ class _Convolution:
     def __init__(
         self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: ScratchLayout, integer: bool
     ) -> None:
-        x_type, w_type = inputs[filters.x[0]], inputs[filters.w[0]]
-        assert x_type is not None
-        assert w_type is not None
-        self.filters, self.integer = filters, integer
+        self.filters = filters
         self.last = bool(attrs.get("channels_last", 0))
-        x, w = channels_first(x_type.dims, self.last), w_type.dims
+        x = channels_first(tensor(inputs, filters.x[0]).dims, self.last)
+        w = tensor(inputs, filters.w[0]).dims
         self.dtype, self.spans, parts = filters.fixed.value if filters.fixed else filters.cut(w)
         shape: Any = conv_shape(x, w, attrs)
         self.left = layout.field(x, self.dtype)
         self.right = layout.field(w, FLOAT32) if parts is None else None
         self.values = layout.field(shape, self.dtype)
-        """free for the caller once the convolution is there"""
+        """free for the caller after the convolution"""
         several = len(self.spans) > 1
         self.total = layout.field(shape, INT32) if several or integer else None
         self.parts = parts
-        self.routines = [self._routine(x, w, attrs, i) for i in range(len(self.spans))]
+        self.routines: list[Routine] = []
+        for i, span in enumerate(self.spans):
+            depth = len(range(w[1])[span])
+            x_type = TensorType(self.dtype, (x[0], depth * filters.group, *x[2:]))
+            w_type = TensorType(self.dtype, (w[0], depth, *w[2:]))
+            part = parts[i] if parts else None
+            self.routines.append(convolution_routine(x_type, w_type, attrs, part))
         room = max(routine.workspace for routine in self.routines)
-        self.scratch = layout.field((room,), np.dtype(np.uint8)) if room else None
-
-    def _routine(self, x: tuple[int, ...], w: tuple[int, ...], attrs: Attrs, i: int) -> Routine:
-        depth = len(range(w[1])[self.spans[i]])
-        x_type = TensorType(self.dtype, (x[0], depth * self.filters.group, *x[2:]))
-        w_type = TensorType(self.dtype, (w[0], depth, *w[2:]))
-        return convolution_routine(x_type, w_type, attrs, self.parts[i] if self.parts else None)
+        self.scratch = layout.field((room,), UINT8) if room else None
 
     def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
@@ -144,10 +136,7 @@ class _Convolution:
             routine.into(channels, parts[i], values, *(scratch if routine.workspace else ()))
             if total is None:
                 return values
-            if i == 0:
-                np.copyto(total, values, casting="unsafe")
-            else:
-                np.add(total, values, out=total, dtype=np.int32, casting="unsafe")
+            accumulate(i, values, total)
         return total
 
 
@@ -180,9 +169,6 @@ def _check(
             check_shape(f"input {i}", parameter, (), (1,), filters)
 
 
-# ConvInteger
-
-
 def _infer_conv_integer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
     _check(types, shape, (2,), (3,))
@@ -206,9 +192,6 @@ def conv_integer(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-# QLinearConv
-
-
 def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     last = bool(attrs.get("channels_last", 0))
     x = channels_first(tensor(types, 0).shape, last)
@@ -223,11 +206,10 @@ def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 def qlinear_conv(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (3, 5))
     last = bool(node.attrs.get("channels_last", 0))
-    bias_given = pad_with_none(node.inputs, 9)[8]
     # Added to float32 the bias must be exact there; if it is not, it is added to integers.
-    bias_const = None if bias_given is None else bias_given.const
+    known, bias_const = constant_or_left_out(node, 8)
     exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
-    integer = bias_given is not None and not exact
+    integer = not exact and not (known and bias_const is None)
     fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:

@@ -39,9 +39,6 @@ def _generator(attrs: Attrs) -> np.random.Generator:
     return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
 
 
-# RandomNormal, RandomUniform, and those like a tensor
-
-
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype_attribute(attrs, "dtype") or FLOAT32, _given_shape(attrs)),)
 
@@ -104,9 +101,6 @@ def random_uniform(node: Node, types: Types) -> Kernel:
     return _random(node, "random", high - low, low, like=bool(node.inputs))
 
 
-# Bernoulli, Multinomial
-
-
 @operator("Bernoulli", since=15, infer=_infer_like, pure=False)
 def bernoulli(node: Node, types: Types) -> Kernel:
     generator, dtype = _generator(node.attrs), dtype_attribute(node.attrs, "dtype")
@@ -150,9 +144,6 @@ def multinomial(node: Node, types: Types) -> Kernel:
         return picked.clip(0, classes - 1).astype(dtype)
 
     return returning(run)
-
-
-# Dropout
 
 
 def _infer_dropout(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

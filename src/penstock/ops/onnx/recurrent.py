@@ -49,9 +49,6 @@ Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 """``step(x, h, out)``: the next ``H`` from the previous and from this step's ``X @ W^T + bias``."""
 
 
-# Activations
-
-
 def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
     def body(x: Any, out: Any) -> None:
         np.multiply(x, attrs["alpha"], out)
@@ -118,9 +115,6 @@ def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
             parameters["beta"] = next(betas, activation.beta)
         activations.append(applied(activation.formula, activation.scratch, parameters))
     return activations
-
-
-# Layers
 
 
 class Layer(NamedTuple):
@@ -245,9 +239,6 @@ def _infer_recurrent(kind: str) -> Infer:
         return [TensorType(tensor(types, 0).dtype, shape) for shape in shapes]
 
     return infer
-
-
-# Weights
 
 
 class RecurrentWeights(NamedTuple):

@@ -173,9 +173,6 @@ def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     return np.add(result, peak, result)
 
 
-# Registration
-
-
 class _Reduction(NamedTuple):
     """A reduction on floats of 32 and 64 bits, and what differs for others.
 

@@ -48,9 +48,6 @@ def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
     return [int(i) for i in indices]
 
 
-# RoiAlign
-
-
 def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, count = _regions(types, 4)
     batch = tensor(types, 2).shape
@@ -149,16 +146,10 @@ def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
     shape = (image.shape[0], *rows.low.shape, *columns.low.shape)
     maxima = np.full(shape, -np.inf)
     for y, weight_y in ((rows.low, rows.weight_low), (rows.high, rows.weight_high)):
-        for x, weight_x in (
-            (columns.low, columns.weight_low),
-            (columns.high, columns.weight_high),
-        ):
+        for x, weight_x in ((columns.low, columns.weight_low), (columns.high, columns.weight_high)):
             values = image[:, y[:, :, None, None], x]
             np.maximum(maxima, values * (weight_y[:, :, None, None] * weight_x), out=maxima)
     return maxima.max(axis=(2, 4))
-
-
-# MaxRoiPool
 
 
 def _infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -211,9 +202,6 @@ def max_roi_pool(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=False)
 
 
-# DeformConv
-
-
 def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, w, offset, mask = (tensor(types, i) for i in (0, 1, 2, 4))
     dtype = same_dtype(types, range(len(types)))
@@ -241,8 +229,7 @@ def _window_positions(axes: Sequence[Window], dtype: np.dtype) -> np.ndarray:
     positions = np.empty((rank, *kernel, *counts), dtype)
     for i, axis in enumerate(axes):
         at = np.add.outer(
-            np.arange(axis.kernel) * axis.dilation,
-            np.arange(axis.count) * axis.stride - axis.begin,
+            np.arange(axis.kernel) * axis.dilation, np.arange(axis.count) * axis.stride - axis.begin
         )
         shape = [1] * (2 * rank)
         shape[i], shape[rank + i] = at.shape

@@ -21,8 +21,6 @@ from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensor
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
-# Sizes
-
 
 class _Axis(NamedTuple):
     """One resized axis. ``width`` is the output size before it was rounded to ``out``."""
@@ -156,9 +154,6 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
         tables.append(_Axis(axis, shape[axis], out, scale, width, start, end))
     return tables
-
-
-# Coordinates and tables
 
 
 def _corners(axis: _Axis, x: np.ndarray) -> np.ndarray:

@@ -84,9 +84,6 @@ def _accumulate(
     ufunc.at(out.reshape(-1), positions.reshape(-1), updates.reshape(-1))
 
 
-# ScatterElements
-
-
 def _infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
     check_same_rank(data, indices)
@@ -117,9 +114,6 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
             raise out_of_range(error, out) from None
 
     return _updating(place)
-
-
-# ScatterND
 
 
 def _infer_scatter_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -157,9 +151,6 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
             raise out_of_range(error, out) from None
 
     return _updating(place)
-
-
-# TensorScatter: new entries of a key or value cache
 
 
 def _infer_tensor_scatter(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -18,8 +18,6 @@ from penstock.ops.onnx.reduce import reduced_type
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, INT64, Dim, ShapeError, TensorType, Type
 
-# ArgMax, ArgMin
-
 
 def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     type_ = tensor(types, 0)
@@ -60,9 +58,6 @@ def _places(method: str) -> Compile:
 
 operator("ArgMax", since=1, infer=_infer_arg)(_places("argmax"))
 operator("ArgMin", since=1, infer=_infer_arg)(_places("argmin"))
-
-
-# TopK
 
 
 def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -39,8 +39,6 @@ from penstock.types import (
     join,
 )
 
-# Making sequences
-
 
 def _no_data(type_: Type | None) -> Type:
     return type_.without_data() if isinstance(type_, TensorType) else type_ or ANY
@@ -116,9 +114,6 @@ def split_to_sequence(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-# Sequences to sequences
-
-
 def _element(types: Types) -> Type:
     """The type of the elements of the sequence that comes first."""
     type_ = types[0] if types else None
@@ -176,9 +171,6 @@ def sequence_erase(node: Node, types: Types) -> Kernel:
         return [*sequence[:where], *sequence[where + 1 :]]
 
     return Kernel(run)
-
-
-# What sequences contain
 
 
 def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -25,8 +25,6 @@ from penstock.ops.common.shape_rules import (
 from penstock.ops.registry import operator
 from penstock.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
-# Helpers
-
 
 def view_kernel(view: Callable[..., Any]) -> Kernel:
     """The kernel of a function that returns a view."""
@@ -52,9 +50,6 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
     if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
         return None
     return (None,) * spelled[0]
-
-
-# Shape, Size
 
 
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -93,9 +88,6 @@ def size(node: Node, types: Types) -> Kernel:
         out[...] = x.size
 
     return Kernel(run, into)
-
-
-# Reshape, Flatten
 
 
 def _quotient(dims: Sequence[Dim], given: Sequence[Dim]) -> Dim:
@@ -222,9 +214,6 @@ def flatten(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x: x.reshape(fixed), _refill, view=True)
 
 
-# Squeeze, Unsqueeze, Transpose
-
-
 def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
@@ -331,9 +320,6 @@ def transpose(node: Node, types: Types) -> Kernel:
             ) from None
 
     return view_kernel(run)
-
-
-# Expand, Identity
 
 
 def _infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

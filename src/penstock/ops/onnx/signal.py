@@ -19,8 +19,6 @@ from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, spec
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
-# Transforms
-
 
 def _complex_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.complex128 if dtype == np.float64 else np.complex64)
@@ -223,9 +221,6 @@ def stft(node: Node, types: Types) -> Kernel:
         return Routine(into, layout.size if windowed else 0, prepared=(1, 3))
 
     return specialized(node, types, make, values=(1, 3))
-
-
-# Windows
 
 
 def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

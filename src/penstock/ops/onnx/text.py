@@ -25,9 +25,6 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-# StringConcat
-
-
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = broadcast_shapes([tensor(types, 0).shape, tensor(types, 1).shape])
     return (TensorType(STRING, shape),)
@@ -43,9 +40,6 @@ def string_concat(node: Node, types: Types) -> Kernel:
         return joined if isinstance(joined, np.ndarray) else strings([joined], ())
 
     return Kernel(run)
-
-
-# StringSplit
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -76,8 +70,6 @@ def string_split(node: Node, types: Types) -> Kernel:
 
     return Kernel(run)
 
-
-# StringNormalizer
 
 _CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
 
@@ -115,9 +107,6 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-# RegexFullMatch
-
-
 def _infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(BOOL, tensor(types, 0).shape),)
 
@@ -135,9 +124,6 @@ def regex_full_match(node: Node, types: Types) -> Kernel:
         return matches.reshape(x.shape)
 
     return Kernel(run)
-
-
-# TfIdfVectorizer
 
 
 class _Pool:

@@ -63,9 +63,6 @@ def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
     return parameters
 
 
-# Numbers
-
-
 @operator("Binarizer", domain=DOMAIN, infer=same_type)
 def binarizer(node: Node, types: Types) -> Kernel:
     threshold = np.float32(node.attrs.get("threshold", 0.0))
@@ -129,9 +126,6 @@ def imputer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-# Choosing and joining features
-
-
 def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, y = tensor(types, 0), tensor(types, 1)
     if x.shape is None:
@@ -185,9 +179,6 @@ def feature_vectorizer(node: Node, types: Types) -> Kernel:
         return result
 
     return Kernel(run)
-
-
-# Looking up categories
 
 
 class _Lookup:
@@ -341,9 +332,6 @@ def one_hot_encoder(node: Node, types: Types) -> Kernel:
         return rows[places]
 
     return Kernel(run)
-
-
-# Maps
 
 
 def _map_values(types: Types) -> np.dtype | None:

@@ -21,8 +21,6 @@ from penstock.ops.onnx_ml.features import DOMAIN, one_of
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, INT64, STRING, Dim, ShapeError, TensorType, Type
 
-# Transforms of scores [N, E]
-
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
     powers = np.exp(scores - scores.max(1, keepdims=True, initial=-np.inf))
@@ -84,9 +82,6 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
     return _probit(pair) if transform == "PROBIT" else pair
 
 
-# Labels
-
-
 class Labels:
     """The labels of the classes of a classifier."""
 
@@ -141,9 +136,6 @@ def _rows(flat: Sequence[float] | None, count: int, what: str) -> np.ndarray:
     if count < 1 or array.size % count or not array.size:
         raise ShapeError(f"{array.size} {what} cannot be cut into {count} rows")
     return array.reshape(count, -1)
-
-
-# Linear models
 
 
 def _coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -202,8 +194,6 @@ def linear_classifier(node: Node, types: Types) -> Kernel:
 
     return Kernel(run)
 
-
-# Support vector machines
 
 _KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -278,11 +268,7 @@ def _svm_width(attrs: Attrs, labels: int) -> Dim:
     return len(_pairs(classes))
 
 
-@operator(
-    "SVMClassifier",
-    domain=DOMAIN,
-    infer=infer_classifier("classlabels_ints", _svm_width),
-)
+@operator("SVMClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_ints", _svm_width))
 @by_attributes
 def svm_classifier(node: Node, types: Types) -> Kernel:
     if node.attrs.get("vectors_per_class"):

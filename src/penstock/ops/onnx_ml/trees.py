@@ -173,9 +173,6 @@ _COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-# What the leaves say
-
-
 class _Votes:
     """The weights of the leaves for each of ``targets``, and how they are put together.
 
@@ -264,9 +261,6 @@ def _floats(attrs: Attrs, name: str) -> np.ndarray:
     if array is not None and array.size:
         return np.asarray(array).reshape(-1)
     return np.array(attrs.get(name) or [], np.float32)
-
-
-# TreeEnsembleRegressor, TreeEnsembleClassifier
 
 
 def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
@@ -427,9 +421,6 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
 
 def _done(scores: np.ndarray) -> np.ndarray:
     return scores.astype(np.float32)
-
-
-# TreeEnsemble
 
 
 def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
