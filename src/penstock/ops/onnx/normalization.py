@@ -26,7 +26,7 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 
 class Statistics:
@@ -41,7 +41,7 @@ class Statistics:
         layout: ScratchLayout,
         rows: int,
         columns: int,
-        dtype: np.dtype,
+        dtype: np.dtype | None,
         epsilon: float,
         centred: bool = True,
     ) -> None:
@@ -103,10 +103,9 @@ def batch_normalization(node: Node, types: Types) -> Kernel:
     training = attrs.get("training_mode", 0)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = inputs[0]
-        assert x is not None
+        x = tensor(inputs, 0)
         if training:
-            return _batch_training(x, len(node.outputs), epsilon, momentum)
+            return _batch_training(x.dims, len(node.outputs), epsilon, momentum)
         shape = (-1, *(1,) * (len(x.dims) - 2))
 
         def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
@@ -115,27 +114,26 @@ def batch_normalization(node: Node, types: Types) -> Kernel:
             b = bias - mean * a
             return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
-        constant = all(p is not None for p in consts[1:5])
-        ready = fold(*consts[1:5]) if constant else None
+        ready = None if any(p is None for p in consts[1:5]) else fold(*consts[1:5])
 
         def into(x: np.ndarray, *rest: Any) -> None:
             a, b = ready if ready is not None else fold(*rest[:4])
-            out = rest[4]
-            np.multiply(x, a, out)
-            np.add(out, b, out)
+            np.multiply(x, a, rest[4])
+            np.add(rest[4], b, rest[4])
 
         return Routine(into, prepared=() if ready is None else (1, 2, 3, 4))
 
     return specialized(node, types, make, inplace=() if training else (0,))
 
 
-def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float) -> Routine:
+def _batch_training(
+    dims: tuple[int, ...], results: int, epsilon: float, momentum: float
+) -> Routine:
     """Normalise by the batch's own statistics, and update the running ones."""
-    axes = (0, *range(2, len(x.dims)))
-    shape = (-1, *(1,) * (len(x.dims) - 2))
-    count = prod(x.dims[axis] for axis in axes)
-    if count == 0:
-        raise ShapeError(f"nothing to take the mean of in shape {x.dims}")
+    axes = (0, *range(2, len(dims)))
+    shape = (-1, *(1,) * (len(dims) - 2))
+    if any(dims[axis] == 0 for axis in axes):
+        raise ShapeError(f"nothing to take the mean of in shape {dims}")
 
     def into(x: np.ndarray, scale: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> None:
         out, *others = rest[:results]
@@ -145,31 +143,22 @@ def _batch_training(x: TensorType, results: int, epsilon: float, momentum: float
         factor = scale / np.sqrt(own_variance + epsilon)
         np.multiply(centred, factor.reshape(shape), out)
         np.add(out, bias.reshape(shape), out)
-        kept, added = momentum, 1 - momentum
-        values = mean * kept + own_mean * added, variance * kept + own_variance * added
-        for result, value in zip(others, values, strict=False):
+        for result, running, own in zip(
+            others, (mean, variance), (own_mean, own_variance), strict=False
+        ):
             if result is not None:
-                np.copyto(result, value, casting="unsafe")
+                np.copyto(result, running * momentum + own * (1 - momentum), casting="unsafe")
 
     return Routine(into)
 
 
-def _infer_instance(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    if x.shape is not None and len(x.shape) < 3:
-        raise ShapeError(f"instances have rank 3 or more, not shape {x.shape}")
-    channels = None if x.shape is None else x.shape[1]
-    check_shape("scale", tensor(types, 1).shape, (channels,))
-    check_shape("bias", tensor(types, 2).shape, (channels,))
-    return (x.without_data(),)
-
-
 def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, groups = tensor(types, 0), attrs["num_groups"]
+    x, groups = tensor(types, 0), attrs.get("num_groups", 1)
     if groups < 1:
         raise ShapeError(f"num_groups must be positive, not {groups}")
-    if x.shape is not None and len(x.shape) < 2:
-        raise ShapeError(f"groups are of channels, which shape {x.shape} has not")
+    rank = 2 if "num_groups" in attrs else 3
+    if x.shape is not None and len(x.shape) < rank:
+        raise ShapeError(f"the input must have rank {rank} or more, its shape is {x.shape}")
     channels = None if x.shape is None else x.shape[1]
     if isinstance(channels, int) and channels % groups:
         raise ShapeError(f"{channels} channels do not divide into {groups} groups")
@@ -178,19 +167,23 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (x.without_data(),)
 
 
-def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
-    """Standardise over groups of channels (each its own) of each image, then scale and shift."""
+@operator("InstanceNormalization", infer=_infer_group)
+@operator("GroupNormalization", since=21, infer=_infer_group)
+def group_normalization(node: Node, types: Types) -> Kernel:
+    """Standardise over groups of channels of each image, then scale and shift.
+
+    For InstanceNormalization each channel is a group.
+    """
     epsilon = node.attrs.get("epsilon", 1e-5)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = inputs[0]
-        assert x is not None and x.dtype is not None
+        x = tensor(inputs, 0)
         (n, c), positions = x.dims[:2], prod(x.dims[2:])
-        count = c if groups is None else groups
-        rows, columns = n * count, c // max(count, 1) * positions
+        count = node.attrs.get("num_groups", c)
+        parts = count, c // max(count, 1)
+        rows, columns = n * count, parts[1] * positions
         layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
-        parts = count, c // max(count, 1)
         factors = layout.field((n, *parts), x.dtype)
 
         def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
@@ -207,16 +200,6 @@ def _by_group(node: Node, types: Types, groups: int | None) -> Kernel:
     return specialized(node, types, make, inplace=(0,), contiguous=True)
 
 
-@operator("InstanceNormalization", infer=_infer_instance)
-def instance_normalization(node: Node, types: Types) -> Kernel:
-    return _by_group(node, types, None)
-
-
-@operator("GroupNormalization", since=21, infer=_infer_group)
-def group_normalization(node: Node, types: Types) -> Kernel:
-    return _by_group(node, types, node.attrs["num_groups"])
-
-
 def _stash(attrs: Attrs) -> np.dtype:
     """The dtype of saved statistics."""
     dtype = dtype_attribute(attrs, "stash_type") or FLOAT32
@@ -225,50 +208,39 @@ def _stash(attrs: Attrs) -> np.dtype:
     return dtype
 
 
-def _infer_layer(
-    types: Types, attrs: Attrs, parameters: Sequence[int]
-) -> tuple[TensorType, Shape | None]:
-    """The output, and the shape of its statistics."""
-    x = tensor(types, 0)
-    scale = tensor(types, 1)
-    dtype = x.dtype if scale.dtype is None else scale.dtype
-    if x.shape is None:
-        return TensorType(dtype, None), None
-    axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
-    for i in parameters:
-        check_broadcasts(f"input {i}", tensor(types, i).shape, x.shape)
-    return TensorType(dtype, x.shape), (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
+def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """The output and two statistics; RMSNormalization has one."""
+    x, dtype = tensor(types, 0), tensor(types, 1).dtype or tensor(types, 0).dtype
+    stash = TensorType(_stash(attrs))
+    if x.shape is not None:
+        axis = normalize_axis(attrs.get("axis", -1), len(x.shape))
+        for i in (1, 2):
+            check_broadcasts(f"input {i}", tensor(types, i).shape, x.shape)
+        stash = TensorType(stash.dtype, (*x.shape[:axis], *(1,) * (len(x.shape) - axis)))
+    return TensorType(dtype, x.shape), stash, stash
 
 
-def infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    y, statistics = _infer_layer(types, attrs, (1, 2))
-    stash = TensorType(_stash(attrs), statistics)
-    return y, stash, stash
-
-
-def _infer_rms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    y, statistics = _infer_layer(types, attrs, (1,))
-    return y, TensorType(_stash(attrs), statistics)
-
-
-def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
+@operator("LayerNormalization", infer=_infer_layer)
+@operator("RMSNormalization", since=23, infer=_infer_layer)
+@operator("SimplifiedLayerNormalization", infer=_infer_layer)
+@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_layer)
+def layer_normalization(node: Node, types: Types) -> Kernel:
     """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.
 
     All is computed in float32, or in float64 where the input is, and rounded once.
     """
-    attrs = node.attrs
+    attrs, centred = node.attrs, node.op.name == "LayerNormalization"
     epsilon = attrs.get("epsilon", 1e-5)
     _stash(attrs)
     count = len(node.inputs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, type_ = inputs[0], outputs[0]
-        assert x is not None and x.dtype is not None and type_ is not None
+        x, type_ = tensor(inputs, 0), tensor(outputs, 0)
         axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
         rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
         layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
-        # An output of another dtype than the input is what only mixed precision has.
+        # Only with mixed precision the output has another dtype than the input.
         mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
         has_bias = given(inputs, 2)
         shape = x.dims
@@ -292,18 +264,6 @@ def _by_row(node: Node, types: Types, centred: bool) -> Kernel:
     return specialized(node, types, make, inplace=(0,), contiguous=True)
 
 
-@operator("LayerNormalization", infer=infer_layer)
-def layer_normalization(node: Node, types: Types) -> Kernel:
-    return _by_row(node, types, centred=True)
-
-
-@operator("RMSNormalization", since=23, infer=_infer_rms)
-@operator("SimplifiedLayerNormalization", infer=_infer_rms)
-@operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_rms)
-def rms_normalization(node: Node, types: Types) -> Kernel:
-    return _by_row(node, types, centred=False)
-
-
 def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) < 2:
@@ -320,9 +280,7 @@ def lrn(node: Node, types: Types) -> Kernel:
     beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
-        layout = ScratchLayout()
+        x, layout = tensor(inputs, 0), ScratchLayout()
         squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
         c = x.dims[1]
         before, after = (size - 1) // 2, size // 2
@@ -369,10 +327,8 @@ def lp_normalization(node: Node, types: Types) -> Kernel:
     p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
+        x, layout = tensor(inputs, 0), ScratchLayout()
         at = normalize_axis(axis, len(x.dims))
-        layout = ScratchLayout()
         powers = layout.field(x.dims, x.dtype)
         norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
 
@@ -403,10 +359,8 @@ def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("MeanVarianceNormalization", since=9, infer=_infer_mvn)
 def mean_variance_normalization(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
+        x, layout = tensor(inputs, 0), ScratchLayout()
         axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
-        layout = ScratchLayout()
         kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
         means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
         count = prod(x.dims[axis] for axis in axes)

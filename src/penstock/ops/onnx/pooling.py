@@ -19,36 +19,39 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.dtypes import HALF, is_float
-from penstock.ops.common.shape_rules import given, ints, tensor
+from penstock.ops.common.dtypes import HALF, UINT8, is_float
+from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.ops.registry import operator
-from penstock.types import INT64, Dim, ShapeError, TensorType, Type, accepts, dtype_name
+from penstock.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
 
 BLOCK = 2**17
 """elements of the input that are pooled at a time: their scratch memory stays in the caches"""
 
 
-def _pooled(types: Types, attrs: Attrs) -> TensorType:
-    x = tensor(types, 0)
-    if x.shape is None:
-        rank = len(attrs.get("kernel_shape") or ()) + 2
-        return TensorType(x.dtype, (None,) * rank if rank > 2 else None)
-    if len(x.shape) < 3:
+def _check_image(x: TensorType) -> None:
+    if x.shape is not None and len(x.shape) < 3:
         raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
-    kernel = kernel_shape(attrs, len(x.shape) - 2)
-    ceil = bool(attrs.get("ceil_mode", 0))
-    return TensorType(x.dtype, (*x.shape[:2], *window_counts(attrs, kernel, x.shape[2:], ceil)))
+
+
+def _check_power(attrs: Attrs) -> None:
+    if not attrs.get("p", 2) > 0:
+        raise ShapeError(f"p must be positive, not {attrs['p']}")
 
 
 def _infer_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_pooled(types, attrs),)
-
-
-def _infer_max_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    type_ = _pooled(types, attrs)
-    return type_, TensorType(INT64, type_.shape)
+    """The pooled values, and the indices that only MaxPool has."""
+    x = tensor(types, 0)
+    _check_image(x)
+    _check_power(attrs)
+    if x.shape is None:
+        rank = len(attrs.get("kernel_shape") or ()) + 2
+        shape: Shape | None = (None,) * rank if rank > 2 else None
+    else:
+        kernel, ceil = kernel_shape(attrs, len(x.shape) - 2), bool(attrs.get("ceil_mode", 0))
+        shape = (*x.shape[:2], *window_counts(attrs, kernel, x.shape[2:], ceil))
+    return TensorType(x.dtype, shape), TensorType(INT64, shape)
 
 
 def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
@@ -56,8 +59,9 @@ def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
     return windows(attrs, kernel, shape[2:], bool(attrs.get("ceil_mode", 0)))
 
 
-def _lowest(dtype: np.dtype) -> Any:
-    """What no element is below."""
+def _lowest(dtype: np.dtype | None) -> Any:
+    """The value that no element is below."""
+    assert dtype is not None
     if dtype.kind in "iu":
         return np.iinfo(dtype).min
     if not is_float(dtype):
@@ -65,38 +69,34 @@ def _lowest(dtype: np.dtype) -> Any:
     return dtype.type(-np.inf)
 
 
-class _Reduction(NamedTuple):
-    """Windows along one axis, combined by ``combine(a, b, out=out)``."""
-
-    combine: Callable[..., Any]
-    identity: Any
-    first: tuple[tuple[Any, ...], ...]
-    """elements (one or two of them) that every window has"""
-    others: list[tuple[tuple[Any, ...] | None, tuple[Any, ...]]]
-    """windows (``None``: all) and their elements"""
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        if len(self.first) == 2:
-            self.combine(x[self.first[0]], x[self.first[1]], out=out)
-        elif self.first:
-            np.copyto(out, x[self.first[0]])
-        else:
-            out.fill(self.identity)
-        for seen, elements in self.others:
-            part = out if seen is None else out[seen]
-            self.combine(part, x[elements], out=part)
-
-
-def _reduction(combine: Callable[..., Any], identity: Any, axis: Window, at: int) -> _Reduction:
+def _reduction(
+    combine: Callable[..., Any], identity: Any, axis: Window, at: int
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
-    full, partial = [], []
+    full, partial = [], []  # elements that every window has, and (windows, elements) of the rest
     for _, seen, elements in axis.taps():
         if seen.stop - seen.start == axis.count:
             full.append((*lead, elements))
         else:
             partial.append(((*lead, seen), (*lead, elements)))
-    others = [(None, elements) for elements in full[2:]]
-    return _Reduction(combine, identity, tuple(full[:2]), [*others, *partial])
+
+    first, others = full[:2], full[2:]
+
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        if len(first) == 2:
+            combine(x[first[0]], x[first[1]], out=out)
+        elif first:
+            np.copyto(out, x[first[0]])
+        else:
+            out.fill(identity)
+        for elements in others:
+            combine(out, x[elements], out=out)
+        for seen, elements in partial:
+            part = out[seen]
+            combine(part, x[elements], out=part)
+
+    return into
 
 
 class _Rows(NamedTuple):
@@ -109,14 +109,10 @@ class _Rows(NamedTuple):
 
     combine: Callable[..., Any]
     identity: Any
-    pitch: int
-    """elements of a row with its padding"""
-    inside: slice
-    """the row in it"""
-    shifts: range
-    """where a window's elements lie from its first on"""
-    windows: int
-    """of a row"""
+    pitch: int  # elements of a row with its padding
+    inside: slice  # the row in it
+    shifts: range  # distances of a window's elements from its first
+    windows: int  # of a row
 
     def pad(self, x: np.ndarray, rows: np.ndarray) -> None:
         rows.fill(self.identity)
@@ -136,7 +132,7 @@ class _Rows(NamedTuple):
 def _rows(
     combine: Callable[..., Any], identity: Any, axis: Window, dtype: np.dtype
 ) -> _Rows | None:
-    """``None`` where the windows had better be taken one position after the other.
+    """``None`` where it is faster to take the windows one position after the other.
 
     That is so where most of what is computed would be left out, because windows are far apart or
     see mostly padding, or where NumPy computes one element at a time.
@@ -146,14 +142,8 @@ def _rows(
     vectorised = dtype.kind in "iuf" and dtype not in HALF
     if axis.stride > 1 or axis.kernel < 2 or pitch > 2 * min(axis.count, used) or not vectorised:
         return None
-    return _Rows(
-        combine,
-        identity,
-        pitch,
-        slice(axis.begin, axis.begin + used),
-        range(0, axis.span, axis.dilation),
-        axis.count,
-    )
+    inside, shifts = slice(axis.begin, axis.begin + used), range(0, axis.span, axis.dilation)
+    return _Rows(combine, identity, pitch, inside, shifts, axis.count)
 
 
 def _separable(
@@ -163,9 +153,8 @@ def _separable(
     assert x.dtype is not None
     rows = _rows(combine, identity, axes[-1], x.dtype)
     spatial = list(x.dims[2:])
-    shapes: list[list[int]] = []
-    """of what is in the workspace: rows with padding, what each stage makes of them"""
-    stages: list[_Reduction] = []
+    shapes: list[list[int]] = []  # in the workspace: rows with padding, the result of each stage
+    stages = []
     if rows is not None:
         spatial[-1] = rows.pitch
         shapes.append(list(spatial))
@@ -175,7 +164,7 @@ def _separable(
             spatial[i] = axis.count
             shapes.append(list(spatial))
     if rows is None and shapes:
-        shapes.pop()  # what the last stage makes is the output
+        shapes.pop()  # the result of the last stage is the output
     elif rows is not None:
         shapes.append(list(spatial))
     blocks = _blocks(x.dims)
@@ -185,7 +174,7 @@ def _separable(
     sizes = [images * channels * prod(shape) for shape in shapes]
     fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
 
-    def into(x: np.ndarray, out: np.ndarray, workspace: Any) -> None:
+    def into(x: np.ndarray, out: np.ndarray, workspace: Any = None) -> None:
         if rows is None and not stages:
             np.copyto(out, x)
             return
@@ -219,34 +208,23 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
     return [((i, i + 1), part) for i in range(n) for part in parts] or [((0, 0), parts[0])]
 
 
-@operator("MaxPool", infer=_infer_max_pool)
+@operator("MaxPool", infer=_infer_pool)
 def max_pool(node: Node, types: Types) -> Kernel:
-    column_major = bool(node.attrs.get("storage_order", 0))
-    indexed = given(node.outputs, 1)
-
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
+        x = tensor(inputs, 0)
         axes = pool_windows(node.attrs, x.dims)
-        if indexed:
-            return _indexed(x, axes, column_major)
+        if given(outputs, 1):
+            return _indexed(x, axes, bool(node.attrs.get("storage_order", 0)))
         pool, size = _separable(x, axes, np.maximum, _lowest(x.dtype))
-
-        def into(x: np.ndarray, out: np.ndarray, *rest: Any) -> None:
-            pool(x, out, rest[-1] if rest else None)
-
-        return Routine(into, size)
+        return Routine(lambda x, out, *rest: pool(x, out, rest[-1] if rest else None), size)
 
     return specialized(node, types, make, widen=False)
 
 
 def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routine:
     """Maxima and where they are in the flattened input: the first of equal ones."""
-    spatial = x.dims[2:]
-    n, c = x.dims[:2]
-    assert x.dtype is not None
-    order = "F" if column_major else "C"
-    where = np.arange(prod(spatial)).reshape(spatial, order=order)  # type: ignore[call-overload]
+    n, c, *spatial = x.dims
+    where = np.arange(prod(spatial)).reshape(spatial, order="F" if column_major else "C")
     start = (np.arange(n * c) * prod(spatial)).reshape(n, c, *(1,) * len(spatial))
     taps: list[tuple[Any, tuple[Any, ...]]] = [
         ((..., *(seen for _, seen, _ in position)), tuple(elements for _, _, elements in position))
@@ -288,65 +266,77 @@ def _window_sizes(axes: Sequence[Window], padding: bool) -> Any:
     return int(sizes.flat[0]) if sizes.size and (sizes == sizes.flat[0]).all() else sizes
 
 
+def _sums(node: Node, x: TensorType) -> tuple[Callable[..., None], int]:
+    """``into(x, out, workspace)`` that sums over windows, or over whole images; its workspace."""
+    if not node.op.name.startswith("Global"):
+        return _separable(x, pool_windows(node.attrs, x.dims), np.add, 0)
+    _refuse_empty(x.dims)
+    rows, columns = prod(x.dims[:2]), prod(x.dims[2:])
+    ones = np.ones(columns, x.dtype)
+    axes = tuple(range(2, len(x.dims)))
+
+    def into(x: np.ndarray, out: np.ndarray, _: Any = None) -> None:
+        if x.flags.c_contiguous:  # a product is several times as fast as sums of short rows
+            np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
+        else:
+            np.add.reduce(x, axes, out=out, keepdims=True)
+
+    return into, 0
+
+
+def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    _check_image(x)
+    _check_power(attrs)
+    if x.shape is None:
+        return (TensorType(x.dtype, None),)
+    return (TensorType(x.dtype, (*x.shape[:2], *(1,) * (len(x.shape) - 2))),)
+
+
 @operator("AveragePool", infer=_infer_pool)
+@operator("GlobalAveragePool", infer=_infer_global)
 def average_pool(node: Node, types: Types) -> Kernel:
-    padding = bool(node.attrs.get("count_include_pad", 0))
+    attrs, whole = node.attrs, node.op.name == "GlobalAveragePool"
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
-        axes = pool_windows(node.attrs, x.dims)
-        pool, size = _separable(x, axes, np.add, 0)
-        sizes = _window_sizes(axes, padding)
-        if isinstance(sizes, np.ndarray):
-            sizes = sizes.astype(x.dtype)
+        x = tensor(inputs, 0)
+        sums, size = _sums(node, x)
+        padding = bool(attrs.get("count_include_pad", 0))
+        counts = prod(x.dims[2:]) if whole else _window_sizes(pool_windows(attrs, x.dims), padding)
+        if isinstance(counts, np.ndarray):
+            counts = counts.astype(x.dtype)
 
-        def into(x: np.ndarray, out: np.ndarray, *rest: Any) -> None:
-            pool(x, out, rest[-1] if rest else None)
-            np.divide(out, sizes, out)
+        def into(x: np.ndarray, out: np.ndarray, workspace: Any = None) -> None:
+            sums(x, out, workspace)
+            np.divide(out, counts, out)
 
         return Routine(into, size)
 
-    return specialized(node, types, make)
+    return specialized(node, types, make, contiguous=whole)
 
 
-def _infer_lp_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    _check_power(attrs)
-    return _infer_pool(types, attrs, consts)
-
-
-@operator("LpPool", infer=_infer_lp_pool)
+@operator("LpPool", infer=_infer_pool)
+@operator("GlobalLpPool", infer=_infer_global)
 def lp_pool(node: Node, types: Types) -> Kernel:
     p = node.attrs.get("p", 2)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
-        axes = pool_windows(node.attrs, x.dims)
-        return _norms(x, p, *_separable(x, axes, np.add, 0))
+        x, layout = tensor(inputs, 0), ScratchLayout()
+        sums, size = _sums(node, x)
+        scratch, powers = layout.field((size,), UINT8), layout.field(x.dims, x.dtype)
 
-    return specialized(node, types, make)
+        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+            raised = powers(workspace)
+            _power(x, p, raised)
+            sums(raised, out, scratch(workspace))
+            if p == 2:
+                np.sqrt(out, out)
+            elif p != 1:
+                np.power(out, 1 / p, out)
 
+        return Routine(into, layout.size)
 
-def _norms(x: TensorType, p: float, sums: Callable[..., None], size: int) -> Routine:
-    """The p-norms of what ``sums(x, out, workspace)`` sums up with ``size`` bytes of workspace."""
-    assert x.dtype is not None
-    layout = ScratchLayout()
-    scratch = layout.field((size,), np.dtype(np.uint8))
-    powers = layout.field(x.dims, x.dtype)
-
-    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-        raised = powers(workspace)
-        _power(x, p, raised)
-        sums(raised, out, scratch(workspace))
-        _root(out, p)
-
-    return Routine(into, layout.size)
-
-
-def _check_power(attrs: Attrs) -> None:
-    if not attrs.get("p", 2) > 0:
-        raise ShapeError(f"p must be positive, not {attrs['p']}")
+    return specialized(node, types, make, contiguous=node.op.name == "GlobalLpPool")
 
 
 def _power(x: np.ndarray, p: float, out: np.ndarray) -> None:
@@ -359,135 +349,48 @@ def _power(x: np.ndarray, p: float, out: np.ndarray) -> None:
         np.power(out, p, out)
 
 
-def _root(x: np.ndarray, p: float) -> None:
-    """The p-th root in place."""
-    if p == 2:
-        np.sqrt(x, x)
-    elif p != 1:
-        np.power(x, 1 / p, x)
-
-
-def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    if x.shape is None:
-        return (TensorType(x.dtype, None),)
-    if len(x.shape) < 3:
-        raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
-    return (TensorType(x.dtype, (*x.shape[:2], *(1,) * (len(x.shape) - 2))),)
-
-
 def _refuse_empty(shape: Sequence[int]) -> None:
     if 0 in shape[2:]:
         raise ShapeError(f"nothing to pool in shape {tuple(shape)}")
 
 
-def _sums_into(x: TensorType) -> Callable[[np.ndarray, np.ndarray], None]:
-    """``into(x, out)`` that sums (N, C, ...) into a contiguous (N, C, 1, ...).
-
-    A product with ones is several times as fast as a reduction of short rows.
-    """
-    rows, columns = prod(x.dims[:2]), prod(x.dims[2:])
-    ones = np.ones(columns, x.dtype)
-    axes = tuple(range(2, len(x.dims)))
-
-    def into(x: np.ndarray, out: np.ndarray) -> None:
-        if x.flags.c_contiguous:
-            np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
-        else:
-            np.add.reduce(x, axes, out=out, keepdims=True)
-
-    return into
-
-
-@operator("GlobalAveragePool", infer=_infer_global)
-def global_average_pool(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None
-        _refuse_empty(x.dims)
-        sums, size = _sums_into(x), prod(x.dims[2:])
-
-        def into(x: np.ndarray, out: np.ndarray) -> None:
-            sums(x, out)
-            np.divide(out, size, out)
-
-        return Routine(into)
-
-    return specialized(node, types, make, contiguous=True)
-
-
 @operator("GlobalMaxPool", infer=_infer_global)
 def global_max_pool(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None
-        _refuse_empty(x.dims)
-        axes = tuple(range(2, len(x.dims)))
-
-        def into(x: np.ndarray, out: np.ndarray) -> None:
-            np.maximum.reduce(x, axes, out=out, keepdims=True)
-
-        return Routine(into)
+        dims = tensor(inputs, 0).dims
+        _refuse_empty(dims)
+        axes = tuple(range(2, len(dims)))
+        return Routine(lambda x, out: np.maximum.reduce(x, axes, out=out, keepdims=True))
 
     return specialized(node, types, make, widen=False)
 
 
-def _infer_global_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    _check_power(attrs)
-    return _infer_global(types, attrs, consts)
-
-
-@operator("GlobalLpPool", infer=_infer_global_lp)
-def global_lp_pool(node: Node, types: Types) -> Kernel:
-    p = node.attrs.get("p", 2)
-
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x,) = inputs
-        assert x is not None and x.dtype is not None
-        _refuse_empty(x.dims)
-        sums = _sums_into(x)
-        return _norms(x, p, lambda x, out, _: sums(x, out), 0)
-
-    return specialized(node, types, make, contiguous=True)
-
-
 def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, indices = tensor(types, 0), tensor(types, 1)
-    if x.shape is not None and len(x.shape) < 3:
-        raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
-    if not accepts(TensorType(None, x.shape), TensorType(None, indices.shape)):
-        raise ShapeError(f"indices of shape {indices.shape} for values of shape {x.shape}")
-    asked = ints(types, consts, 2)
-    if asked is not None:
-        _unpooled(x, attrs, asked)
-        return (TensorType(x.dtype, asked),)
-    if given(types, 2):
+    _check_image(x)
+    check_shape("indices", indices.shape, x.shape)
+    shape = ints(types, consts, 2)
+    if shape is None and given(types, 2):
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
-    return (TensorType(x.dtype, _unpooled(x, attrs, None)),)
+    if shape is None:
+        return (TensorType(x.dtype, _unpooled(x, attrs)),)
+    if x.shape is not None:
+        check_shape("the output", shape, (*x.shape[:2], *(None,) * (len(x.shape) - 2)))
+    if any(isinstance(dim, int) and dim < 0 for dim in shape):
+        raise ShapeError(f"output_shape {shape} is negative")
+    return (TensorType(x.dtype, shape),)
 
 
-def _unpooled(x: TensorType, attrs: Attrs, given: Sequence[Dim] | None) -> Any:
-    """The shape that pooling would give ``x`` for; checks an explicit one."""
+def _unpooled(x: TensorType, attrs: Attrs) -> Any:
+    """The shape that pooling would give ``x`` for."""
     if x.shape is None:
         return None
-    if given is not None:
-        if len(given) != len(x.shape):
-            raise ShapeError(f"output_shape {given} must have {len(x.shape)} entries")
-        for dim, kept in zip(given, x.shape[:2], strict=False):
-            if isinstance(dim, int) and isinstance(kept, int) and dim != kept:
-                raise ShapeError(f"output_shape {given} changes batch or channels of {x.shape}")
-        if any(isinstance(dim, int) and dim < 0 for dim in given):
-            raise ShapeError(f"output_shape {given} is negative")
-        return given
     rank = len(x.shape) - 2
     axes, _ = parse_axes(attrs, rank)
     dims: list[Dim] = []
     for axis, k, dim in zip(axes, kernel_shape(attrs, rank), x.shape[2:], strict=True):
-        if not isinstance(dim, int):
-            dims.append(None)
-            continue
-        size = (dim - 1) * axis.stride + k - axis.begin - axis.end
-        if size < 1:
+        size = (dim - 1) * axis.stride + k - axis.begin - axis.end if isinstance(dim, int) else None
+        if size is not None and size < 1:
             raise ShapeError(f"nothing is left of {dim} windows of {k} without padding")
         dims.append(size)
     return (*x.shape[:2], *dims)
@@ -496,10 +399,8 @@ def _unpooled(x: TensorType, attrs: Attrs, given: Sequence[Dim] | None) -> Any:
 @operator("MaxUnpool", since=9, infer=_infer_max_unpool)
 def max_unpool(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, type_ = inputs[0], outputs[0]
-        assert x is not None and type_ is not None
-        # Indices count in what the attributes say was pooled, the start of a wider output.
-        source, shape = _unpooled(x, node.attrs, None), type_.dims
+        # Indices count in the shape that the attributes give, the start of a wider output.
+        source, shape = _unpooled(tensor(inputs, 0), node.attrs), tensor(outputs, 0).dims
         if any(a > b for a, b in zip(source, shape, strict=True)):
             source = shape
         size = prod(source)

@@ -54,18 +54,6 @@ TARGETS = _INTS | _FLOATS
 SOURCES = TARGETS | {INT32}
 
 
-def _filled(function: Callable[..., Any], inputs: int, count: int) -> Callable[..., Any]:
-    """``function``, which takes ``count`` inputs and more, for a node that has so many inputs."""
-    if inputs >= count:
-        return function
-    gap = (None,) * (count - inputs)
-
-    def call(*args: Any) -> None:
-        function(*args[:inputs], *gap, *args[inputs:])
-
-    return call
-
-
 class _Spread(NamedTuple):
     """How a scale or zero point lies along a tensor."""
 
@@ -148,17 +136,12 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
         raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
 
 
-class _Bounds(NamedTuple):
-    lowest: float
-    highest: float
-
-
 @cache
-def bounds(dtype: np.dtype) -> _Bounds:
-    """The finite numbers that a quantised type spans."""
+def bounds(dtype: np.dtype) -> tuple[float, float]:
+    """The lowest and the highest finite number of a quantised type."""
     about: Callable[[np.dtype], Any] = ml_dtypes.iinfo if dtype in _INTS else ml_dtypes.finfo
     info = about(dtype)
-    return _Bounds(float(info.min), float(info.max))
+    return float(info.min), float(info.max)
 
 
 @cache
@@ -236,25 +219,66 @@ def blocks(*arrays: np.ndarray) -> Any:
     )
 
 
-def _target(types: Types, attrs: Attrs) -> np.dtype | None:
-    """The element type that QuantizeLinear quantises to, as far as known."""
+def _scaling(
+    inputs: Tensors,
+    consts: Consts,
+    attrs: Attrs,
+    precision: np.dtype,
+    work: np.dtype,
+    convert: Callable[..., None],
+    scratch: bool = True,
+) -> Routine:
+    """The routine of ``convert(x, scale, zero, values, out)``.
+
+    Scale (in ``precision``) and zero point (in ``work``, or ``None``) broadcast against ``x``;
+    ``values`` is scratch memory of dtype ``work``, or ``None`` without ``scratch``.
+    """
+    along = _spread(tensor(inputs, 1).dims, tensor(inputs, 0).dims, *_axis_and_block(attrs))
+    shape = along.seen or tensor(inputs, 0).dims
+    # One scale for all: block by block, so that values stay in the cache.
+    in_blocks = math.prod(shape) > BLOCK and not along.shape
+    layout = ScratchLayout()
+    field = layout.field((BLOCK,) if in_blocks else shape, work) if scratch else None
+
+    def scale_along(scale: np.ndarray) -> np.ndarray:
+        return along(scale.astype(precision, copy=False))
+
+    def zero_along(zero: np.ndarray | None) -> np.ndarray | None:
+        offset = zero_of(zero, work)
+        return offset if offset is None else along(offset)
+
+    _, scale, zero = pad_with_none(consts, 3)
+    const_scale = None if scale is None else scale_along(scale)
+    fixed = zero is not None or not given(inputs, 2)
+    const_zero = zero_along(zero)
+
+    def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
+        by = scale_along(scale) if const_scale is None else const_scale
+        offset = const_zero if fixed else zero_along(zero)
+        values = None if field is None else field(workspace)
+        if not in_blocks:
+            convert(x.reshape(shape), by, offset, values, out.reshape(shape))
+            return
+        with blocks(x, out) as pairs:
+            for piece, target in pairs:
+                convert(piece, by, offset, None if values is None else values[: piece.size], target)
+
+    if len(inputs) == 3:
+        return Routine(run, layout.size)
+    return Routine(lambda x, scale, *rest: run(x, scale, None, *rest), layout.size)
+
+
+def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    _check_parameters(types, attrs)
     wanted = dtype_attribute(attrs, "output_dtype")
-    has_zero = given(types, 2)
-    dtype = tensor(types, 2).dtype if has_zero else wanted or UINT8
-    if has_zero and dtype is None:
-        dtype = wanted
+    dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
     if dtype is not None and dtype not in TARGETS:
         raise ShapeError(f"{dtype_name(dtype)} is no type to quantise to")
     if dtype is not None and wanted is not None and dtype != wanted:
         raise ShapeError(
             f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(dtype)}"
         )
-    return dtype
-
-
-def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    _check_parameters(types, attrs)
-    return (TensorType(_target(types, attrs), tensor(types, 0).shape),)
+    return (TensorType(dtype, tensor(types, 0).shape),)
 
 
 def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
@@ -271,71 +295,25 @@ def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
 @operator("QuantizeLinear", domain=MICROSOFT, infer=_infer_quantize)
 def quantize_linear(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    axis, block = _axis_and_block(attrs)
     saturate = bool(attrs.get("saturate", 1))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x_type, scale_type = inputs[0], inputs[1]
-        assert x_type is not None
-        assert scale_type is not None
-        assert scale_type.dtype is not None
-        precision = _precision(scale_type.dtype, attrs)
+        scale_dtype = tensor(inputs, 1).dtype
+        assert scale_dtype is not None
+        precision = _precision(scale_dtype, attrs)
         work = FLOAT64 if precision == FLOAT64 else FLOAT32
-        along = _spread(scale_type.dims, x_type.dims, axis, block)
-        seen = along.seen or x_type.dims
-        size = math.prod(seen)
-        # One scale for all: block by block, so that values stay in the cache.
-        in_blocks = size > BLOCK and not along.shape
-        layout = ScratchLayout()
-        room = layout.field((BLOCK,) if in_blocks else seen, work)
 
-        def divisor_of(scale: np.ndarray) -> np.ndarray:
-            return along(scale.astype(precision, copy=False))
-
-        def offset_of(zero: np.ndarray | None) -> np.ndarray | None:
-            offset = zero_of(zero, work)
-            return offset if offset is None else along(offset)
-
-        _, scale, zero = pad_with_none(consts, 3)
-        divisor = None if scale is None else divisor_of(scale)
-        fixed = zero is not None or pad_with_none(inputs, 3)[2] is None
-        offset = offset_of(zero)
-
-        def quantize(
-            x: np.ndarray,
-            by: np.ndarray,
-            plus: np.ndarray | None,
-            values: np.ndarray,
-            out: np.ndarray,
-        ) -> None:
+        def quantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
             if precision == work:
-                np.divide(x, by, out=values, dtype=work, casting="unsafe")
+                np.divide(x, scale, out=values, dtype=work, casting="unsafe")
             else:
-                np.copyto(values, np.divide(x.astype(precision, copy=False), by))
-            store(values, plus, out, saturate)
+                np.copyto(values, np.divide(x.astype(precision, copy=False), scale))
+            store(values, zero, out, saturate)
 
-        def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any) -> None:
-            by = divisor_of(scale) if divisor is None else divisor
-            plus = offset if fixed else offset_of(zero)
-            values = room(workspace)
-            if in_blocks:
-                with blocks(x, out) as pairs:
-                    for piece, target in pairs:
-                        quantize(piece, by, plus, values[: piece.size], target)
-            else:
-                quantize(x.reshape(seen), by, plus, values, out.reshape(seen))
+        return _scaling(inputs, consts, attrs, precision, work, quantize)
 
-        return Routine(_filled(run, len(inputs), 3), layout.size)
-
+    block = _axis_and_block(attrs)[1]
     return specialized(node, types, make, widen=False, contiguous=bool(block))
-
-
-def _dequantized(types: Types, attrs: Attrs) -> np.dtype | None:
-    """The element type of DequantizeLinear's result, as far as known."""
-    dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
-    if dtype == POWERS:
-        raise ShapeError("float8e8m0 scales need an output_dtype")
-    return dtype
 
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -343,59 +321,30 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     if x.dtype is not None and x.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(x.dtype)} is no quantised type")
     _check_parameters(types, attrs)
-    return (TensorType(_dequantized(types, attrs), x.shape),)
+    dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
+    if dtype == POWERS:
+        raise ShapeError("float8e8m0 scales need an output_dtype")
+    return (TensorType(dtype, x.shape),)
 
 
 @operator("DequantizeLinear", since=10, infer=_infer_dequantize)
 @operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize)
 def dequantize_linear(node: Node, types: Types) -> Kernel:
-    axis, block = _axis_and_block(node.attrs)
+    """Computed in float32 and rounded once.
+
+    That is the product in float16 or bfloat16 too: their products fit float32 exactly.
+    """
+
+    def dequantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
+        target = out if values is None else values
+        subtract_zero_point(x, zero, target)
+        np.multiply(target, scale, out=out, dtype=np.float32, casting="unsafe")
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x_type, scale_type, y_type = inputs[0], inputs[1], outputs[0]
-        assert x_type is not None
-        assert scale_type is not None
-        assert y_type is not None
-        along = _spread(scale_type.dims, x_type.dims, axis, block)
-        seen = along.seen or x_type.dims
-        in_blocks = math.prod(seen) > BLOCK and not along.shape
-        layout = ScratchLayout()
-        # Computed in float32 and rounded once, which is what the product in float16 or bfloat16
-        # would give: their products fit float32 exactly.
-        room = None
-        if y_type.dtype != FLOAT32:
-            room = layout.field((BLOCK,) if in_blocks else seen, FLOAT32)
+        scratch = tensor(outputs, 0).dtype != FLOAT32
+        return _scaling(inputs, consts, node.attrs, FLOAT32, FLOAT32, dequantize, scratch)
 
-        def factor_of(scale: np.ndarray) -> np.ndarray:
-            return along(scale.astype(FLOAT32, copy=False))
-
-        def offset_of(zero: np.ndarray | None) -> np.ndarray | None:
-            offset = zero_of(zero)
-            return offset if offset is None else along(offset)
-
-        _, scale, zero = pad_with_none(consts, 3)
-        factor = None if scale is None else factor_of(scale)
-        fixed = zero is not None or pad_with_none(inputs, 3)[2] is None
-        offset = offset_of(zero)
-
-        def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
-            by = factor_of(scale) if factor is None else factor
-            minus = offset if fixed else offset_of(zero)
-            values = None if room is None else room(workspace)
-            if in_blocks:
-                with blocks(x, out) as pairs:
-                    for piece, target in pairs:
-                        place = target if values is None else values[: piece.size]
-                        subtract_zero_point(piece, minus, place)
-                        np.multiply(place, by, out=target, dtype=np.float32, casting="unsafe")
-                return
-            x, out = x.reshape(seen), out.reshape(seen)
-            place = out if values is None else values
-            subtract_zero_point(x, minus, place)
-            np.multiply(place, by, out=out, dtype=np.float32, casting="unsafe")
-
-        return Routine(_filled(run, len(inputs), 3), layout.size)
-
+    block = _axis_and_block(node.attrs)[1]
     return specialized(node, types, make, widen=False, contiguous=bool(block))
 
 
@@ -429,16 +378,14 @@ def _infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 @operator("DynamicQuantizeLinear", since=11, infer=_infer_dynamic)
 def dynamic_quantize_linear(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (x_type,) = inputs
-        assert x_type is not None
-        layout = ScratchLayout()
-        size = math.prod(x_type.dims)
-        room = layout.field((BLOCK,) if size > BLOCK else x_type.dims, FLOAT32)
+        layout, dims = ScratchLayout(), tensor(inputs, 0).dims
+        size = math.prod(dims)
+        field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
 
         def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
             scale, zero = _dynamic_parameters(x)
             plus = zero_of(np.asarray(zero))
-            values = room(workspace)
+            values = field(workspace)
             if size > BLOCK:
                 with blocks(x, out) as pairs:
                     for piece, target in pairs:

@@ -10,7 +10,7 @@ the gates of an LSTM need a single ``tanh`` together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
@@ -77,48 +77,44 @@ def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     return body
 
 
-class _Known(NamedTuple):
+class _Function(NamedTuple):
+    """An activation: its formula, scratch arrays, and parameters with their defaults."""
+
     formula: Formula
     scratch: int = 0
-    alpha: float | None = None  # default; None where the function has no such parameter
-    beta: float | None = None
+    defaults: Mapping[str, float] = {}
 
 
-_ACTIVATIONS: Mapping[str, _Known] = {
-    "tanh": _Known(lambda dtype, attrs: np.tanh),
-    "relu": _Known(relu),
-    "sigmoid": _Known(sigmoid),
-    "affine": _Known(_affine, 0, 1.0, 0.0),
-    "leakyrelu": _Known(leaky_relu, 1, 0.01),
-    "thresholdedrelu": _Known(_thresholded_relu, 0, 1.0),
-    "scaledtanh": _Known(_scaled_tanh, 0, 1.0, 1.0),
-    "hardsigmoid": _Known(hard_sigmoid, 0, 0.2, 0.5),
-    "elu": _Known(elu, 1, 1.0),
-    "softsign": _Known(softsign, 1),
-    "softplus": _Known(softplus, 1),
+_ACTIVATIONS: Mapping[str, _Function] = {
+    "tanh": _Function(lambda dtype, attrs: np.tanh),
+    "relu": _Function(relu),
+    "sigmoid": _Function(sigmoid),
+    "affine": _Function(_affine, 0, {"alpha": 1.0, "beta": 0.0}),
+    "leakyrelu": _Function(leaky_relu, 1, {"alpha": 0.01}),
+    "thresholdedrelu": _Function(_thresholded_relu, 0, {"alpha": 1.0}),
+    "scaledtanh": _Function(_scaled_tanh, 0, {"alpha": 1.0, "beta": 1.0}),
+    "hardsigmoid": _Function(hard_sigmoid, 0, {"alpha": 0.2, "beta": 0.5}),
+    "elu": _Function(elu, 1, {"alpha": 1.0}),
+    "softsign": _Function(softsign, 1),
+    "softplus": _Function(softplus, 1),
 }
 
 
 def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
-    """The functions named, each with the next alpha and beta of the lists if it has such."""
-    alphas: Iterator[float] = iter(attrs.get("activation_alpha") or ())
-    betas: Iterator[float] = iter(attrs.get("activation_beta") or ())
+    """The named functions, each with the next alpha and beta of the lists if it has such."""
+    values = {key: iter(attrs.get(f"activation_{key}") or ()) for key in ("alpha", "beta")}
     activations: list[Activation] = []
     for name in names:
-        activation = _ACTIVATIONS.get(name.lower())
-        if activation is None:
+        function = _ACTIVATIONS.get(name.lower())
+        if function is None:
             raise ShapeError(f"unknown activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
-        parameters = {}
-        if activation.alpha is not None:
-            parameters["alpha"] = next(alphas, activation.alpha)
-        if activation.beta is not None:
-            parameters["beta"] = next(betas, activation.beta)
-        activations.append(applied(activation.formula, activation.scratch, parameters))
+        parameters = {key: next(values[key], value) for key, value in function.defaults.items()}
+        activations.append(applied(function.formula, function.scratch, parameters))
     return activations
 
 
 class Layer(NamedTuple):
-    """What the attributes of a node say."""
+    """A recurrent layer, from the attributes of its node."""
 
     kind: str
     gates: int
@@ -154,28 +150,24 @@ _DIRECTIONS = {
 
 def parse_layer(kind: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     reverse = _DIRECTIONS[choice(attrs, "direction", "forward", _DIRECTIONS)]
-    default = _DEFAULT_ACTIVATIONS[kind]
-    names = tuple(attrs.get("activations") or default * len(reverse))
-    need = len(default) * len(reverse)
-    if len(names) < need:
-        raise ShapeError(f"{len(names)} activations are given where {need} are needed")
-    names = names[:need]  # the default of RNN has one for each of two directions
-    functions = _activations(names, attrs)
-    clip = attrs.get("clip")
-    input_forget = bool(attrs.get("input_forget", 0))
-    usual = [name.lower() for name in default] * len(reverse)
-    plain = [name.lower() for name in names] == usual
+    default, directions = _DEFAULT_ACTIVATIONS[kind], len(reverse)
+    usual = default * directions
+    names = tuple(attrs.get("activations") or usual)
+    if len(names) < len(usual):
+        raise ShapeError(f"{len(names)} activations are given where {len(usual)} are needed")
+    names = names[: len(usual)]  # the default of RNN has one for each of two directions
+    functions, n = _activations(names, attrs), len(default)
+    clip, input_forget = attrs.get("clip") or None, bool(attrs.get("input_forget", 0))
+    plain = [name.lower() for name in names] == [name.lower() for name in usual]
     return Layer(
         kind=kind,
         gates=_GATES[kind],
         reverse=reverse,
-        activations=tuple(
-            tuple(functions[i * len(default) : (i + 1) * len(default)]) for i in range(len(reverse))
-        ),
+        activations=tuple(tuple(functions[i * n : i * n + n]) for i in range(directions)),
         plain=plain and not (clip or input_forget or peepholes),
         batch_first=bool(attrs.get("layout", 0)),
         hidden=attrs.get("hidden_size"),
-        clip=clip if clip else None,
+        clip=clip,
         input_forget=input_forget,
         linear_before_reset=bool(attrs.get("linear_before_reset", 0)),
     )
@@ -440,13 +432,6 @@ _STEPS = {"RNN": _rnn_step, "GRU": _gru_step, "LSTM": _lstm_step}
 # Running
 
 
-def _live(lengths: np.ndarray, steps: int) -> np.ndarray:
-    """Which sequences still run at each step: [steps, batch, 1]."""
-    if lengths.size and (lengths.min() < 0 or lengths.max() > steps):
-        raise ShapeError(f"sequence_lens must lie in 0 to {steps}, the number of steps in X")
-    return np.arange(steps)[:, None, None] < lengths[:, None]
-
-
 def _buffered(
     step: Step, h: np.ndarray, spare: np.ndarray, state: _State, xs: Any, ys: Any, lives: Any
 ) -> np.ndarray:
@@ -469,17 +454,14 @@ def _buffered(
     return h
 
 
-def layer_routine(
-    layer: Layer,
-    inputs: Tensors,
-    outputs: Tensors,
-    weigh: Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]],
-    prepared: tuple[int, ...],
-) -> Routine:
-    """The routine of a recurrent layer; ``weigh(inputs, single)`` gives each direction's weights.
+Weigh: TypeAlias = Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]]
+"""``weigh(inputs, single)``: the weights of each direction; ``single``: the batch is 1."""
 
-    ``single``: the batch is 1. ``prepared`` are the inputs that ``weigh`` does not read.
-    """
+
+def layer_routine(
+    layer: Layer, inputs: Tensors, outputs: Tensors, weigh: Weigh, prepared: tuple[int, ...]
+) -> Routine:
+    """The routine of a recurrent layer; ``weigh`` does not read the inputs in ``prepared``."""
     run = _LayerRun(layer, inputs, outputs, weigh)
     return Routine(run, run.layout.size, prepared)
 
@@ -487,30 +469,22 @@ def layer_routine(
 class _LayerRun:
     """A recurrent layer for inputs of known shapes, with its scratch memory."""
 
-    def __init__(
-        self,
-        layer: Layer,
-        inputs: Tensors,
-        outputs: Tensors,
-        weigh: Callable[[Sequence[Any], bool], Sequence[RecurrentWeights]],
-    ) -> None:
-        x, w = inputs[0], inputs[1]
-        assert x is not None and x.dtype is not None and w is not None
+    def __init__(self, layer: Layer, inputs: Tensors, outputs: Tensors, weigh: Weigh) -> None:
+        x, w = tensor(inputs, 0), tensor(inputs, 1)
         dtype, (first, second, width) = x.dtype, x.dims
         gates, hidden = layer.gates, w.dims[1] // layer.gates
         batch = first if layer.batch_first else second
         self.layer, self.weigh, self.n_inputs = layer, weigh, len(inputs)
         self.batch, self.bias_shape = batch, (gates, 1, hidden)
-        self.lstm, self.rows = layer.kind == "LSTM", first * second
-        self.width = width
+        self.lstm, self.rows, self.width = layer.kind == "LSTM", first * second, width
         self.ends = given(inputs, 4)
         self.direct = outputs[0] is not None and not self.ends
         self.time_first: tuple[int, ...] = (gates, first, second, hidden)
         self.order: tuple[int, ...] = (2, 0, 1, 3) if layer.batch_first else (1, 0, 2, 3)
         if batch == 1:
             self.time_first, self.order = (self.rows, gates, 1, hidden), (0, 1, 2, 3)
-        layout, state = ScratchLayout(), (batch, hidden)
-        self.layout = layout
+        self.layout = layout = ScratchLayout()
+        state = (batch, hidden)
         self.product = layout.field((gates, self.rows, hidden), dtype)
         self.gates = layout.field((gates, batch, hidden), dtype)
         self.h, self.spare = layout.field(state, dtype), layout.field(state, dtype)
@@ -529,7 +503,12 @@ class _LayerRun:
         if self.layer.batch_first:
             y = None if y is None else y.transpose(1, 2, 0, 3)
             h0, c0, y_h, y_c = (None if s is None else s.swapaxes(0, 1) for s in (h0, c0, y_h, y_c))
-        live = _live(lengths, len(xs)) if self.ends else None
+        live, steps = None, len(xs)
+        if self.ends:
+            if lengths.size and (lengths.min() < 0 or lengths.max() > steps):
+                raise ShapeError(f"sequence_lens must lie in 0 to {steps}, the steps in X")
+            # The sequences that still run at each step: [steps, batch, 1].
+            live = np.arange(steps)[:, None, None] < lengths[:, None]
         x = x.reshape(self.rows, self.width)
         for d, weights in enumerate(self.weigh(values, batch == 1)):
             multiply, w, target = _gatewise(weights.w, product, batch)
@@ -542,25 +521,16 @@ class _LayerRun:
                 c = self.c(workspace) if y_c is None else y_c[d]
                 np.copyto(c, 0 if c0 is None else c0[d])
             cell = _State(c, c_next if self.ends else c)
-            h = self.direction(d, weights, cell, xs, y, live, h0, workspace)
+            step = _STEPS[self.layer.kind](self.layer, d, weights, self.gates(workspace), cell)
+            h = self.direction(d, step, cell, xs, y, live, h0, workspace)
             if y_h is not None:
                 np.copyto(y_h[d], h)
 
     def direction(
-        self,
-        d: int,
-        weights: RecurrentWeights,
-        cell: _State,
-        xs: np.ndarray,
-        y: np.ndarray | None,
-        live: Any,
-        h0: np.ndarray | None,
-        workspace: np.ndarray,
+        self, d: int, step: Step, cell: _State, xs: Any, y: Any, live: Any, h0: Any, workspace: Any
     ) -> np.ndarray:
         """Run all steps of direction ``d``; return its last hidden state."""
-        layer = self.layer
-        step = _STEPS[layer.kind](layer, d, weights, self.gates(workspace), cell)
-        reverse = layer.reverse[d]
+        reverse = self.layer.reverse[d]
         ys: Any = repeat(None) if y is None else y[::-1, d] if reverse else y[:, d]
         if reverse:
             xs = xs[::-1]
@@ -578,34 +548,29 @@ class _LayerRun:
         return _buffered(step, h, self.spare(workspace), cell, xs, ys, lives)
 
 
-def _compiler(kind: str) -> Callable[[Node, Types], Kernel]:
-    def compile(node: Node, types: Types) -> Kernel:
-        layer = parse_layer(kind, node.attrs, peepholes=given(node.inputs, 7))
-        weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
-        consts = [None if value is None else value.const for value in node.inputs]
-        fixed = all(consts[i] is not None for i in weights)
+def _compile(node: Node, types: Types) -> Kernel:
+    layer = parse_layer(node.op.name, node.attrs, peepholes=given(node.inputs, 7))
+    weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
+    consts = [None if value is None else value.const for value in node.inputs]
+    fixed = all(consts[i] is not None for i in weights)
 
-        @cache
-        def prepared(single: bool) -> Shared[list[RecurrentWeights]]:
-            def make() -> list[RecurrentWeights]:
-                wide = [
-                    c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts
-                ]
-                return _weights(layer, wide, single)
+    @cache
+    def prepared(single: bool) -> Shared[list[RecurrentWeights]]:
+        def make() -> list[RecurrentWeights]:
+            wide = [c.astype(FLOAT32) if c is not None and c.dtype in HALF else c for c in consts]
+            return _weights(layer, wide, single)
 
-            name = kind, single, layer.halved, layer.linear_before_reset
-            return shared(name, make, *[consts[i] for i in weights])
+        name = layer.kind, single, layer.halved, layer.linear_before_reset
+        return shared(name, make, *[consts[i] for i in weights])
 
-        def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
-            return prepared(single).value if fixed else _weights(layer, inputs, single)
+    def weigh(inputs: Sequence[Any], single: bool) -> list[RecurrentWeights]:
+        return prepared(single).value if fixed else _weights(layer, inputs, single)
 
-        def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
-            return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())
+    def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
+        return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())
 
-        return specialized(node, types, make)
-
-    return compile
+    return specialized(node, types, make)
 
 
-for _kind in _GATES:
-    operator(_kind, infer=_infer_recurrent(_kind), work=recurrent_work)(_compiler(_kind))
+for _name in _GATES:
+    operator(_name, infer=_infer_recurrent(_name), work=recurrent_work)(_compile)

@@ -20,9 +20,11 @@ from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.elementwise import in_range
 from penstock.ops.common.shape_rules import (
+    all_known,
     dim_product,
     given,
     ints,
+    known_ints,
     normalize_axes,
     normalize_axis,
     tensor,
@@ -33,20 +35,16 @@ from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 class _Form(NamedTuple):
-    """How a shape is reduced along axes.
+    """How a shape is reduced along axes."""
 
-    ``axes`` count from the front; ``kept`` is the result's shape with dims of 1 for them, ``final``
-    the one asked for; ``terms`` is the number of elements that go into one of the result.
-    ``group`` is the shape with the axes merged into the middle one of three, if they lie together,
-    and the elements float32 or float64; ``ones`` is then a vector to sum with, unless that is long.
-    """
-
-    axes: tuple[int, ...]
-    kept: tuple[int, ...]
-    final: tuple[int, ...]
-    terms: int
+    axes: tuple[int, ...]  # counted from the front
+    kept: tuple[int, ...]  # the result's shape with dims of 1 for the axes
+    final: tuple[int, ...]  # the result's shape as the node declares it
+    terms: int  # elements of one of the result
     group: tuple[int, int, int] | None = None
+    """the shape with the axes merged into the middle one, if they are adjacent, of floats"""
     ones: np.ndarray | None = None
+    """a vector to sum the group with, unless that is long"""
 
 
 LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
@@ -174,10 +172,11 @@ def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
 
 
 class _Reduction(NamedTuple):
-    """A reduction on floats of 32 and 64 bits, and what differs for others.
+    """A reduction on floats of 32 and 64 bits, and its forms for other dtypes.
 
-    ``integers`` is its form for integers; without one, they are converted to float64 and back.
-    ``native`` ones take any dtype as it is.
+    Without a form for integers, they are converted to float64 and back. ``native`` reductions take
+    any dtype as it is. ``combine`` computes the one known element of an integer result from those
+    of the input.
     """
 
     name: str
@@ -185,20 +184,29 @@ class _Reduction(NamedTuple):
     floats: Reduce
     integers: Reduce | None = None
     native: bool = False
+    combine: Callable[[tuple[Dim, ...]], Dim] | None = None
 
     def on(self, dtype: np.dtype) -> tuple[Reduce, np.dtype]:
-        """What computes it on ``dtype``, and the dtype to convert to first."""
+        """The function for ``dtype``, and the dtype to convert to first."""
         if not self.native and self.integers is not None and not is_float(dtype):
             return self.integers, dtype
         return self.floats, dtype if self.native else wide(dtype)
 
 
+def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim, ...]], Dim]:
+    def combine(data: tuple[Dim, ...]) -> Dim:
+        numbers = all_known(data)
+        return function(numbers) if numbers else None
+
+    return combine
+
+
 _ALL = (
-    _Reduction("ReduceSum", 13, _total, _total),
+    _Reduction("ReduceSum", 13, _total, _total, combine=_of_known(sum)),
     _Reduction("ReduceMean", 18, _mean, _integer_mean),
-    _Reduction("ReduceMax", 18, _highest, native=True),
-    _Reduction("ReduceMin", 18, _lowest, native=True),
-    _Reduction("ReduceProd", 18, _multiplied, _multiplied),
+    _Reduction("ReduceMax", 18, _highest, native=True, combine=_of_known(max)),
+    _Reduction("ReduceMin", 18, _lowest, native=True, combine=_of_known(min)),
+    _Reduction("ReduceProd", 18, _multiplied, _multiplied, combine=dim_product),
     _Reduction("ReduceL1", 18, _absolute_sum, _absolute_sum),
     _Reduction("ReduceL2", 18, _norm),
     _Reduction("ReduceLogSum", 18, _log_sum),
@@ -216,18 +224,16 @@ def _compiler(reduction: _Reduction) -> Compile:
     def compile(node: Node, types: Types) -> Kernel:
         keepdims = bool(node.attrs.get("keepdims", 1))
         count = len(node.inputs)
-        value = node.inputs[1] if count > 1 else None
-        is_const = value is None or value.const is not None
-        fixed = None
-        if is_const:
-            given = () if value is None or value.const is None else value.const.reshape(-1).tolist()
-            fixed = _known_axes(given, node.attrs)
+        spelled = known_ints(node, (), 1) if given(node.inputs, 1) else ()
+        fixed = None if spelled is None else _known_axes(spelled, node.attrs)
         forms = lru_cache(maxsize=16)(reduction_form)
 
         def run(*arguments: Any) -> Any:
             x = arguments[0]
             out = arguments[count] if len(arguments) > count else None
-            axes = fixed if is_const else _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
+            axes = fixed
+            if spelled is None:
+                axes = _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
             reduce, dtype = reduction.on(x.dtype)
             form = forms(x.shape, dtype, axes, keepdims)
             if not x.ndim:
@@ -242,7 +248,7 @@ def _compiler(reduction: _Reduction) -> Compile:
 
         into = run
         type_ = tensor(types, 0)
-        if is_const and type_.static and type_.rank and keepdims:
+        if spelled is not None and type_.static and type_.rank and keepdims:
             assert type_.dtype is not None
             reduce, dtype = reduction.on(type_.dtype)
             if dtype == type_.dtype:
@@ -283,15 +289,13 @@ def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     return TensorType(type_.dtype, (None,) * (len(type_.shape) - count))
 
 
-def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) -> Infer:
+def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         type_ = tensor(types, 0)
-        axes: Sequence[Dim] | None = ()
-        if given(types, 1):
-            axes = ints(types, consts, 1)
-        if axes is None or not all(isinstance(a, int) for a in axes):
+        axes = all_known(ints(types, consts, 1) if given(types, 1) else ())
+        if axes is None:
             return (_any_axes(type_, tensor(types, 1), attrs),)
-        taken = _known_axes(axes, attrs)  # type: ignore[arg-type]
+        taken = _known_axes(axes, attrs)
         result = reduced_type(type_, taken, bool(attrs.get("keepdims", 1)))
         data = ints(types, consts, 0)
         if combine is None or type_.rank != 1 or taken == () or data is None:
@@ -302,29 +306,10 @@ def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None = None) ->
     return infer
 
 
-def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim, ...]], Dim]:
-    def combine(data: tuple[Dim, ...]) -> Dim:
-        numbers = tuple(d for d in data if isinstance(d, int))
-        return function(numbers) if numbers and len(numbers) == len(data) else None
-
-    return combine
-
-
-_CONTENTS: dict[str, Callable[[tuple[Dim, ...]], Dim]] = {
-    "ReduceProd": dim_product,
-    "ReduceSum": _of_known(sum),
-    "ReduceMax": _of_known(max),
-    "ReduceMin": _of_known(min),
-}
 for _reduction in _ALL:
-    operator(
-        _reduction.name,
-        since=_reduction.since,
-        infer=_infer_reduction(_CONTENTS.get(_reduction.name)),
-    )(_compiler(_reduction))
-
-
-# Running sums and products
+    operator(_reduction.name, since=_reduction.since, infer=_infer_reduction(_reduction.combine))(
+        _compiler(_reduction)
+    )
 
 
 def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
