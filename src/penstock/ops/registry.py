@@ -150,6 +150,13 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
     return None
 
 
+def standard(name: str) -> Op:
+    """Return the newest version of an operation of ONNX, which must exist."""
+    op = find(name)
+    assert op is not None, name
+    return op
+
+
 def registered() -> list[Op]:
     """Return all operations, sorted by domain and name."""
     return [op for key in sorted(_REGISTRY) for op in _REGISTRY[key]]

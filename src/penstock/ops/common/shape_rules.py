@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.ir.op import Attrs, Consts, Types
-from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, dtypes
+from penstock.ir.op import Attrs, Consts, Infer, Types
+from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type, dtypes
 
 if TYPE_CHECKING:
     from penstock.ir.graph import Node
@@ -135,6 +135,14 @@ def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
     return result
 
 
+def reduced_shape(dims: Shape, axes: Iterable[int], keepdims: bool) -> Shape:
+    """``dims`` without those of ``axes``, or with 1 in their place."""
+    taken = normalize_axes(axes, len(dims))
+    if keepdims:
+        return tuple([1 if i in taken else dim for i, dim in enumerate(dims)])
+    return tuple([dim for i, dim in enumerate(dims) if i not in taken])
+
+
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
     """The dim that ``a`` and ``b`` broadcast to, as far as known."""
     if a == b or b == 1:
@@ -233,6 +241,11 @@ def dim_product(dims: Iterable[Dim]) -> Dim:
     if constant == 0 or symbol is None:
         return constant
     return symbol if constant == 1 and symbol else None
+
+
+def always(*outputs: Type) -> Infer:
+    """``infer``: outputs of the same types whatever the inputs are."""
+    return lambda types, attrs, consts: outputs
 
 
 def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:

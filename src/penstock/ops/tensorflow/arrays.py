@@ -1,4 +1,4 @@
-"""Where elements are, as TensorFlow says it where ONNX says it otherwise.
+"""Places of elements: slices, joins, gathers and shapes where TensorFlow's are not ONNX's.
 
 Axes, begins and sizes are inputs here, and may be known only during the run.
 """
@@ -11,60 +11,49 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import (
     all_known,
     ints,
     normalize_axes,
     normalize_axis,
+    one_element,
+    reduced_shape,
     same_dtype,
+    same_type,
     tensor,
 )
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.types import BOOL, STRING, Dim, Shape, ShapeError, TensorType, Type, constant_type
-from penstock.types import dtypes as all_dtypes
+from penstock.ops.tensorflow.common import (
+    array_operator,
+    dtype_only,
+    integer,
+    lengths,
+    named_dtype,
+    operator,
+    outputs,
+)
+from penstock.types import (
+    BOOL,
+    INT64,
+    STRING,
+    Dim,
+    Shape,
+    ShapeError,
+    TensorType,
+    Type,
+    constant_type,
+)
 
 
-def named_dtype(attrs: Attrs, name: str, default: str, codes: str = "iu") -> np.dtype:
-    """The dtype that an attribute names, which must be of one of these kinds."""
-    dtype = all_dtypes().get(attrs.get(name) or default)
-    if dtype is None or dtype.kind not in codes:
-        raise ShapeError(f"{name} is {attrs.get(name)!r}, which is no element type to be had")
-    return dtype
-
-
-def _scalar(x: np.ndarray, what: str) -> int:
-    if x.size != 1 or x.dtype.kind not in "iu":
-        raise ShapeError(f"{what} must be one integer, not {x.dtype}{list(x.shape)}")
-    return int(x.reshape(())[()])
-
-
-def lengths(values: Sequence[Dim] | None) -> Shape | None:
-    """Contents of a tensor that are dims, as far as they are known."""
-    if values is None:
-        return None
-    if any(isinstance(value, int) and value < 0 for value in values):
-        raise ShapeError(f"{list(values)} are no dims: none of them may be negative")
-    return tuple(values)
-
-
-def dtype_only(index: int = 0) -> Infer:
-    """One output of the dtype of input ``index`` and a shape that only the run knows."""
-
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        return (TensorType(tensor(types, index).dtype),)
-
-    return infer
+def _axis(axis: np.ndarray, rank: int) -> int:
+    return normalize_axis(integer(axis, "the axis"), rank)
 
 
 # Constants.
 
 
-def _infer_const(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (constant_type(attrs["value"]),)
-
-
-@operator("Const", domain=TENSORFLOW, infer=_infer_const, strings=True)
+@operator("Const", infer=lambda t, attrs, c: (constant_type(attrs["value"]),), strings=True)
 def const(node: Node, types: Types) -> Kernel:
     value = node.attrs["value"]
     return Kernel(lambda: value)
@@ -74,32 +63,24 @@ def _infer_fill(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(tensor(types, 1).dtype, lengths(ints(types, consts, 0))),)
 
 
-@operator("Fill", domain=TENSORFLOW, infer=_infer_fill, strings=True)
-def fill(node: Node, types: Types) -> Kernel:
-    def function(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
-        if value.size != 1:
-            raise ShapeError(f"the value to fill with is a scalar, not of shape {value.shape}")
-        return np.full(_shape_given(dims), value.reshape(())[()], value.dtype)
-
-    return Kernel(function)
+@array_operator("Fill", infer=_infer_fill, strings=True)
+def fill(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return np.full(_shape_of(dims), one_element(value, "the value to fill with")[()], value.dtype)
 
 
-def _shape_given(dims: np.ndarray) -> tuple[int, ...]:
-    """A shape that is given as a tensor."""
+def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
+    """The shape that a tensor contains."""
     if dims.ndim != 1 or (dims < 0).any():
-        raise ShapeError(f"{dims.tolist()} is no shape")
+        raise ShapeError(f"{dims.tolist()} is not a shape")
     return tuple(dims.tolist())
 
 
-@operator("LinSpace", domain=TENSORFLOW, infer=dtype_only())
-def lin_space(node: Node, types: Types) -> Kernel:
-    def function(start: np.ndarray, stop: np.ndarray, num: np.ndarray) -> np.ndarray:
-        count = _scalar(num, "the number of points")
-        if count < 1:
-            raise ShapeError(f"there must be one point or more, not {count}")
-        return np.linspace(start, stop, count, dtype=start.dtype)
-
-    return Kernel(function)
+@array_operator("LinSpace", infer=dtype_only())
+def lin_space(start: np.ndarray, stop: np.ndarray, num: np.ndarray) -> np.ndarray:
+    count = integer(num, "the number of points")
+    if count < 1:
+        raise ShapeError(f"there must be one point or more, not {count}")
+    return np.linspace(start, stop, count, dtype=start.dtype)
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -108,78 +89,62 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     if shape is None:
         return (TensorType(dtype),)
     axis = normalize_axis(attrs.get("axis", -1), len(shape) + 1)
-    dim = depth[0] if depth else None
-    return (TensorType(dtype, (*shape[:axis], dim, *shape[axis:])),)
+    return (TensorType(dtype, (*shape[:axis], depth[0] if depth else None, *shape[axis:])),)
 
 
-@operator("OneHot", domain=TENSORFLOW, infer=_infer_one_hot, strings=True)
-def one_hot(node: Node, types: Types) -> Kernel:
-    """Indices out of range, negative ones too, are nowhere hot."""
-    axis = node.attrs.get("axis", -1)
-
-    def function(x: np.ndarray, depth: np.ndarray, on: np.ndarray, off: np.ndarray) -> np.ndarray:
-        place = normalize_axis(axis, x.ndim + 1)
-        count = _scalar(depth, "the depth")
-        numbers = np.arange(count).reshape([-1] + [1] * (x.ndim - place))
-        return np.where(np.expand_dims(x, place) == numbers, on, off).astype(on.dtype)
-
-    return Kernel(function)
+@array_operator("OneHot", infer=_infer_one_hot, strings=True)
+def one_hot(
+    x: np.ndarray, depth: np.ndarray, on: np.ndarray, off: np.ndarray, *, axis: int = -1
+) -> np.ndarray:
+    """``on`` at the place that an index names; indices out of range name none."""
+    place = normalize_axis(axis, x.ndim + 1)
+    numbers = np.arange(integer(depth, "the depth")).reshape([-1] + [1] * (x.ndim - place))
+    return np.where(np.expand_dims(x, place) == numbers, on, off).astype(on.dtype)
 
 
 # Shapes.
 
 
 def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = named_dtype(attrs, "out_type", "int32")
+    dtype = named_dtype(attrs, "out_type", "int32", "iu")
     shape = tensor(types, 0).shape
-    if shape is None:
-        return (TensorType(dtype, (None,)),)
-    return (TensorType(dtype, (len(shape),), shape),)
+    return (TensorType(dtype, (None,) if shape is None else (len(shape),), shape),)
 
 
-@operator("Shape", domain=TENSORFLOW, infer=_infer_shape, strings=True)
+@operator("Shape", infer=_infer_shape, strings=True)
+@operator("ShapeN", strings=True)
 def shape(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32")
-    return Kernel(lambda x: np.array(x.shape, dtype))
-
-
-@operator("ShapeN", domain=TENSORFLOW, strings=True)
-def shape_n(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32")
+    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
     if len(node.outputs) == 1:
         return Kernel(lambda x: np.array(x.shape, dtype))
     return Kernel(lambda *inputs: tuple([np.array(x.shape, dtype) for x in inputs]))
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dtype = named_dtype(attrs, "out_type", "int32")
     dims = all_known(tensor(types, 0).shape)
     data = None if dims is None else (int(np.prod(dims, dtype=np.int64)),)
-    return (TensorType(dtype, (), data),)
+    return (TensorType(named_dtype(attrs, "out_type", "int32", "iu"), (), data),)
 
 
-@operator("Size", domain=TENSORFLOW, infer=_infer_size, strings=True)
+@operator("Size", infer=_infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32")
+    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
     return Kernel(lambda x: np.array(x.size, dtype))
 
 
 def _infer_rank(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = tensor(types, 0).shape
-    return (TensorType(np.dtype(np.int32), (), None if shape is None else (len(shape),)),)
+    rank = tensor(types, 0).rank
+    return (TensorType(INT32, (), None if rank is None else (rank,)),)
 
 
-@operator("Rank", domain=TENSORFLOW, infer=_infer_rank, strings=True)
-def rank(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda x: np.array(x.ndim, np.int32))
+@array_operator("Rank", infer=_infer_rank, strings=True)
+def rank(x: np.ndarray) -> np.ndarray:
+    return np.array(x.ndim, np.int32)
 
 
-@operator("BroadcastArgs", domain=TENSORFLOW, infer=dtype_only())
-def broadcast_args(node: Node, types: Types) -> Kernel:
-    def function(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.array(np.broadcast_shapes(_shape_given(a), _shape_given(b)), a.dtype)
-
-    return Kernel(function)
+@array_operator("BroadcastArgs", infer=dtype_only())
+def broadcast_args(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.array(np.broadcast_shapes(_shape_of(a), _shape_of(b)), a.dtype)
 
 
 # Slices.
@@ -188,7 +153,7 @@ def broadcast_args(node: Node, types: Types) -> Kernel:
 def _index(
     begin: Sequence[Dim], end: Sequence[Dim], strides: Sequence[int], attrs: Attrs
 ) -> tuple[Any, ...]:
-    """What NumPy writes between brackets; of dims that are not known, None stands in slices."""
+    """The index in NumPy's notation; slices have None for dims that are not known."""
     dims: list[Any] = []
     for i, step in enumerate(strides):
         bit = 1 << i
@@ -251,7 +216,7 @@ def _sliced(dims: Shape, index: tuple[Any, ...]) -> Shape:
     return tuple(result)
 
 
-@operator("StridedSlice", domain=TENSORFLOW, infer=_infer_strided_slice, strings=True, moves=True)
+@operator("StridedSlice", infer=_infer_strided_slice, strings=True, moves=True)
 def strided_slice(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
 
@@ -272,57 +237,40 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     if not len(x.shape) == len(begin) == len(sizes):
         raise ShapeError(f"begin {begin} and size {sizes} do not fit shape {x.shape}")
-    dims: list[Dim] = []
-    for dim, first, count in zip(x.shape, begin, sizes, strict=True):
-        if isinstance(dim, int):
-            dims.append(_count(dim, first, count))
-        else:
-            if count < -1:
-                raise ShapeError(f"a slice of {count}")
-            dims.append(dim if count == -1 and first == 0 else None if count == -1 else count)
-    return (TensorType(x.dtype, tuple(dims)),)
+    return (TensorType(x.dtype, tuple(map(_slice_length, x.shape, begin, sizes))),)
 
 
-def _count(dim: int, first: int, count: int) -> int:
-    wanted = dim - first if count == -1 else count
-    if not (0 <= first <= dim and 0 <= wanted <= dim - first):
+def _slice_length(dim: Dim, first: int, count: int) -> Dim:
+    """The length of ``count`` elements of a dim from ``first`` on; of the rest of it if -1."""
+    if not isinstance(dim, int):
+        if count < -1:
+            raise ShapeError(f"a slice of {count}")
+        return count if count != -1 else dim if first == 0 else None
+    length = dim - first if count == -1 else count
+    if not (0 <= first <= dim and 0 <= length <= dim - first):
         raise ShapeError(f"a slice of {count} from {first} is not in a dim of {dim}")
-    return wanted
+    return length
 
 
-@operator("Slice", domain=TENSORFLOW, infer=_infer_slice, strings=True, moves=True)
-def slice_operator(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        if not begin.size == sizes.size == x.ndim:
-            raise ShapeError(f"a slice of {begin.size} dims of shape {x.shape}")
-        places = zip(x.shape, begin.tolist(), sizes.tolist(), strict=True)
-        return x[tuple([slice(b, b + _count(n, b, s)) for n, b, s in places])]
-
-    return Kernel(function, view=True)
+@array_operator("Slice", infer=_infer_slice, view=True, strings=True, moves=True)
+def slice_operator(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    if not begin.size == sizes.size == x.ndim:
+        raise ShapeError(f"a slice of {begin.size} dims of shape {x.shape}")
+    places = zip(x.shape, begin.tolist(), sizes.tolist(), strict=True)
+    return x[tuple([slice(b, b + _slice_length(n, b, s)) for n, b, s in places])]
 
 
-def _infer_reverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (tensor(types, 0).without_data(),)
+@array_operator("ReverseV2", infer=same_type, view=True, strings=True, moves=True)
+def reverse(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    return np.flip(x, normalize_axes(axes.reshape(-1).tolist(), x.ndim))
 
 
-@operator("ReverseV2", domain=TENSORFLOW, infer=_infer_reverse, strings=True, moves=True)
-def reverse(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
-        return np.flip(x, normalize_axes(axes.reshape(-1).tolist(), x.ndim))
-
-    return Kernel(function, view=True)
-
-
-@operator("Transpose", domain=TENSORFLOW, infer=dtype_only(), strings=True, moves=True)
-def transpose(node: Node, types: Types) -> Kernel:
+@array_operator("Transpose", infer=dtype_only(), view=True, strings=True, moves=True)
+def transpose(x: np.ndarray, order: np.ndarray) -> np.ndarray:
     """With an order of dims that only the run knows."""
-
-    def function(x: np.ndarray, order: np.ndarray) -> np.ndarray:
-        if sorted(order.tolist()) != list(range(x.ndim)):
-            raise ShapeError(f"{order.tolist()} is no order of {x.ndim} dims")
-        return x.transpose(order.tolist())
-
-    return Kernel(function, view=True)
+    if sorted(order.tolist()) != list(range(x.ndim)):
+        raise ShapeError(f"{order.tolist()} is not an order of {x.ndim} dims")
+    return x.transpose(order.tolist())
 
 
 def _infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -334,79 +282,59 @@ def _infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Seque
     return (TensorType(x.dtype, (*x.shape[:-2], x.shape[-1], x.shape[-2])),)
 
 
-@operator("MatrixTranspose", domain=TENSORFLOW, infer=_infer_matrix_transpose, moves=True)
+@operator("MatrixTranspose", infer=_infer_matrix_transpose, moves=True)
 def matrix_transpose(node: Node, types: Types) -> Kernel:
-    """The last two dims swapped, however many there are; conjugated where ``conjugate`` says so."""
+    """The last two dims swapped, and the elements conjugated if the attribute says so."""
     if node.attrs.get("conjugate"):
         return Kernel(lambda x: np.conjugate(np.swapaxes(x, -1, -2)))
     return Kernel(lambda x: np.swapaxes(x, -1, -2), view=True)
 
 
-# Several as one, and one as several.
+# Joins and splits.
 
 
 def _infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     input_types = [tensor(types, i) for i in range(len(types))]
     dtype = same_dtype(types, range(len(types)))
-    if any(type_.shape is None for type_ in input_types):
+    shapes = [type_.shape for type_ in input_types if type_.shape is not None]
+    if len(shapes) < len(types):
         return (TensorType(dtype),)
-    shapes: list[Shape] = [type_.shape for type_ in input_types]  # type: ignore[misc]
-    if any(len(dims_) != len(shapes[0]) for dims_ in shapes):
+    if any(len(dims) != len(shapes[0]) for dims in shapes):
         raise ShapeError(f"tensors of shapes {shapes} cannot be packed into one")
     axis = normalize_axis(attrs.get("axis", 0), len(shapes[0]) + 1)
-    dims = [_known_of(dims_) for dims_ in zip(*shapes, strict=True)]
-    data: list[Dim] | None = []
-    for type_ in input_types:
-        if shapes[0] or data is None:
-            data = None
-            break
-        data.append(type_.data[0] if type_.data else None)
-    numbers = tuple(data) if data is not None and dtype is not None and dtype.kind in "iu" else None
-    return (TensorType(dtype, (*dims[:axis], len(input_types), *dims[axis:]), numbers),)
+    # A dim that all inputs share is known if that of one input is.
+    rows = zip(*shapes, strict=True)
+    dims = [next((d for d in row if isinstance(d, int)), row[0]) for row in rows]
+    data = None
+    if not shapes[0] and dtype is not None and dtype.kind in "iu":
+        data = tuple([type_.data[0] if type_.data else None for type_ in input_types])
+    return (TensorType(dtype, (*dims[:axis], len(types), *dims[axis:]), data),)
 
 
-def _known_of(dims: Sequence[Dim]) -> Dim:
-    """What is known of dims that are equal."""
-    return next((dim for dim in dims if isinstance(dim, int)), dims[0])
-
-
-@operator("Pack", domain=TENSORFLOW, infer=_infer_pack, strings=True, moves=True)
-def pack(node: Node, types: Types) -> Kernel:
-    axis = node.attrs.get("axis", 0)
-
-    def function(*inputs: np.ndarray) -> np.ndarray:
-        first = inputs[0].shape
-        if any(x.shape != first for x in inputs):
-            raise ShapeError(f"shapes of all inputs must match: {[x.shape for x in inputs]}")
-        return np.stack(inputs, normalize_axis(axis, len(first) + 1))
-
-    return Kernel(function)
+@array_operator("Pack", infer=_infer_pack, strings=True, moves=True)
+def pack(*inputs: np.ndarray, axis: int = 0) -> np.ndarray:
+    first = inputs[0].shape
+    if any(x.shape != first for x in inputs):
+        raise ShapeError(f"shapes of all inputs must match: {[x.shape for x in inputs]}")
+    return np.stack(inputs, normalize_axis(axis, len(first) + 1))
 
 
 def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    count = attrs["num"]
+    x, count = tensor(types, 0), attrs["num"]
     if x.shape is None:
         return [TensorType(x.dtype)] * count
     axis = normalize_axis(attrs.get("axis", 0), len(x.shape))
-    rest = (*x.shape[:axis], *x.shape[axis + 1 :])
     if x.data is not None and len(x.data) == count and len(x.shape) == 1:
         return [TensorType(x.dtype, (), (element,)) for element in x.data]
-    return [TensorType(x.dtype, rest)] * count
+    return [TensorType(x.dtype, (*x.shape[:axis], *x.shape[axis + 1 :]))] * count
 
 
-@operator("Unpack", domain=TENSORFLOW, infer=_infer_unpack, strings=True, moves=True)
-def unpack(node: Node, types: Types) -> Kernel:
-    axis, count = node.attrs.get("axis", 0), node.attrs["num"]
-
-    def function(x: np.ndarray) -> Any:
-        place = normalize_axis(axis, x.ndim)
-        if x.shape[place] != count:
-            raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {count}")
-        parts = tuple([x[(slice(None),) * place + (i, ...)] for i in range(count)])
-        return parts[0] if count == 1 else parts
-
-    return Kernel(function, view=True)
+@array_operator("Unpack", infer=_infer_unpack, view=True, strings=True, moves=True)
+def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> Any:
+    place = normalize_axis(axis, x.ndim)
+    if x.shape[place] != num:
+        raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {num}")
+    return outputs([x[(slice(None),) * place + (i, ...)] for i in range(num)])
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -416,88 +344,63 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return [TensorType(x.dtype)] * count
     place = normalize_axis(axis[0], len(x.shape))
     dim = x.shape[place]
-    if isinstance(dim, int) and dim % count:
-        raise ShapeError(f"a dim of {dim} cannot be split into {count} equal parts")
-    part = dim // count if isinstance(dim, int) else None
+    part = _equal_part(dim, count) if isinstance(dim, int) else None
     return [TensorType(x.dtype, (*x.shape[:place], part, *x.shape[place + 1 :]))] * count
 
 
-@operator("Split", domain=TENSORFLOW, infer=_infer_split, strings=True, moves=True)
-def split(node: Node, types: Types) -> Kernel:
-    """What is split comes first here, and then the axis."""
-    count = node.attrs["num_split"]
-
-    def function(x: np.ndarray, axis: np.ndarray) -> Any:
-        place = normalize_axis(_scalar(axis, "the axis"), x.ndim)
-        if x.shape[place] % count:
-            raise ShapeError(f"a dim of {x.shape[place]} cannot be split into {count} equal parts")
-        parts = tuple(np.split(x, count, place))
-        return parts[0] if count == 1 else parts
-
-    return Kernel(function, view=True)
+def _equal_part(dim: int, count: int) -> int:
+    if dim % count:
+        raise ShapeError(f"a dim of {dim} cannot be split into {count} equal parts")
+    return dim // count
 
 
-@operator("SplitV", domain=TENSORFLOW, strings=True, moves=True)
-def split_v(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
-        place = normalize_axis(_scalar(axis, "the axis"), x.ndim)
-        counts = sizes.tolist()
-        if counts.count(-1) == 1:
-            counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
-        if sum(counts) != x.shape[place] or min(counts, default=0) < 0:
-            raise ShapeError(f"sizes {sizes.tolist()} do not fit a dim of {x.shape[place]}")
-        parts = tuple(np.split(x, np.cumsum(counts)[:-1], place))
-        return parts[0] if len(parts) == 1 else parts
-
-    return Kernel(function, view=True)
+@array_operator("Split", infer=_infer_split, view=True, strings=True, moves=True)
+def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> Any:
+    """Unlike TensorFlow's, the tensor comes first, and then the axis."""
+    place = _axis(axis, x.ndim)
+    _equal_part(x.shape[place], num_split)
+    return outputs(np.split(x, num_split, place))
 
 
-@operator("ConcatV2", domain=TENSORFLOW, infer=dtype_only(), strings=True, moves=True)
-def concat(node: Node, types: Types) -> Kernel:
-    def function(*inputs: np.ndarray) -> np.ndarray:
-        *values, axis = inputs
-        place = normalize_axis(_scalar(axis, "the axis"), values[0].ndim)
-        try:
-            return np.concatenate(values, place)
-        except ValueError as error:
-            raise ShapeError(str(error)) from error
-
-    return Kernel(function)
+@array_operator("SplitV", view=True, strings=True, moves=True)
+def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> Any:
+    place, counts = _axis(axis, x.ndim), sizes.tolist()
+    if counts.count(-1) == 1:
+        counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
+    if sum(counts) != x.shape[place] or min(counts, default=0) < 0:
+        raise ShapeError(f"sizes {sizes.tolist()} do not fit a dim of {x.shape[place]}")
+    return outputs(np.split(x, np.cumsum(counts)[:-1], place))
 
 
-@operator("ConcatOffset", domain=TENSORFLOW)
-def concat_offset(node: Node, types: Types) -> Kernel:
-    """Where each of several concatenated tensors begins."""
-
-    def function(axis: np.ndarray, *shapes: np.ndarray) -> Any:
-        place = normalize_axis(_scalar(axis, "the axis"), shapes[0].size)
-        offsets, at = [], 0
-        for shape in shapes:
-            offset = np.zeros_like(shape)
-            offset[place] = at
-            at += int(shape[place])
-            offsets.append(offset)
-        return offsets[0] if len(offsets) == 1 else tuple(offsets)
-
-    return Kernel(function)
+@array_operator("ConcatV2", infer=dtype_only(), strings=True, moves=True)
+def concat(*inputs: np.ndarray) -> np.ndarray:
+    *values, axis = inputs
+    place = _axis(axis, values[0].ndim)
+    try:
+        return np.concatenate(values, place)
+    except ValueError as error:
+        raise ShapeError(str(error)) from error
 
 
-@operator(
+@array_operator("ConcatOffset")
+def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> Any:
+    """The beginning of each of several concatenated tensors."""
+    place = _axis(axis, shapes[0].size)
+    offsets, at = [np.zeros_like(shape) for shape in shapes], 0
+    for offset, shape in zip(offsets, shapes, strict=True):
+        offset[place] = at
+        at += int(shape[place])
+    return outputs(offsets)
+
+
+@array_operator(
     "IdentityN",
-    domain=TENSORFLOW,
     strings=True,
-    infer=lambda types, attrs, consts: [
-        kind if kind is not None else TensorType() for kind in types
-    ],
+    infer=lambda types, attrs, consts: [TensorType() if t is None else t for t in types],
 )
-def identity_n(node: Node, types: Types) -> Kernel:
-    """All of them live, or all of them dead: one node, and so no views."""
-
-    def function(*inputs: Any) -> Any:
-        copies = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
-        return copies[0] if len(copies) == 1 else tuple(copies)
-
-    return Kernel(function)
+def identity_n(*inputs: Any) -> Any:
+    """Copies, not views: the outputs of one node are all live or all dead."""
+    return outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 
 
 # Elements by their places.
@@ -509,7 +412,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None or places.shape is None or axis is None:
         return (TensorType(x.dtype),)
     place = normalize_axis(axis[0], len(x.shape))
-    batch = _batch(attrs, places.shape)
+    batch = _batch(attrs.get("batch_dims", 0), places.shape)
     dims = (*x.shape[:place], *places.shape[batch:], *x.shape[place + 1 :])
     data = None
     numbers = all_known(places.data)
@@ -520,39 +423,34 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, dims, data),)
 
 
-def _batch(attrs: Attrs, places: Sequence[Any]) -> int:
-    batch = attrs.get("batch_dims", 0)
+def _batch(batch: int, places: Sequence[Any]) -> int:
     batch = batch + len(places) if batch < 0 else batch
     if not 0 <= batch <= len(places):
         raise ShapeError(f"batch_dims {batch} do not fit indices of rank {len(places)}")
     return batch
 
 
-@operator("GatherV2", domain=TENSORFLOW, infer=_infer_gather, strings=True, moves=True)
-def gather(node: Node, types: Types) -> Kernel:
-    """Without an axis given, along the first."""
-
-    def function(x: np.ndarray, places: np.ndarray, axis: np.ndarray | None = None) -> Any:
-        place = 0 if axis is None else normalize_axis(_scalar(axis, "the axis"), x.ndim)
-        if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
-            raise ShapeError(
-                f"indices from {places.min()} to {places.max()} are not in [0, {x.shape[place]})"
-            )
-        batch = _batch(node.attrs, places.shape)
-        if not batch:
-            return np.take(x, places, place)
-        return _gathered(x, places, place, batch)
-
-    return Kernel(function)
+@array_operator("GatherV2", infer=_infer_gather, strings=True, moves=True)
+def gather(
+    x: np.ndarray, places: np.ndarray, axis: np.ndarray | None = None, *, batch_dims: int = 0
+) -> Any:
+    """Along the first axis if none is given."""
+    place = 0 if axis is None else _axis(axis, x.ndim)
+    if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
+        raise ShapeError(
+            f"indices from {places.min()} to {places.max()} are not in [0, {x.shape[place]})"
+        )
+    batch = _batch(batch_dims, places.shape)
+    return _gathered(x, places, place, batch) if batch else np.take(x, places, place)
 
 
 def _gathered(x: np.ndarray, places: np.ndarray, axis: int, batch: int) -> np.ndarray:
-    """Elements of each of a batch by places of their own."""
+    """Elements of each entry of a batch by places of its own."""
     if x.shape[:batch] != places.shape[:batch] or axis < batch:
         raise ShapeError(f"{batch} dims of {x.shape} and {places.shape} are no common batch")
     moved = np.moveaxis(x, axis, batch)
     rest = places.ndim - batch
-    grids = np.ogrid[tuple([slice(n) for n in x.shape[:batch]])] if batch else []
+    grids = np.ogrid[tuple([slice(n) for n in x.shape[:batch]])]
     index = tuple([grid.reshape(grid.shape + (1,) * rest) for grid in grids])
     taken = moved[(*index, places)]
     # The dims of the places stand where the axis was.
@@ -561,44 +459,29 @@ def _gathered(x: np.ndarray, places: np.ndarray, axis: int, batch: int) -> np.nd
     return taken.transpose(order)
 
 
-@operator("ScatterNd", domain=TENSORFLOW, infer=dtype_only(1), strings=True)
-def scatter_nd(node: Node, types: Types) -> Kernel:
+@array_operator("ScatterNd", infer=dtype_only(1), strings=True)
+def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np.ndarray:
     """Updates of one place add up."""
-
-    def function(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np.ndarray:
-        out = np.zeros(_shape_given(dims), updates.dtype)
-        limits = np.array(out.shape[: indices.shape[-1]])
-        if indices.size and ((indices < 0) | (indices >= limits)).any():
-            raise ShapeError(f"indices are out of bounds for shape {out.shape}")
-        np.add.at(out, tuple(np.moveaxis(indices, -1, 0)), updates)
-        return out
-
-    return Kernel(function)
+    out = np.zeros(_shape_of(dims), updates.dtype)
+    limits = np.array(out.shape[: indices.shape[-1]])
+    if indices.size and ((indices < 0) | (indices >= limits)).any():
+        raise ShapeError(f"indices are out of bounds for shape {out.shape}")
+    np.add.at(out, tuple(np.moveaxis(indices, -1, 0)), updates)
+    return out
 
 
-@operator("InvertPermutation", domain=TENSORFLOW, infer=_infer_reverse)
-def invert_permutation(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray) -> np.ndarray:
-        if x.ndim != 1 or not np.array_equal(np.sort(x), np.arange(x.size)):
-            raise ShapeError(f"{x.tolist()} is no permutation")
-        out = np.empty_like(x)
-        out[x] = np.arange(x.size, dtype=x.dtype)
-        return out
-
-    return Kernel(function)
+@array_operator("InvertPermutation", infer=same_type)
+def invert_permutation(x: np.ndarray) -> np.ndarray:
+    if x.ndim != 1 or not np.array_equal(np.sort(x), np.arange(x.size)):
+        raise ShapeError(f"{x.tolist()} is not a permutation")
+    return np.argsort(x).astype(x.dtype)
 
 
-@operator(
-    "Where",
-    domain=TENSORFLOW,
-    infer=lambda types, attrs, consts: (
-        TensorType(np.dtype(np.int64), (None, tensor(types, 0).rank)),
-    ),
-    strings=True,
-)
-def where(node: Node, types: Types) -> Kernel:
-    """The places of what is not zero, one in a row."""
-    return Kernel(lambda x: np.argwhere(x))
+def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (TensorType(INT64, (None, tensor(types, 0).rank)),)
+
+
+array_operator("Where", infer=_infer_where, strings=True)(np.argwhere)
 
 
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -606,18 +489,14 @@ def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(same_dtype(types, (1, 2)), a.shape if a.shape is not None else b.shape),)
 
 
-@operator("Select", domain=TENSORFLOW, infer=_infer_select, strings=True)
-def select(node: Node, types: Types) -> Kernel:
+@array_operator("Select", infer=_infer_select, strings=True)
+def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A vector of conditions chooses among rows."""
-
-    def function(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        if a.shape != b.shape:
-            raise ShapeError(f"shapes {a.shape} and {b.shape} differ")
-        if condition.ndim == 1 and a.ndim > 1:
-            condition = condition.reshape(-1, *(1,) * (a.ndim - 1))
-        return np.where(condition, a, b)
-
-    return Kernel(function)
+    if a.shape != b.shape:
+        raise ShapeError(f"shapes {a.shape} and {b.shape} differ")
+    if condition.ndim == 1 and a.ndim > 1:
+        condition = condition.reshape(-1, *(1,) * (a.ndim - 1))
+    return np.where(condition, a, b)
 
 
 # Reductions to truth values, over axes that are an input.
@@ -627,57 +506,44 @@ def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims, axes = tensor(types, 0).shape, all_known(ints(types, consts, 1))
     if dims is None or axes is None:
         return (TensorType(BOOL),)
-    gone = normalize_axes(axes, len(dims))
-    if attrs.get("keep_dims"):
-        return (TensorType(BOOL, tuple([1 if i in gone else d for i, d in enumerate(dims)])),)
-    return (TensorType(BOOL, tuple([d for i, d in enumerate(dims) if i not in gone])),)
+    return (TensorType(BOOL, reduced_shape(dims, axes, bool(attrs.get("keep_dims")))),)
 
 
-def _truths(function: Callable[..., Any]) -> Callable[[Node, Types], Kernel]:
-    def compile(node: Node, types: Types) -> Kernel:
-        keep = bool(node.attrs.get("keep_dims"))
+def _truths(function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(x: np.ndarray, axes: np.ndarray, *, keep_dims: bool = False) -> Any:
+        places = normalize_axes(axes.reshape(-1).tolist(), x.ndim)
+        return function(x, axis=places, keepdims=bool(keep_dims))
 
-        def reduce(x: np.ndarray, axes: np.ndarray) -> Any:
-            places = normalize_axes(axes.reshape(-1).tolist(), x.ndim)
-            return function(x, axis=places, keepdims=keep)
-
-        return Kernel(reduce)
-
-    return compile
+    return reduce
 
 
-operator("All", domain=TENSORFLOW, infer=_infer_truths)(_truths(np.all))
-operator("Any", domain=TENSORFLOW, infer=_infer_truths)(_truths(np.any))
-
-# Values that are there once.
+array_operator("All", infer=_infer_truths)(_truths(np.all))
+array_operator("Any", infer=_infer_truths)(_truths(np.any))
 
 
-@operator("Unique", domain=TENSORFLOW, strings=True)
-@operator("UniqueWithCounts", domain=TENSORFLOW, strings=True)
+@operator("Unique", strings=True)
+@operator("UniqueWithCounts", strings=True)
 def unique(node: Node, types: Types) -> Kernel:
-    """In the order in which they come first, with the place of each element among them."""
-    dtype = named_dtype(node.attrs, "out_idx", "int32")
+    """Distinct values in the order of their first places, and the number of each element's."""
+    dtype = named_dtype(node.attrs, "out_idx", "int32", "iu")
     counting = len(node.outputs) == 3
 
     def function(x: np.ndarray) -> tuple[np.ndarray, ...]:
         if x.ndim != 1:
             raise ShapeError(f"a vector is needed, not shape {x.shape}")
-        places: dict[Any, int] = {}
         if x.dtype == STRING:
-            indices = np.array(
-                [places.setdefault(element, len(places)) for element in x.tolist()], dtype
-            )
+            places: dict[Any, int] = {}
+            numbers = [places.setdefault(element, len(places)) for element in x.tolist()]
+            indices = np.array(numbers, dtype)
             values = np.array(list(places), STRING)
             counts = np.bincount(indices, minlength=len(places)) if x.size else np.empty(0)
         else:
-            sorted_, first, inverse, counts = np.unique(
+            values, first, inverse, counts = np.unique(
                 x, return_index=True, return_inverse=True, return_counts=True
             )
             order = np.argsort(first)
-            back = np.empty_like(order)
-            back[order] = np.arange(order.size)
-            values, indices, counts = sorted_[order], back[inverse].astype(dtype), counts[order]
-        rest = (counts.astype(dtype),) if counting else ()
-        return (values, indices, *rest)
+            values, counts = values[order], counts[order]
+            indices = np.argsort(order)[inverse].astype(dtype)
+        return (values, indices, counts.astype(dtype)) if counting else (values, indices)
 
     return Kernel(function)

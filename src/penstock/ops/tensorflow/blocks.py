@@ -3,15 +3,14 @@ and variances of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import tensor
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.ops.tensorflow.arrays import dtype_only
+from penstock.ops.tensorflow.common import array_operator, dtype_only, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
@@ -24,43 +23,32 @@ def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
     return [int(size) for size in block]
 
 
-@operator("SpaceToBatchND", domain=TENSORFLOW, infer=dtype_only(), strings=True)
-def space_to_batch(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.ndarray:
-        sides = _blocks(block, pads, x.ndim)
-        n = len(sides)
-        rest = x.ndim - 1 - n
-        x = np.pad(x, [(0, 0), *map(tuple, pads.tolist()), *[(0, 0)] * rest])
-        if any(dim % side for dim, side in zip(x.shape[1:], sides, strict=False)):
-            raise ShapeError(f"shape {x.shape} is not made of blocks {sides}")
-        inner = [part for d, s in zip(x.shape[1:], sides, strict=False) for part in (d // s, s)]
-        split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
-        within, outside = [2 * i + 2 for i in range(n)], [2 * i + 1 for i in range(n)]
-        moved = split.transpose([*within, 0, *outside, *range(2 * n + 1, split.ndim)])
-        return moved.reshape(-1, *inner[::2], *x.shape[n + 1 :]).copy()
-
-    return Kernel(function)
+@array_operator("SpaceToBatchND", infer=dtype_only(), strings=True)
+def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.ndarray:
+    sides = _blocks(block, pads, x.ndim)
+    n = len(sides)
+    x = np.pad(x, [(0, 0), *map(tuple, pads.tolist()), *[(0, 0)] * (x.ndim - 1 - n)])
+    if any(dim % side for dim, side in zip(x.shape[1:], sides, strict=False)):
+        raise ShapeError(f"shape {x.shape} is not made of blocks {sides}")
+    inner = [part for d, s in zip(x.shape[1:], sides, strict=False) for part in (d // s, s)]
+    split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
+    order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, split.ndim)]
+    return split.transpose(order).reshape(-1, *inner[::2], *x.shape[n + 1 :]).copy()
 
 
-@operator("BatchToSpaceND", domain=TENSORFLOW, infer=dtype_only(), strings=True)
-def batch_to_space(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.ndarray:
-        sides = _blocks(block, crops, x.ndim)
-        n, size = len(sides), int(np.prod(sides))
-        if x.shape[0] % size:
-            raise ShapeError(f"a batch of {x.shape[0]} is not made of blocks {sides}")
-        batch = x.shape[0] // size
-        split = x.reshape(*sides, batch, *x.shape[1:])
-        order = [n]
-        for i in range(n):
-            order += [n + 1 + i, i]
-        moved = split.transpose([*order, *range(2 * n + 1, split.ndim)])
-        whole = [dim * side for dim, side in zip(x.shape[1:], sides, strict=False)]
-        joined = moved.reshape(batch, *whole, *x.shape[n + 1 :])
-        cut = [slice(a, d - b) for (a, b), d in zip(crops.tolist(), whole, strict=True)]
-        return joined[(slice(None), *cut)].copy()
-
-    return Kernel(function)
+@array_operator("BatchToSpaceND", infer=dtype_only(), strings=True)
+def batch_to_space(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.ndarray:
+    sides = _blocks(block, crops, x.ndim)
+    n, size = len(sides), int(np.prod(sides))
+    if x.shape[0] % size:
+        raise ShapeError(f"a batch of {x.shape[0]} is not made of blocks {sides}")
+    split = x.reshape(*sides, x.shape[0] // size, *x.shape[1:])
+    order = [n, *[axis for i in range(n) for axis in (n + 1 + i, i)]]
+    moved = split.transpose([*order, *range(2 * n + 1, split.ndim)])
+    whole = [dim * side for dim, side in zip(x.shape[1:], sides, strict=False)]
+    joined = moved.reshape(x.shape[0] // size, *whole, *x.shape[n + 1 :])
+    cut = [slice(a, d - b) for (a, b), d in zip(crops.tolist(), whole, strict=True)]
+    return joined[(slice(None), *cut)].copy()
 
 
 def _size(attrs: Attrs) -> int:
@@ -70,8 +58,8 @@ def _size(attrs: Attrs) -> int:
     return size
 
 
-def _blocked(grows: int) -> Infer:
-    """Dims with blocks moved into the channels, or with a negative number out of these."""
+def _blocked(grows: bool) -> Infer:
+    """``infer``: dims with blocks moved into the channels, which grow, or out of these."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         x = tensor(types, 0)
@@ -82,64 +70,63 @@ def _blocked(grows: int) -> Infer:
         for axis, deep in ((1, not last), (2, False), (3, last)):
             dim: Dim = dims[axis]
             if isinstance(dim, int):
-                more = deep == (grows > 0)
                 factor = size * size if deep else size
-                dims[axis] = dim * factor if more else dim // factor
+                dims[axis] = dim * factor if deep == grows else dim // factor
         return (TensorType(x.dtype, tuple(dims)),)
 
     return infer
 
 
-def _four(x: np.ndarray, what: str) -> None:
-    if x.ndim != 4:
-        raise ShapeError(f"{what} takes four dims, not shape {x.shape}")
+_Rearrange = Callable[[np.ndarray, int], np.ndarray]
 
 
-@operator("SpaceToDepth", domain=TENSORFLOW, infer=_blocked(1), moves=True, strings=True)
-def space_to_depth(node: Node, types: Types) -> Kernel:
-    size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
+def _block_operator(name: str, grows: bool) -> Callable[[_Rearrange], _Rearrange]:
+    """Register a function of an image [N, H, W, C] and the side of a block for both formats."""
 
-    def function(x: np.ndarray) -> np.ndarray:
-        _four(x, "SpaceToDepth")
-        x = x if last else x.transpose(0, 2, 3, 1)
-        n, h, w, c = x.shape
-        if h % size or w % size:
-            raise ShapeError(f"an image of {h} x {w} is not made of blocks of {size}")
-        split = x.reshape(n, h // size, size, w // size, size, c).transpose(0, 1, 3, 2, 4, 5)
-        result = split.reshape(n, h // size, w // size, size * size * c)
-        return result if last else result.transpose(0, 3, 1, 2).copy()
+    def register(function: _Rearrange) -> _Rearrange:
+        @operator(name, infer=_blocked(grows), moves=True, strings=True)
+        def compile(node: Node, types: Types) -> Kernel:
+            size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
 
-    return Kernel(function)
+            def run(x: np.ndarray) -> np.ndarray:
+                if x.ndim != 4:
+                    raise ShapeError(f"{name} takes four dims, not shape {x.shape}")
+                if last:
+                    return function(x, size)
+                return function(x.transpose(0, 2, 3, 1), size).transpose(0, 3, 1, 2).copy()
 
+            return Kernel(run)
 
-@operator("DepthToSpace", domain=TENSORFLOW, infer=_blocked(-1), moves=True, strings=True)
-def depth_to_space(node: Node, types: Types) -> Kernel:
-    size, last = _size(node.attrs), node.attrs["data_format"] == "NHWC"
+        return function
 
-    def function(x: np.ndarray) -> np.ndarray:
-        _four(x, "DepthToSpace")
-        x = x if last else x.transpose(0, 2, 3, 1)
-        n, h, w, c = x.shape
-        if c % (size * size):
-            raise ShapeError(f"{c} channels are not made of blocks of {size} x {size}")
-        split = x.reshape(n, h, w, size, size, c // size**2).transpose(0, 1, 3, 2, 4, 5)
-        result = split.reshape(n, h * size, w * size, c // size**2)
-        return result if last else result.transpose(0, 3, 1, 2).copy()
-
-    return Kernel(function)
+    return register
 
 
-@operator("MirrorPad", domain=TENSORFLOW, infer=dtype_only(), strings=True)
-def mirror_pad(node: Node, types: Types) -> Kernel:
-    mode = "reflect" if node.attrs.get("mode") == "REFLECT" else "symmetric"
+@_block_operator("SpaceToDepth", True)
+def space_to_depth(x: np.ndarray, size: int) -> np.ndarray:
+    n, h, w, c = x.shape
+    if h % size or w % size:
+        raise ShapeError(f"an image of {h} x {w} is not made of blocks of {size}")
+    split = x.reshape(n, h // size, size, w // size, size, c).transpose(0, 1, 3, 2, 4, 5)
+    return split.reshape(n, h // size, w // size, size * size * c)
 
-    def function(x: np.ndarray, pads: np.ndarray) -> np.ndarray:
-        most = np.array(x.shape)[:, np.newaxis] - (mode == "reflect")
-        if pads.shape != (x.ndim, 2) or (pads < 0).any() or (pads > most).any():
-            raise ShapeError(f"padding {pads.tolist()} of shape {x.shape}, mirrored")
-        return np.pad(x, pads.tolist(), mode=mode)  # type: ignore[call-overload]
 
-    return Kernel(function)
+@_block_operator("DepthToSpace", False)
+def depth_to_space(x: np.ndarray, size: int) -> np.ndarray:
+    n, h, w, c = x.shape
+    if c % (size * size):
+        raise ShapeError(f"{c} channels are not made of blocks of {size} x {size}")
+    split = x.reshape(n, h, w, size, size, c // size**2).transpose(0, 1, 3, 2, 4, 5)
+    return split.reshape(n, h * size, w * size, c // size**2)
+
+
+@array_operator("MirrorPad", infer=dtype_only(), strings=True)
+def mirror_pad(x: np.ndarray, pads: np.ndarray, *, mode: str = "SYMMETRIC") -> np.ndarray:
+    reflects = mode == "REFLECT"
+    most = np.array(x.shape)[:, np.newaxis] - reflects
+    if pads.shape != (x.ndim, 2) or (pads < 0).any() or (pads > most).any():
+        raise ShapeError(f"padding {pads.tolist()} of shape {x.shape}, mirrored")
+    return np.pad(x, pads.tolist(), mode="reflect" if reflects else "symmetric")
 
 
 # FusedBatchNorm
@@ -151,7 +138,7 @@ def _infer_batch_norm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     return (x.without_data(), vector, vector, vector, vector, TensorType(FLOAT32, ()))
 
 
-@operator("FusedBatchNorm", domain=TENSORFLOW, infer=_infer_batch_norm)
+@operator("FusedBatchNorm", infer=_infer_batch_norm)
 def fused_batch_norm(node: Node, types: Types) -> Kernel:
     """In training: by the mean and variance of the batch itself, which are given as well."""
     epsilon, factor = np.float32(node.attrs["epsilon"]), np.float32(node.attrs["factor"])

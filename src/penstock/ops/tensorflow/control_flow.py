@@ -14,8 +14,8 @@ from penstock.errors import Unsupported, UnsupportedOperation
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.types import ANY, TensorType, Type, dtypes
+from penstock.ops.tensorflow.common import array_operator, of_type, operator
+from penstock.types import TensorType, Type
 
 PRIMITIVES = frozenset(
     {
@@ -36,33 +36,28 @@ def is_framed(graph: Graph) -> bool:
     return any(map(is_primitive, graph.walk()))
 
 
-def _kind(attrs: Attrs) -> Type:
-    name = attrs.get("T")
-    dtype = dtypes().get(name) if isinstance(name, str) else None
-    return ANY if dtype is None else TensorType(dtype)
+_value_type = of_type("T")
 
 
 def _outputs(count: int) -> Infer:
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        return [_kind(attrs)] * (count or int(attrs.get("num_outs", 0)))
+        return [*_value_type(types, attrs, consts)] * (count or int(attrs.get("num_outs", 0)))
 
     return infer
 
 
 def _infer_merge(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _kind(attrs), TensorType(INT32, ())
+    return *_value_type(types, attrs, consts), TensorType(INT32, ())
 
 
 def _without(node: Node, types: Types) -> Kernel:
-    reason = "no executor but those that know of frames runs it"
+    reason = "only the frames executor runs it"
     raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
 
 
 def _register(role: Role, names: Sequence[str], infer: Infer, arity: Arity) -> None:
     for name in names:
-        operator(name, domain=TENSORFLOW, infer=infer, strings=True, role=role, arity=arity)(
-            _without
-        )
+        operator(name, infer=infer, strings=True, role=role, arity=arity)(_without)
 
 
 _register(Role.SWITCH, ("Switch", "RefSwitch"), _outputs(2), (2, 2))
@@ -72,11 +67,10 @@ _register(Role.ENTER, ("Enter", "RefEnter"), _outputs(1), (1, 1))
 _register(Role.EXIT, ("Exit", "RefExit"), _outputs(1), (1, 1))
 _register(Role.NEXT_ITERATION, ("NextIteration", "RefNextIteration"), _outputs(1), (1, 1))
 _register(Role.LOOP_COND, ("LoopCond",), _outputs(1), (1, 1))
-operator("Call", domain=TENSORFLOW, pure=False, strings=True, role=Role.CALL)(_without)
+operator("Call", pure=False, strings=True, role=Role.CALL)(_without)
 
 
-@operator("NoOp", domain=TENSORFLOW, pure=False)
-@operator("ControlTrigger", domain=TENSORFLOW, pure=False, role=Role.CONTROL_TRIGGER)
-def no_op(node: Node, types: Types) -> Kernel:
+@array_operator("NoOp", pure=False)
+@array_operator("ControlTrigger", pure=False, role=Role.CONTROL_TRIGGER)
+def no_op() -> None:
     """Does nothing; other nodes wait for it."""
-    return Kernel(lambda: None)

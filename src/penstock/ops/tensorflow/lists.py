@@ -1,4 +1,4 @@
-"""Lists of tensors as values: no list is ever changed, each operation makes a new one."""
+"""Lists of tensors as values: no list is ever changed, each operation returns a new one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.shape_rules import ints
-from penstock.ops.registry import TENSORFLOW, operator
+from penstock.ops.common.shape_rules import always, ints
+from penstock.ops.tensorflow.common import (
+    array_operator,
+    handle,
+    integer,
+    named_dtype,
+    operator,
+)
 from penstock.ops.tensorflow.tensor_arrays import (
     Dims,
+    checked_lengths,
+    concatenated,
     dims_of,
+    infer_concatenated,
     matches,
     merged,
-    of_type,
+    stacked,
     static_shape,
 )
-from penstock.types import ANY, INT64, ShapeError, TensorType, Type, dtypes
+from penstock.types import ANY, ShapeError, TensorType, Type, dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorList:
-    """Tensors of one dtype, ``None`` where none was put yet, at most ``limit`` if not negative."""
+    """Tensors of one dtype, ``None`` where none is set yet, at most ``limit`` if not negative."""
 
     dtype: np.dtype
     shape: Dims | None
@@ -42,7 +51,7 @@ class _TensorList:
         return value
 
     def item(self, index: int, shape: Dims | None) -> np.ndarray:
-        """Element ``index``, of this shape; zeros where none was put, if it is known how many."""
+        """Element ``index``, of this shape; zeros if it is not set and its shape is known."""
         element = self.items[index]
         if element is not None:
             if not matches(element.shape, shape):
@@ -50,7 +59,7 @@ class _TensorList:
             return element
         dims = static_shape(merged(merged(self.shape, shape), self._common()))
         if dims is None:
-            raise ShapeError("an element is read that nobody has written, and has no known shape")
+            raise ShapeError(f"element {index} has not been written, and its shape is not known")
         return np.zeros(dims, self.dtype)
 
     def _common(self) -> Dims | None:
@@ -62,10 +71,7 @@ class _TensorList:
         return f"TensorList({self.dtype}, {len(self.items)} elements)"
 
 
-def _list(value: Any) -> _TensorList:
-    if not isinstance(value, _TensorList):
-        raise ShapeError(f"a list of tensors is needed, not a {type(value).__name__}")
-    return value
+_list = handle(_TensorList, "list of tensors")
 
 
 def _shape(value: np.ndarray) -> Dims | None:
@@ -78,15 +84,14 @@ def _shape(value: np.ndarray) -> Dims | None:
 
 
 def _elements(index: int, before: int = 0) -> Infer:
-    """An element whose shape is what input ``index`` says, and so many unknown dims in front."""
+    """An element of the shape in input ``index``, after ``before`` unknown dims."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         dtype = dtypes().get(attrs.get("element_dtype", ""))
         if dtype is None:
             return (ANY,)
-        given = ints(types, consts, index)
-        dims = None if given is None or not _is_vector(types[index], consts[index]) else given
-        if dims is None:
+        dims = ints(types, consts, index)
+        if dims is None or not _is_vector(types[index], consts[index]):
             return (TensorType(dtype),)
         shape = [dim if isinstance(dim, int) and dim >= 0 else None for dim in dims]
         return (TensorType(dtype, (*[None] * before, *shape)),)
@@ -95,27 +100,17 @@ def _elements(index: int, before: int = 0) -> Infer:
 
 
 def _is_vector(type_: Type | None, const: np.ndarray | None) -> bool:
-    rank = (
-        const.ndim if const is not None else type_.rank if isinstance(type_, TensorType) else None
-    )
-    return rank == 1
+    if const is not None:
+        return const.ndim == 1
+    return isinstance(type_, TensorType) and type_.rank == 1
 
 
 def _count(value: np.ndarray) -> int:
-    if value.size != 1:
-        raise ShapeError(f"one number is needed, not shape {value.shape}")
-    return int(value.reshape(())[()])
-
-
-def _dtype(attrs: Attrs) -> np.dtype:
-    dtype = dtypes().get(attrs.get("element_dtype", ""))
-    if dtype is None:
-        raise ShapeError(f"lists of {attrs.get('element_dtype')!r} are not supported")
-    return dtype
+    return integer(value, "the number of elements")
 
 
 def _place(list_: _TensorList, index: np.ndarray) -> int:
-    place = _count(index)
+    place = integer(index, "the index")
     if not 0 <= place < len(list_.items):
         raise ShapeError(
             f"Trying to access element {place} in a list with {len(list_.items)} elements."
@@ -123,155 +118,127 @@ def _place(list_: _TensorList, index: np.ndarray) -> int:
     return place
 
 
-@operator("EmptyTensorList", domain=TENSORFLOW)
+@operator("EmptyTensorList")
 def empty(node: Node, types: Types) -> Kernel:
-    dtype = _dtype(node.attrs)
+    dtype = named_dtype(node.attrs, "element_dtype")
     return Kernel(lambda shape, limit: _TensorList(dtype, _shape(shape), (), _count(limit)))
 
 
-@operator("TensorListReserve", domain=TENSORFLOW)
+@operator("TensorListReserve")
 def reserve(node: Node, types: Types) -> Kernel:
-    dtype = _dtype(node.attrs)
+    dtype = named_dtype(node.attrs, "element_dtype")
 
     def function(shape: np.ndarray, count: np.ndarray) -> _TensorList:
-        if _count(count) < 0:
-            raise ShapeError(f"a list of {_count(count)} elements")
-        return _TensorList(dtype, _shape(shape), (None,) * _count(count))
+        return _TensorList(dtype, _shape(shape), (None,) * _size(count))
 
     return Kernel(function)
 
 
-@operator("TensorListFromTensor", domain=TENSORFLOW, strings=True)
-def from_tensor(node: Node, types: Types) -> Kernel:
-    def function(value: np.ndarray, shape: np.ndarray) -> _TensorList:
-        if value.ndim < 1:
-            raise ShapeError("a scalar is no list of tensors")
-        if not matches(value.shape[1:], _shape(shape)):
-            raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
-        rows = tuple([np.asarray(row) for row in value.copy()])
-        return _TensorList(value.dtype, _shape(shape), rows)
-
-    return Kernel(function)
+def _size(count: np.ndarray) -> int:
+    size = _count(count)
+    if size < 0:
+        raise ShapeError(f"a list of {size} elements")
+    return size
 
 
-@operator("TensorListPushBack", domain=TENSORFLOW, strings=True)
-def push_back(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, value: np.ndarray) -> _TensorList:
-        list_ = _list(handle)
-        if 0 <= list_.limit <= len(list_.items):
-            raise ShapeError(f"the list has its maximum of {list_.limit} elements")
-        return replace(list_, items=(*list_.items, list_.checked(value)))
+@array_operator("TensorListFromTensor", strings=True)
+def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
+    if value.ndim < 1:
+        raise ShapeError("a scalar is not a list of tensors")
+    if not matches(value.shape[1:], _shape(shape)):
+        raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
+    rows = tuple([np.asarray(row) for row in value.copy()])
+    return _TensorList(value.dtype, _shape(shape), rows)
 
-    return Kernel(function)
+
+@array_operator("TensorListPushBack", strings=True)
+def push_back(handle: Any, value: np.ndarray) -> _TensorList:
+    list_ = _list(handle)
+    if 0 <= list_.limit <= len(list_.items):
+        raise ShapeError(f"the list has its maximum of {list_.limit} elements")
+    return replace(list_, items=(*list_.items, list_.checked(value)))
 
 
 def _infer_pop(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return ANY, *_elements(1)(types, attrs, consts)
 
 
-@operator("TensorListPopBack", domain=TENSORFLOW, infer=_infer_pop)
-def pop_back(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, shape: np.ndarray) -> tuple[_TensorList, np.ndarray]:
-        list_ = _list(handle)
-        if not list_.items:
-            raise ShapeError("Trying to pop from an empty list.")
-        last = list_.item(len(list_.items) - 1, _shape(shape))
-        return replace(list_, items=list_.items[:-1]), last
-
-    return Kernel(function)
+@array_operator("TensorListPopBack", infer=_infer_pop)
+def pop_back(handle: Any, shape: np.ndarray) -> tuple[_TensorList, np.ndarray]:
+    list_ = _list(handle)
+    if not list_.items:
+        raise ShapeError("Trying to pop from an empty list.")
+    last = list_.item(len(list_.items) - 1, _shape(shape))
+    return replace(list_, items=list_.items[:-1]), last
 
 
-@operator("TensorListGetItem", domain=TENSORFLOW, infer=_elements(2))
-def get_item(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, index: np.ndarray, shape: np.ndarray) -> np.ndarray:
-        list_ = _list(handle)
-        return list_.item(_place(list_, index), _shape(shape))
-
-    return Kernel(function)
+@array_operator("TensorListGetItem", infer=_elements(2))
+def get_item(handle: Any, index: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    list_ = _list(handle)
+    return list_.item(_place(list_, index), _shape(shape))
 
 
-@operator("TensorListSetItem", domain=TENSORFLOW, strings=True)
-def set_item(node: Node, types: Types) -> Kernel:
-    grows = bool(node.attrs.get("resize_if_index_out_of_bounds"))
-
-    def function(handle: Any, index: np.ndarray, value: np.ndarray) -> _TensorList:
-        list_ = _list(handle)
-        if grows and _count(index) >= len(list_.items):
-            missing = _count(index) + 1 - len(list_.items)
-            list_ = replace(list_, items=list_.items + (None,) * missing)
-        place = _place(list_, index)
-        items = (*list_.items[:place], list_.checked(value), *list_.items[place + 1 :])
-        return replace(list_, items=items)
-
-    return Kernel(function)
+@array_operator("TensorListSetItem", strings=True)
+def set_item(
+    handle: Any,
+    index: np.ndarray,
+    value: np.ndarray,
+    *,
+    resize_if_index_out_of_bounds: bool = False,
+) -> _TensorList:
+    list_ = _list(handle)
+    if resize_if_index_out_of_bounds:
+        missing = integer(index, "the index") + 1 - len(list_.items)
+        list_ = replace(list_, items=list_.items + (None,) * missing)
+    place = _place(list_, index)
+    items = (*list_.items[:place], list_.checked(value), *list_.items[place + 1 :])
+    return replace(list_, items=items)
 
 
 def _stacked(list_: _TensorList, places: Sequence[int], shape: Dims | None) -> np.ndarray:
-    if not places:
-        dims = static_shape(merged(list_.shape, shape))
-        if dims is None:
-            raise ShapeError("an empty list is stacked whose elements have no known shape")
-        return np.zeros((0, *dims), list_.dtype)
     rows = [list_.item(place, shape) for place in places]
-    if any(row.shape != rows[0].shape or not matches(row.shape, shape) for row in rows):
-        raise ShapeError(f"elements of shapes {[row.shape for row in rows]} cannot be stacked")
-    return np.stack(rows)
+    return stacked(rows, None if rows else merged(list_.shape, shape), list_.dtype)
 
 
-@operator("TensorListStack", domain=TENSORFLOW, infer=_elements(1, 1))
-def stack(node: Node, types: Types) -> Kernel:
-    wanted = node.attrs.get("num_elements", -1)
-
-    def function(handle: Any, shape: np.ndarray) -> np.ndarray:
-        list_ = _list(handle)
-        if wanted not in (-1, len(list_.items)):
-            raise ShapeError(f"{wanted} elements are expected, the list has {len(list_.items)}")
-        return _stacked(list_, range(len(list_.items)), _shape(shape))
-
-    return Kernel(function)
+@array_operator("TensorListStack", infer=_elements(1, 1))
+def stack(handle: Any, shape: np.ndarray, *, num_elements: int = -1) -> np.ndarray:
+    list_ = _list(handle)
+    if num_elements not in (-1, len(list_.items)):
+        raise ShapeError(f"{num_elements} elements are expected, the list has {len(list_.items)}")
+    return _stacked(list_, range(len(list_.items)), _shape(shape))
 
 
-@operator("TensorListGather", domain=TENSORFLOW, infer=_elements(2, 1))
-def gather(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, indices: np.ndarray, shape: np.ndarray) -> np.ndarray:
-        list_ = _list(handle)
-        places = [_place(list_, np.asarray(i)) for i in indices.reshape(-1)]
-        return _stacked(list_, places, _shape(shape))
-
-    return Kernel(function)
+@array_operator("TensorListGather", infer=_elements(2, 1))
+def gather(handle: Any, indices: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    list_ = _list(handle)
+    places = [_place(list_, np.asarray(i)) for i in indices.reshape(-1)]
+    return _stacked(list_, places, _shape(shape))
 
 
-@operator("TensorListScatterV2", domain=TENSORFLOW, strings=True)
-def scatter(node: Node, types: Types) -> Kernel:
-    def function(
-        value: np.ndarray, indices: np.ndarray, shape: np.ndarray, count: np.ndarray
-    ) -> _TensorList:
-        places = indices.reshape(-1).tolist()
-        length = max([*places, -1]) + 1 if _count(count) == -1 else _count(count)
-        if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
-            raise ShapeError(f"indices {places} do not fit a value of shape {value.shape}")
-        if max([*places, -1]) >= length:
-            raise ShapeError(f"indices {places} are not in a list of {length} elements")
-        items: list[np.ndarray | None] = [None] * length
-        for place, row in zip(places, value.copy(), strict=True):
-            items[place] = np.asarray(row)
-        return _TensorList(value.dtype, _shape(shape), tuple(items))
-
-    return Kernel(function)
+@array_operator("TensorListScatterV2", strings=True)
+def scatter(
+    value: np.ndarray, indices: np.ndarray, shape: np.ndarray, count: np.ndarray
+) -> _TensorList:
+    places = indices.reshape(-1).tolist()
+    length = max([*places, -1]) + 1 if _count(count) == -1 else _count(count)
+    if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
+        raise ShapeError(f"indices {places} do not fit a value of shape {value.shape}")
+    if max([*places, -1]) >= length:
+        raise ShapeError(f"indices {places} are not in a list of {length} elements")
+    items: list[np.ndarray | None] = [None] * length
+    for place, row in zip(places, value.copy(), strict=True):
+        items[place] = np.asarray(row)
+    return _TensorList(value.dtype, _shape(shape), tuple(items))
 
 
-@operator(
-    "TensorListLength",
-    domain=TENSORFLOW,
-    infer=lambda types, attrs, consts: (TensorType(INT32, ()),),
-)
-def length(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda handle: np.array(len(_list(handle).items), np.int32))
+@array_operator("TensorListLength", infer=always(TensorType(INT32, ())))
+def length(handle: Any) -> np.ndarray:
+    return np.array(len(_list(handle).items), np.int32)
 
 
-@operator("TensorListElementShape", domain=TENSORFLOW)
+@operator("TensorListElementShape")
 def element_shape(node: Node, types: Types) -> Kernel:
-    dtype = dtypes().get(node.attrs.get("shape_type", ""), INT32)
+    dtype = named_dtype(node.attrs, "shape_type", "int32", "iu")
 
     def function(handle: Any) -> np.ndarray:
         shape = _list(handle).shape
@@ -280,46 +247,22 @@ def element_shape(node: Node, types: Types) -> Kernel:
     return Kernel(function)
 
 
-@operator("TensorListResize", domain=TENSORFLOW)
-def resize(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, size: np.ndarray) -> _TensorList:
-        list_, count = _list(handle), _count(size)
-        if count < 0:
-            raise ShapeError(f"a list of {count} elements")
-        missing = (None,) * (count - len(list_.items))
-        return replace(list_, items=(*list_.items[:count], *missing))
-
-    return Kernel(function)
+@array_operator("TensorListResize")
+def resize(handle: Any, size: np.ndarray) -> _TensorList:
+    list_, count = _list(handle), _size(size)
+    missing = (None,) * (count - len(list_.items))
+    return replace(list_, items=(*list_.items[:count], *missing))
 
 
-def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return *of_type("element_dtype")(types, attrs, consts), TensorType(INT64, (None,))
+@array_operator("TensorListConcatV2", infer=infer_concatenated("element_dtype"))
+def concat(handle: Any, shape: np.ndarray, dims: Any) -> tuple[np.ndarray, np.ndarray]:
+    list_, dims_ = _list(handle), _shape(shape)
+    parts = [list_.item(i, dims_) for i in range(len(list_.items))]
+    return concatenated(parts, dims_[1:] if dims_ else None, list_.dtype)
 
 
-@operator("TensorListConcatV2", domain=TENSORFLOW, infer=_infer_concat)
-def concat(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, shape: np.ndarray, dims: Any) -> tuple[np.ndarray, np.ndarray]:
-        list_ = _list(handle)
-        parts = [list_.item(i, _shape(shape)) for i in range(len(list_.items))]
-        if not parts:
-            rest = static_shape((_shape(shape) or (None, None))[1:])
-            if rest is None:
-                raise ShapeError("an empty list is joined whose elements have no known shape")
-            return np.zeros((0, *rest), list_.dtype), np.zeros(0, np.int64)
-        if any(part.ndim < 1 or part.shape[1:] != parts[0].shape[1:] for part in parts):
-            raise ShapeError(f"elements of shapes {[p.shape for p in parts]} cannot be joined")
-        return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
-
-    return Kernel(function)
-
-
-@operator("TensorListSplit", domain=TENSORFLOW, strings=True)
-def split(node: Node, types: Types) -> Kernel:
-    def function(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorList:
-        counts = lengths.reshape(-1).tolist()
-        if value.ndim < 1 or sum(counts) != len(value) or min(counts, default=0) < 0:
-            raise ShapeError(f"lengths {counts} do not fit a value of shape {value.shape}")
-        parts = tuple(np.split(value.copy(), np.cumsum(counts)[:-1])) if counts else ()
-        return _TensorList(value.dtype, _shape(shape), parts)
-
-    return Kernel(function)
+@array_operator("TensorListSplit", strings=True)
+def split(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorList:
+    counts = checked_lengths(lengths, value)
+    parts = tuple(np.split(value.copy(), np.cumsum(counts)[:-1])) if counts else ()
+    return _TensorList(value.dtype, _shape(shape), parts)

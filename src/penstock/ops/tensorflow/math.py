@@ -12,63 +12,45 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.elementwise import infer_unary, ufunc
 from penstock.ops.common.shape_rules import (
+    always,
     broadcast_to,
     broadcast_type,
+    one_element,
     same_dtype,
     same_type,
     tensor,
 )
-from penstock.ops.registry import TENSORFLOW, operator
+from penstock.ops.tensorflow.common import array_operator, operator
 from penstock.types import BOOL, FLOAT32, ShapeError, TensorType, Type
 
-Function = Callable[..., Any]
-
-
-def _register(name: str, function: Function, infer: Infer) -> None:
-    @operator(name, domain=TENSORFLOW, infer=infer)
-    def compile(node: Node, types: Types) -> Kernel:
-        return Kernel(function)
+Arithmetic = Callable[..., Any]
 
 
 # Quotients and remainders.
 
 
-def _no_zeros(y: np.ndarray) -> None:
-    if not y.all():
-        raise ShapeError("Integer division by zero")
-
-
-def _whole(function: Function) -> Function:
+def _whole(function: Arithmetic) -> Arithmetic:
     def divide(x: np.ndarray, y: np.ndarray) -> Any:
-        _no_zeros(y)
+        if not y.all():
+            raise ShapeError("Integer division by zero")
         return function(x, y)
 
     return divide
 
 
 def _towards_zero(x: np.ndarray, y: np.ndarray) -> Any:
-    rest = np.fmod(x, y)
-    return np.subtract(x, rest) // y
+    return np.subtract(x, np.fmod(x, y)) // y
 
 
-_QUOTIENTS: dict[str, tuple[Function, Function]] = {
-    # of integers, and of floats
-    "FloorDiv": (_whole(np.floor_divide), lambda x, y: np.floor(np.true_divide(x, y))),
-    "FloorMod": (_whole(np.mod), np.mod),
-    "TruncateDiv": (_whole(_towards_zero), lambda x, y: np.trunc(np.true_divide(x, y))),
-    "TruncateMod": (_whole(np.fmod), np.fmod),
-    "Div": (_whole(_towards_zero), np.true_divide),
-}
+def _quotient(name: str, whole: Arithmetic, real: Arithmetic) -> None:
+    """Register a quotient, which is ``whole`` of integers and ``real`` of floats."""
+    whole = _whole(whole)
 
-
-def _quotient(name: str) -> None:
-    whole, real = _QUOTIENTS[name]
-
-    @operator(name, domain=TENSORFLOW, infer=broadcast_type)
+    @operator(name, infer=broadcast_type)
     def compile(node: Node, types: Types) -> Kernel:
         dtype = same_dtype(types, (0, 1))
         if dtype is not None:
@@ -76,31 +58,28 @@ def _quotient(name: str) -> None:
         return Kernel(lambda x, y: whole(x, y) if x.dtype.kind in "iu" else real(x, y))
 
 
-for _name in _QUOTIENTS:
-    _quotient(_name)
+_quotient("FloorDiv", np.floor_divide, lambda x, y: np.floor(np.true_divide(x, y)))
+_quotient("FloorMod", np.mod, np.mod)
+_quotient("TruncateDiv", _towards_zero, lambda x, y: np.trunc(np.true_divide(x, y)))
+_quotient("TruncateMod", np.fmod, np.fmod)
+_quotient("Div", _towards_zero, np.true_divide)
 
 
 # Two inputs.
 
 
-def _no_nan(x: np.ndarray, y: np.ndarray) -> Any:
-    return np.where(y == 0, np.zeros((), x.dtype), np.true_divide(x, y))
+def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: Any) -> Any:
+    """``result``, but 0 of the dtype of ``x`` where ``divisor`` is 0."""
+    return np.where(divisor == 0, np.zeros((), x.dtype), result)
 
 
-def _times(function: Function) -> Function:
-    def times(x: np.ndarray, y: np.ndarray) -> Any:
-        return np.where(x == 0, np.zeros((), x.dtype), function(x, y))
-
-    return times
-
-
-_BINARY: dict[str, Function] = {
+_BINARY: dict[str, Arithmetic] = {
     "Atan2": np.arctan2,
-    "DivNoNan": _no_nan,
-    "MulNoNan": lambda x, y: np.where(y == 0, np.zeros((), x.dtype), np.multiply(x, y)),
+    "DivNoNan": lambda x, y: _unless_zero(y, x, np.true_divide(x, y)),
+    "MulNoNan": lambda x, y: _unless_zero(y, x, np.multiply(x, y)),
     "SquaredDifference": lambda x, y: np.square(np.subtract(x, y)),
-    "Xdivy": _times(np.true_divide),
-    "Xlogy": _times(lambda x, y: np.multiply(x, np.log(y))),
+    "Xdivy": lambda x, y: _unless_zero(x, x, np.true_divide(x, y)),
+    "Xlogy": lambda x, y: _unless_zero(x, x, np.multiply(x, np.log(y))),
     "LeftShift": np.left_shift,
     "RightShift": np.right_shift,
     # Gradients, from y and dy.
@@ -115,32 +94,23 @@ _BINARY: dict[str, Function] = {
     "Relu6Grad": lambda dy, x: np.where((x > 0) & (x < 6), dy, np.zeros((), dy.dtype)),
 }
 for _name, _function in _BINARY.items():
-    _register(_name, _function, broadcast_type)
+    array_operator(_name, infer=broadcast_type)(_function)
 
 
-@operator("NotEqual", domain=TENSORFLOW, infer=broadcast_to(BOOL), strings=True)
+@operator("NotEqual", infer=broadcast_to(BOOL), strings=True)
 def not_equal(node: Node, types: Types) -> Kernel:
     return ufunc(np.not_equal, 2)
 
 
-@operator("ApproximateEqual", domain=TENSORFLOW, infer=broadcast_to(BOOL))
-def approximate_equal(node: Node, types: Types) -> Kernel:
-    tolerance = node.attrs["tolerance"]
-    return Kernel(lambda x, y: np.abs(x - y) < tolerance)
+@array_operator("ApproximateEqual", infer=broadcast_to(BOOL))
+def approximate_equal(x: np.ndarray, y: np.ndarray, *, tolerance: float) -> Any:
+    return np.abs(x - y) < tolerance
 
 
 # One input.
 
 
-def _like(dtype: np.dtype | None) -> Infer:
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        type_ = tensor(types, 0)
-        return (TensorType(dtype or type_.dtype, type_.shape),)
-
-    return infer
-
-
-_UNARY: dict[str, Function] = {
+_UNARY: dict[str, Arithmetic] = {
     "Expm1": np.expm1,
     "Log1p": np.log1p,
     "Rint": np.rint,
@@ -149,9 +119,9 @@ _UNARY: dict[str, Function] = {
     "Conj": np.conjugate,
 }
 for _name, _function in _UNARY.items():
-    _register(_name, _function, same_type)
-_register("ZerosLike", np.zeros_like, infer_unary(lambda _: 0))
-_register("IsFinite", np.isfinite, _like(BOOL))
+    array_operator(_name, infer=same_type)(_function)
+array_operator("ZerosLike", infer=infer_unary(lambda _: 0))(np.zeros_like)
+array_operator("IsFinite", infer=broadcast_to(BOOL))(np.isfinite)
 
 
 def _part_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -160,26 +130,21 @@ def _part_type(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(dtype, type_.shape),)
 
 
-_register("ComplexAbs", np.abs, _part_type)
-_register("Real", lambda x: np.array(x.real), _part_type)
-_register("Imag", lambda x: np.array(x.imag), _part_type)
+array_operator("ComplexAbs", infer=_part_type)(np.abs)
+array_operator("Real", infer=_part_type)(lambda x: np.array(x.real))
+array_operator("Imag", infer=_part_type)(lambda x: np.array(x.imag))
 
 
-@operator("CheckNumerics", domain=TENSORFLOW, infer=same_type, pure=False)
-def check_numerics(node: Node, types: Types) -> Kernel:
-    message = node.attrs.get("message", "")
-
-    def function(x: np.ndarray) -> np.ndarray:
-        if not np.isfinite(x).all():
-            raise ShapeError(f"{message}: the tensor has Inf or NaN values")
-        return x.copy()
-
-    return Kernel(function)
+@array_operator("CheckNumerics", infer=same_type, pure=False)
+def check_numerics(x: np.ndarray, *, message: str = "") -> np.ndarray:
+    if not np.isfinite(x).all():
+        raise ShapeError(f"{message}: the tensor has Inf or NaN values")
+    return x.copy()
 
 
-@operator("L2Loss", domain=TENSORFLOW, infer=lambda t, a, c: (TensorType(tensor(t, 0).dtype, ()),))
-def l2_loss(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda x: np.square(x).sum(dtype=x.dtype) * x.dtype.type(0.5))
+@array_operator("L2Loss", infer=lambda t, a, c: (TensorType(tensor(t, 0).dtype, ()),))
+def l2_loss(x: np.ndarray) -> Any:
+    return np.square(x).sum(dtype=x.dtype) * x.dtype.type(0.5)
 
 
 # Biases.
@@ -189,65 +154,43 @@ def _infer_bias_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     type_ = tensor(types, 0)
     if type_.shape is None:
         return (TensorType(type_.dtype),)
-    return (TensorType(type_.dtype, (type_.shape[_channels(attrs, len(type_.shape))],)),)
+    channels = _channels(attrs.get("data_format"), len(type_.shape))
+    return (TensorType(type_.dtype, (type_.shape[channels],)),)
 
 
-def _channels(attrs: Attrs, rank: int) -> int:
+def _channels(data_format: object, rank: int) -> int:
     if rank < 2:
         raise ShapeError(f"a tensor with a bias has two dims or more, not {rank}")
-    return 1 if attrs.get("data_format") == "NCHW" else rank - 1
+    return 1 if data_format == "NCHW" else rank - 1
 
 
-@operator("BiasAddGrad", domain=TENSORFLOW, infer=_infer_bias_grad)
-def bias_grad(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray) -> Any:
-        channels = _channels(node.attrs, x.ndim)
-        return x.sum(axis=tuple([i for i in range(x.ndim) if i != channels]), dtype=x.dtype)
-
-    return Kernel(function)
+@array_operator("BiasAddGrad", infer=_infer_bias_grad)
+def bias_grad(x: np.ndarray, *, data_format: str = "NHWC") -> Any:
+    channels = _channels(data_format, x.ndim)
+    return x.sum(axis=tuple([i for i in range(x.ndim) if i != channels]), dtype=x.dtype)
 
 
 # Truth.
 
 
-def _infer_truth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(BOOL, ()),)
+@array_operator("ToBool", infer=always(TensorType(BOOL, ())), strings=True)
+def to_bool(x: np.ndarray) -> Any:
+    """The condition of an If: a scalar that is not 0 or "", or else a tensor with elements."""
+    return np.bool_(x[()] if x.ndim == 0 else x.size)
 
 
-@operator("ToBool", domain=TENSORFLOW, infer=_infer_truth, strings=True)
-def to_bool(node: Node, types: Types) -> Kernel:
-    """What an If takes for true: a scalar that is not 0 or "", or else a tensor with elements."""
-    return Kernel(lambda x: np.bool_(x[()] if x.ndim == 0 else x.size))
+@array_operator("BranchIndex", infer=always(TensorType(INT32, ())))
+def branch_index(x: np.ndarray, *, branches: int) -> Any:
+    """The branch that a Case takes: the last one for a number out of range."""
+    index = int(one_element(x, "the index of a branch"))
+    return np.int32(index if 0 <= index < branches - 1 else branches - 1)
 
 
-@operator(
-    "BranchIndex", domain=TENSORFLOW, infer=lambda types, attrs, consts: (TensorType(INT32, ()),)
-)
-def branch_index(node: Node, types: Types) -> Kernel:
-    """Which branch a Case takes: the last one where there is none of that number."""
-    last = node.attrs["branches"] - 1
-
-    def function(x: np.ndarray) -> Any:
-        if x.size != 1:
-            raise ShapeError(f"the index of a branch is a scalar, not of shape {x.shape}")
-        index = int(x.reshape(()))
-        return np.int32(index if 0 <= index < last else last)
-
-    return Kernel(function)
-
-
-@operator("Assert", domain=TENSORFLOW, pure=False, strings=True)
-def assert_true(node: Node, types: Types) -> Kernel:
-    shown = node.attrs.get("summarize", 3)
-
-    def function(condition: np.ndarray, *data: np.ndarray) -> None:
-        if condition.size != 1:
-            raise ShapeError(f"a condition is a scalar, not of shape {condition.shape}")
-        if not condition.reshape(())[()]:
-            values = " ".join(f"[{_summary(x, shown)}]" for x in data)
-            raise ShapeError(f"assertion failed: {values}")
-
-    return Kernel(function)
+@array_operator("Assert", pure=False, strings=True)
+def assert_true(condition: np.ndarray, *data: np.ndarray, summarize: int = 3) -> None:
+    if not one_element(condition, "a condition")[()]:
+        values = " ".join(f"[{_summary(x, summarize)}]" for x in data)
+        raise ShapeError(f"assertion failed: {values}")
 
 
 def _summary(x: np.ndarray, shown: int) -> str:
@@ -268,51 +211,37 @@ def _nudged(low: Any, high: Any, bits: int, narrow: bool) -> tuple[Any, Any, Any
     first, last = np.float32(int(narrow)), np.float32(2**bits - 1)
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     step = (high - low) / (last - first)
-    zero = first - low / step
-    zero = np.clip(np.floor(zero + np.float32(0.5)), first, last)
+    zero = np.clip(np.floor(first - low / step + np.float32(0.5)), first, last)
     return (first - zero) * step, (last - zero) * step, step
 
 
-def _fake(x: np.ndarray, low: Any, high: Any, bits: int, narrow: bool) -> Any:
-    low, high, step = _nudged(low, high, bits, narrow)
+@array_operator("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", infer=_infer_fake)
+def fake_quant(
+    x: np.ndarray, low: Any, high: Any, *, num_bits: int, narrow_range: bool
+) -> np.ndarray:
+    low, high, step = _nudged(low, high, num_bits, narrow_range)
     shifted = np.clip(x, low, high) - low
     return (np.floor(shifted / step + np.float32(0.5)) * step + low).astype(np.float32)
 
 
-@operator("FakeQuantWithMinMaxArgs", domain=TENSORFLOW, infer=_infer_fake)
-def fake_quant_args(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    bits, narrow = attrs["num_bits"], bool(attrs["narrow_range"])
-    return Kernel(lambda x: _fake(x, attrs["min"], attrs["max"], bits, narrow))
-
-
-@operator("FakeQuantWithMinMaxVars", domain=TENSORFLOW, infer=_infer_fake)
-@operator("FakeQuantWithMinMaxVarsPerChannel", domain=TENSORFLOW, infer=_infer_fake)
-def fake_quant_vars(node: Node, types: Types) -> Kernel:
-    bits, narrow = node.attrs["num_bits"], bool(node.attrs["narrow_range"])
-    return Kernel(lambda x, low, high: _fake(x, low, high, bits, narrow))
+@array_operator("FakeQuantWithMinMaxArgs", infer=_infer_fake)
+def fake_quant_args(
+    x: np.ndarray, *, min: float, max: float, num_bits: int, narrow_range: bool
+) -> np.ndarray:
+    return fake_quant(x, min, max, num_bits=num_bits, narrow_range=narrow_range)
 
 
 # Gradients of broadcasting.
 
 
-@operator("BroadcastGradientArgs", domain=TENSORFLOW)
-def broadcast_gradient(node: Node, types: Types) -> Kernel:
-    """Along which axes to add up what flows back to each of two operands."""
-
-    def function(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rank = max(a.size, b.size)
-        dims = [[1] * (rank - x.size) + x.tolist() for x in (a, b)]
-        axes: list[list[int]] = [[], []]
-        for axis, (x, y) in enumerate(zip(*dims, strict=True)):
-            if x != y and 1 not in (x, y):
-                raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
-            if x == 1:
-                axes[0].append(axis)
-            if y == 1:
-                axes[1].append(axis)
-        if dims[0] == dims[1]:
-            axes = [[], []]
-        return np.array(axes[0], a.dtype), np.array(axes[1], a.dtype)
-
-    return Kernel(function)
+@array_operator("BroadcastGradientArgs")
+def broadcast_gradient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The axes along which to add up what flows back to each of two operands."""
+    rank = max(a.size, b.size)
+    left, right = ([1] * (rank - x.size) + x.tolist() for x in (a, b))
+    if any(x != y and 1 not in (x, y) for x, y in zip(left, right, strict=True)):
+        raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
+    ones = [
+        [i for i, dim in enumerate(dims) if dim == 1 and left != right] for dims in (left, right)
+    ]
+    return np.array(ones[0], a.dtype), np.array(ones[1], a.dtype)

@@ -6,18 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, Types
 from penstock.ops.common.shape_rules import same_type
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.ops.tensorflow.arrays import dtype_only
+from penstock.ops.tensorflow.common import array_operator, dtype_only, integer
 from penstock.types import ShapeError
-
-
-def _scalar(x: np.ndarray) -> int:
-    if x.size != 1:
-        raise ShapeError(f"one number is needed, not shape {x.shape}")
-    return int(x.reshape(())[()])
 
 
 class _Band:
@@ -31,19 +22,18 @@ class _Band:
     def __init__(self, k: np.ndarray, align: str) -> None:
         ends = k.reshape(-1).tolist()
         if len(ends) not in (1, 2) or ends[0] > ends[-1]:
-            raise ShapeError(f"{ends} are no diagonals, from the lowest to the highest")
+            raise ShapeError(f"{ends} are not the lowest and the highest of some diagonals")
         self.low, self.high = ends[0], ends[-1]
+        self.count = self.high - self.low + 1
         self.above, _, self.below = align.partition("_")
-
-    @property
-    def count(self) -> int:
-        return self.high - self.low + 1
 
     def longest(self, rows: int, columns: int) -> int:
         return min(rows + min(self.high, 0), columns - max(self.low, 0))
 
-    def places(self, rows: int, columns: int) -> Iterator[tuple[int, int, slice]]:
-        """Of each diagonal its number, its row in the tensor, and which part of that it fills."""
+    def places(
+        self, rows: int, columns: int
+    ) -> Iterator[tuple[tuple[int, slice], tuple[np.ndarray, np.ndarray]]]:
+        """Of each diagonal the row and the part of it in the tensor, and its cells in a matrix."""
         longest = self.longest(rows, columns)
         for row, d in enumerate(range(self.high, self.low - 1, -1)):
             length = min(rows + min(d, 0), columns - max(d, 0))
@@ -51,105 +41,88 @@ class _Band:
                 raise ShapeError(f"matrices of {rows} x {columns} have no diagonal {d}")
             right = (self.above if d > 0 else self.below) == "RIGHT"
             first = longest - length if right else 0
-            yield d, row, slice(first, first + length)
+            steps = np.arange(length)
+            yield (row, slice(first, first + length)), (steps - min(d, 0), steps + max(d, 0))
 
 
-def _cells(d: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the cells of diagonal ``d``."""
-    steps = np.arange(length)
-    return steps - min(d, 0), steps + max(d, 0)
+@array_operator("MatrixDiagV3", infer=dtype_only())
+def matrix_diag(
+    x: np.ndarray,
+    k: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    padding: np.ndarray,
+    *,
+    align: str = "RIGHT_LEFT",
+) -> np.ndarray:
+    band = _Band(k, align)
+    if x.ndim < 1 or (band.count > 1 and (x.ndim < 2 or x.shape[-2] != band.count)):
+        raise ShapeError(f"shape {x.shape} has no {band.count} diagonals")
+    least = x.shape[-1] - min(band.high, 0), x.shape[-1] + max(band.low, 0)
+    height, width = integer(rows, "num_rows"), integer(columns, "num_cols")
+    if height == width == -1:
+        height = width = max(least)
+    height = least[0] if height == -1 else height
+    width = least[1] if width == -1 else width
+    if band.longest(height, width) != x.shape[-1]:
+        raise ShapeError(f"diagonals of {x.shape[-1]} do not fit {height} x {width}")
+    # A band of one diagonal has a dim of its own if k has two ends.
+    banded = band.count > 1 or (k.size == 2 and x.ndim > 1 and x.shape[-2] == 1)
+    batch = x.shape[:-2] if banded else x.shape[:-1]
+    diagonals = x.reshape(*batch, band.count, x.shape[-1])
+    out = np.full((*batch, height, width), padding.reshape(())[()], x.dtype)
+    for place, cells in band.places(height, width):
+        out[..., *cells] = diagonals[..., *place]
+    return out
 
 
-@operator("MatrixDiagV3", domain=TENSORFLOW, infer=dtype_only())
-def matrix_diag(node: Node, types: Types) -> Kernel:
-    align = node.attrs.get("align", "RIGHT_LEFT")
-
-    def function(
-        x: np.ndarray, k: np.ndarray, rows: np.ndarray, columns: np.ndarray, padding: np.ndarray
-    ) -> np.ndarray:
-        band = _Band(k, align)
-        if x.ndim < 1 or (band.count > 1 and (x.ndim < 2 or x.shape[-2] != band.count)):
-            raise ShapeError(f"shape {x.shape} has no {band.count} diagonals")
-        least = x.shape[-1] - min(band.high, 0), x.shape[-1] + max(band.low, 0)
-        height, width = _scalar(rows), _scalar(columns)
-        if height == width == -1:
-            height = width = max(least)
-        height = least[0] if height == -1 else height
-        width = least[1] if width == -1 else width
-        if band.longest(height, width) != x.shape[-1]:
-            raise ShapeError(f"diagonals of {x.shape[-1]} do not fit {height} x {width}")
-        batch = x.shape[:-1] if band.count == 1 else x.shape[:-2]
-        if band.count == 1 and k.size == 2 and x.ndim > 1 and x.shape[-2] == 1:
-            batch = x.shape[:-2]  # a band of one diagonal, which has its dim
-        diagonals = x.reshape(*batch, band.count, x.shape[-1])
-        out = np.full((*batch, height, width), padding.reshape(())[()], x.dtype)
-        for d, row, part in band.places(height, width):
-            out[..., *_cells(d, part.stop - part.start)] = diagonals[..., row, part]
-        return out
-
-    return Kernel(function)
+@array_operator("MatrixDiag", infer=dtype_only())
+def matrix_diag_1(x: np.ndarray) -> np.ndarray:
+    if x.ndim < 1:
+        raise ShapeError("a scalar is not a diagonal")
+    out = np.zeros((*x.shape, x.shape[-1]), x.dtype)
+    places = np.arange(x.shape[-1])
+    out[..., places, places] = x
+    return out
 
 
-@operator("MatrixDiag", domain=TENSORFLOW, infer=dtype_only())
-def matrix_diag_1(node: Node, types: Types) -> Kernel:
-    def function(x: np.ndarray) -> np.ndarray:
-        if x.ndim < 1:
-            raise ShapeError("a scalar is no diagonal")
-        out = np.zeros((*x.shape, x.shape[-1]), x.dtype)
-        places = np.arange(x.shape[-1])
-        out[..., places, places] = x
-        return out
-
-    return Kernel(function)
-
-
-@operator("MatrixSetDiagV3", domain=TENSORFLOW, infer=same_type)
-def matrix_set_diag(node: Node, types: Types) -> Kernel:
-    align = node.attrs.get("align", "RIGHT_LEFT")
-
-    def function(x: np.ndarray, diagonal: np.ndarray, k: np.ndarray) -> np.ndarray:
-        band = _Band(k, align)
-        _check_matrix(x)
-        out = x.copy()
-        longest = band.longest(*x.shape[-2:])
-        diagonals = diagonal.reshape(*x.shape[:-2], band.count, longest)
-        for d, row, part in band.places(*x.shape[-2:]):
-            out[..., *_cells(d, part.stop - part.start)] = diagonals[..., row, part]
-        return out
-
-    return Kernel(function)
+@array_operator("MatrixSetDiagV3", infer=same_type)
+def matrix_set_diag(
+    x: np.ndarray, diagonal: np.ndarray, k: np.ndarray, *, align: str = "RIGHT_LEFT"
+) -> np.ndarray:
+    band = _Band(k, align)
+    rows, columns = _matrix_dims(x)
+    out = x.copy()
+    diagonals = diagonal.reshape(*x.shape[:-2], band.count, band.longest(rows, columns))
+    for place, cells in band.places(rows, columns):
+        out[..., *cells] = diagonals[..., *place]
+    return out
 
 
-@operator("MatrixDiagPartV3", domain=TENSORFLOW, infer=dtype_only())
-def matrix_diag_part(node: Node, types: Types) -> Kernel:
-    align = node.attrs.get("align", "RIGHT_LEFT")
-
-    def function(x: np.ndarray, k: np.ndarray, padding: np.ndarray) -> np.ndarray:
-        band = _Band(k, align)
-        _check_matrix(x)
-        shape = (*x.shape[:-2], band.count, band.longest(*x.shape[-2:]))
-        out = np.full(shape, padding.reshape(())[()], x.dtype)
-        for d, row, part in band.places(*x.shape[-2:]):
-            out[..., row, part] = x[..., *_cells(d, part.stop - part.start)]
-        return out if band.count > 1 else out[..., 0, :]
-
-    return Kernel(function)
+@array_operator("MatrixDiagPartV3", infer=dtype_only())
+def matrix_diag_part(
+    x: np.ndarray, k: np.ndarray, padding: np.ndarray, *, align: str = "RIGHT_LEFT"
+) -> np.ndarray:
+    band = _Band(k, align)
+    rows, columns = _matrix_dims(x)
+    shape = (*x.shape[:-2], band.count, band.longest(rows, columns))
+    out = np.full(shape, padding.reshape(())[()], x.dtype)
+    for place, cells in band.places(rows, columns):
+        out[..., *place] = x[..., *cells]
+    return out if band.count > 1 else out[..., 0, :]
 
 
-def _check_matrix(x: np.ndarray) -> None:
+def _matrix_dims(x: np.ndarray) -> tuple[int, int]:
     if x.ndim < 2:
         raise ShapeError(f"matrices have two dims or more, not shape {x.shape}")
+    return x.shape[-2], x.shape[-1]
 
 
-@operator("MatrixBandPart", domain=TENSORFLOW, infer=same_type)
-def matrix_band_part(node: Node, types: Types) -> Kernel:
-    """What is at most so many diagonals below and above the main one; of negative numbers, all."""
-
-    def function(x: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-        _check_matrix(x)
-        above = np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, np.newaxis]
-        low, high = _scalar(lower), _scalar(upper)
-        kept = ((low < 0) | (-above <= low)) & ((high < 0) | (above <= high))
-        return np.where(kept, x, np.zeros((), x.dtype))
-
-    return Kernel(function)
+@array_operator("MatrixBandPart", infer=same_type)
+def matrix_band_part(x: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The diagonals up to ``lower`` below and ``upper`` above the main one; all if negative."""
+    rows, columns = _matrix_dims(x)
+    above = np.arange(columns) - np.arange(rows)[:, np.newaxis]
+    low, high = integer(lower, "num_lower"), integer(upper, "num_upper")
+    kept = ((low < 0) | (-above <= low)) & ((high < 0) | (above <= high))
+    return np.where(kept, x, np.zeros((), x.dtype))

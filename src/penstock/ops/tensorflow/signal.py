@@ -10,62 +10,50 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import all_known, ints, same_type, tensor
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.ops.tensorflow.arrays import lengths, named_dtype
+from penstock.ops.tensorflow.common import array_operator, integer, lengths, named_dtype, operator
 from penstock.types import ShapeError, TensorType, Type
 
 
-def _length(given: np.ndarray) -> int:
-    if given.size != 1 or given.reshape(-1)[0] < 1:
-        raise ShapeError(f"a transform has one length, 1 or more, not {given.tolist()}")
-    return int(given.reshape(-1)[0])
+def _real_transform(
+    name: str, function: Callable[..., Any], attr: str, default: str, size: Callable[[int], int]
+) -> None:
+    """Register a transform along the last dim, which is cut or padded to a length.
 
+    The result has elements of the dtype in attribute ``attr`` and ``size(length)`` of them.
+    """
+    code = np.dtype(default).kind
 
-def _infer_rfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
-    dtype = named_dtype(attrs, "Tcomplex", "complex64", "c")
-    if not dims or length is None:
-        return (TensorType(dtype),)
-    return (TensorType(dtype, (*dims[:-1], length[0] // 2 + 1)),)
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
+        dtype = named_dtype(attrs, attr, default, code)
+        if not dims or length is None:
+            return (TensorType(dtype),)
+        return (TensorType(dtype, (*dims[:-1], size(length[0]))),)
 
-
-@operator("RFFT", domain=TENSORFLOW, infer=_infer_rfft)
-def rfft(node: Node, types: Types) -> Kernel:
-    """Along the last dim, which is cut or padded to the length of the transform."""
-    dtype = named_dtype(node.attrs, "Tcomplex", "complex64", "c")
-    return Kernel(lambda x, length: np.fft.rfft(x, _length(length)).astype(dtype))
-
-
-def _infer_irfft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims, length = tensor(types, 0).shape, all_known(lengths(ints(types, consts, 1)))
-    dtype = named_dtype(attrs, "Treal", "float32", "f")
-    if not dims or length is None:
-        return (TensorType(dtype),)
-    return (TensorType(dtype, (*dims[:-1], length[0])),)
-
-
-@operator("IRFFT", domain=TENSORFLOW, infer=_infer_irfft)
-def irfft(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "Treal", "float32", "f")
-    return Kernel(lambda x, length: np.fft.irfft(x, _length(length)).astype(dtype))
-
-
-def _whole(function: Callable[..., Any]) -> Callable[[Node, Types], Kernel]:
+    @operator(name, infer=infer)
     def compile(node: Node, types: Types) -> Kernel:
-        return Kernel(lambda x: function(x).astype(x.dtype))
+        dtype = named_dtype(node.attrs, attr, default, code)
+        return Kernel(lambda x, length: function(x, _length(length)).astype(dtype))
 
-    return compile
+
+def _length(length: np.ndarray) -> int:
+    n = integer(length, "the length of a transform")
+    if n < 1:
+        raise ShapeError(f"the length of a transform must be positive, not {n}")
+    return n
 
 
-operator("FFT", domain=TENSORFLOW, infer=same_type)(_whole(np.fft.fft))
-operator("IFFT", domain=TENSORFLOW, infer=same_type)(_whole(np.fft.ifft))
+_real_transform("RFFT", np.fft.rfft, "Tcomplex", "complex64", lambda n: n // 2 + 1)
+_real_transform("IRFFT", np.fft.irfft, "Treal", "float32", lambda n: n)
+array_operator("FFT", infer=same_type)(lambda x: np.fft.fft(x).astype(x.dtype))
+array_operator("IFFT", infer=same_type)(lambda x: np.fft.ifft(x).astype(x.dtype))
 
 
 def _infer_complex(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(named_dtype(attrs, "Tout", "complex64", "c")),)
 
 
-@operator("Complex", domain=TENSORFLOW, infer=_infer_complex)
+@operator("Complex", infer=_infer_complex)
 def complex_operator(node: Node, types: Types) -> Kernel:
     dtype = named_dtype(node.attrs, "Tout", "complex64", "c")
 

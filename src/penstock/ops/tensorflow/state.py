@@ -2,7 +2,7 @@
 
 The node of a variable has its ``store`` among its attributes, which all nodes of a model share and
 each session has for itself (``own_stores``). A handle is the ``_Variable``; the arrays in it are
-never changed, only replaced, so that who has read one may keep it.
+never changed, only replaced, so that a reader may keep one.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.ops.tensorflow.arrays import named_dtype
+from penstock.ops.common.shape_rules import always
+from penstock.ops.tensorflow.common import array_operator, handle, named_dtype, operator
 from penstock.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 
 
 class _Variable:
-    """One variable; ``value`` is None until somebody assigns one."""
+    """One variable; ``value`` is None until one is assigned."""
 
-    __slots__ = ("kind", "lock", "name", "value")
+    __slots__ = ("lock", "name", "type", "value")
 
     def __init__(self, name: str, type_: Type, value: np.ndarray | None = None) -> None:
         self.name = name
-        self.kind = type_
+        self.type = type_
         self.value = value
         self.lock = threading.Lock()
 
@@ -45,12 +45,12 @@ class _Variable:
 
     def assign(self, value: np.ndarray, *, checked: bool = True) -> None:
         """Replace the value by a copy of ``value``, which the run may write over."""
-        if checked and not accepts(self.kind, type_of(value)):
-            raise ShapeError(f"variable {self.name!r} is {self.kind}, not {type_of(value)}")
+        if checked and not accepts(self.type, type_of(value)):
+            raise ShapeError(f"variable {self.name!r} is {self.type}, not {type_of(value)}")
         self.value = _kept(value)
 
     def update(self, function: Callable[..., Any], value: np.ndarray) -> np.ndarray:
-        """Replace the value by what ``function`` makes of it and of ``value``."""
+        """Replace the value by ``function`` of it and ``value``."""
         with self.lock:
             old = self.read()
             if old.shape != value.shape:
@@ -66,7 +66,7 @@ def _kept(value: Any) -> np.ndarray:
 
 
 class Store:
-    """Variables by name. ``initial``: what those have from the start that were saved."""
+    """Variables by name. ``initial``: the saved values, which variables start with."""
 
     def __init__(self, initial: Mapping[str, np.ndarray] | None = None) -> None:
         self.initial = dict(initial or {})
@@ -74,7 +74,7 @@ class Store:
         self._lock = threading.Lock()
 
     def variable(self, name: str, type_: Type) -> _Variable:
-        """The variable of that name, the same for all who ask."""
+        """The variable of that name, the same on every call."""
         with self._lock:
             own = self._variables.get(name)
             if own is None:
@@ -111,14 +111,17 @@ def _declared(attrs: Attrs) -> TensorType:
     return TensorType(dtype, shape)
 
 
-@operator("VarHandleOp", domain=TENSORFLOW)
-@operator("VariableV2", domain=TENSORFLOW)
-def handle(node: Node, types: Types) -> Kernel:
-    """Nothing happens to a variable because somebody can name it."""
+@operator("VarHandleOp")
+@operator("VariableV2")
+def variable_handle(node: Node, types: Types) -> Kernel:
+    """Pure: naming a variable does not change it."""
     attrs = node.attrs
     name = "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node.name)))
     variable = attrs["store"].variable(name, _declared(attrs))
     return Kernel(lambda: variable)
+
+
+_variable = handle(_Variable, "variable")
 
 
 def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -126,69 +129,48 @@ def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (ANY if type_.dtype is None else type_,)
 
 
-@operator("ReadVariableOp", domain=TENSORFLOW, infer=_infer_read, pure=False)
-def read(node: Node, types: Types) -> Kernel:
+@array_operator("ReadVariableOp", infer=_infer_read, pure=False)
+def read(variable: Any) -> np.ndarray:
     """A copy: what leaves a run is the caller's own."""
-    return Kernel(lambda variable: _variable(variable).read().copy())
+    return _variable(variable).read().copy()
 
 
-def _variable(value: Any) -> _Variable:
-    if not isinstance(value, _Variable):
-        raise ShapeError(f"a handle of a variable is needed, not a {type(value).__name__}")
-    return value
-
-
-@operator(
-    "VarIsInitializedOp",
-    domain=TENSORFLOW,
-    infer=lambda types, attrs, consts: (TensorType(BOOL, ()),),
+@array_operator(
+    *("VarIsInitializedOp", "IsVariableInitialized"),
+    infer=always(TensorType(BOOL, ())),
     pure=False,
 )
-@operator(
-    "IsVariableInitialized",
-    domain=TENSORFLOW,
-    infer=lambda types, attrs, consts: (TensorType(BOOL, ()),),
-    pure=False,
-)
-def is_initialized(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda variable: np.array(_variable(variable).value is not None))
+def is_initialized(variable: Any) -> np.ndarray:
+    return np.array(_variable(variable).value is not None)
 
 
-@operator("VariableShape", domain=TENSORFLOW, pure=False)
+@operator("VariableShape", pure=False)
 def variable_shape(node: Node, types: Types) -> Kernel:
-    dtype = named_dtype(node.attrs, "out_type", "int32")
+    dtype = named_dtype(node.attrs, "out_type", "int32", "iu")
     return Kernel(lambda variable: np.array(_variable(variable).read().shape, dtype))
 
 
-# Assignments: those of handles give nothing, those of references the reference.
+# Assignments: those of handles have no output, those of references the reference.
 
 
-@operator("AssignVariableOp", domain=TENSORFLOW, pure=False)
-def assign_variable(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda variable, value: _variable(variable).assign(value))
+@array_operator("AssignVariableOp", pure=False)
+def assign_variable(variable: Any, value: np.ndarray) -> None:
+    _variable(variable).assign(value)
 
 
-@operator("Assign", domain=TENSORFLOW, pure=False)
-def assign(node: Node, types: Types) -> Kernel:
-    checked = bool(node.attrs.get("validate_shape", True))
-
-    def function(variable: Any, value: np.ndarray) -> _Variable:
-        state = _variable(variable)
-        state.assign(value, checked=checked)
-        return state
-
-    return Kernel(function)
+@array_operator("Assign", pure=False)
+def assign(variable: Any, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
+    state = _variable(variable)
+    state.assign(value, checked=validate_shape)
+    return state
 
 
 def _updating(name: str, update: Callable[..., Any], *, gives: bool) -> None:
-    @operator(name, domain=TENSORFLOW, pure=False)
-    def compile(node: Node, types: Types) -> Kernel:
-        def function(variable: Any, value: np.ndarray) -> _Variable | None:
-            state = _variable(variable)
-            state.update(update, value)
-            return state if gives else None
-
-        return Kernel(function)
+    @array_operator(name, pure=False)
+    def function(variable: Any, value: np.ndarray) -> _Variable | None:
+        state = _variable(variable)
+        state.update(update, value)
+        return state if gives else None
 
 
 _updating("AssignAddVariableOp", np.add, gives=False)
@@ -197,9 +179,6 @@ _updating("AssignAdd", np.add, gives=True)
 _updating("AssignSub", np.subtract, gives=True)
 
 
-@operator("DestroyResourceOp", domain=TENSORFLOW, pure=False)
-def destroy(node: Node, types: Types) -> Kernel:
-    def function(variable: Any) -> None:
-        _variable(variable).value = None
-
-    return Kernel(function)
+@array_operator("DestroyResourceOp", pure=False)
+def destroy(variable: Any) -> None:
+    _variable(variable).value = None

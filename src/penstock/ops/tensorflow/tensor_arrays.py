@@ -1,6 +1,6 @@
-"""Stacks and tensor arrays: objects that a run makes, writes and reads.
+"""Stacks and tensor arrays: objects that a run creates, writes and reads.
 
-They are made by the node of their name each time it runs, and gone when the run is. A write keeps a
+The node of their name creates them each time it runs, and they end with the run. A write keeps a
 copy, because the run may use the memory of what it has written for something else. The order of
 reads and writes is that of the graph: values called ``flow`` carry it.
 """
@@ -15,8 +15,16 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.registry import TENSORFLOW, operator
-from penstock.types import ANY, FLOAT32, INT64, ShapeError, TensorType, Type, dtypes
+from penstock.ops.common.shape_rules import always
+from penstock.ops.tensorflow.common import (
+    array_operator,
+    handle,
+    integer,
+    named_dtype,
+    of_type,
+    operator,
+)
+from penstock.types import ANY, FLOAT32, INT64, ShapeError, TensorType, Type
 
 Dims = tuple[int | None, ...]
 
@@ -38,21 +46,12 @@ class _Stack:
         self.values: list[Any] = []
 
 
-def _stack(value: Any) -> _Stack:
-    if not isinstance(value, _Stack):
-        raise ShapeError(f"a handle of a stack is needed, not a {type(value).__name__}")
-    return value
+_stack = handle(_Stack, "stack")
 
 
-@operator("StackV2", domain=TENSORFLOW, pure=False)
-def stack(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda limit: _Stack(_scalar(limit)))
-
-
-def _scalar(value: np.ndarray) -> int:
-    if value.size != 1 or value.dtype.kind not in "iu":
-        raise ShapeError(f"one integer is needed, not {value.dtype}{list(value.shape)}")
-    return int(value.reshape(())[()])
+@array_operator("StackV2", pure=False)
+def stack(limit: np.ndarray) -> _Stack:
+    return _Stack(integer(limit, "the limit of a stack"))
 
 
 def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -60,51 +59,36 @@ def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (type_.without_data() if isinstance(type_, TensorType) else ANY,)
 
 
-@operator("StackPushV2", domain=TENSORFLOW, infer=_infer_second, pure=False, strings=True)
-def stack_push(node: Node, types: Types) -> Kernel:
-    def function(handle: Any, value: Any) -> Any:
-        stack = _stack(handle)
-        if 0 <= stack.limit <= len(stack.values):
-            raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
-        kept = np.array(value) if isinstance(value, np.ndarray) else value
-        stack.values.append(kept)
-        return np.array(value) if isinstance(value, np.ndarray) else value
-
-    return Kernel(function)
+@array_operator("StackPushV2", infer=_infer_second, pure=False, strings=True)
+def stack_push(handle: Any, value: Any) -> Any:
+    stack = _stack(handle)
+    if 0 <= stack.limit <= len(stack.values):
+        raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
+    stack.values.append(np.array(value) if isinstance(value, np.ndarray) else value)
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
-def of_type(name: str) -> Infer:
-    """One output of the element type that attribute ``name`` says."""
-
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        dtype = dtypes().get(attrs.get(name, ""))
-        return (ANY if dtype is None else TensorType(dtype),)
-
-    return infer
+@array_operator("StackPopV2", infer=of_type("elem_type"), pure=False, strings=True)
+def stack_pop(handle: Any) -> Any:
+    values = _stack(handle).values
+    if not values:
+        raise ShapeError("the stack is empty")
+    return values.pop()
 
 
-@operator("StackPopV2", domain=TENSORFLOW, infer=of_type("elem_type"), pure=False, strings=True)
-def stack_pop(node: Node, types: Types) -> Kernel:
-    def function(handle: Any) -> Any:
-        stack = _stack(handle)
-        if not stack.values:
-            raise ShapeError("the stack is empty")
-        return stack.values.pop()
-
-    return Kernel(function)
-
-
-@operator("StackCloseV2", domain=TENSORFLOW, pure=False)
-def stack_close(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda handle: _stack(handle).values.clear())
+@array_operator("StackCloseV2", pure=False)
+def stack_close(handle: Any) -> None:
+    _stack(handle).values.clear()
 
 
 # Tensor arrays.
 
 
 class _Element:
-    """One place of a tensor array. ``shape`` is that of what was written, even after it is gone, or
-    of what a gradient is to have here."""
+    """One place of a tensor array.
+
+    ``shape`` is that of the value written, even after it is cleared, or of a gradient's value.
+    """
 
     __slots__ = ("read", "shape", "value")
 
@@ -115,8 +99,10 @@ class _Element:
 
 
 class _TensorArray:
-    """Tensors of one dtype, each written once. ``adds``: it is one of gradients, to which several
-    writes to one place add up."""
+    """Tensors of one dtype, each written once.
+
+    ``adds``: it holds gradients, where several writes to one place add up.
+    """
 
     def __init__(self, name: str, dtype: np.dtype, count: int, attrs: Attrs, *, adds: bool) -> None:
         if count < 0:
@@ -132,7 +118,7 @@ class _TensorArray:
         self.gradients: dict[str, _TensorArray] = {}
 
     def gradient(self, source: str) -> _TensorArray:
-        """The array of gradients of that name, with zeros for what nobody writes."""
+        """The array of gradients of that name, with zeros where none are written."""
         array = self.gradients.get(source)
         if array is None:
             name, attrs = f"{self.name}@{source}", {"clear_after_read": self.clears}
@@ -140,7 +126,7 @@ class _TensorArray:
             array.shape = self.shape
             for mine, its in zip(self.elements, array.elements, strict=True):
                 its.shape = mine.shape
-            # Its size is that of this one now, and for good.
+            # Both keep the size that this one has now.
             self.dynamic = False
             self.gradients[source] = array
         return array
@@ -194,7 +180,7 @@ class _TensorArray:
             shape = element.shape if element.shape is not None else static_shape(self.shape)
             if shape is None:
                 raise self.fault(
-                    f"Could not read from TensorArray index {index}: nobody has written it, and "
+                    f"Could not read from TensorArray index {index}: it has not been written, and "
                     "the element shape is not fully defined"
                 )
             value = np.zeros(shape, self.dtype)
@@ -207,16 +193,20 @@ class _TensorArray:
         return f"TensorArray({self.name!r}, {len(self.elements)} elements)"
 
 
+_array = handle(_TensorArray, "tensor array")
+
+
+# Elements and their shapes, of tensor arrays and of lists.
+
+
 def dims_of(shape: Sequence[int] | None) -> Dims | None:
-    """A shape out of attributes, where -1 stands for what is not known."""
+    """A shape out of attributes, where -1 stands for an unknown dim."""
     return None if shape is None else tuple([None if d is None or d < 0 else d for d in shape])
 
 
 def static_shape(shape: Dims | None) -> tuple[int, ...] | None:
-    """A shape of which every dim is known."""
-    if shape is None or None in shape:
-        return None
-    return shape  # type: ignore[return-value]
+    """``shape`` if every dim is known."""
+    return None if shape is None or None in shape else shape  # type: ignore[return-value]
 
 
 def matches(shape: tuple[int, ...], wanted: Dims | None) -> bool:
@@ -239,51 +229,78 @@ def merged(a: Dims | None, b: Dims | None) -> Dims | None:
     return tuple([y if x is None else x for x, y in zip(a, b, strict=True)])
 
 
-def _array(value: Any) -> _TensorArray:
-    if not isinstance(value, _TensorArray):
-        raise ShapeError(f"a handle of a tensor array is needed, not a {type(value).__name__}")
-    return value
+def _empty(shape: Dims | None, dtype: np.dtype) -> np.ndarray:
+    dims = static_shape(shape)
+    if dims is None:
+        raise ShapeError("there are no elements, and their shape is not fully defined")
+    return np.zeros((0, *dims), dtype)
 
 
-def _infer_array(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return ANY, _FLOW_TYPE
+def stacked(rows: Sequence[np.ndarray], shape: Dims | None, dtype: np.dtype) -> np.ndarray:
+    """Elements along a new first dim; ``shape`` and ``dtype`` are theirs if there are none."""
+    if not rows:
+        return _empty(shape, dtype)
+    if any(row.shape != rows[0].shape for row in rows):
+        raise ShapeError(f"elements have inconsistent shapes {[row.shape for row in rows]}")
+    return np.stack(rows)
 
 
-@operator("TensorArrayV3", domain=TENSORFLOW, infer=_infer_array, pure=False)
+def concatenated(
+    parts: Sequence[np.ndarray], rest: Dims | None, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Elements along their first dim, and their lengths; ``rest`` are the other dims if none."""
+    lengths = np.array([len(part) for part in parts if part.ndim], np.int64)
+    if not parts:
+        return _empty(rest, dtype), lengths
+    if any(part.ndim < 1 or part.shape[1:] != parts[0].shape[1:] for part in parts):
+        raise ShapeError(f"elements have inconsistent shapes {[part.shape for part in parts]}")
+    return np.concatenate(parts), lengths
+
+
+def infer_concatenated(name: str) -> Infer:
+    """``infer`` of ``concatenated``, whose dtype is in attribute ``name``."""
+    first = of_type(name)
+    return lambda *arguments: (*first(*arguments), TensorType(INT64, (None,)))
+
+
+def checked_lengths(lengths: np.ndarray, value: np.ndarray) -> list[int]:
+    """Lengths of the parts into which the first dim of a value is split."""
+    counts: list[int] = lengths.reshape(-1).tolist()
+    if value.ndim < 1 or sum(counts) != len(value) or min(counts, default=0) < 0:
+        raise ShapeError(f"Expected sum of lengths {counts} to be equal to {value.shape[:1]}")
+    return counts
+
+
+# Operations.
+
+
+_infer_array = always(ANY, _FLOW_TYPE)
+
+
+@operator("TensorArrayV3", infer=_infer_array, pure=False)
 def tensor_array(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
+    attrs, dtype = node.attrs, named_dtype(node.attrs, "dtype")
     name = attrs.get("tensor_array_name") or node.name
-    dtype = dtypes().get(attrs.get("dtype", ""))
-    if dtype is None:
-        raise ShapeError(f"dtype {attrs.get('dtype')!r} is no element type")
 
     def function(size: np.ndarray) -> tuple[Any, np.ndarray]:
-        return _TensorArray(name, dtype, _scalar(size), attrs, adds=False), FLOW
+        return _TensorArray(name, dtype, integer(size, "the size"), attrs, adds=False), FLOW
 
     return Kernel(function)
 
 
-@operator("TensorArrayGradV3", domain=TENSORFLOW, infer=_infer_array, pure=False)
-def tensor_array_grad(node: Node, types: Types) -> Kernel:
-    source = node.attrs.get("source", "")
-    return Kernel(lambda handle, flow: (_array(handle).gradient(source), FLOW))
-
-
-def _infer_flow(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_FLOW_TYPE,)
+@array_operator("TensorArrayGradV3", infer=_infer_array, pure=False)
+def tensor_array_grad(handle: Any, flow: Any, *, source: str = "") -> tuple[Any, np.ndarray]:
+    return _array(handle).gradient(source), FLOW
 
 
 def _effect(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function of a tensor array that changes it and gives the flow."""
+    """Register a function that changes a tensor array; the result of the node is the flow."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        @operator(name, domain=TENSORFLOW, infer=_infer_flow, pure=False, strings=True)
-        def compile(node: Node, types: Types) -> Kernel:
-            def run(handle: Any, *rest: Any) -> np.ndarray:
-                function(_array(handle), *rest[:-1])  # the last one is the flow
-                return FLOW
-
-            return Kernel(run)
+        @array_operator(name, infer=always(_FLOW_TYPE), pure=False, strings=True)
+        def run(handle: Any, *rest: Any) -> np.ndarray:
+            function(_array(handle), *rest[:-1])  # the last one is the flow
+            return FLOW
 
         return function
 
@@ -292,7 +309,7 @@ def _effect(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 @_effect("TensorArrayWriteV3")
 def write(array: _TensorArray, index: np.ndarray, value: np.ndarray) -> None:
-    array.write(_scalar(index), value)
+    array.write(integer(index, "the index"), value)
 
 
 @_effect("TensorArrayScatterV3")
@@ -305,84 +322,52 @@ def scatter(array: _TensorArray, indices: np.ndarray, value: np.ndarray) -> None
 
 @_effect("TensorArraySplitV3")
 def split(array: _TensorArray, value: np.ndarray, lengths: np.ndarray) -> None:
-    counts = lengths.reshape(-1).tolist()
-    if value.ndim < 1 or sum(counts) != len(value) or min(counts, default=0) < 0:
-        raise array.fault(f"Expected sum of lengths {counts} to be equal to {value.shape[:1]}")
+    counts = checked_lengths(lengths, value)
     if len(counts) != len(array.elements) and not array.dynamic:
         raise array.fault(
             f"TensorArray's size is not equal to the size of lengths ({len(array.elements)} vs. "
             f"{len(counts)}), and the TensorArray is not marked as dynamically resizeable"
         )
-    ends = np.cumsum(counts).tolist()
-    for index, (end, count) in enumerate(zip(ends, counts, strict=True)):
-        array.write(index, value[end - count : end])
+    for index, end in enumerate(np.cumsum(counts).tolist()):
+        array.write(index, value[end - counts[index] : end])
 
 
-@operator("TensorArrayReadV3", domain=TENSORFLOW, infer=of_type("dtype"), pure=False, strings=True)
-def read(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda handle, index, flow: _array(handle).read(_scalar(index)))
+@array_operator("TensorArrayReadV3", infer=of_type("dtype"), pure=False, strings=True)
+def read(handle: Any, index: np.ndarray, flow: Any) -> np.ndarray:
+    return _array(handle).read(integer(index, "the index"))
 
 
-def _rows(array: _TensorArray, indices: Sequence[int], shape: Dims | None) -> np.ndarray:
-    """Elements of one shape, stacked."""
-    if not indices:
-        dims = static_shape(merged(array.shape, shape))
-        if dims is None:
-            raise array.fault(
-                "TensorArray has zero size, but its element shape is not fully defined"
-            )
-        return np.zeros((0, *dims), array.dtype)
-    rows = [array.read(index) for index in indices]
-    if any(row.shape != rows[0].shape for row in rows):
-        raise array.fault(f"elements have inconsistent shapes {[row.shape for row in rows]}")
-    if not matches(rows[0].shape, shape):
-        raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
-    return np.stack(rows)
-
-
-@operator("TensorArrayGatherV3", domain=TENSORFLOW, infer=of_type("dtype"), pure=False)
+@operator("TensorArrayGatherV3", infer=of_type("dtype"), pure=False)
 def gather(node: Node, types: Types) -> Kernel:
     shape = dims_of(node.attrs.get("element_shape"))
 
     def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
-        return _rows(_array(handle), indices.reshape(-1).tolist(), shape)
+        array = _array(handle)
+        rows = [array.read(index) for index in indices.reshape(-1).tolist()]
+        if rows and not matches(rows[0].shape, shape):
+            raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
+        return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
 
     return Kernel(function)
 
 
-def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return *of_type("dtype")(types, attrs, consts), TensorType(INT64, (None,))
-
-
-@operator("TensorArrayConcatV3", domain=TENSORFLOW, infer=_infer_concat, pure=False)
+@operator("TensorArrayConcatV3", infer=infer_concatenated("dtype"), pure=False)
 def concat(node: Node, types: Types) -> Kernel:
     shape = dims_of(node.attrs.get("element_shape_except0"))
 
     def function(handle: Any, flow: Any) -> tuple[np.ndarray, np.ndarray]:
         array = _array(handle)
         parts = [array.read(i) for i in range(len(array.elements))]
-        if not parts:
-            dims = static_shape(shape)
-            if dims is None:
-                raise array.fault("it is empty, and its element shape is not fully defined")
-            return np.zeros((0, *dims), array.dtype), np.zeros(0, np.int64)
-        if any(part.ndim < 1 or part.shape[1:] != parts[0].shape[1:] for part in parts):
-            raise array.fault(f"elements have inconsistent shapes {[p.shape for p in parts]}")
-        return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
+        return concatenated(parts, shape, array.dtype)
 
     return Kernel(function)
 
 
-@operator(
-    "TensorArraySizeV3",
-    domain=TENSORFLOW,
-    infer=lambda types, attrs, consts: (TensorType(INT32, ()),),
-    pure=False,
-)
-def size(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda handle, flow: np.array(len(_array(handle).elements), np.int32))
+@array_operator("TensorArraySizeV3", infer=always(TensorType(INT32, ())), pure=False)
+def size(handle: Any, flow: Any) -> np.ndarray:
+    return np.array(len(_array(handle).elements), np.int32)
 
 
-@operator("TensorArrayCloseV3", domain=TENSORFLOW, pure=False)
-def close(node: Node, types: Types) -> Kernel:
-    return Kernel(lambda handle: _array(handle).elements.clear())
+@array_operator("TensorArrayCloseV3", pure=False)
+def close(handle: Any) -> None:
+    _array(handle).elements.clear()

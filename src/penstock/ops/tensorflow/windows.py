@@ -11,8 +11,8 @@ import numpy as np
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import ints, tensor
-from penstock.ops.registry import TENSORFLOW, find, operator
-from penstock.ops.tensorflow.arrays import lengths
+from penstock.ops.registry import standard
+from penstock.ops.tensorflow.common import lengths, operator
 from penstock.types import ShapeError, TensorType, Type
 
 
@@ -66,14 +66,13 @@ def _infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(given.dtype, (batch, channels, *image)),)
 
 
-@operator("Conv2DBackpropInput", domain=TENSORFLOW, infer=_infer_backward)
-@operator("Conv3DBackpropInputV2", domain=TENSORFLOW, infer=_infer_backward)
+@operator("Conv2DBackpropInput", infer=_infer_backward)
+@operator("Conv3DBackpropInputV2", infer=_infer_backward)
 def conv_backward(node: Node, types: Types) -> Kernel:
     """What flows back [N, O, h, w], weights [O, I, kh, kw], and the size [..., H, W] of the image,
     channels first, or the same with depth; attributes as in ``backward_attrs``."""
     rank = len(node.attrs["strides"]) + 2
-    op = find("ConvTranspose")
-    assert op is not None
+    op = standard("ConvTranspose")
 
     @lru_cache(maxsize=8)
     def kernel(image: tuple[int, ...], window: tuple[int, ...]) -> Kernel:

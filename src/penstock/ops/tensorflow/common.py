@@ -1,0 +1,117 @@
+"""How TensorFlow's operations are registered, and what they read of attributes and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from penstock.ir.graph import Node
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ops import registry
+from penstock.ops.common.shape_rules import tensor
+from penstock.types import ANY, Dim, Shape, ShapeError, TensorType, Type, dtypes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+T = TypeVar("T")
+
+operator = partial(registry.operator, domain=registry.TENSORFLOW)
+
+
+def array_operator(
+    *names: str, view: bool = False, **properties: Any
+) -> Callable[[Function], Function]:
+    """Register a function of a node's inputs as operations: it is the function of their kernels.
+
+    Its keyword-only parameters are attributes of the node, without a default mandatory ones.
+    """
+
+    def register(function: Function) -> Function:
+        def compile(node: Node, types: Types) -> Kernel:
+            return Kernel(_with_attributes(function, node.attrs), view=view)
+
+        for name in names:
+            operator(name, **properties)(compile)
+        return function
+
+    return register
+
+
+def _with_attributes(function: Callable[..., Any], attrs: Attrs) -> Callable[..., Any]:
+    """A copy of ``function`` whose keyword-only parameters have attributes as their defaults.
+
+    A call of the copy takes no longer than one of ``function``; one of a ``partial`` would.
+    """
+    if not isinstance(function, FunctionType):
+        return function
+    code, defaults = function.__code__, function.__kwdefaults__ or {}
+    names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    if not names:
+        return function
+    copy = FunctionType(
+        code, function.__globals__, None, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = {n: attrs[n] if n in attrs else defaults[n] for n in names}
+    return copy
+
+
+# Types.
+
+
+def dtype_only(index: int = 0) -> Infer:
+    """``infer``: one output of the dtype of input ``index`` and a shape that only the run knows."""
+    return lambda types, attrs, consts: (TensorType(tensor(types, index).dtype),)
+
+
+def of_type(name: str) -> Infer:
+    """``infer``: one output of the element type that attribute ``name`` names."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        dtype = dtypes().get(attrs.get(name, ""))
+        return (ANY if dtype is None else TensorType(dtype),)
+
+    return infer
+
+
+# Attributes and inputs.
+
+
+def named_dtype(attrs: Attrs, name: str, default: str = "", codes: str = "") -> np.dtype:
+    """The dtype that an attribute names, which must be of one of these kinds, if there are any."""
+    dtype = dtypes().get(attrs.get(name) or default)
+    if dtype is None or (codes and dtype.kind not in codes):
+        raise ShapeError(f"{name} is {attrs.get(name)!r}, which is not a supported element type")
+    return dtype
+
+
+def integer(x: np.ndarray, name: str) -> int:
+    """The value of an input that must be one integer."""
+    if x.size != 1 or x.dtype.kind not in "iu":
+        raise ShapeError(f"{name} must be one integer, not {x.dtype}{list(x.shape)}")
+    return int(x.item())
+
+
+def lengths(values: Sequence[Dim] | None) -> Shape | None:
+    """Contents of a tensor that are dims, as far as they are known."""
+    if values is not None and any(isinstance(value, int) and value < 0 for value in values):
+        raise ShapeError(f"dims must not be negative: {list(values)}")
+    return None if values is None else tuple(values)
+
+
+def handle(type_: type[T], name: str) -> Callable[[Any], T]:
+    """Return the check that a value is a handle of ``type_``, which returns the value."""
+
+    def checked(value: Any) -> T:
+        if not isinstance(value, type_):
+            raise ShapeError(f"a handle of a {name} is needed, not a {type(value).__name__}")
+        return value
+
+    return checked
+
+
+def outputs(parts: Sequence[Any]) -> Any:
+    """What a kernel returns for these outputs: a tuple, or the only one itself."""
+    return parts[0] if len(parts) == 1 else tuple(parts)
