@@ -665,7 +665,7 @@ def test_lookup_does_not_wait_for_save(table, monkeypatch):
 def test_forked_child_does_not_wait_for_locks_of_parent(monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
     table = cost_table()
-    with table._file_lock, table._lock, module._LOCK, warnings.catch_warnings():
+    with table._file_lock, table._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
         child = os.fork()
         if not child:

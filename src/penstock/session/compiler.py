@@ -114,7 +114,7 @@ class Compiler:
             return profile_runs(self.compile(subgraph, values).observed(), values, runs)
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         kernels = KernelTable()
-        profiler = GraphProfiler(feeds.graph, {}, context.backends, values, context.limits, kernels)
+        profiler = GraphProfiler(feeds.graph, context.backends, values, context.limits, kernels)
         placement = Placement(context.backends, context.options.place or {}, kernels, profiler)
         profiler.allowed = placement.candidates(feeds.graph)
         return profiler.profile(runs)

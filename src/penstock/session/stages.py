@@ -223,7 +223,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
         if backend.threads_of_caller:
             backend.set_threads(threads)
     costs: CostModel = context.options.cost_model or GraphProfiler(
-        graph, {}, context.backends, feeds.values, context.limits, kernels
+        graph, context.backends, feeds.values, context.limits, kernels
     )
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
     if context.one_memory and context.options.autotune and isinstance(costs, GraphProfiler):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.host.fork import in_child
+from penstock.host.fork import renewed
 from penstock.host.threads import core_budget
 from penstock.tuning.node_signature import NodeSignature
 
@@ -83,7 +83,8 @@ class CostTable:
     def __init__(self, path: Path, machine: str) -> None:
         self.path = path
         self.machine = machine
-        self.renew_locks()
+        self.forked()
+        renewed(self)
         # All records, and those not yet in the file. The latter are apart, so that ``save`` can
         # merge them with what other processes have written meanwhile.
         self._records: _Records | None = None
@@ -91,8 +92,8 @@ class CostTable:
         self._points: dict[_Group, list[tuple[int, float]]] = {}
         self._operations: set[str] | None = None
 
-    def renew_locks(self) -> None:
-        """Give a forked child locks of its own: threads of its parent may hold these."""
+    def forked(self) -> None:
+        """Make new locks in a forked child: threads of its parent may hold the old ones."""
         self._lock = threading.Lock()
         self._file_lock = threading.Lock()  # taken first; looking up never waits for a write
 
@@ -127,9 +128,9 @@ class CostTable:
         """As ``lookup``, else interpolated by bytes among nodes of the same operation and dtypes;
         at least 1e-7 s. None if none of these was measured."""
         seconds = self.lookup(backend, where, threads)
-        if seconds is not None:
-            return max(seconds, _LEAST_S)
-        return self._estimate(_node_group(backend, where, threads), where.bytes)
+        if seconds is None:
+            return self._estimate(_node_group(backend, where, threads), where.bytes)
+        return max(seconds, _LEAST_S)
 
     # Transfers.
 
@@ -165,9 +166,7 @@ class CostTable:
                 return
             with self._lock:
                 _merge(records, self._fresh)
-                self._records = records
-                self._points.clear()
-                self._operations = None
+                self._records, self._points, self._operations = records, {}, None
 
     def _loaded(self) -> _Records:
         if self._records is None:
@@ -179,16 +178,12 @@ class CostTable:
     def _record(self, group: _Group, exact: str, nbytes: int, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
             raise ValueError(f"a cost of {seconds} seconds is not one that can be measured")
-        new = {
-            group: {
-                exact: _Record(min(int(nbytes), _MOST_INTEGER), float(seconds), 1, time.time_ns())
-            }
-        }
+        record = _Record(min(int(nbytes), _MOST_INTEGER), float(seconds), 1, time.time_ns())
         self._loaded()
         with self._lock:
             assert self._records is not None
-            _merge(self._records, new)
-            _merge(self._fresh, new)
+            for records in (self._records, self._fresh):
+                _merge(records, {group: {exact: record}})
             self._points.pop(group, None)
             self._operations = None
 
@@ -348,27 +343,14 @@ def _update(connection: Connection, machine: str, fresh: _Records) -> _Records:
     return records
 
 
-_LOCK = threading.Lock()
 _TABLES: dict[Path, CostTable] = {}
 
 
 def cost_table() -> CostTable:
     """The table of this process and machine; one for each folder that ``cache_folder`` names."""
     path = cache_folder() / "costs.sqlite"
-    with _LOCK:
-        table = _TABLES.get(path)
-        if table is None:
-            table = _TABLES[path] = CostTable(path, machine_name())
-    return table
-
-
-@in_child
-def _renew_locks() -> None:
-    """Give a forked child locks of its own: threads of its parent may hold these."""
-    global _LOCK
-    _LOCK = threading.Lock()
-    for table in _TABLES.values():
-        table.renew_locks()
+    # Atomic, so that all threads get the same table.
+    return _TABLES.get(path) or _TABLES.setdefault(path, CostTable(path, machine_name()))
 
 
 def cache_folder() -> Path:
@@ -387,26 +369,18 @@ def machine_name() -> str:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    built = np.show_config(mode="dicts")
-    blas = built.get("Build Dependencies", {}).get("blas", {})
+    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     try:
         own = version("penstock")
     except PackageNotFoundError:  # run from its source, without being installed
         own = "?"
-    parts = [
-        _processor() or platform.processor() or platform.machine(),
-        f"{core_budget()} cores",
-        f"Python {platform.python_version()}",
-        f"NumPy {np.__version__}",
-        f"{blas.get('name')} {blas.get('version')}",
-        f"Penstock {own}",
-    ]
-    return ", ".join(parts)
-
-
-def _processor() -> str:
+    processor = platform.processor() or platform.machine()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return ""
+                processor = line.partition(":")[2].strip() or processor
+                break
+    return (
+        f"{processor}, {core_budget()} cores, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}, {blas.get('name')} {blas.get('version')}, Penstock {own}"
+    )

@@ -42,18 +42,17 @@ _MOST_SECONDS = 0.2
 _ALL = 1 << 20
 
 
-def on_backends(
+def _on_backends(
     graph: Graph,
     placed: Mapping[Node, Backend],
     backends: Sequence[Backend],
-    kernels: KernelTable | None = None,
-) -> tuple[Graph, dict[Node, Backend]]:
+    kernels: KernelTable,
+) -> tuple[Graph, Mapping[Node, Backend]]:
     """A copy of ``graph`` with the transfers and layouts that the placement needs, and its
     placement; the graph itself if it needs none."""
-    kernels = kernels or KernelTable()
     away = any(backend.memory != HOST for backend in placed.values())
     if not away and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
-        return graph, dict(placed)
+        return graph, placed
     copy = clone(graph)
     placement = {
         new: Place(placed[old].name, placed[old].memory)
@@ -76,68 +75,13 @@ def _wants_layout(kernels: KernelTable, backend: Backend, node: Node) -> bool:
     return kernel is not None and bool(kernel.contiguous_inputs)
 
 
-def measure(
-    graph: Graph,
-    placed: Mapping[Node, Backend],
-    backends: Sequence[Backend],
-    values: Sequence[Any],
-    limits: Limits,
-    *,
-    single_threaded: bool,
-    runs: int | None = None,
-    kernels: KernelTable | None = None,
+def profile_runs(
+    executor: Executor, values: Sequence[Any], runs: int, most_seconds: float = inf
 ) -> Profile:
-    """Run ``graph`` on ``values``, each node where it is placed, and record what its nodes and
-    transfers take in the table of costs.
-
-    Runs once to warm up, then ``runs`` times, by default up to five. Memory and layouts are
-    planned, as in most runs. Raises the errors of the run.
-    """
-    copy, where = on_backends(graph, placed, backends, kernels)
-    plan = compile_plan(copy, backends, where, kernels=kernels)
-    hosts = [backend for backend in backends if backend.memory == HOST]
-    threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
-    most = max([threads[b.name] for b in {*where.values()} if b.memory == HOST], default=1)
-    program = write_program(plan, plan_arena(plan), limits.max_iterations, observed=True)
-    executor = LinearExecutor(program, hosts, limits, threads=most)
-    fed = _contiguous(values)
+    """A profile of ``runs`` runs of an observed executor, after one to warm up; of fewer once they
+    have taken ``most_seconds``. Nothing is kept in the table of costs."""
     profile = Profile()
-    # The executor enters as one stream; for one thread, pretend that many others run as well.
-    with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
-        begin = perf_counter()
-        for i in range(1 + (runs or _MOST_RUNS)):
-            control = Control()
-            control.run = ObservedRun(plan, executor.name)
-            if i:
-                control.observer = profile
-                profile.run_begin(control.run)
-            executor.run(fed, control)
-            if i:
-                profile.run_end(control.run, None)
-            if runs is None and i and perf_counter() - begin > _MOST_SECONDS:
-                break
-    table = cost_table()
-    for entry in profile:
-        node, step = entry.step.node, entry.step
-        if is_transfer(node):
-            source, target = node.attrs["source"], node.attrs["target"]
-            for value in node.outputs:
-                size = tensor_bytes(value)
-                if size is not None:
-                    table.record_transfer(source, target, size, entry.best)
-            continue
-        signature = node_signature(node)
-        if signature is not None:
-            table.record(step.backend, signature, threads[step.backend], entry.best)
-    return profile
-
-
-def profile_runs(executor: Executor, values: Sequence[Any], runs: int) -> Profile:
-    """A profile of ``runs`` runs of an observed executor, after one to warm up.
-
-    Nothing is kept in the table of costs: the shapes of its nodes may differ from step to step.
-    """
-    profile = Profile()
+    begin = perf_counter()
     for i in range(1 + runs):
         control = Control()
         control.run = ObservedRun(executor.table, executor.name)
@@ -146,6 +90,8 @@ def profile_runs(executor: Executor, values: Sequence[Any], runs: int) -> Profil
         control.observer.run_begin(control.run)
         executor.run(values, control)
         control.observer.run_end(control.run, None)
+        if i and perf_counter() - begin > most_seconds:
+            break
     return profile
 
 
@@ -190,15 +136,10 @@ class CostModel:
     def seconds(self, node: Node, backend: Backend, *, single_threaded: bool) -> float:
         """The seconds of ``node`` on ``backend``: measured, interpolated, or else estimated."""
         known = self.known(node, backend, single_threaded)
-        if known is not None:
-            return known
-        signature = node_signature(node)
-        if signature is not None:
+        if known is None and (signature := node_signature(node)) is not None:
             threads = threads_of(backend, self.backends, single_threaded)
-            near = self._table.estimate(backend.name, signature, threads)
-            if near is not None:
-                return near
-        return estimated(node)
+            known = self._table.estimate(backend.name, signature, threads)
+        return estimated(node) if known is None else known
 
     def estimate(self, node: Node) -> float:
         """The seconds of ``node`` estimated from its work, without any measurement."""
@@ -233,9 +174,8 @@ class CostModel:
         node = step.node
         if not is_transfer(node):
             return self.seconds(node, by_name[step.backend], single_threaded=single_threaded)
-        source, target = (node.attrs[key] for key in ("source", "target"))
-        sizes = [tensor_bytes(value) for value in node.outputs]
-        return self.transfer(source, target, sum(size or 0 for size in sizes))
+        size = sum(tensor_bytes(value) or 0 for value in node.outputs)
+        return self.transfer(node.attrs["source"], node.attrs["target"], size)
 
     # A model without a graph has nothing to measure.
 
@@ -252,21 +192,23 @@ class CostModel:
 
 
 class GraphProfiler(CostModel):
-    """The cost model of one graph, which runs it on ``values`` to measure what is missing."""
+    """The cost model of one graph, which runs it on ``values`` to measure what is missing.
+
+    ``allowed`` has the backends of each node that is to be measured.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        allowed: Mapping[Node, Sequence[Backend]],
         backends: Sequence[Backend],
         values: Sequence[Any],
         limits: Limits,
-        kernels: KernelTable | None = None,
+        kernels: KernelTable,
     ) -> None:
         super().__init__(backends)
-        self.kernels = kernels or KernelTable()
+        self.kernels = kernels
         self.graph = graph
-        self.allowed = allowed
+        self.allowed: Mapping[Node, Sequence[Backend]] = {}
         self.values = values
         self.limits = limits
 
@@ -278,7 +220,6 @@ class GraphProfiler(CostModel):
         self.graph = copy
 
     def complete_already(self) -> bool:
-        """Whether every node has been measured, with one thread and with all."""
         return not any(self._missing(b, one) for b in self.backends for one in (True, False))
 
     def _missing(self, backend: Backend, single_threaded: bool) -> list[Node]:
@@ -296,10 +237,9 @@ class GraphProfiler(CostModel):
         will raise the error.
         """
         for backend in self.backends:
-            if not self._missing(backend, single_threaded):
-                continue
-            with suppress(PenstockError):
-                self._measure(backend, single_threaded, None)
+            if self._missing(backend, single_threaded):
+                with suppress(PenstockError):
+                    self._measure(backend, single_threaded, None)
         self._table.save()
 
     def profile(self, runs: int) -> Profile:
@@ -313,10 +253,7 @@ class GraphProfiler(CostModel):
         return profile
 
     def faster(self, one: Executor, other: Executor, margin: float) -> Executor:
-        """``one`` if its run takes at most ``margin`` times that of ``other``, else ``other``.
-
-        Both are run: a simulation knows neither shared memory bandwidth nor Python's lock.
-        """
+        # Both are run: a simulation knows neither shared memory bandwidth nor Python's lock.
         fed = _contiguous(self.values)
         best = [inf, inf]
         try:
@@ -335,24 +272,40 @@ class GraphProfiler(CostModel):
         return one if best[0] <= margin * best[1] else other
 
     def _measure(self, backend: Backend, single_threaded: bool, runs: int | None) -> Profile:
+        """Run the graph once to warm up, then ``runs`` times, by default up to five, and keep what
+        its nodes and transfers take. Raises the errors of the run.
+
+        Nodes run on ``backend`` where it supports them, in planned memory and layouts, as in most
+        runs.
+        """
+        kernels, backends = self.kernels.without_state(), self.backends
         placed = {
             node: backend if backend in allowed else allowed[0]
             for node, allowed in self.allowed.items()
         }
-        measured = measure(
-            self.graph,
-            placed,
-            self.backends,
-            self.values,
-            self.limits,
-            single_threaded=single_threaded,
-            runs=runs,
-            kernels=self.kernels.without_state(),
-        )
-        for entry in measured:
-            key = (entry.step.node.label, entry.step.backend, single_threaded)
-            self._own[key] = entry.best
-        return measured
+        graph, placed_copy = _on_backends(self.graph, placed, backends, kernels)
+        plan = compile_plan(graph, backends, placed_copy, kernels=kernels)
+        hosts = [b for b in backends if b.memory == HOST]
+        threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
+        used = {*placed_copy.values()}
+        most = max([threads[b.name] for b in used if b.memory == HOST], default=1)
+        program = write_program(plan, plan_arena(plan), self.limits.max_iterations, observed=True)
+        executor = LinearExecutor(program, hosts, self.limits, threads=most)
+        # The executor enters as one stream; for one thread, pretend that many others run as well.
+        with ThreadShare(hosts, _ALL) if single_threaded else nullcontext():
+            fed, limit = _contiguous(self.values), inf if runs else _MOST_SECONDS
+            profile = profile_runs(executor, fed, runs or _MOST_RUNS, limit)
+        for entry in profile:
+            node, name = entry.step.node, entry.step.backend
+            self._own[node.label, name, single_threaded] = entry.best
+            signature = node_signature(node)
+            if is_transfer(node):
+                source, target = node.attrs["source"], node.attrs["target"]
+                for size in filter(None, map(tensor_bytes, node.outputs)):
+                    self._table.record_transfer(source, target, size, entry.best)
+            elif signature is not None:
+                self._table.record(name, signature, threads[name], entry.best)
+        return profile
 
 
 # Transfers that were never measured.

@@ -45,20 +45,19 @@ def node_signature(node: Node) -> NodeSignature | None:
         return None
     total = 0
     dtypes, shapes = [], []
-    for values in (node.inputs, node.outputs):
-        for value in values:
-            if value is None:
-                dtypes.append("_")
-                shapes.append("_")
-                continue
-            type_ = _static_type(value)
-            if type_ is None:
-                return None
-            assert type_.dtype is not None
-            total += type_.nbytes
-            dtypes.append(dtype_name(type_.dtype))
-            # Constants are marked: kernels may prepare them in advance.
-            shapes.append("x".join(map(str, type_.dims)) + "=" * (value.const is not None))
+    for value in (*node.inputs, *node.outputs):
+        if value is None:
+            dtypes.append("_")
+            shapes.append("_")
+            continue
+        type_ = _static_type(value)
+        if type_ is None:
+            return None
+        assert type_.dtype is not None
+        total += type_.nbytes
+        dtypes.append(dtype_name(type_.dtype))
+        # Constants are marked: kernels may prepare them in advance.
+        shapes.append("x".join(map(str, type_.dims)) + "=" * (value.const is not None))
     inputs = len(node.inputs)
     exact = f"{', '.join(shapes[:inputs])} -> {', '.join(shapes[inputs:])}"
     attrs = [f"{key}={x!r}" for key, x in sorted(node.attrs.items()) if _is_plain(x)]

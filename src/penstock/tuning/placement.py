@@ -17,7 +17,7 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
 from penstock.tuning.measure import CostModel
-from penstock.types import TensorType
+from penstock.tuning.node_signature import tensor_bytes
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
@@ -58,13 +58,9 @@ def wanted(node: Node, overrides: Mapping[str, str]) -> list[str]:
     """The backends that the user wants for ``node``, or for the nodes that it is made of."""
     if not overrides:
         return []
-    names: dict[str, None] = {}
-    for part in parts(node):
-        keys = (NODE + part.name, part.op.full_name, part.op.name)
-        name = next((overrides[key] for key in keys if key in overrides), None)
-        if name is not None:
-            names[name] = None
-    return list(names)
+    keys = [(NODE + part.name, part.op.full_name, part.op.name) for part in parts(node)]
+    names = [next((overrides[k] for k in part if k in overrides), None) for part in keys]
+    return [name for name in dict.fromkeys(names) if name is not None]
 
 
 class Placement:
@@ -81,14 +77,12 @@ class Placement:
         overrides: Mapping[str, str],
         kernels: KernelTable,
         costs: CostModel,
-        *,
-        measured_only: bool = False,
     ) -> None:
         self.backends = list(backends)
         self.overrides = overrides
         self.kernels = kernels
         self.costs = costs
-        self.measured_only = measured_only
+        self.measured_only = False
         self._by_name = {backend.name: backend for backend in backends}
         # Of the nodes of chains, which stand in several proposals.
         self._least: dict[Node, float] = {}
@@ -132,12 +126,10 @@ class Placement:
         return [b for b in self.backends if b.fuses and names <= {b.name}]
 
     def _least_seconds(self, node: Node) -> float:
-        least = self._least.get(node)
-        if least is None:
+        if node not in self._least:
             allowed = self._allowed(node)
-            least = min(self.costs.expected(node, allowed, backend) for backend in allowed)
-            self._least[node] = least
-        return least
+            self._least[node] = min(self.costs.expected(node, allowed, b) for b in allowed)
+        return self._least[node]
 
     def _seconds(self, node: Node) -> float:
         backend = self._fastest(node)
@@ -148,9 +140,9 @@ class Placement:
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
         be preferred. Raises ``Unsupported`` as ``fastest`` does."""
-        return self._each(
-            graph,
-            lambda node: [b for b in self._allowed(node) if self.kernels.accepts(b, node)],
+        accepts = self.kernels.accepts
+        return self._chosen(
+            graph, lambda node: [b for b in self._allowed(node) if accepts(b, node)]
         )
 
     def fastest(self, graph: Graph) -> dict[Node, Backend]:
@@ -160,7 +152,7 @@ class Placement:
         Raises ``Unsupported``, which lists all operations for which none of the backends, or not
         the one that the user wants, has a kernel.
         """
-        return self._each(graph, self._fastest)
+        return self._chosen(graph, self._fastest)
 
     def _allowed(self, node: Node) -> list[Backend]:
         names = wanted(node, self.overrides)
@@ -180,15 +172,14 @@ class Placement:
             allowed.remove(backend)
         return allowed[0] if allowed and self.kernels.accepts(allowed[0], node) else None
 
-    def _each(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
+    def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
         faults: dict[tuple[str, str], list[str]] = {}
         for node in graph.walk():
             if is_control(node):
                 continue
-            answer = choice(node)
-            if answer:
-                chosen[node] = answer
+            if backend := choice(node):
+                chosen[node] = backend
                 continue
             names = ", ".join(backend.name for backend in self._allowed(node))
             reason = f"no kernel is available for it on {names}"
@@ -218,22 +209,19 @@ def choose(
     chosen: dict[Node, Backend] = {}
     inner: dict[Graph, float] = {}
     home = next((i for i, backend in enumerate(backends) if backend.memory == HOST), 0)
-    for each, edges in dependencies(graph):  # innermost first
-        dag = Dag(len(each.nodes), edges)
+    for block, edges in dependencies(graph):  # innermost first
+        dag = Dag(len(block.nodes), edges)
         cost: list[list[float | None]] = []
-        for node in each.nodes:
+        for node in block.nodes:
             if is_control(node):
                 own = sum(inner[g] for _, g in node.graphs)
                 cost.append([own if b == home else None for b in range(len(backends))])
             else:
                 cost.append([seconds(node, b) if b in allowed[node] else None for b in backends])
-        where = _place(each, dag, cost, backends, transfer, parallel)
-        total = 0.0
-        for node, row, b in zip(each.nodes, cost, where, strict=True):
-            total += row[b] or 0.0
-            if not is_control(node):
-                chosen[node] = backends[b]
-        inner[each] = total
+        where = _place(block, dag, cost, backends, transfer, parallel)
+        inner[block] = sum(row[b] or 0.0 for row, b in zip(cost, where, strict=True))
+        placed = zip(block.nodes, where, strict=True)
+        chosen.update((node, backends[b]) for node, b in placed if not is_control(node))
     return chosen
 
 
@@ -245,7 +233,8 @@ def _place(
     transfer: TransferSeconds,
     parallel: bool,
 ) -> Sequence[int]:
-    sizes = [_bytes(node) for node in graph.nodes]
+    """The index of a backend for each node of one block."""
+    sizes = [sum(tensor_bytes(value) or 0 for value in node.outputs) for node in graph.nodes]
     host = next((backend.name for backend in backends if backend.memory == HOST), HOST)
 
     def moved(i: int, a: int, b: int) -> float:
@@ -260,9 +249,3 @@ def _place(
         return place_serial(dag, cost, moved)
     workers = [backend.workers for backend in backends]
     return place(dag, cost, lambda i, j, a, b: moved(i, a, b), workers).backend
-
-
-def _bytes(node: Node) -> int:
-    """Bytes that a node makes, as far as they are known."""
-    kinds = [value.type for value in node.outputs if value is not None]
-    return sum(k.nbytes for k in kinds if isinstance(k, TensorType) and k.static)
