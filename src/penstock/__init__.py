@@ -38,29 +38,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. They are imported when first used: importing penstock costs a few
-# milliseconds, reading an ONNX file imports the onnx package, and neither pays for the other.
+# Where public names live, but for those of penstock.errors. They are imported when first used:
+# importing penstock costs a few milliseconds, reading an ONNX file imports the onnx package, and
+# neither pays for the other.
 _HOMES = {
     "CancelToken": "penstock.executors.control",
-    "Cancelled": "penstock.errors",
-    "DeadTensor": "penstock.errors",
-    "DeadlineExceeded": "penstock.errors",
-    "InternalError": "penstock.errors",
-    "InvalidInput": "penstock.errors",
-    "InvalidModel": "penstock.errors",
-    "LimitExceeded": "penstock.errors",
     "Limits": "penstock.limits",
     "NanGuard": "penstock.observers.nan_guard",
     "Observer": "penstock.observers.base",
-    "PenstockError": "penstock.errors",
     "Profile": "penstock.observers.profile",
     "Ranges": "penstock.observers.ranges",
-    "RunError": "penstock.errors",
     "Session": "penstock.session.session",
     "Signal": "penstock.session.stream",
     "Stream": "penstock.session.stream",
     "Trace": "penstock.observers.trace",
-    "Unsupported": "penstock.errors",
     "compile": "penstock.session.session",
     "load": "penstock.frontends.load",
 }
@@ -94,11 +85,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
+    home = import_module(_HOMES.get(name, "penstock.errors"))
+    value = globals()[name] = getattr(home, name)
     return value
 
 

@@ -5,36 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.host.fork import in_child
 from penstock.host.thread_tuner import ThreadTuner
 from penstock.host.threads import core_budget
 
-
-class ThreadedLibrary(Protocol):
-    """A library whose kernels use threads of their own. Every backend is one."""
-
-    name: str
-
-    @property
-    def threads(self) -> int:
-        """The number of threads that one kernel uses now, at most."""
-        ...
-
-    @property
-    def threads_of_caller(self) -> bool:
-        """True if the number is a setting of each calling thread, as with OpenMP; False if it is
-        one setting of the whole process."""
-        ...
-
-    def set_threads(self, threads: int) -> None:
-        """Set the number of threads that kernels use from now on, at most."""
-        ...
+if TYPE_CHECKING:
+    from penstock.backends.base import Backend
 
 
 class ThreadShare:
-    """The share that one run has of the threads of kernels.
+    """The share that one run has of the threads of the kernels of ``libraries``.
 
     ``enter`` returns the number of threads that each kernel of the run may use: ``most`` (by
     default the core budget) divided by the ``streams`` of all runs that are inside. A run that does
@@ -49,7 +31,7 @@ class ThreadShare:
     """
 
     def __init__(
-        self, libraries: Sequence[ThreadedLibrary], streams: int = 1, most: int | None = None
+        self, libraries: Sequence[Backend], streams: int = 1, most: int | None = None
     ) -> None:
         self._streams = streams
         self._most = most or core_budget()
@@ -124,7 +106,7 @@ class _ThreadSetting:
 
     __slots__ = ("busy", "idle", "library", "now")
 
-    def __init__(self, library: ThreadedLibrary) -> None:
+    def __init__(self, library: Backend) -> None:
         self.library = library
         self.busy = False
         self.idle = self.now = 1

@@ -29,10 +29,7 @@ class ThreadTuner:
     def __init__(self, most: int) -> None:
         self.most = most
         self._now = most
-        self._times: dict[int, deque[float]] = {
-            1: deque(maxlen=_JUDGED),
-            most: deque(maxlen=_JUDGED),
-        }
+        self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
         self._usual = 0.0
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
         self._trying = False

@@ -35,31 +35,22 @@ def core_budget() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
         cores = os.cpu_count() or 1
-    for limit in (_quota(), _omp()):
-        if limit is not None:
-            cores = min(cores, max(1, limit))
-    return cores
+    omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    threads = int(omp) if omp.isdigit() and int(omp) > 0 else cores
+    return max(1, min(cores, _quota() or cores, threads))
 
 
 def _quota() -> int | None:
     """Whole cores of the cgroup's quota, rounded up (cgroup v2, then v1)."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    root = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):
+        quota, period = (root / "cpu.max").read_text().split()
         return None if quota == "max" else math.ceil(int(quota) / int(period))
-    except (OSError, ValueError):
-        pass
-    try:
-        folder = Path("/sys/fs/cgroup/cpu")
-        micros = int((folder / "cpu.cfs_quota_us").read_text())
-        period_us = int((folder / "cpu.cfs_period_us").read_text())
-        return math.ceil(micros / period_us) if micros > 0 else None
-    except (OSError, ValueError):
-        return None
-
-
-def _omp() -> int | None:
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdigit() and int(first) > 0 else None
+    with suppress(OSError, ValueError):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quota_us, period_us = [int((root / "cpu" / name).read_text()) for name in names]
+        return math.ceil(quota_us / period_us) if quota_us > 0 else None
+    return None
 
 
 class Workers:

@@ -6,7 +6,7 @@ observer; other runs pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -63,37 +63,28 @@ class Observer:
         allocated during the run."""
 
 
+def _forwarded(name: str) -> Callable[..., None]:
+    def notify(self: Observers, *event: Any) -> None:
+        for observer in self.observers:
+            getattr(observer, name)(*event)
+
+    return notify
+
+
 class Observers(Observer):
     """Several observers as one, called in their order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = tuple(observers)
 
-    def run_begin(self, run: ObservedRun) -> None:
-        for observer in self.observers:
-            observer.run_begin(run)
+    run_begin = _forwarded("run_begin")
+    step_ready = _forwarded("step_ready")
+    step_begin = _forwarded("step_begin")
+    step_end = _forwarded("step_end")
+    transfer = _forwarded("transfer")
+    allocation = _forwarded("allocation")
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         with ExitStack() as stack:  # every observer is called, even if one of them raises
             for observer in reversed(self.observers):
                 stack.callback(observer.run_end, run, error)
-
-    def step_ready(self, run: ObservedRun, step: Step) -> None:
-        for observer in self.observers:
-            observer.step_ready(run, step)
-
-    def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
-        for observer in self.observers:
-            observer.step_begin(run, step, inputs)
-
-    def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
-        for observer in self.observers:
-            observer.step_end(run, step, outputs)
-
-    def transfer(self, run: ObservedRun, step: Step, nbytes: int) -> None:
-        for observer in self.observers:
-            observer.transfer(run, step, nbytes)
-
-    def allocation(self, run: ObservedRun, nbytes: int) -> None:
-        for observer in self.observers:
-            observer.allocation(run, nbytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,6 @@ class _Inspection:
         return f"{fault} in {self.faults} of its {self.size} elements, first at {list(self.first)}"
 
 
-_Key: TypeAlias = tuple[Step, int]
-
-
 @dataclass(slots=True)
 class _RunState:
     """Inspections of one run.
@@ -42,7 +39,7 @@ class _RunState:
     """
 
     fixed: dict[int, _Inspection] = field(default_factory=dict)
-    begun: dict[_Key, list[_Inspection | None]] = field(default_factory=dict)
+    begun: dict[tuple[Step, int], list[_Inspection | None]] = field(default_factory=dict)
 
 
 class NanGuard(Observer):
@@ -85,11 +82,9 @@ class NanGuard(Observer):
         if step.control:
             return
         state = self._runs[run]
-        key = step, threading.get_ident()
-        inspections = state.begun.pop(key, [None] * len(step.inputs))
+        inspections = state.begun.pop((step, threading.get_ident()), [None] * len(step.inputs))
         for slot, value in zip(step.outputs, outputs, strict=True):
-            inspection = _inspect(value, self.infinities) if slot >= 0 else None
-            if inspection is not None and inspection.faults:
+            if slot >= 0 and (inspection := _inspect(value, self.infinities)).faults:
                 raise RunError(self._message(run, state, step, inspections, slot, inspection))
 
     def _inspect_input(
@@ -97,10 +92,9 @@ class NanGuard(Observer):
     ) -> _Inspection:
         if run.table.slots[slot].kind is not SlotKind.CONSTANT and slot not in run.table.inputs:
             return _inspect(value, self.infinities)
-        inspection = state.fixed.get(slot)
-        if inspection is None:
-            inspection = state.fixed[slot] = _inspect(value, self.infinities)
-        return inspection
+        if slot not in state.fixed:
+            state.fixed[slot] = _inspect(value, self.infinities)
+        return state.fixed[slot]
 
     def _message(
         self,
@@ -115,11 +109,8 @@ class NanGuard(Observer):
         fault = inspection.describe(self._fault)
         where = f"{step.node.op.name} ({step.node.label})"
         output = f"output {slots[faulty_slot].name!r}, {inspection.text},"
-        inputs = {
-            slot: own
-            for slot, own in zip(step.inputs, inspections, strict=True)
-            if own is not None and slot >= 0
-        }
+        pairs = zip(step.inputs, inspections, strict=True)
+        inputs = {slot: own for slot, own in pairs if own is not None and slot >= 0}
         faulty = {slot: own for slot, own in inputs.items() if own.faults}
         if not faulty:
             ranges = ", ".join([f"{slots[i].name!r}, {own.text}" for i, own in inputs.items()])
@@ -132,11 +123,9 @@ class NanGuard(Observer):
         sources = sources or {slot: own for slot, own in state.fixed.items() if own.faults}
         origins = []
         for slot, own in (sources or faulty).items():
-            name = repr(slots[slot].name)
+            name = f"{'constant' if slot in sources else 'value'} {slots[slot].name!r}"
             if slot in run.table.inputs:
-                name = f"input {name} of the model"
-            else:
-                name = f"{'constant' if slot in sources else 'value'} {name}"
+                name = f"input {slots[slot].name!r} of the model"
             origins.append(f"{name} holds {own.describe(self._fault)}")
         return f"{'; '.join(origins)}: {where} hands it on, and {output} holds {fault}"
 
@@ -144,13 +133,9 @@ class NanGuard(Observer):
 def _inspect(value: Any, infinities: bool) -> _Inspection:
     if isinstance(value, list):
         elements = [_inspect(element, infinities) for element in value]
-        place = next((element.first for element in elements if element.faults), ())
-        return _Inspection(
-            f"a sequence of {len(value)}",
-            sum(element.size for element in elements),
-            sum(element.faults for element in elements),
-            place,
-        )
+        first = next((element.first for element in elements if element.faults), ())
+        size, faults = sum(e.size for e in elements), sum(e.faults for e in elements)
+        return _Inspection(f"a sequence of {len(value)}", size, faults, first)
     if not isinstance(value, np.ndarray):
         return _Inspection(f"a {type(value).__name__}")
     text = f"{TensorType(value.dtype, value.shape)}"
@@ -166,9 +151,7 @@ def _inspect(value: Any, infinities: bool) -> _Inspection:
         infinite = range_.nonfinite - int(np.count_nonzero(np.isnan(numbers)))
         if infinite:
             text += f" with {infinite} infinite"
-    faults = ~np.isfinite(numbers) if infinities else np.isnan(numbers)
-    count = int(np.count_nonzero(faults))
-    if not count:
-        return _Inspection(text, numbers.size)
-    first = np.unravel_index(int(faults.argmax()), faults.shape)
-    return _Inspection(text, numbers.size, count, tuple([int(i) for i in first]))
+    faulty = ~np.isfinite(numbers) if infinities else np.isnan(numbers)
+    indices = np.unravel_index(int(faulty.argmax()), faulty.shape) if faulty.any() else ()
+    count = int(np.count_nonzero(faulty))
+    return _Inspection(text, numbers.size, count, tuple(map(int, indices)))

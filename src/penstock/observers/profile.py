@@ -93,20 +93,17 @@ class Profile(Observer):
                 self._count(entry.step, entry.count, entry.total, entry.best)
 
     def _count(self, step: Step, count: int, total: float, best: float) -> None:
-        key = step.node, step.backend
-        entry = self.entries.get(key)
-        if entry is None:
-            entry = self.entries[key] = Entry(step)
+        entry = self.entries.setdefault((step.node, step.backend), Entry(step))
         entry.count += count
         entry.total += total
         entry.best = min(entry.best, best)
 
-    # Tables, the longest first.
+    # Tables with a row for each node (with its origin), operation or backend, the longest first.
 
     @property
     def inside(self) -> float:
         """Seconds in kernels."""
-        return sum(entry.total for entry in self.entries.values())
+        return sum(entry.total for entry in self)
 
     @property
     def outside(self) -> float:
@@ -115,15 +112,12 @@ class Profile(Observer):
         return max(0.0, self.wall - self.inside)
 
     def by_node(self) -> list[Row]:
-        """A row for each node, with its origin."""
         return self._rows(lambda step: f"{step.node.op.full_name} ({step.node.label})")
 
     def by_operation(self) -> list[Row]:
-        """A row for each operation."""
         return self._rows(lambda step: step.node.op.full_name)
 
     def by_backend(self) -> list[Row]:
-        """A row for each backend."""
         return self._rows(lambda step: step.backend)
 
     def _rows(self, name: Callable[[Step], str]) -> list[Row]:

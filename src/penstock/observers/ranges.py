@@ -34,12 +34,8 @@ class Range:
 
     def __or__(self, other: Range) -> Range:
         """The range over the observations of both."""
-        return Range(
-            min(self.min, other.min),
-            max(self.max, other.max),
-            self.count + other.count,
-            self.nonfinite + other.nonfinite,
-        )
+        low, high = min(self.min, other.min), max(self.max, other.max)
+        return Range(low, high, self.count + other.count, self.nonfinite + other.nonfinite)
 
 
 class Ranges(Observer):
@@ -65,10 +61,8 @@ class Ranges(Observer):
 
     def update(self, other: Ranges | Mapping[str, Range]) -> None:
         """Add the observations of ``other``."""
-        added = other.ranges if isinstance(other, Ranges) else other
-        with self._lock:
-            for name, range_ in added.items():
-                self._ranges[name] = self._ranges.get(name, Range()) | range_
+        for name, range_ in (other.ranges if isinstance(other, Ranges) else other).items():
+            self._add(name, range_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the ranges to a ``.json`` or an ``.npz`` file, by the suffix of the name.
@@ -101,13 +95,12 @@ class Ranges(Observer):
         Raises ``ValueError`` for a file of another format, ``OSError`` for one that cannot be read.
         """
         read = _read_json if _suffix(path) == ".json" else _read_npz
+        loaded = cls()
         try:
-            ranges = read(path)
+            loaded.update(read(path))
         except _FORMAT_ERRORS as error:
             message = f"{os.fspath(path)} does not hold ranges: {error}"
             raise ValueError(f"{message}. Load a file that Ranges.save has written") from error
-        loaded = cls()
-        loaded.update(ranges)
         return loaded
 
     def __repr__(self) -> str:
@@ -130,19 +123,21 @@ class Ranges(Observer):
                 unread.remove(slot)
             except KeyError:  # another thread was faster
                 continue
-            self._add(run.table.slots[slot], value)
+            self._observe(run.table.slots[slot], value)
 
     def step_end(self, run: ObservedRun, step: Step, outputs: Sequence[Any]) -> None:
         for slot, value in zip(step.outputs, outputs, strict=True):
             if slot >= 0:
-                self._add(run.table.slots[slot], value)
+                self._observe(run.table.slots[slot], value)
 
-    def _add(self, slot: Slot, value: Any) -> None:
+    def _observe(self, slot: Slot, value: Any) -> None:
         numbers = as_numbers(value)
         if numbers is not None and numbers.dtype.kind != "c":
-            range_ = range_of(numbers)
-            with self._lock:
-                self._ranges[slot.name] = self._ranges.get(slot.name, Range()) | range_
+            self._add(slot.name, range_of(numbers))
+
+    def _add(self, name: str, range_: Range) -> None:
+        with self._lock:
+            self._ranges[name] = self._ranges.get(name, Range()) | range_
 
 
 def as_numbers(value: Any) -> np.ndarray | None:

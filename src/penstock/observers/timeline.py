@@ -158,15 +158,13 @@ class Replay:
         elif what == BEGIN:
             self._begin_step(run, Span(run, step, thread, now, place, detail))
         elif what == END:
-            span = self._working(run, step, thread)
-            if span is not None:
+            if (span := self._working(run, step, thread)) is not None:
                 span.close(now, place)
                 span.moved, span.outputs = thread != span.thread, detail
                 run.working[step].remove(span)
                 run.makers.update((slot, span) for slot in step.outputs if slot >= 0)
         elif what == TRANSFER:
-            span = self._working(run, step, thread)
-            if span is not None:
+            if (span := self._working(run, step, thread)) is not None:
                 span.transferred += detail
         elif what == ALLOCATION:
             # Memory allocated before the records were cleared may be freed now.
@@ -192,16 +190,14 @@ class Replay:
     def _begin_step(self, run: RunSpan, span: Span) -> None:
         step = span.step
         assert step is not None
-        waiting = run.waiting.get(step)
-        if waiting:
+        if waiting := run.waiting.get(step):
             waiting.pop(0).close(span.begin, span.first)
             _count(self.ready, span.begin, -1)
         self.spans.append(span)
         run.working.setdefault(step, []).append(span)
         makers: dict[Span, int] = {}
         for slot in step.inputs:
-            maker = run.maker(slot) if slot >= 0 else None
-            if maker is not None:
+            if slot >= 0 and (maker := run.maker(slot)) is not None:
                 makers.setdefault(maker, slot)
         slots = run.observed.table.slots
         self.arrows += [(maker, span, slots[slot].name) for maker, slot in makers.items()]

@@ -73,10 +73,9 @@ class Trace(Observer):
         and ``ready steps`` are counters; arrows (``s``, ``f``) lead from the step that computed a
         value to those that read it.
         """
-        records = self._records.copy()
         # Threads read the clock before they append. Sorting by time keeps causes before effects;
         # the sort is stable for records of the same time.
-        records.sort(key=lambda record: record[1])
+        records = sorted(self._records.copy(), key=lambda record: record[1])
         return {
             "displayTimeUnit": "ns",
             "otherData": {"producer": "penstock", "clock": "time.perf_counter_ns"},
@@ -92,13 +91,13 @@ class Trace(Observer):
         Path(path).write_text(text + "\n", encoding="ascii")
 
     def __repr__(self) -> str:
-        kinds = Counter([record[0] for record in self._records.copy()])
-        return f"Trace({kinds[RUN_BEGIN]} runs, {kinds[END]} steps)"
+        events = [record[0] for record in self._records.copy()]
+        return f"Trace({events.count(RUN_BEGIN)} runs, {events.count(END)} steps)"
 
     # Events.
 
     def run_begin(self, run: ObservedRun) -> None:
-        self._record(RUN_BEGIN, perf_counter_ns(), run, None, None)
+        self._record(RUN_BEGIN, perf_counter_ns(), run)
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         # The error itself would keep its frames, and all values in them, alive.
@@ -106,7 +105,7 @@ class Trace(Observer):
         self._record(RUN_END, perf_counter_ns(), run, None, text)
 
     def step_ready(self, run: ObservedRun, step: Step) -> None:
-        self._record(READY, perf_counter_ns(), run, step, None)
+        self._record(READY, perf_counter_ns(), run, step)
 
     def step_begin(self, run: ObservedRun, step: Step, inputs: Sequence[Any]) -> None:
         shapes = [_shape(value) for value in inputs]
@@ -123,7 +122,7 @@ class Trace(Observer):
         self._record(ALLOCATION, perf_counter_ns(), run, None, nbytes)
 
     def _record(
-        self, what: int, now: int, run: ObservedRun, step: Step | None, detail: Any
+        self, what: int, now: int, run: ObservedRun, step: Step | None = None, detail: Any = None
     ) -> None:
         thread = get_ident()
         if thread not in self._threads:

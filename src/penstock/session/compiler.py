@@ -19,10 +19,9 @@ from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 from penstock.plan.plan import StepTable
 from penstock.plan.streams import StreamSchedules
 from penstock.session import stages
-from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import check_dims
 from penstock.session.stages import CompileContext, Feeds
-from penstock.session.subgraphs import Subgraph
+from penstock.session.subgraphs import Subgraph, compile_guard
 from penstock.tuning.measure import GraphProfiler, profile_runs
 from penstock.tuning.placement import Placement
 

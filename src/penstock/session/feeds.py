@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -35,17 +36,13 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
         return value
-    own_dtype = getattr(value, "dtype", None)
     try:
-        if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-            array = np.asarray(value)
-        elif hasattr(value, "__dlpack__"):
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             array = np.from_dlpack(value)
-        elif input_type.dtype is not None and own_dtype is None:
-            # Lists and numbers have no dtype of their own, and take the input's.
-            array = _from_python(value, input_type.dtype)
-        else:
+        elif input_type.dtype is None or hasattr(value, "dtype") or hasattr(value, "__array__"):
             array = np.asarray(value)
+        else:  # lists and numbers have no dtype of their own, and take the input's
+            array = _from_python(value, input_type.dtype)
     except Exception as error:  # out of the value's own __array__, say
         raise InvalidInput(
             f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
@@ -83,6 +80,8 @@ def _from_python(value: Any, dtype: np.dtype) -> np.ndarray:
     array = np.asarray(value)
     if dtype == STRING:
         return array.astype(object)
+    if array.dtype.kind in "USTMmO" and not all(isinstance(x, Number) for x in array.flat):
+        raise TypeError("it is not made of numbers")  # which NumPy would read out of strings
     # A number may become a wider kind, never a narrower one: 1.5 is no integer.
     ranks = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
     if array.size and ranks.get(array.dtype.kind, 0) > ranks.get(dtype.kind, 2):
@@ -139,13 +138,9 @@ def checked(input_type: Type) -> Type:
 
     Names of dims inside of sequences and optionals are dropped: each element may have other dims.
     """
-    if isinstance(input_type, SequenceType):
-        return SequenceType(_nameless(input_type.element))
-    return (
-        OptionalType(_nameless(input_type.element))
-        if isinstance(input_type, OptionalType)
-        else input_type
-    )
+    if isinstance(input_type, SequenceType | OptionalType):
+        return type(input_type)(_nameless(input_type.element))
+    return input_type
 
 
 def _nameless(input_type: Type) -> Type:

@@ -98,14 +98,14 @@ class CompileOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision {self.precision!r} is not one of {', '.join(PRECISIONS)}")
-        if self.executor not in EXECUTORS:
-            raise ValueError(f"executor {self.executor!r} is not one of {', '.join(EXECUTORS)}")
-        if self.memory_planner not in MEMORY_PLANNERS:
-            raise ValueError(
-                f"memory_planner {self.memory_planner!r} is not one of {', '.join(MEMORY_PLANNERS)}"
-            )
+        choices = {
+            "precision": PRECISIONS,
+            "executor": EXECUTORS,
+            "memory_planner": MEMORY_PLANNERS,
+        }
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
         if self.threads is not None and not self.threads >= 1:
             raise ValueError(f"threads={self.threads}: a run needs at least one thread")
         if self.max_streams is not None and not self.max_streams >= 1:

@@ -122,8 +122,6 @@ class Session:
 
     def _run(self, options: RunOptions) -> dict[str, Any]:
         """A run that can be stopped or observed."""
-        if self._closed:
-            raise PenstockError("the session is closed")
         run = Run(options)
         executor, values, request = self._prepare(options, run.observed)
         return request.named(run.run_inline(executor, values))

@@ -13,45 +13,21 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError
 from penstock.host.fork import renewed
-from penstock.host.threads import Job, fulfil, pool
+from penstock.host.threads import fulfil, pool
 from penstock.session.options import RunOptions, make, takes
 from penstock.session.session import Session
 
 T = TypeVar("T")
 
-_Command = Callable[[Job], bool]
-"""Begins a command; returns whether it has ended, and if not, calls its argument when it has."""
-
-
-class _Mark:
-    """A point of a stream, passed once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[Job] = []
-        self.passed = False
-
-    def reach(self, _: Job) -> bool:
-        """Mark the point as passed, and resume the jobs that wait for it."""
-        with self._lock:
-            self.passed = True
-            waiting, self._waiting = self._waiting, []
-        for job in waiting:
-            job()
-        return True
-
-    def then(self, job: Job) -> bool:
-        """Whether the point is passed; if not, ``job`` is called when it is."""
-        with self._lock:
-            if not self.passed:
-                self._waiting.append(job)
-            return self.passed
+_Command = Callable[[], Future[Any] | None]
+"""Does its work; returns the future that later commands wait for, if any."""
 
 
 class Signal:
@@ -63,12 +39,12 @@ class Signal:
     """
 
     def __init__(self) -> None:
-        self._mark: _Mark | None = None
+        self._mark: Future[None] | None = None
 
     def query(self) -> bool:
         """Whether all work before the signal on its stream has ended."""
         mark = self._mark
-        return mark is None or mark.passed
+        return mark is None or mark.done()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until ``query()`` holds, for at most ``timeout`` seconds; return whether it does.
@@ -77,16 +53,14 @@ class Signal:
         itself.
         """
         mark = self._mark
-        if mark is None or mark.passed:
+        if mark is None or mark.done():
             return True
         if pool().has(threading.current_thread()):
             raise PenstockError(
                 "a run on a stream cannot block until a signal is emitted: order it behind the "
                 "signal with stream.wait_for(signal)"
             )
-        reached = threading.Event()
-        mark.then(reached.set)
-        return mark.passed or reached.wait(timeout)
+        return bool(futures.wait([mark], timeout).done)
 
     def __repr__(self) -> str:
         state = "never emitted" if self._mark is None else "passed" if self.query() else "pending"
@@ -108,7 +82,7 @@ class Stream:
         self._lock = threading.Lock()
         self._commands: deque[_Command] = deque()
         self._busy = False
-        self._last: _Mark | None = None
+        self._last: Future[None] | None = None
 
     @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
@@ -117,27 +91,32 @@ class Stream:
         The arrays that are fed are read when the run's turn comes.
         """
         job = session.job(make(RunOptions, "run", *arguments, **options))
-        self._put(partial(_begin, job, job.future))
+
+        def begin() -> Future[dict[str, Any]]:
+            job()
+            return job.future
+
+        self._put(begin)
         return job.future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call ``function`` after all work now on the stream; later work waits for it."""
         future: Future[T] = Future()
-        self._put(partial(_call, function, future))
+        self._put(partial(fulfil, future, function))
         return future
 
     def signal(self, signal: Signal | None = None) -> Signal:
         """Emit a signal, by default a new one, after all work now on the stream."""
         signal = signal or Signal()
-        mark = signal._mark = _Mark()
-        self._put(mark.reach, mark)
+        mark = signal._mark = Future()
+        self._put(partial(mark.set_result, None), mark)
         return signal
 
     def wait_for(self, signal: Signal) -> None:
         """Let later work on the stream wait for the last emission of ``signal``."""
         mark = signal._mark
-        if mark is not None and not mark.passed:
-            self._put(mark.then)
+        if mark is not None and not mark.done():
+            self._put(lambda: mark)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until all work now on the stream has ended, for at most ``timeout`` seconds; return
@@ -147,7 +126,7 @@ class Stream:
     def query(self) -> bool:
         """Whether all work put on the stream has ended."""
         last = self._last
-        return not self._busy or (last is not None and last.passed)
+        return not self._busy or (last is not None and last.done())
 
     def forked(self) -> None:
         """Empty the stream in a forked child: its parent runs the work on it."""
@@ -155,7 +134,7 @@ class Stream:
 
     # Inside.
 
-    def _put(self, command: _Command, mark: _Mark | None = None) -> None:
+    def _put(self, command: _Command, mark: Future[None] | None = None) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
         with self._lock:
             self._commands.append(command)
@@ -181,18 +160,7 @@ class Stream:
                     self._busy = False
                     return
                 command = self._commands.popleft()
-            if not command(self._resume):
+            blocker = command()
+            if blocker is not None and not blocker.done():
+                blocker.add_done_callback(lambda _: self._resume())
                 return
-
-
-def _begin(run: Job, future: Future[Any], resume: Job) -> bool:
-    run()
-    if future.done():
-        return True
-    future.add_done_callback(lambda _: resume())
-    return False
-
-
-def _call(function: Callable[[], T], future: Future[T], _: Job) -> bool:
-    fulfil(future, function)
-    return True

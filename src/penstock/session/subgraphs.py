@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -12,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from penstock.analysis.type_inference import infer_types
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, LimitExceeded
 from penstock.executors.base import Executor
+from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Unraised
 from penstock.passes.dead_code import cut, unfed
-from penstock.session.compile_guard import compile_guard
 from penstock.session.feeds import checked, convert
 from penstock.types import ANY, AnyType, TensorType, Type
 
 MAX_SUBGRAPHS = 256
-"""Subgraphs, and requests for them, that a session remembers beside its main one."""
+"""Subgraphs that a session remembers beside its main one."""
 
 _ndarray = np.ndarray
 
@@ -84,10 +85,10 @@ class Request:
 
     __slots__ = ("_reordered", "names", "subgraph")
 
-    def __init__(self, subgraph: Subgraph, names: Sequence[str]) -> None:
+    def __init__(self, subgraph: Subgraph, names: tuple[str, ...]) -> None:
         self.subgraph = subgraph
-        self.names = tuple(names)
-        self._reordered = self.names != subgraph.outputs
+        self.names = names
+        self._reordered = names != subgraph.outputs
 
     def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """The outputs of a run by name."""
@@ -116,14 +117,13 @@ class Subgraphs:
         self._structure = structure
         self._on_evict = on_evict
         self._lock = threading.Lock()
-        # Both in the order of their last use. Requests are keyed by names in the order given,
-        # subgraphs by sets of names.
-        self._requests: OrderedDict[Any, Request] = OrderedDict()
+        # By sets of names, in the order of their last use.
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
         self._values = _values_by_name(graph)
         inputs, outputs = ([v.name for v in values] for values in (graph.inputs, graph.outputs))
         self.main = self.extract(inputs, outputs, ())
-        self.all = Request(self.main, outputs)
+        self._main_key = (frozenset(inputs), frozenset(outputs), frozenset[str]())
+        self.all = Request(self.main, self.main.outputs)
 
     def __len__(self) -> int:
         """The number of subgraphs remembered beside the main one."""
@@ -132,7 +132,6 @@ class Subgraphs:
     def clear(self) -> None:
         """Forget all but the main subgraph."""
         with self._lock:
-            self._requests.clear()
             self._subgraphs.clear()
 
     def forked(self) -> None:
@@ -174,44 +173,26 @@ class Subgraphs:
         if isinstance(fetches, str) or isinstance(targets, str):
             what, name = ("fetches", fetches) if isinstance(fetches, str) else ("targets", targets)
             raise InvalidInput(f"{what} must be a list of names; did you mean [{name!r}]?")
-        fetched = self.main.outputs if fetches is None else tuple(fetches)
-        key = (frozenset(feeds), fetched, tuple(targets or ()))
-        with self._lock:
-            request = self._requests.get(key)
-            if request is not None:
-                self._requests.move_to_end(key)
-                return request
-        subgraph = self._subgraph(list(feeds), dict.fromkeys(fetched), dict.fromkeys(targets or ()))
-        with self._lock:
-            request = self._requests.setdefault(
-                key, Request(subgraph, tuple(dict.fromkeys(fetched)))
-            )
-            while len(self._requests) > MAX_SUBGRAPHS:
-                self._requests.popitem(last=False)
-        return request
+        outputs = self.main.outputs if fetches is None else tuple(dict.fromkeys(fetches))
+        return Request(self._subgraph(feeds, outputs, targets or ()), outputs)
 
     def _subgraph(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Subgraph:
-        """The subgraph of a set of feeds, fetches and targets, in any order."""
-        main = self.main
+        """The subgraph of feeds, fetches and targets in any order."""
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
-        if key == (frozenset(main.names), frozenset(main.outputs), frozenset()):
-            return main
+        if key == self._main_key:
+            return self.main
         with self._lock:
             subgraph = self._subgraphs.get(key)
             if subgraph is not None:
                 self._subgraphs.move_to_end(key)
                 return subgraph
-        extracted = self.extract(feeds, fetches, targets)
-        evicted = []
+        extracted = self.extract(list(feeds), fetches, dict.fromkeys(targets))
         with self._lock:
             subgraph = self._subgraphs.setdefault(key, extracted)
-            while len(self._subgraphs) > MAX_SUBGRAPHS:
-                _, oldest = self._subgraphs.popitem(last=False)
-                evicted.append(oldest)
-                for other in [k for k, v in self._requests.items() if v.subgraph is oldest]:
-                    del self._requests[other]
+            excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
+            evicted = [self._subgraphs.popitem(last=False)[1] for _ in range(excess)]
         for oldest in evicted:
             self._on_evict(oldest)
         return subgraph
@@ -263,10 +244,11 @@ class Subgraphs:
         """
         values: list[Value] = []
         nodes: list[Node] = []
+        framed = bool(names) and is_framed(self._graph)
         for name in names:
             value = self._values.get(self._aliases.get(name, name))
             node = self._nodes.get(name) if value is None else value.producer
-            if value is not None and (node is None or not self._framed):
+            if value is not None and (node is None or not framed):
                 values.append(value)
             elif node is not None:
                 nodes.append(node)
@@ -279,10 +261,6 @@ class Subgraphs:
     def _nodes(self) -> dict[str, Node]:
         """Every node of the outermost graph that has a name."""
         return {node.name: node for node in self._graph.nodes if node.name}
-
-    @cached_property
-    def _framed(self) -> bool:
-        return is_framed(self._graph)
 
     def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """Feeds by the names of their values. Raises ``InvalidInput`` if a value is fed twice."""
@@ -299,9 +277,7 @@ class Subgraphs:
 
     def value(self, name: str, role: str) -> Value:
         """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
-        value = self._values.get(name)
-        if value is None:
-            value = self._values.get(self._aliases.get(name, name))
+        value = self._values.get(name) or self._values.get(self._aliases.get(name, name))
         if value is None:
             ports = self._graph.inputs if role == "feed" else self._graph.outputs
             hint = suggest(name, [*self._values, *self._aliases], [v.name for v in ports])
@@ -309,14 +285,24 @@ class Subgraphs:
         return value
 
 
+@contextmanager
+def compile_guard() -> Iterator[None]:
+    """Pause garbage collection; a model too large for the machine raises ``LimitExceeded``."""
+    with gc_pause.paused():
+        try:
+            yield
+        except RecursionError as error:
+            raise LimitExceeded("the model's graphs nest too deep to be compiled") from error
+        except MemoryError as error:
+            message = f"there is not enough memory to compile the model: {error}"
+            raise LimitExceeded(message) from error
+
+
 def _values_by_name(graph: Graph) -> dict[str, Value]:
     """Every value of the outermost graph that can be fed or fetched."""
-    values = {value.name: value for value in graph.inputs}
-    for node in graph.nodes:
-        for value in (*node.inputs, *node.outputs):
-            if value is not None:
-                values.setdefault(value.name, value)
-    for value in graph.outputs:
+    inside = [value for node in graph.nodes for value in (*node.inputs, *node.outputs) if value]
+    values: dict[str, Value] = {}
+    for value in (*graph.inputs, *inside, *graph.outputs):
         values.setdefault(value.name, value)
     return values
 
