@@ -13,9 +13,9 @@ import penstock as ps
 from penstock.backends.onednn.library import library
 from penstock.ir.graph import Graph
 from tests.executors.conformance import ExecutorConformance, assert_equal
-from tests.host.test_threads import in_child
 from tests.support.cost_models import PreferredBackendCosts
 from tests.support.onnx_text import compile_text
+from tests.support.processes import in_child
 from tests.support.timing import uncollected
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")

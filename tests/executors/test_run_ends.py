@@ -374,7 +374,7 @@ def test_interrupted_run_gives_its_arena_up(workers, gate):
 
 
 def test_forked_child_runs_while_a_run_of_its_parent_goes_on(workers):
-    from tests.host.test_threads import in_child
+    from tests.support.processes import in_child
 
     executor = parallel(ENDLESS, workers)
     executor.run([X, np.array(1)], Control())  # what is imported by the first run
@@ -396,7 +396,7 @@ def test_forked_child_runs_while_a_run_of_its_parent_goes_on(workers):
 
 
 def test_forked_child_does_not_wait_for_the_arena_of_its_parents_run(workers):
-    from tests.host.test_threads import in_child
+    from tests.support.processes import in_child
 
     executor = parallel(ENDLESS, workers, one_arena(ENDLESS))
     executor.run([X, np.array(1)], Control())

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -19,10 +16,11 @@ import pytest
 
 import penstock as ps
 from penstock.executors.control import WATCHDOG
-from penstock.host import gc_pause, threads
+from penstock.host import threads
 from penstock.host.threads import Workers, pool
 from tests.support.futures import run_on
 from tests.support.onnx_text import compile_text
+from tests.support.processes import end_of, in_child
 from tests.support.timing import slow, wait_until
 
 LOOP = """g (float[4] x, int64 n) => (float[4] y) {
@@ -421,14 +419,6 @@ def test_error_of_future_forms_no_reference_cycle(workers):
 # The end of the process.
 
 
-def end_of(program: str) -> str:
-    """What a process of its own prints that runs ``program`` and ends."""
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
-
-
 def test_ending_process_finishes_submitted_jobs():
     # The first job runs, the others are queued, when the main thread is done.
     program = """
@@ -488,70 +478,7 @@ def test_idle_workers_do_not_keep_process_alive():
     assert end_of(program) == "\n"
 
 
-# Garbage.
-
-
-def test_gc_is_paused_until_last_holder_leaves():
-    assert gc.isenabled()
-    with gc_pause.paused():
-        with gc_pause.paused():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-
-
-def test_gc_stays_disabled_if_it_was():
-    gc.disable()
-    try:
-        with gc_pause.paused():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-def test_objects_built_during_gc_pause_are_old_and_freed():
-    class Node:
-        pass
-
-    with gc_pause.paused():
-        node = Node()
-        node.circle = node
-        frozen = gc.get_freeze_count()
-    assert any(each is node for each in gc.get_objects(generation=2))
-    assert gc.get_freeze_count() == frozen
-    gone = weakref.ref(node)
-    del node
-    gc.collect()
-    assert gone() is None
-
-
-def test_gc_pause_keeps_frozen_objects_frozen():
-    gc.freeze()
-    try:
-        with gc_pause.paused():
-            pass
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
-
-
 # Forks.
-
-
-def in_child(job: Callable[[], object]) -> bool:
-    """Whether ``job`` runs in a forked child without an exception."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
-        child = os.fork()
-    if not child:
-        done = 1
-        try:
-            job()
-            done = 0
-        finally:
-            os._exit(done)
-    return os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -634,16 +561,3 @@ def test_job_can_fork(workers):
     assert future.result(60)
     finished(workers)
     assert ran == ["parent"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_child_collects_garbage_while_parent_builds_graph():
-    def job() -> None:
-        assert gc.isenabled()
-        assert loop().run(feeds(1))["y"][0] == 2
-        assert gc.isenabled()
-
-    with gc_pause.paused():
-        assert in_child(job)
-        assert not gc.isenabled()
-    assert gc.isenabled()

@@ -37,7 +37,8 @@ def core_budget() -> int:
         cores = os.cpu_count() or 1
     omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     threads = int(omp) if omp.isdigit() and int(omp) > 0 else cores
-    return max(1, min(cores, _quota() or cores, threads))
+    quota = _quota()
+    return max(1, min(cores, threads, cores if quota is None else quota))
 
 
 def _quota() -> int | None:

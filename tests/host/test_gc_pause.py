@@ -1,0 +1,86 @@
+"""Pauses of garbage collection: nesting, ages of objects, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.host import gc_pause
+from tests.support.onnx_text import compile_text
+from tests.support.processes import in_child
+
+LOOP = """g (float[4] x, int64 n) => (float[4] y) {
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
+            d = Identity (c) w = Add (v, v) }>
+    }"""
+
+
+def loop() -> ps.Session:
+    return compile_text(LOOP)
+
+
+def feeds(n: int) -> dict[str, np.ndarray]:
+    return {"x": np.ones(4, np.float32), "n": np.array(n)}
+
+
+def test_gc_is_paused_until_last_holder_leaves():
+    assert gc.isenabled()
+    with gc_pause.paused():
+        with gc_pause.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_gc_stays_disabled_if_it_was():
+    gc.disable()
+    try:
+        with gc_pause.paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_objects_built_during_gc_pause_are_old_and_freed():
+    class Node:
+        pass
+
+    with gc_pause.paused():
+        node = Node()
+        node.circle = node
+        frozen = gc.get_freeze_count()
+    assert any(each is node for each in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == frozen
+    gone = weakref.ref(node)
+    del node
+    gc.collect()
+    assert gone() is None
+
+
+def test_gc_pause_keeps_frozen_objects_frozen():
+    gc.freeze()
+    try:
+        with gc_pause.paused():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_collects_garbage_while_parent_builds_graph():
+    def job() -> None:
+        assert gc.isenabled()
+        assert loop().run(feeds(1))["y"][0] == 2
+        assert gc.isenabled()
+
+    with gc_pause.paused():
+        assert in_child(job)
+        assert not gc.isenabled()
+    assert gc.isenabled()
