@@ -19,8 +19,9 @@ from penstock.backends.onednn.primitive import (
     SCRATCHPAD,
     SRC,
     WEIGHTS,
-    Descriptor,
     Primitive,
+    descriptor,
+    descriptor_of,
     memory,
     reordered_memory,
 )
@@ -128,24 +129,18 @@ print(any("onednn" in name or "_cffi" in name for name in sys.modules))
 def product(dnnl: Library, a: np.ndarray, b: np.ndarray, c: np.ndarray, *, as_it_likes: bool):
     """A primitive for c = a @ b, with what its weights must be."""
     lib = dnnl.lib
-    source, target = Descriptor.of(dnnl, a), Descriptor.of(dnnl, c)
-    weights = Descriptor(dnnl, b.shape, b.dtype) if as_it_likes else Descriptor.of(dnnl, b)
-
-    def create(desc, engine, attr):
-        return lib.dnnl_matmul_primitive_desc_create(
-            desc, engine, source.handle, weights.handle, dnnl.ffi.NULL, target.handle, attr
-        )
-
-    made = Primitive(dnnl, create)
+    source, target = descriptor_of(dnnl, a), descriptor_of(dnnl, c)
+    weights = descriptor(dnnl, b.shape, b.dtype) if as_it_likes else descriptor_of(dnnl, b)
+    made = Primitive(dnnl, "matmul", [source, weights, None, target])
     if as_it_likes:
         weights_memory = reordered_memory(dnnl, b, made.query(lib.dnnl_query_weights_md))
     else:
-        weights_memory = memory(dnnl, weights.handle, b)
+        weights_memory = memory(dnnl, weights, b)
     scratch = np.empty(made.scratchpad, np.uint8)
     return made, {
-        SRC: memory(dnnl, source.handle, a),
+        SRC: memory(dnnl, source, a),
         WEIGHTS: weights_memory,
-        DST: memory(dnnl, target.handle, c),
+        DST: memory(dnnl, target, c),
         SCRATCHPAD: memory(dnnl, made.query(lib.dnnl_query_scratchpad_md), scratch),
     }
 
@@ -170,7 +165,7 @@ def test_matmul_primitive_of_strided_matrices_is_right(dnnl, as_it_likes, transp
 @there
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_convolution_primitive_in_both_layouts_is_right(dnnl, channels_last):
-    lib, ffi = dnnl.lib, dnnl.ffi
+    lib = dnnl.lib
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 3, 6, 6)).astype(np.float32)
     w = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
@@ -179,24 +174,17 @@ def test_convolution_primitive_in_both_layouts_is_right(dnnl, channels_last):
     if channels_last:
         x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
         y = np.empty((1, 6, 6, 4), np.float32).transpose(0, 3, 1, 2)
-    source, biases, target = (Descriptor.of(dnnl, each) for each in (x, bias, y))
-    weights = Descriptor(dnnl, w.shape, w.dtype)
-    ones, zeros = ffi.new("dnnl_dim_t[]", [1, 1]), ffi.new("dnnl_dim_t[]", [0, 0])
-
-    def create(desc, engine, attr):
-        return lib.dnnl_convolution_forward_primitive_desc_create(
-            desc, engine, lib.dnnl_forward_inference, lib.dnnl_convolution_direct, source.handle,
-            weights.handle, biases.handle, target.handle, ones, zeros, ones, ones, attr,
-        )  # fmt: skip
-
-    made = Primitive(dnnl, create)
+    source, biases, target = (descriptor_of(dnnl, array) for array in (x, bias, y))
+    tensors = [source, descriptor(dnnl, w.shape, w.dtype), biases, target]
+    geometry = [[1, 1], [0, 0], [1, 1], [1, 1]]
+    made = Primitive(dnnl, "convolution_forward", ["convolution_direct", *tensors, *geometry])
     scratch = np.empty(made.scratchpad, np.uint8)
     made.run(
         {
-            SRC: memory(dnnl, source.handle, x),
+            SRC: memory(dnnl, source, x),
             WEIGHTS: reordered_memory(dnnl, w, made.query(lib.dnnl_query_weights_md)),
-            BIAS: memory(dnnl, biases.handle, bias),
-            DST: memory(dnnl, target.handle, y),
+            BIAS: memory(dnnl, biases, bias),
+            DST: memory(dnnl, target, y),
             SCRATCHPAD: memory(dnnl, made.query(lib.dnnl_query_scratchpad_md), scratch),
         }
     )

@@ -2,8 +2,8 @@
 
 In three steps, the scores of all queries with all keys would be written to memory and read again.
 Here they stay in the cache: for each head, keys and values are brought into the layout that
-products prefer, and then a few hundred queries at a time go through all three. Several threads each
-have heads of their own: the products are too small to be divided well.
+products prefer, and then a few hundred queries at a time go through all three. Each thread has
+heads of its own: the products are too small to be divided well.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from penstock.backends.onednn.layouts import padded
+from penstock.backends.onednn.eltwise_algorithms import NAN_TO_ZERO
+from penstock.backends.onednn.layouts import ITEM, padded
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.post_ops import PostOp, PostOps, post_ops_of
 from penstock.backends.onednn.primitive import (
@@ -27,13 +29,16 @@ from penstock.backends.onednn.primitive import (
     SRC,
     SRC_1,
     WEIGHTS,
-    Descriptor,
     Primitive,
+    append_post_ops,
     attributes,
+    descriptor,
+    descriptor_of,
     memory,
     post_argument,
     reorder_primitive,
 )
+from penstock.backends.onednn.softmax import SINGLE_AXIS
 from penstock.host.threads import pool
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
@@ -41,19 +46,21 @@ from penstock.ir.op import Kernel
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType, Type
 
-# Bytes of scores that are worked on at once: what the cache of a core has room for beside keys and
-# values. What fits into it as a whole needs no blocks.
+# Bytes of scores in a block, which the cache of a core has room for beside keys and values; and
+# bytes of all scores from which on blocks pay off, as fewer stay in the cache anyway.
 _BLOCK = 1 << 20
 _WORTH = 1 << 21
+
+# Room for scratch memory of primitives; where it is too small, they get memory of their own.
+_SCRATCH = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
     """A fused node: softmax(post_ops(``query`` @ ``key``)) @ ``value``, by the indices of its
-    inputs. ``guarded``: rows of NaN become 0."""
+    inputs, which have these ``types``. ``guarded``: rows of NaN become 0."""
 
     types: tuple[TensorType, ...]
-    constants: tuple[np.ndarray | None, ...]
     query: int
     key: int
     value: int
@@ -70,57 +77,68 @@ class Attention:
     def rows(self) -> int:
         """Queries in a block, such that the blocks are about equal."""
         _, queries, _, keys, _ = self.dims
-        most = max(16, _BLOCK // (FLOAT32.itemsize * keys))
+        most = max(16, _BLOCK // (ITEM * keys))
         return -(-queries // -(-queries // most))
+
+    @property
+    def offsets(self) -> list[int]:
+        """The beginnings of the parts of a workspace: queries, keys, values and results of a head,
+        a block of scores, and scratch memory of primitives."""
+        _, queries, width, keys, out = self.dims
+        offsets = [0]
+        for size in (queries * width, 2 * width * keys, 2 * keys * out, queries * out):
+            offsets.append(_aligned(offsets[-1] + ITEM * size))
+        return [*offsets, _aligned(offsets[-1] + ITEM * self.rows * keys)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of workspace for each thread."""
+        return self.offsets[-1] + _SCRATCH
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
-    """The attention that a fused node is; None if it is none, or too small for blocks."""
+    """The attention that a fused node computes; None if it computes something else, or is too small
+    for blocks."""
     region = node.attrs["region"]
     nodes = list(region.nodes)
-    last = nodes.pop()
-    guarded = nodes[-1].op is ZERO_NAN
+    guarded = nodes[-2].op is ZERO_NAN
     if guarded:
-        nodes.pop()
-    softmax = nodes.pop()
-    if last.op.name != "MatMul" or softmax.op.name != "Softmax" or nodes[0].op.name != "MatMul":
+        del nodes[-2]
+    if [node.op.name for node in (nodes[0], *nodes[-2:])] != ["MatMul", "Softmax", "MatMul"]:
         return None
+    first, *chain, softmax, last = nodes
+    tensors = [t for t in types if isinstance(t, TensorType) and t.static and t.dtype == FLOAT32]
     place = {value: i for i, value in enumerate(region.inputs)}
-    kinds: list[TensorType] = []
-    for kind in types:
-        if not isinstance(kind, TensorType) or not kind.static or kind.dtype != FLOAT32:
-            return None
-        kinds.append(kind)
-    read = [*nodes[0].inputs, last.inputs[1]]
-    if any(value not in place for value in read) or len(last.inputs) != 2:
+    read = [place.get(operand, -1) for operand in (*first.inputs, last.inputs[1])]
+    if len(tensors) < len(types) or -1 in read:
         return None
-    query, key, value = (place[v] for v in read if v is not None)
-    q, k, v = (kinds[i].dims for i in (query, key, value))
+    query, key, value = read
+    q, k, v = (tensors[i].dims for i in read)
     rank = len(q)
     if not 3 <= rank == len(k) == len(v) or not q[:-2] == k[:-2] == v[:-2] or not all(q + k + v):
         return None
-    axis = softmax.attrs.get("axis", -1)
-    if softmax.op.since < _SINGLE_AXIS or axis not in (-1, rank - 1):
+    if softmax.op.since < SINGLE_AXIS or softmax.attrs.get("axis", -1) not in (-1, rank - 1):
         return None
-    constants = [None if value is None else value.const for value in node.inputs]
-    posts = PostOps()
-    if len(nodes) > 1:
-        found = post_ops_of(nodes, place, kinds, constants)
-        if found is None or any(post.binary == "prelu" for post in found.ops):
-            return None
-        posts = found
-    if FLOAT32.itemsize * math.prod(q[:-1]) * v[-2] < _WORTH:
+    constants = [None if operand is None else operand.const for operand in node.inputs]
+    post_ops = post_ops_of([first, *chain], place, tensors, constants) if chain else PostOps()
+    if post_ops is None or any(post.binary == "prelu" for post in post_ops.ops):
         return None
-    return Attention(tuple(kinds), tuple(constants), query, key, value, posts, guarded)
-
-
-_SINGLE_AXIS = 13
+    if ITEM * math.prod(q[:-1]) * v[-2] < _WORTH:
+        return None
+    return Attention(tuple(tensors), query, key, value, post_ops, guarded)
 
 
 def attention_kernel(library: Library, attention: Attention, output: TensorType) -> Kernel:
     """The kernel of attention; raises ``DnnlError`` if oneDNN lacks one of its primitives."""
     binder = AttentionBinder(library, attention)
-    binder.check(output)
+    example = [np.empty(type_.dims, FLOAT32) for type_ in (*attention.types, output)]
+    with _one_thread(library):
+        room = np.empty(attention.nbytes, np.uint8)
+        _Program(library, attention, example[:-1], example[-1], room, range(1))
 
     def into(*arrays: Any) -> None:
         run, arguments = binder.bind(arrays[:-1], arrays[-1:], None)
@@ -134,7 +152,7 @@ def attention_kernel(library: Library, attention: Attention, output: TensorType)
     return Kernel(
         function,
         into,
-        workspace=binder.workspace,
+        workspace=binder.teams * attention.nbytes,
         dims_order=tuple(range(len(output.dims))),
         any_layout=True,
         prefer_bound=True,
@@ -142,88 +160,61 @@ def attention_kernel(library: Library, attention: Attention, output: TensorType)
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionBinder:
     """Binds attention to its arguments: programs of a few primitives, one for each thread."""
 
-    implementation = "blocks of rows"
-
-    def __init__(self, library: Library, attention: Attention) -> None:
-        self.library = library
-        self.attention = attention
+    library: Library
+    attention: Attention
 
     @property
-    def workspace(self) -> int:
-        """Bytes of scratch memory for the present number of threads."""
-        return _teams(self.library, self.attention) * _Space(self.attention).nbytes
+    def implementation(self) -> str:
+        return "blocks of rows"
 
-    def check(self, output: TensorType) -> None:
-        """Raise ``DnnlError`` now, and not in a run, if oneDNN lacks a primitive."""
-        attention = self.attention
-        example = [np.empty(type_.dims, FLOAT32) for type_ in attention.types]
-        room = np.empty(_Space(attention).nbytes, np.uint8)
-        with _one_thread(self.library):
-            result = np.empty(output.dims, FLOAT32)
-            _Program(self.library, attention, example, result, room, range(1))
+    @property
+    def teams(self) -> int:
+        """The threads among which heads are divided, of those that kernels have now."""
+        return min(self.library.threads, self.attention.dims[0])
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        library, attention, count = self.library, self.attention, self.teams
         late = [i for i, x in enumerate(inputs) if not isinstance(x, np.ndarray)]
         arrays = [
             np.empty(type_.dims, FLOAT32) if i in late else x
-            for i, (type_, x) in enumerate(zip(self.attention.types, inputs, strict=True))
+            for i, (type_, x) in enumerate(zip(attention.types, inputs, strict=True))
         ]
-        programs = self._programs(arrays, outputs[0], workspace)
-        program = partial(_at_once, self.library, programs) if programs[1:] else programs[0].run
+        size = count * attention.nbytes
+        if workspace is None or workspace.nbytes < size:
+            workspace = np.empty(size, np.uint8)
+        heads = range(attention.dims[0])
+        with _one_thread(library):
+            programs = [
+                _Program(library, attention, arrays, outputs[0], room, heads[i::count])
+                for i, room in enumerate(np.split(workspace[:size], count))
+            ]
+        program = partial(_at_once, library, programs) if programs[1:] else programs[0].run
         if not late:
             return program, ()
-        copies = [arrays[i] for i in late]
 
-        def run(*given: np.ndarray) -> None:
-            for copy, x in zip(copies, given, strict=True):
-                np.copyto(copy, x)
+        def run(*late_arrays: np.ndarray) -> None:
+            for i, x in zip(late, late_arrays, strict=True):
+                np.copyto(arrays[i], x)
             program()
 
         return run, tuple([inputs[i] for i in late])
-
-    def _programs(
-        self, inputs: Sequence[np.ndarray], output: np.ndarray, workspace: np.ndarray | None
-    ) -> list[_Program]:
-        """A program for each thread that kernels now have, with heads of its own."""
-        library, attention = self.library, self.attention
-        count = _teams(library, attention)
-        size = _Space(attention).nbytes
-        if workspace is None or workspace.nbytes < count * size:
-            workspace = np.empty(count * size, np.uint8)
-        with _one_thread(library):
-            return [
-                _Program(
-                    library,
-                    attention,
-                    inputs,
-                    output,
-                    workspace[i * size : (i + 1) * size],
-                    range(i, attention.dims[0], count),
-                )
-                for i in range(count)
-            ]
-
-
-def _teams(library: Library, attention: Attention) -> int:
-    return min(library.threads, attention.dims[0])
 
 
 @contextmanager
 def _one_thread(library: Library) -> Iterator[None]:
     """Let kernels that the calling thread creates or runs meanwhile have one thread."""
     before = library.threads
-    if before > 1:
-        library.set_threads(1)
+    library.set_threads(1)
     try:
         yield
     finally:
-        if before > 1:
-            library.set_threads(before)
+        library.set_threads(before)
 
 
 def _at_once(library: Library, programs: Sequence[_Program]) -> None:
@@ -270,25 +261,6 @@ def _wait(futures: Sequence[Future[None]]) -> None:
         raise interrupt
 
 
-class _Space:
-    """The parts of the workspace: queries, keys, values and results of a head, and a block."""
-
-    def __init__(self, attention: Attention) -> None:
-        _, queries, width, keys, out = attention.dims
-        sizes = [queries * width, 2 * width * keys, 2 * keys * out, queries * out]
-        sizes.append(attention.rows * keys)
-        self.offsets = [0]
-        for size in sizes:
-            end = self.offsets[-1] + FLOAT32.itemsize * size
-            self.offsets.append(-(-end // ALIGNMENT) * ALIGNMENT)
-        self.scratch = self.offsets.pop()
-        self.nbytes = self.scratch + _SCRATCH
-
-
-# Room for what primitives themselves need; where it is not enough, they get memory of their own.
-_SCRATCH = 1 << 17
-
-
 class _Program:
     """The calls for given arrays, in their order."""
 
@@ -304,12 +276,9 @@ class _Program:
         self.library = library
         self.attention = attention
         self.inputs = inputs
-        space = _Space(attention)
-        parts = [*space.offsets[1:], space.scratch]
-        self.places = [
-            workspace[a:b].view(FLOAT32) for a, b in zip(space.offsets, parts, strict=True)
-        ]
-        self.scratch = workspace[space.scratch :]
+        offsets = attention.offsets
+        self.places = [workspace[a:b].view(FLOAT32) for a, b in pairwise(offsets)]
+        self.scratch = workspace[offsets[-1] :]
         self.calls = list(self._calls(output, heads))
 
     def run(self) -> None:
@@ -322,166 +291,111 @@ class _Program:
     def _calls(self, output: np.ndarray, heads: range) -> Iterator[tuple[Any, ...]]:
         attention, library = self.attention, self.library
         _, queries, width, keys, out = attention.dims
-        q, k, v = (
-            _by_head(self.inputs[i]) for i in (attention.query, attention.key, attention.value)
-        )
-        y = _by_head(output)
+        read = [self.inputs[i] for i in (attention.query, attention.key, attention.value)]
+        *sources, results = map(_by_head, (*read, output))
         own_q, own_y = (
-            place[: queries * n].reshape(queries, n)
-            for place, n in ((self.places[0], width), (self.places[3], out))
+            self.places[i][: queries * n].reshape(queries, n) for i, n in ((0, width), (3, out))
         )
-        scores = self.places[4]
-        rows = attention.rows
-        first, second = (
-            self._product(rows, width, keys, True),
-            self._product(rows, keys, out, False),
-        )
-        inner = {rows: (first, self._softmax(rows, keys), second)}
-        rest = queries % rows
-        if rest:
-            inner[rest] = (
-                self._product(rest, width, keys, True, first),
-                self._softmax(rest, keys),
-                self._product(rest, keys, out, False, second),
-            )
-        key_md, value_md = first.query_argument(WEIGHTS), second.query_argument(WEIGHTS)
-        copies = [
-            reorder_primitive(library, self._lies(q[0]), self._lies(own_q)),
-            reorder_primitive(library, self._lies(k[0]), key_md),
-            reorder_primitive(library, self._lies(v[0]), value_md),
-            reorder_primitive(library, self._lies(own_y), self._lies(y[0])),
+        scores, rows = self.places[4], attention.rows
+        blocks = {rows: self._block(rows)}
+        first, _, second = blocks[rows]
+        if queries % rows:
+            blocks[queries % rows] = self._block(queries % rows, first, second)
+        layouts = [
+            descriptor_of(library, own_q),
+            first.query_argument(WEIGHTS),
+            second.query_argument(WEIGHTS),
         ]
-        weights = self._memory(key_md, self.places[1]), self._memory(value_md, self.places[2])
-        ours = self._of(own_q), weights[0], weights[1], self._of(own_y)
+        copies = [
+            reorder_primitive(library, descriptor_of(library, source[0]), layout)
+            for source, layout in zip(sources, layouts, strict=True)
+        ]
+        own = [self._memory(a, b) for a, b in zip(layouts, (own_q, *self.places[1:3]), strict=True)]
+        result_layouts = [descriptor_of(library, y) for y in (own_y, results[0])]
+        copy_result = reorder_primitive(library, *result_layouts)
         for head in heads:
-            for source, target, copy in zip((q, k, v), ours, copies, strict=False):
+            for source, target, copy in zip(sources, own, copies, strict=True):
                 yield self._call(copy, {SRC: self._of(source[head]), DST: target})
             for start in range(0, queries, rows):
                 stop = min(start + rows, queries)
-                one, softmax, other = inner[stop - start]
+                one, softmax, other = blocks[stop - start]
                 block = self._of(scores[: (stop - start) * keys].reshape(stop - start, keys))
                 part, result = (self._of(x[start:stop]) for x in (own_q, own_y))
-                posts = self._operands(head, start, stop)
-                yield self._call(one, {SRC: part, WEIGHTS: weights[0], DST: block, **posts})
+                posts = {
+                    post_argument(i, SRC_1): self._of(self._operand(post, head, start, stop))
+                    for i, post in enumerate(attention.post_ops.ops)
+                    if post.eltwise is None
+                }
+                yield self._call(one, {SRC: part, WEIGHTS: own[1], DST: block, **posts})
                 yield self._call(softmax, {SRC: block, DST: block})
-                yield self._call(other, {SRC: block, WEIGHTS: weights[1], DST: result})
-            yield self._call(copies[3], {SRC: ours[3], DST: self._of(y[head])})
+                yield self._call(other, {SRC: block, WEIGHTS: own[2], DST: result})
+            yield self._call(copy_result, {SRC: self._of(own_y), DST: self._of(results[head])})
 
     # Primitives.
 
-    def _product(
-        self, rows: int, inner: int, columns: int, scores: bool, like: Primitive | None = None
-    ) -> Primitive:
-        """The product of a block; its second operand has the layout that primitive ``like``
-        prefers."""
+    def _block(
+        self, rows: int, first: Primitive | None = None, second: Primitive | None = None
+    ) -> tuple[Primitive, Primitive, Primitive]:
+        """The primitives of a block. Products take their weights in the layouts of those of the
+        primitives ``first`` and ``second``, if these are given."""
         library = self.library
-        weights = (
-            Descriptor(library, (inner, columns), FLOAT32).handle
-            if like is None
-            else like.query_argument(WEIGHTS)
-        )
-        return Primitive(
-            library,
-            library.lib.dnnl_matmul_primitive_desc_create,
-            _plain(library, rows, inner),
-            weights,
-            library.ffi.NULL,
-            _plain(library, rows, columns),
-            attr=self._attributes(rows) if scores else None,
-        )
+        _, _, width, keys, out = self.attention.dims
 
-    def _softmax(self, rows: int, keys: int) -> Primitive:
-        library = self.library
+        def product(inner: int, columns: int, like: Primitive | None, attr: Any) -> Primitive:
+            if like is None:
+                weights = descriptor(library, (inner, columns), FLOAT32)
+            else:
+                weights = like.query_argument(WEIGHTS)
+            ends = self._plain(rows, inner), self._plain(rows, columns)
+            return Primitive(library, "matmul", [ends[0], weights, None, ends[1]], attr)
+
         attr = attributes(library)
         if self.attention.guarded:
-            # oneDNN's relu turns NaN into 0, and keeps all other results of a softmax.
-            posts = _post_ops(library)
-            library.check(
-                library.lib.dnnl_post_ops_append_eltwise(
-                    posts, library.lib.dnnl_eltwise_relu, 0.0, 0.0
-                )
-            )
-            library.check(library.lib.dnnl_primitive_attr_set_post_ops(attr, posts))
-        block = _plain(library, rows, keys)
-        lib = library.lib
-        return Primitive(
-            library,
-            lib.dnnl_softmax_forward_primitive_desc_create,
-            lib.dnnl_forward_inference,
-            lib.dnnl_softmax_accurate,
-            block,
-            block,
-            1,
-            attr=attr,
-        )
+            append_post_ops(library, attr, [NAN_TO_ZERO.call(library)])
+        block = self._plain(rows, keys)
+        softmax = Primitive(library, "softmax_forward", ["softmax_accurate", block, block, 1], attr)
+        scaled = product(width, keys, first, self._attributes(rows))
+        return scaled, softmax, product(keys, out, second, None)
 
     def _attributes(self, rows: int) -> Any:
-        library = self.library
-        attr = attributes(library)
-        posts = _post_ops(library)
+        """The attributes of a product with the post-ops."""
+        library, calls = self.library, []
         for post in self.attention.post_ops.ops:
             if post.eltwise is not None:
-                name, alpha, beta = post.eltwise
-                code = getattr(library.lib, f"dnnl_eltwise_{name}")
-                library.check(library.lib.dnnl_post_ops_append_eltwise(posts, code, alpha, beta))
+                calls.append(post.eltwise.call(library))
             else:
-                code = getattr(library.lib, f"dnnl_binary_{post.binary}")
-                operand = self._operand(post, 0, 0, rows)
-                descriptor = Descriptor.of(library, operand).handle
-                library.check(library.lib.dnnl_post_ops_append_binary(posts, code, descriptor))
-        library.check(library.lib.dnnl_primitive_attr_set_post_ops(attr, posts))
+                layout = descriptor_of(library, self._operand(post, 0, 0, rows))
+                calls.append(("binary", library.constant(f"binary_{post.binary}"), layout))
+        attr = attributes(library)
+        append_post_ops(library, attr, calls)
         return attr
 
     # Memory.
 
     def _operand(self, post: PostOp, head: int, start: int, stop: int) -> np.ndarray:
         """The operand of a post-op for some rows of a head: one row, if all have the same."""
-        array = self.inputs[post.tensor]
-        dims = self.attention.post_ops.dims
+        array, dims = self.inputs[post.tensor], self.attention.post_ops.dims
         whole = array.reshape(padded(array.shape, len(dims)))
         batch = np.broadcast_to(whole, (*dims[:-2], *whole.shape[-2:]))
-        each = batch[np.unravel_index(head, dims[:-2])]
-        return each if each.shape[0] == 1 else each[start:stop]
+        matrix = batch[np.unravel_index(head, dims[:-2])]
+        return matrix if matrix.shape[0] == 1 else matrix[start:stop]
 
-    def _operands(self, head: int, start: int, stop: int) -> dict[int, Any]:
-        return {
-            post_argument(i, SRC_1): self._of(self._operand(post, head, start, stop))
-            for i, post in enumerate(self.attention.post_ops.ops)
-            if post.eltwise is None
-        }
-
-    def _lies(self, array: np.ndarray) -> Any:
-        return Descriptor.of(self.library, array).handle
+    def _plain(self, rows: int, columns: int) -> Any:
+        return descriptor(self.library, (rows, columns), FLOAT32, (ITEM * columns, ITEM))
 
     def _of(self, array: np.ndarray) -> Any:
         """A memory object on an array."""
-        return self._memory(self._lies(array), array)
+        return self._memory(descriptor_of(self.library, array), array)
 
-    def _memory(self, descriptor: Any, array: np.ndarray) -> Any:
-        size = self.library.lib.dnnl_memory_desc_get_size(descriptor)
+    def _memory(self, layout: Any, array: np.ndarray) -> Any:
+        size = self.library.lib.dnnl_memory_desc_get_size(layout)
         if size > array.nbytes and array.flags.c_contiguous:
             array = np.empty(size, np.uint8)  # a layout with more padding than there is room for
-        return memory(self.library, descriptor, array)
+        return memory(self.library, layout, array)
 
     def _call(self, primitive: Primitive, memories: dict[int, Any]) -> tuple[Any, ...]:
-        md = primitive.query(self.library.lib.dnnl_query_scratchpad_md)
-        scratch = self.scratch
-        if scratch.nbytes < primitive.scratchpad:
-            scratch = np.empty(primitive.scratchpad, np.uint8)
-        memories[SCRATCHPAD] = memory(self.library, md, scratch if primitive.scratchpad else None)
-        _, arguments = primitive.call(memories)
-        return arguments
-
-
-def _plain(library: Library, rows: int, columns: int) -> Any:
-    steps = (FLOAT32.itemsize * columns, FLOAT32.itemsize)
-    return Descriptor(library, (rows, columns), FLOAT32, steps).handle
-
-
-def _post_ops(library: Library) -> Any:
-    made = library.ffi.new("dnnl_post_ops_t *")
-    library.check(library.lib.dnnl_post_ops_create(made))
-    return library.ffi.gc(made[0], library.lib.dnnl_post_ops_destroy)
+        memories[SCRATCHPAD] = primitive.scratch_memory(self.scratch)
+        return primitive.call(memories)[1]
 
 
 def _by_head(array: np.ndarray) -> list[np.ndarray]:

@@ -13,15 +13,13 @@ from penstock.backends.base import HostBackend
 from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.attention import attention_kernel, attention_of
 from penstock.backends.onednn.concat import concat
-from penstock.backends.onednn.convolution import convolution
-from penstock.backends.onednn.deconvolution import deconvolution
-from penstock.backends.onednn.eltwise import eltwise, is_eltwise_chain
+from penstock.backends.onednn.convolution import convolution, deconvolution
+from penstock.backends.onednn.eltwise import NARY, eltwise, is_eltwise_chain, nary
 from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
 from penstock.backends.onednn.kernel import kernel_of
 from penstock.backends.onednn.library import DnnlError, Library, library
 from penstock.backends.onednn.lrn import lrn
 from penstock.backends.onednn.matmul import gemm, matmul
-from penstock.backends.onednn.nary import NARY, nary
 from penstock.backends.onednn.normalization import (
     batch_normalization,
     instance_normalization,
@@ -37,7 +35,7 @@ from penstock.backends.onednn.recurrent import recurrent
 from penstock.backends.onednn.reduction import REDUCTIONS, reduction
 from penstock.backends.onednn.reorder import reorder
 from penstock.backends.onednn.resampling import resampling
-from penstock.backends.onednn.shape_cache import Dynamic, is_dynamic
+from penstock.backends.onednn.shape_cache import dynamic_kernel, is_dynamic
 from penstock.backends.onednn.softmax import softmax
 from penstock.errors import PenstockError
 from penstock.host.threads import core_budget
@@ -79,17 +77,15 @@ FAMILIES: dict[str, Family] = {
 """by operation, the function that specifies primitives for it and for chains that it begins"""
 
 MOVING = frozenset({"MaxPool", REORDER.full_name})
-"""those that take 8-bit integers, too: they give elements of theirs, as they are"""
+"""operations that run on 8-bit integers, too: their results are elements of their inputs"""
 
-
-# On one core, about: what a call takes that does nothing, bytes a second through the cache, and
+# Approximate costs on one core: of a call that does nothing, bytes a second through the cache, and
 # operations a second in products.
 _CALL_S = 1.2e-6
 _BYTES_PER_S = 20e9
 _FLOPS_PER_S = 100e9
 
-
-# Bytes from which on copies are worth a second thread; one copies as fast in NumPy, or faster.
+# Bytes from which on copies are worth a second thread; on one, NumPy copies as fast or faster.
 _WORTH_THREADS = 100_000
 
 # Operations of a product from which on rounding its operands to bfloat16 takes less than it saves.
@@ -108,22 +104,22 @@ class OneDnnBackend(HostBackend):
     fuses = True
 
     def __init__(self, precision: str = "float32") -> None:
-        found = library()
-        if found is None:
+        loaded = library()
+        if loaded is None:
             raise PenstockError(
                 "there is no oneDNN: install the wheel onednn-cpu-gomp, or name a libdnnl.so.3 in "
                 "PENSTOCK_DNNL"
             )
-        self.library: Library = found
+        self.library: Library = loaded
         self._numpy = NumpyBackend()
-        self.narrow = precision == "bf16" and found.bfloat16
+        self.narrow = precision == "bf16" and loaded.bfloat16
 
     def seconds(self, node: Node) -> float:
         if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
             return 0.0  # each run decides by its shapes
         values = (*node.inputs, *node.outputs)
         types_ = [v.type for v in values if v is not None and v.const is None]
-        moved = sum(k.nbytes for k in types_ if isinstance(k, TensorType) and k.static)
+        moved = sum(t.nbytes for t in types_ if isinstance(t, TensorType) and t.static)
         if node.op.name == "Concat" and (self.threads == 1 or moved < _WORTH_THREADS):
             return 2 * self._numpy.seconds(node)
         return _CALL_S + moved / _BYTES_PER_S + flops(node) / _FLOPS_PER_S
@@ -132,26 +128,28 @@ class OneDnnBackend(HostBackend):
         nodes = parts(node)
         if is_eltwise_chain(nodes):
             return None
-        if any(part.op.name == "Softmax" for part in nodes[1:]):
-            return self._attention(node, types)
-        if is_dynamic(node, types):
-            return Kernel(Dynamic(node, self._faster))
-        name = nodes[0].op.full_name
-        if name in OPERATIONS:
-            spec = quantized(node, types) if self.library.int8 else None
-        else:
-            family = FAMILIES.get(name)
-            dtypes = DTYPES if name in MOVING else (FLOAT32,)
-            desc = None if family is None else op_desc_of(node, types, dtypes)
-            spec = None if family is None or desc is None else family(desc)
-        if spec is None:
-            return None
-        if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
-            spec = replace(spec, narrow=True)
         try:
+            if any(part.op.name == "Softmax" for part in nodes[1:]):
+                return self._attention(node, types)
+            if is_dynamic(node, types):
+                return dynamic_kernel(node, self._faster)
+            spec = self._spec(node, types, nodes[0].op.full_name)
+            if spec is None:
+                return None
+            if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
+                spec = replace(spec, narrow=True)
             return kernel_of(self.library, spec)
         except DnnlError:
             return None
+
+    def _spec(self, node: Node, types: Sequence[Type | None], name: str) -> PrimitiveSpec | None:
+        """The specification of a node that begins with operation ``name``."""
+        if name in OPERATIONS:
+            return quantized(node, types) if self.library.int8 else None
+        family = FAMILIES.get(name)
+        dtypes = DTYPES if name in MOVING else (FLOAT32,)
+        desc = None if family is None else op_desc_of(node, types, dtypes)
+        return None if family is None or desc is None else family(desc)
 
     def _faster(self, node: Node, types: Sequence[Type | None]) -> Kernel:
         """The kernel of a node of known shapes on oneDNN or NumPy, whichever is expected to be
@@ -165,10 +163,7 @@ class OneDnnBackend(HostBackend):
         (output,) = node.outputs
         if attention is None or output is None or not isinstance(output.type, TensorType):
             return None
-        try:
-            return attention_kernel(self.library, attention, output.type)
-        except DnnlError:
-            return None
+        return attention_kernel(self.library, attention, output.type)
 
     @property
     def threads(self) -> int:
@@ -176,7 +171,7 @@ class OneDnnBackend(HostBackend):
 
     @property
     def threads_of_caller(self) -> bool:
-        return True  # with OpenMP, it is
+        return True  # as with OpenMP
 
     def set_threads(self, threads: int) -> None:
         self.library.set_threads(threads)

@@ -1,68 +1,107 @@
-"""Conv over one to three spatial axes, with groups, strides, dilations and a bias."""
+"""Conv and ConvTranspose over one to three axes, with groups, strides, dilations and a bias."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.primitive import BIAS, WEIGHTS
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
+from penstock.backends.onednn.primitive_spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+)
 from penstock.ir.layout import channels_last
-from penstock.ops.common.windows import behind, windows
+from penstock.ops.common.constant_cache import shared
+from penstock.ops.common.windows import Window, behind, windows
+from penstock.ops.onnx.deconvolution import transposed_windows
+
+# A deconvolution with fewer filters than elements in a register, and either one group or fewer
+# weights for a filter, is faster in NumPy.
+_FEWEST_FILTERS, _FEWEST_WEIGHTS = 4, 9
 
 
 def convolution(desc: OpDesc) -> PrimitiveSpec | None:
     """The specification of a Conv with constant weights and no or a constant bias."""
-    node, x, w, y = desc.node, desc.input(0), desc.constant(1), desc.output
+    node, x, w = desc.node, desc.input(0), desc.constant(1)
     if x is None or w is None or not 3 <= len(x.dims) <= 5:
         return None
-    biased = desc.with_bias(2, 1)
-    if biased is None:
-        return None
-    bias, desc = biased
     group = node.attrs.get("group", 1)
     axes = windows(node.attrs, w.shape[2:], x.dims[2:])
     # Axes of one element are dropped: over an axis of width 1, kernels are 100 times slower.
     kept = [i for i, axis in enumerate(axes) if not axis.trivial or axis.size > 1] or [0]
-    axes = tuple([axes[i] for i in kept])
 
     def seen(dims: Sequence[int]) -> tuple[int, ...]:
         return (*dims[:2], *[dims[2 + i] for i in kept])
 
     channels = (group, w.shape[0] // group) if group > 1 else w.shape[:1]
     shape = (*channels, w.shape[1], *[w.shape[2 + i] for i in kept])
-    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {WEIGHTS: (w, shape)}
+    spec = _spec("convolution", desc, (w, shape), [axes[i] for i in kept], seen)
+    return None if spec is None else replace(spec, summed=spec.desc.summed)
+
+
+def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
+    """The specification of a ConvTranspose with constant weights and no or a constant bias."""
+    node, x, w = desc.node, desc.input(0), desc.constant(1)
+    if x is None or w is None or not 3 <= len(x.dims) <= 5:
+        return None
+    group = node.attrs.get("group", 1)
+    if w.shape[1] < _FEWEST_FILTERS and (group == 1 or prod(w.shape[2:]) < _FEWEST_WEIGHTS):
+        return None
+    axes = transposed_windows(node.attrs, w.shape[2:], x.dims[2:])
+    weights = shared(("onednn deconvolution", group), lambda: _by_result(w, group), w).value
+    windows = [axis for axis in axes if isinstance(axis, Window)]
+    return _spec("deconvolution", desc, (weights, weights.shape), windows, tuple)
+
+
+def _by_result(w: np.ndarray, group: int) -> np.ndarray:
+    """Weights [channels, filters of a group, ...] with the axes of group and filters first."""
+    if group == 1:
+        return np.swapaxes(w, 0, 1)
+    return np.swapaxes(w.reshape(group, len(w) // group, *w.shape[1:]), 1, 2)
+
+
+def _spec(
+    name: str,
+    desc: OpDesc,
+    weights: tuple[np.ndarray, tuple[int, ...]],
+    axes: Sequence[Window],
+    seen: Callable[[Sequence[int]], Sequence[int]],
+) -> PrimitiveSpec | None:
+    """The specification with ``weights`` and the shape in which the primitive sees them. The bias
+    is the third input, or else the constant that the first post-op adds."""
+    bias = desc.constant(2)
+    if desc.index(2) < 0:
+        bias, post_ops = desc.post_ops.without_bias(1)
+        desc = replace(desc, post_ops=post_ops)
+    elif bias is None:
+        return None
+    source, target = desc.inputs[0], desc.outputs[0]
+    constants: Constants = {WEIGHTS: weights}
     if bias is not None:
         constants[BIAS] = (bias, bias.shape)
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        return context.primitive(
-            lib.dnnl_convolution_forward_primitive_desc_create,
-            [
-                lib.dnnl_forward_inference,
-                lib.dnnl_convolution_direct,
-                context.operand(desc.inputs[0], seen(x.dims)),
-                context.weights(shape),
-                context.of(bias),
-                context.descriptor(desc.outputs[0], seen(y.dims)),
-                context.dims([a.stride for a in axes]),
-                context.dims([a.dilation - 1 for a in axes]),
-                context.dims([a.begin for a in axes]),
-                context.dims(behind(axes)),
-            ],
-            context.ends,
-            constants,
-            view=seen,
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        narrows = name == "convolution"
+        operand = context.operand if narrows else context.descriptor
+        arguments = [
+            f"{name}_direct",
+            operand(source, seen(desc.dims(source))),
+            (context.weights if narrows else context.any)(weights[1]),
+            context.of(bias),
+            context.descriptor(target, seen(desc.output.dims)),
+            [a.stride for a in axes],
+            [a.dilation - 1 for a in axes],
+            [a.begin for a in axes],
+            behind(axes),
+        ]
+        tensors = {SRC: source, DST: target}
+        return context.primitive(f"{name}_forward", arguments, tensors, constants, view=seen)
 
-    read = tuple([i for i in desc.post_ops.tensors if desc.tensors[i] == y])
-    return PrimitiveSpec(
-        desc,
-        create_primitive,
-        channels_last(len(y.dims)),
-        (desc.inputs[0], *read),
-        summed=desc.summed,
-    )
+    order = channels_last(len(desc.output.dims))
+    return PrimitiveSpec(desc, create, order, (source, *desc.whole()))

@@ -1,17 +1,27 @@
-"""Elementwise operations of one or two tensors, and chains of them."""
+"""Elementwise operations of any number of tensors, and chains of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE
+from penstock.backends.onednn.eltwise_algorithms import BINARY, COMMUTATIVE, ELTWISE, Eltwise
 from penstock.backends.onednn.layouts import broadcasts, padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.primitive_spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+)
 from penstock.ir.graph import Node
+
+NARY = {"Max": "max", "Mean": "add", "Min": "min", "Sum": "add"}
+"""``dnnl_binary_<name>`` of operations of any number of tensors"""
+
+_MOST_OPERANDS = 16
 
 
 def is_eltwise_chain(nodes: Sequence[Node]) -> bool:
@@ -36,28 +46,41 @@ def eltwise(desc: OpDesc) -> PrimitiveSpec | None:
     x = desc.tensors[first] if first >= 0 else None
     if x is None or x.dims != y.dims:
         return None
-    one, *rest = chain
+    head, *rest = chain
     posts = replace(desc.post_ops, ops=(*map(PostOp, rest), *desc.post_ops.ops))
     if not posts.dims:
         posts = replace(posts, dims=y.dims, constants=desc.constants)
     desc = replace(desc, post_ops=posts)
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        return context.primitive(
-            lib.dnnl_eltwise_forward_primitive_desc_create,
-            [
-                lib.dnnl_forward_inference,
-                getattr(lib, f"dnnl_eltwise_{one.name}"),
-                context.descriptor(first),
-                context.target,
-                one.alpha,
-                one.beta,
-            ],
-            {SRC: first, DST: desc.outputs[0]},
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        ends = context.descriptor(first), context.target
+        arguments = [f"eltwise_{head.name}", *ends, head.alpha, head.beta]
+        return context.primitive("eltwise_forward", arguments, {SRC: first, DST: desc.outputs[0]})
 
-    return PrimitiveSpec(desc, create_primitive, (), _whole(desc, first), inplace=(first,))
+    return PrimitiveSpec(desc, create, (), desc.whole(first), inplace=(first,))
+
+
+def nary(desc: OpDesc) -> PrimitiveSpec | None:
+    """The specification of a Sum, Mean, Max or Min of which one tensor has the shape of the result;
+    the others are operands of post-ops. None for a sum of two, which NumPy computes as fast in one
+    call."""
+    name, y, count = desc.node.op.name, desc.output, len(desc.inputs)
+    if count <= 2:
+        return eltwise(desc) if name in BINARY else None
+    types_ = [desc.input(i) for i in range(count)]
+    if count > _MOST_OPERANDS or not y.dims:
+        return None
+    if any(type_ is None or not broadcasts(type_.dims, y.dims) for type_ in types_):
+        return None
+    first = next((i for i in desc.inputs if desc.tensors[i] == y and desc.constants[i] is None), -1)
+    if first < 0:
+        return None
+    rest = list(desc.inputs)
+    rest.remove(first)
+    posts = [PostOp(binary=NARY[name], tensor=i) for i in rest]
+    if name == "Mean":
+        posts.append(PostOp(Eltwise("linear", 1 / count)))
+    return _binary_behind(desc, first, posts)
 
 
 def _binary(desc: OpDesc) -> PrimitiveSpec | None:
@@ -66,7 +89,7 @@ def _binary(desc: OpDesc) -> PrimitiveSpec | None:
     first, second = desc.inputs
     if name is None or min(first, second) < 0:
         return None
-    if name in ("add", "max", "min", "mul"):
+    if name in COMMUTATIVE:
         # A tensor of the shape of the result that is no constant comes first.
         first, second = sorted((first, second), key=lambda i: not _fits(desc, i))
     if not _fits(desc, first):
@@ -74,10 +97,13 @@ def _binary(desc: OpDesc) -> PrimitiveSpec | None:
     other = desc.tensors[second]
     if other is None or not broadcasts(other.dims, y.dims):
         return None
-    post = PostOp(binary=name, tensor=second)
-    return binary_spec(
-        replace(desc, post_ops=desc.post_ops.behind([post], y.dims, desc.constants)), first
-    )
+    return _binary_behind(desc, first, [PostOp(binary=name, tensor=second)])
+
+
+def _binary_behind(desc: OpDesc, first: int, posts: Sequence[PostOp]) -> PrimitiveSpec:
+    """``binary_spec`` with ``posts`` before the post-ops of ``desc``."""
+    post_ops = desc.post_ops.behind(posts, desc.output.dims, desc.constants)
+    return binary_spec(replace(desc, post_ops=post_ops), first)
 
 
 def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
@@ -88,49 +114,31 @@ def binary_spec(desc: OpDesc, first: int) -> PrimitiveSpec:
     """
     post, *rest = desc.post_ops.ops
     assert post.binary
-    dims = desc.output.dims
-    known = desc.post_ops.constants[post.tensor]
-    type_ = None if known is not None else desc.tensors[post.tensor]
-    other = padded(known.shape if type_ is None else type_.dims, len(dims))  # type: ignore[union-attr]
+    dims, target = desc.output.dims, desc.outputs[0]
+    constant = desc.post_ops.constants[post.tensor]
+    other = padded(constant.shape if constant is not None else desc.dims(post.tensor), len(dims))
     desc = replace(desc, post_ops=replace(desc.post_ops, ops=tuple(rest)))
     # With channels of one element each, oneDNN 3.2 applies a post-op's first operand to all.
     rank = 2 if all(n == 1 for n in dims[2:]) else len(dims)
+    tensors, constants = {SRC: first, DST: target}, Constants()
+    if constant is None:
+        tensors[SRC_1] = post.tensor
+    else:
+        constants[SRC_1] = constant, other[:rank]
 
-    def seen(dims: Sequence[int]) -> Sequence[int]:
-        return dims[:rank]
-
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib, target = context.lib, desc.outputs[0]
-        tensors, constants = {SRC: first, DST: target}, {}
-        if known is None:
-            tensors[SRC_1] = post.tensor
-            second = context.descriptor(post.tensor, seen(other))
+    def create(context: SpecContext) -> BoundPrimitive:
+        if constant is None:
+            second = context.descriptor(post.tensor, other[:rank])
         else:
-            constants[SRC_1] = known, tuple(seen(other))
-            second = context.packed(seen(other), [i for i in context.order(target) if i < rank])
-        return context.primitive(
-            lib.dnnl_binary_primitive_desc_create,
-            [
-                getattr(lib, f"dnnl_binary_{post.binary}"),
-                context.descriptor(first, seen(dims)),
-                second,
-                context.descriptor(target, seen(dims)),
-            ],
-            tensors,
-            constants,
-            view=seen,
-        )
+            second = context.packed(other[:rank], [i for i in context.order(target) if i < rank])
+        source, result = (context.descriptor(i, dims[:rank]) for i in (first, target))
+        arguments = [f"binary_{post.binary}", source, second, result]
+        return context.primitive("binary", arguments, tensors, constants, view=lambda d: d[:rank])
 
-    read = () if known is not None else (post.tensor,)
-    return PrimitiveSpec(desc, create_primitive, (), _whole(desc, first, *read), inplace=(first,))
+    read = (first,) if constant is not None else (first, post.tensor)
+    return PrimitiveSpec(desc, create, (), desc.whole(*read), inplace=(first,))
 
 
 def _fits(desc: OpDesc, i: int) -> bool:
     type_ = desc.tensors[i]
     return desc.constants[i] is None and type_ is not None and type_.dims == desc.output.dims
-
-
-def _whole(desc: OpDesc, *tensors: int) -> tuple[int, ...]:
-    """Those of ``tensors``, and of the operands of post-ops, that have the shape of the result."""
-    every = (*tensors, *desc.post_ops.tensors)
-    return tuple([i for i in every if desc.tensors[i] == desc.output])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.backends.onednn.library import Library
 from penstock.ir.graph import Node
 
 
@@ -17,12 +18,25 @@ class Eltwise(NamedTuple):
     alpha: float = 0.0
     beta: float = 0.0
 
+    def call(self, library: Library) -> tuple[Any, ...]:
+        """The post-op for ``append_post_ops``."""
+        return "eltwise", library.constant(f"eltwise_{self.name}"), self.alpha, self.beta
+
+
+NAN_TO_ZERO = Eltwise("relu")
+"""for results of a Softmax: oneDNN's relu turns NaN into 0, and keeps numbers from 0 on"""
 
 Chain = Sequence[Eltwise] | None
+Parameters = Callable[[float], tuple[float, float]]
 
 
 def _of(name: str, alpha: float = 0.0, beta: float = 0.0) -> Callable[[Node], Chain]:
     return lambda node: (Eltwise(name, alpha, beta),)
+
+
+def _with_alpha(name: str, default: float) -> Callable[[Node], Chain]:
+    """The algorithm with the attribute ``alpha`` of the node."""
+    return lambda node: (Eltwise(name, node.attrs.get("alpha", default)),)
 
 
 def _scalar(node: Node, i: int) -> float | None:
@@ -31,6 +45,25 @@ def _scalar(node: Node, i: int) -> float | None:
     if value is None or value.const is None or value.const.size != 1:
         return None
     return float(value.const.reshape(())[()])
+
+
+def _with_scalar(name: str, parameters: Parameters) -> Callable[[Node], Chain]:
+    """The algorithm for two inputs of which one is a constant scalar, which decides about the
+    parameters."""
+
+    def chain(node: Node) -> Chain:
+        for i in (1, 0):
+            scalar = _scalar(node, i)
+            if scalar is not None and (name != "clip" or _is_bound(node, scalar)):
+                return (Eltwise(name, *parameters(scalar)),)
+        return None
+
+    return chain
+
+
+def _is_bound(node: Node, scalar: float) -> bool:
+    """Whether a Max or Min is of two inputs, and its bound finite."""
+    return len(node.inputs) == 2 and bool(np.isfinite(scalar))
 
 
 def _clip(node: Node) -> Chain:
@@ -61,31 +94,15 @@ def _pow(node: Node) -> Chain:
     exponent = _scalar(node, 1)
     if exponent is None:
         return None
-    known = {2.0: Eltwise("square"), 0.5: Eltwise("sqrt"), 1.0: Eltwise("linear", 1.0)}
-    return (known.get(exponent, Eltwise("pow", 1.0, exponent)),)
-
-
-def _add(node: Node) -> Chain:
-    return _linear(node, lambda x: (1.0, x))
+    special = {2.0: Eltwise("square"), 0.5: Eltwise("sqrt"), 1.0: Eltwise("linear", 1.0)}
+    return (special.get(exponent, Eltwise("pow", 1.0, exponent)),)
 
 
 def _sub(node: Node) -> Chain:
     left = _scalar(node, 0)
     if left is not None:
         return (Eltwise("linear", -1.0, left),)
-    return _linear(node, lambda x: (1.0, -x))
-
-
-def _mul(node: Node) -> Chain:
-    return _linear(node, lambda x: (x, 0.0))
-
-
-def _linear(node: Node, parameters: Callable[[float], tuple[float, float]]) -> Chain:
-    for i in (1, 0):
-        known = _scalar(node, i)
-        if known is not None:
-            return (Eltwise("linear", *parameters(known)),)
-    return None
+    return _with_scalar("linear", lambda x: (1.0, -x))(node)
 
 
 def _div(node: Node) -> Chain:
@@ -102,42 +119,26 @@ def _prelu(node: Node) -> Chain:
     return None if slope is None else (Eltwise("relu", slope),)
 
 
-def _at_least(node: Node) -> Chain:
-    return _bounded(node, lambda x: (x, np.inf))
-
-
-def _at_most(node: Node) -> Chain:
-    return _bounded(node, lambda x: (-np.inf, x))
-
-
-def _bounded(node: Node, bounds: Callable[[float], tuple[float, float]]) -> Chain:
-    for i in (1, 0):
-        known = _scalar(node, i)
-        if known is not None and len(node.inputs) == 2 and np.isfinite(known):
-            return (Eltwise("clip", *bounds(known)),)
-    return None
-
-
 ELTWISE: dict[str, Callable[[Node], Chain]] = {
     "Abs": _of("abs"),
-    "Add": _add,
+    "Add": _with_scalar("linear", lambda x: (1.0, x)),
     "Clip": _clip,
     "Div": _div,
-    "Elu": lambda node: (Eltwise("elu", node.attrs.get("alpha", 1.0)),),
+    "Elu": _with_alpha("elu", 1.0),
     "Gelu": _gelu,
     "HardSigmoid": lambda node: (
         Eltwise("hardsigmoid", node.attrs.get("alpha", 0.2), node.attrs.get("beta", 0.5)),
     ),
     "HardSwish": _of("hardswish", 1 / 6, 0.5),
-    "LeakyRelu": lambda node: (Eltwise("relu", node.attrs.get("alpha", 0.01)),),
-    "Max": _at_least,
-    "Min": _at_most,
+    "LeakyRelu": _with_alpha("relu", 0.01),
+    "Max": _with_scalar("clip", lambda x: (x, np.inf)),
+    "Min": _with_scalar("clip", lambda x: (-np.inf, x)),
     "Mish": _of("mish"),
-    "Mul": _mul,
+    "Mul": _with_scalar("linear", lambda x: (x, 0.0)),
     "Neg": _of("linear", -1.0),
     "PRelu": _prelu,
     "Pow": _pow,
-    "QuickGelu": lambda node: (Eltwise("swish", node.attrs.get("alpha", 1.702)),),
+    "QuickGelu": _with_alpha("swish", 1.702),
     "Reciprocal": _of("pow", 1.0, -1.0),
     "Relu": _of("relu"),
     "Round": _of("round"),
@@ -145,10 +146,10 @@ ELTWISE: dict[str, Callable[[Node], Chain]] = {
     "Sigmoid": _of("logistic"),
     "Sqrt": _of("sqrt"),
     "Sub": _sub,
-    "Swish": lambda node: (Eltwise("swish", node.attrs.get("alpha", 1.0)),),
+    "Swish": _with_alpha("swish", 1.0),
     "Tanh": _of("tanh"),
 }
-"""What an operation is as functions of one element, one after the other; None if it is not.
+"""The functions of one element that an operation applies in turn; None if it is not elementwise.
 
 Not here, as oneDNN 3.2 has them too inaccurate, or wrong: Log (3.6e-6 off, of which little is left
 near 1), Softplus (2e-6 off, and below 0), Exp (of NaN, infinity).
@@ -156,3 +157,5 @@ near 1), Softplus (2e-6 off, and below 0), Exp (of NaN, infinity).
 
 BINARY = {"Add": "add", "Div": "div", "Max": "max", "Min": "min", "Mul": "mul", "Sub": "sub"}
 """``dnnl_binary_<name>`` of operations of two tensors"""
+
+COMMUTATIVE = frozenset({"add", "max", "min", "mul"})

@@ -18,6 +18,7 @@ from penstock.backends.onednn.primitive import (
     SRC,
     attributes,
     memory,
+    new_memory,
     pointer,
     reorder_primitive,
 )
@@ -99,16 +100,13 @@ class PrimitiveCache:
         self.spec = spec
         self.packed_strides: Strides = tuple(
             [
-                None
-                if type_ is None
-                else packed_strides(type_.dims, _itemsize(type_), spec.order_of(type_))
-                for type_ in spec.desc.tensors
+                t if t is None else packed_strides(t.dims, _itemsize(t), spec.order_of(t))
+                for t in spec.desc.tensors
             ]
         )
-        self.packed = self._create(self.packed_strides, False, spec.accept_reference)
         self._primitives: OrderedDict[Any, BoundPrimitive] = OrderedDict()
-        self._primitives[self.packed_strides, False, library.threads] = self.packed
         self._lock = threading.Lock()
+        self.packed = self.get(self.packed_strides, False)
 
     @property
     def implementation(self) -> str:
@@ -120,53 +118,42 @@ class PrimitiveCache:
     ) -> Call:
         return self.call((*inputs, *outputs), workspace)
 
-    @property
-    def thread_counts(self) -> set[int]:
-        """The numbers of threads that primitives were created for."""
-        return {threads for _, _, threads in self._primitives}
-
     def get(self, strides: Strides, summed: bool) -> BoundPrimitive:
         """The primitive for tensors of these strides (in bytes), and the number of threads that
         kernels of the calling thread have now."""
-        key = (strides, summed, self.library.threads)
+        spec, library = self.spec, self.library
+        key = (strides, summed, library.threads)
         with self._lock:
             bound = self._primitives.get(key)
-            if bound is None:
-                # For another number of threads, oneDNN may have only a reference implementation
-                # even for tensors without gaps.
-                accept = self.spec.accept_reference or (
-                    strides == self.packed_strides and not summed
-                )
-                bound = self._primitives[key] = self._create(strides, summed, accept)
-                while len(self._primitives) > _MOST_PRIMITIVES:
-                    self._primitives.popitem(last=False)
-            else:
+            if bound is not None:
                 self._primitives.move_to_end(key)
-        return bound
-
-    def _create(self, strides: Strides, summed: bool, accept_reference: bool) -> BoundPrimitive:
-        spec = self.spec
-        bound = spec.create(
-            SpecContext(self.library, spec.desc, strides, spec.dims_order, summed, spec.narrow)
-        )
-        if bound.primitive.is_reference_impl and not accept_reference:
-            raise DnnlError(UNIMPLEMENTED)
+                return bound
+            bound = spec.create(
+                SpecContext(library, spec.desc, strides, spec.dims_order, summed, spec.narrow)
+            )
+            # For another number of threads than that of the first primitive, oneDNN may have only a
+            # reference implementation even for tensors without gaps.
+            again = bool(self._primitives) and strides == self.packed_strides and not summed
+            if bound.primitive.is_reference_impl and not (again or spec.accept_reference):
+                raise DnnlError(UNIMPLEMENTED)
+            self._primitives[key] = bound
+            if len(self._primitives) > _MOST_PRIMITIVES:
+                self._primitives.popitem(last=False)
         return bound
 
     def call(self, tensors: Sequence[Any], workspace: np.ndarray | None) -> Call:
         """The function and the arguments that run the node on ``tensors``, inputs and then outputs.
         Anything that is no array stands for an array that is given during the run."""
-        spec = self.spec
         strides: list[tuple[int, ...] | None] = []
-        for type_, x in zip(spec.desc.tensors, tensors, strict=True):
+        for type_, x in zip(self.spec.desc.tensors, tensors, strict=True):
             if type_ is None:
                 strides.append(None)
-            elif isinstance(x, np.ndarray):
-                strides.append(
-                    canonical_strides(type_.dims, x.strides, spec.dims_order, _itemsize(type_))
-                )
+                continue
+            dims, itemsize, order = type_.dims, _itemsize(type_), self.spec.dims_order
+            if isinstance(x, np.ndarray):
+                strides.append(canonical_strides(dims, x.strides, order, itemsize))
             else:
-                strides.append(packed_strides(type_.dims, _itemsize(type_)))
+                strides.append(packed_strides(dims, itemsize))
         try:
             bound = self.get(tuple(strides), self._is_sum(tensors))
         except DnnlError:
@@ -177,8 +164,7 @@ class PrimitiveCache:
         self, bound: BoundPrimitive, tensors: Sequence[Any], workspace: np.ndarray | None
     ) -> Call:
         """The call of a primitive that was created for these tensors."""
-        library, desc = self.library, self.spec.desc
-        primitive, lib = bound.primitive, library.lib
+        library, primitive = self.library, bound.primitive
         memories = bound.fixed()
         # Memory objects of arrays that are given during the run, the array, and if it is read.
         late: list[tuple[Any, Any, bool]] = []
@@ -187,27 +173,21 @@ class PrimitiveCache:
             x = tensors[i]
             array = x if isinstance(x, np.ndarray) else None
             if i not in bound.converted:
-                md = primitive.query_argument(argument)
-                memories[argument] = own_memory = memory(library, md, array)
+                own = primitive.query_argument(argument)
+                memories[argument] = own_memory = memory(library, own, array)
             else:
-                own, md, scaling = bound.converted[i]
+                own, taken, scaling = bound.converted[i]
                 own_memory = memory(library, own, array)
-                size = lib.dnnl_memory_desc_get_size(md)
-                target = memories[argument] = memory(library, md, np.empty(size, np.uint8))
+                target = memories[argument] = new_memory(library, taken)
                 attr = attributes(library)
                 arguments = {SRC: own_memory, DST: target, **scaling.arguments(library, attr)}
-                conversions.append(reorder_primitive(library, own, md, attr).call(arguments))
+                conversions.append(reorder_primitive(library, own, taken, attr).call(arguments))
             if array is None:
-                late.append((own_memory, x, i not in desc.outputs))
+                late.append((own_memory, x, i not in self.spec.desc.outputs))
         for argument in bound.dropped:
-            md = primitive.query_argument(argument)
-            size = lib.dnnl_memory_desc_get_size(md)
-            memories[argument] = memory(library, md, np.empty(size, np.uint8))
+            memories[argument] = new_memory(library, primitive.query_argument(argument))
         # Given even where none is needed, so that calls with other threads have as many arguments.
-        if workspace is None or workspace.nbytes < primitive.scratchpad:
-            workspace = np.empty(primitive.scratchpad, np.uint8)
-        md = primitive.query(lib.dnnl_query_scratchpad_md)
-        memories[SCRATCHPAD] = memory(library, md, workspace if primitive.scratchpad else None)
+        memories[SCRATCHPAD] = primitive.scratch_memory(workspace)
         call = primitive.call(memories)
         if conversions:
             call = _in_turn([*conversions, call]), ()

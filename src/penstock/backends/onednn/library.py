@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,28 @@ class Library:
         """Raise ``DnnlError`` unless oneDNN reports success."""
         if status:
             raise DnnlError(status)
+
+    def constant(self, name: str) -> int:
+        """The value of the constant ``dnnl_<name>``."""
+        return int(getattr(self.lib, f"dnnl_{name}"))
+
+    def new(self, name: str, create: Any, *arguments: Any, keep: Any = None) -> Any:
+        """A new ``dnnl_<name>_t``, created by ``create(handle, *arguments)`` and destroyed with the
+        last reference to it; ``keep`` lives as long. Raises ``DnnlError``."""
+        handle = self.ffi.new(f"dnnl_{name}_t *")
+        self.check(create(handle, *arguments))
+        return self.kept(handle[0], getattr(self.lib, f"dnnl_{name}_destroy"), keep)
+
+    def kept(self, handle: Any, destroy: Any, keep: Any) -> Any:
+        """``handle``, which keeps ``keep`` alive until ``destroy`` is called, with the last
+        reference gone.
+
+        That runs no Python code of ours: a signal handler may raise KeyboardInterrupt there, and an
+        exception in a destructor is lost.
+        """
+        destructor: Any = partial(destroy)
+        destructor.keep = keep
+        return self.ffi.gc(handle, destructor)
 
 
 UNIMPLEMENTED = 3  # the status where there is no such primitive for these types and shapes

@@ -13,22 +13,12 @@ def lrn(desc: OpDesc) -> PrimitiveSpec | None:
     x, attrs = desc.input(0), desc.node.attrs
     if x is None or len(x.dims) != 4 or attrs["size"] % 2 == 0 or len(desc.post_ops):
         return None
+    scales = [attrs.get(*pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))]
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
+    def create(context: SpecContext) -> BoundPrimitive:
+        ends = context.source, context.target
         return context.primitive(
-            lib.dnnl_lrn_forward_primitive_desc_create,
-            [
-                lib.dnnl_forward_inference,
-                lib.dnnl_lrn_across_channels,
-                context.source,
-                context.target,
-                attrs["size"],
-                attrs.get("alpha", 1e-4),
-                attrs.get("beta", 0.75),
-                attrs.get("bias", 1.0),
-            ],
-            context.ends,
+            "lrn_forward", ["lrn_across_channels", *ends, attrs["size"], *scales]
         )
 
-    return PrimitiveSpec(desc, create_primitive, channels_last(4), (desc.inputs[0],))
+    return PrimitiveSpec(desc, create, channels_last(4), (desc.inputs[0],))

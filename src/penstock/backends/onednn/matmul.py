@@ -13,7 +13,12 @@ from penstock.backends.onednn.layouts import padded
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import BIAS, DST, SRC, WEIGHTS
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.primitive_spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+)
 from penstock.ops.common.constant_cache import shared
 from penstock.types import FLOAT32
 
@@ -40,11 +45,11 @@ def gemm(desc: OpDesc) -> PrimitiveSpec | None:
     rows, inner = a.dims[::-1] if flipped[0] else a.dims
     first: list[PostOp] = []
     constants = desc.constants
-    held, known = None, desc.constant(1)
-    if known is not None:
+    held, matrix = None, desc.constant(1)
+    if matrix is not None:
         # Shared by all plans, and with it the copies in oneDNN's layouts.
         name = "onednn gemm", flipped[1], alpha
-        held = shared(name, lambda: _factor(known, flipped[1], alpha), known)
+        held = shared(name, lambda: _factor(matrix, flipped[1], alpha), matrix)
     elif alpha != 1:
         first.append(PostOp(Eltwise("linear", alpha)))
     if c is not None and beta != 0:
@@ -79,18 +84,13 @@ def product(
     ``weights`` is the second matrix if it is a constant. Those of the two that are ``flipped`` and
     no constants are read transposed.
     """
-    y = desc.output
-    width = y.dims[-1]
+    width = desc.output.dims[-1]
     bias, posts = desc.post_ops.without_bias(-1)
     desc = replace(desc, post_ops=posts)
-    first, second = desc.inputs[:2]
-    axes = [(1, 0) if each else () for each in flipped]
-
-    def flat(dims: Sequence[int]) -> Sequence[int]:
-        return math.prod(dims[:-1]), dims[-1]
-
-    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
-    tensors = {SRC: first, DST: desc.outputs[0]}
+    first, second, target = *desc.inputs[:2], desc.outputs[0]
+    axes = [(1, 0) if flip else () for flip in flipped]
+    tensors = {SRC: first, DST: target}
+    constants: Constants = {}
     if weights is not None:
         constants[WEIGHTS] = (weights, weights.shape)
     else:
@@ -98,7 +98,7 @@ def product(
     if bias is not None:
         constants[BIAS] = (bias, (1, width))
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
+    def create(context: SpecContext) -> BoundPrimitive:
         if weights is None or flipped[0]:
             source = context.descriptor(first, (rows, inner), axes[0])
         else:
@@ -107,41 +107,28 @@ def product(
             other = context.descriptor(second, axes=axes[1])
         else:
             other = context.any(weights.shape) if flipped[0] else context.weights(weights.shape)
-        return context.primitive(
-            context.lib.dnnl_matmul_primitive_desc_create,
-            [
-                source,
-                other,
-                context.of(None if bias is None else bias.reshape(1, -1)),
-                context.descriptor(desc.outputs[0], (rows, width)),
-            ],
-            tensors,
-            constants,
-            view=flat,
-        )
+        term = context.of(None if bias is None else bias.reshape(1, -1))
+        arguments = [source, other, term, context.descriptor(target, (rows, width))]
+        return context.primitive("matmul", arguments, tensors, constants, view=_as_matrix)
 
-    order = tuple(range(len(y.dims)))
-    return PrimitiveSpec(desc, create_primitive, order, (first, *posts.tensors), summed=desc.summed)
+    order = tuple(range(len(desc.output.dims)))
+    return PrimitiveSpec(desc, create, order, (first, *posts.tensors), summed=desc.summed)
+
+
+def _as_matrix(dims: Sequence[int]) -> Sequence[int]:
+    return math.prod(dims[:-1]), dims[-1]
 
 
 def batched(desc: OpDesc, rank: int) -> PrimitiveSpec:
     """A batch of products of matrices, with all tensors viewed with ``rank`` dims."""
-    first, second = desc.inputs[:2]
+    tensors = {SRC: desc.inputs[0], WEIGHTS: desc.inputs[1], DST: desc.outputs[0]}
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        found = []
-        for index in (first, second, desc.outputs[0]):
-            type_ = desc.tensors[index]
-            assert type_ is not None
-            found.append(context.descriptor(index, padded(type_.dims, rank)))
-        source, other, target = found
-        return context.primitive(
-            context.lib.dnnl_matmul_primitive_desc_create,
-            [source, other, context.ffi.NULL, target],
-            {SRC: first, WEIGHTS: second, DST: desc.outputs[0]},
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        source, other, target = [
+            context.descriptor(i, padded(desc.dims(i), rank)) for i in tensors.values()
+        ]
+        return context.primitive("matmul", [source, other, None, target], tensors)
 
     any_layout = not desc.post_ops.repeats(desc.tensors)
-    return PrimitiveSpec(
-        desc, create_primitive, tuple(range(rank)), desc.post_ops.tensors, any_layout=any_layout
-    )
+    order = tuple(range(rank))
+    return PrimitiveSpec(desc, create, order, desc.post_ops.tensors, any_layout=any_layout)

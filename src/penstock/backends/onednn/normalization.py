@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +14,20 @@ from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.post_ops import PostOp
 from penstock.backends.onednn.primitive import DST, SCALE, SHIFT, SRC
-from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
+from penstock.backends.onednn.primitive_spec import (
+    BoundPrimitive,
+    Constants,
+    PrimitiveSpec,
+    SpecContext,
+)
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.types import FLOAT32
+
+_MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
+_USE_STATISTICS, _USE_SCALE, _USE_SHIFT = 1, 2, 4  # dnnl_use_global_stats and so on
+_WIDTH = 8
+_RELU = PostOp(Eltwise("relu"))
 
 
 def layer_normalization(desc: OpDesc) -> PrimitiveSpec | None:
@@ -30,50 +40,34 @@ def layer_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     width = math.prod(tail)
     shape = math.prod(x.dims[:axis]), width
     source, target = desc.inputs[0], desc.outputs[0]
-    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
+    constants: Constants = {}
     tensors = {SRC: source, DST: target}
     flags = 0
-    for argument, i, name in ((SCALE, 1, "scale"), (SHIFT, 2, "shift")):
-        type_, known = desc.input(i), desc.constant(i)
+    for argument, i, flag in ((SCALE, 1, _USE_SCALE), (SHIFT, 2, _USE_SHIFT)):
+        type_, constant = desc.input(i), desc.constant(i)
         if type_ is None:
-            if known is not None:
+            if constant is not None:
                 return None  # of another dtype
             continue
         dims = _without(type_.dims, len(tail))
         if dims is None or not broadcasts(dims, tail):
             return None
-        if known is not None:
-            each = np.broadcast_to(known.reshape(dims), tail)
-            constants[argument] = np.ascontiguousarray(each).reshape(width), (width,)
+        if constant is not None:
+            whole = np.broadcast_to(constant.reshape(dims), tail)
+            constants[argument] = np.ascontiguousarray(whole).reshape(width), (width,)
         elif math.prod(dims) == width:
             tensors[argument] = desc.inputs[i]
         else:
             return None
-        flags |= _FLAGS[name]
+        flags |= flag
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        return context.primitive(
-            lib.dnnl_layer_normalization_forward_primitive_desc_create,
-            [
-                lib.dnnl_forward_inference,
-                context.descriptor(source, shape),
-                context.descriptor(target, shape),
-                context.ffi.NULL,
-                node.attrs.get("epsilon", 1e-5),
-                flags,
-            ],
-            tensors,
-            constants,
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        ends = [context.descriptor(i, shape) for i in (source, target)]
+        arguments = [*ends, None, node.attrs.get("epsilon", 1e-5), flags]
+        return context.primitive("layer_normalization_forward", arguments, tensors, constants)
 
     contiguous = tuple([i for argument, i in tensors.items() if argument != DST])
-    return PrimitiveSpec(
-        desc, create_primitive, tuple(range(len(x.dims))), contiguous, inplace=(source,)
-    )
-
-
-_FLAGS = {"scale": 2, "shift": 4}  # dnnl_use_scale, dnnl_use_shift
+    return PrimitiveSpec(desc, create, tuple(range(len(x.dims))), contiguous, inplace=(source,))
 
 
 def _without(dims: Sequence[int], rank: int) -> tuple[int, ...] | None:
@@ -94,37 +88,23 @@ def batch_normalization(desc: OpDesc) -> PrimitiveSpec | None:
     factor = scale / np.sqrt(variance + epsilon)
     term = shift - mean * factor
     shape = (-1, *(1,) * (len(x.dims) - 2))
-    parameters = [each.astype(FLOAT32).reshape(shape) for each in (factor, term)]
+    parameters = [array.astype(FLOAT32).reshape(shape) for array in (factor, term)]
     count = len(desc.constants)
     first = PostOp(binary="mul", tensor=count), PostOp(binary="add", tensor=count + 1)
     posts = desc.post_ops.behind(first, desc.output.dims, (*desc.constants, *parameters))
     spec = binary_spec(replace(desc, post_ops=posts), desc.inputs[0])
-    if any(each.dtype != FLOAT32 for each in (scale, shift, mean, variance)):
+    arguments = {SCALE: scale, SHIFT: shift, _MEAN: mean, _VARIANCE: variance}
+    if any(array.dtype != FLOAT32 for array in arguments.values()):
         return spec
-    given = {SCALE: scale, SHIFT: shift, _MEAN: mean, _VARIANCE: variance}
-    constants = {argument: (each, each.shape) for argument, each in given.items()}
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
+    def create(context: SpecContext) -> BoundPrimitive:
         if context.order(desc.inputs[0])[-1] != 1 or desc.post_ops.ops not in ((), (_RELU,)):
             return spec.create(context)
         # With the channels innermost, oneDNN's own primitive is twice as fast.
         context = SpecContext(context.library, desc, context.strides, context.dims_order)
-        return context.primitive(
-            lib.dnnl_batch_normalization_forward_primitive_desc_create,
-            [lib.dnnl_forward_inference, context.source, context.target, epsilon, _GIVEN],
-            context.ends,
-            constants,
-        )
+        return _batch_primitive(context, epsilon, arguments, _USE_STATISTICS)
 
-    return replace(spec, create=create_primitive)
-
-
-_MEAN, _VARIANCE = 49, 50  # DNNL_ARG_MEAN, DNNL_ARG_VARIANCE
-# Flags: dnnl_use_scale and dnnl_use_shift, and with them dnnl_use_global_stats.
-_SCALED, _GIVEN = 6, 7
-_WIDTH = 8
-_RELU = PostOp(Eltwise("relu"))
+    return replace(spec, create=create)
 
 
 def instance_normalization(desc: OpDesc) -> PrimitiveSpec | None:
@@ -138,19 +118,23 @@ def instance_normalization(desc: OpDesc) -> PrimitiveSpec | None:
         return None
     if scale is None or shift is None or scale.dtype != FLOAT32 or shift.dtype != FLOAT32:
         return None
-    constants = {SCALE: (scale, scale.shape), SHIFT: (shift, shift.shape)}
     epsilon = desc.node.attrs.get("epsilon", 1e-5)
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        return context.primitive(
-            lib.dnnl_batch_normalization_forward_primitive_desc_create,
-            [lib.dnnl_forward_inference, context.source, context.target, epsilon, _SCALED],
-            context.ends,
-            constants,
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        return _batch_primitive(context, epsilon, {SCALE: scale, SHIFT: shift})
 
-    return PrimitiveSpec(desc, create_primitive, channels_last(len(y.dims)), (desc.inputs[0],))
+    return PrimitiveSpec(desc, create, channels_last(len(y.dims)), (desc.inputs[0],))
+
+
+def _batch_primitive(
+    context: SpecContext, epsilon: float, constants: Mapping[int, np.ndarray], flags: int = 0
+) -> BoundPrimitive:
+    ends = context.source, context.target
+    return context.primitive(
+        "batch_normalization_forward",
+        [*ends, epsilon, flags | _USE_SCALE | _USE_SHIFT],
+        constants={argument: (array, array.shape) for argument, array in constants.items()},
+    )
 
 
 def _has_more_results(desc: OpDesc) -> bool:

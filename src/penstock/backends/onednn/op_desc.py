@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,24 +35,32 @@ class OpDesc:
     post_ops: PostOps
     scaling: Scaling | None = None
 
+    def index(self, i: int) -> int:
+        """Which of the tensors is input ``i`` of the node; -1 for one left out."""
+        return self.inputs[i] if i < len(self.inputs) else -1
+
     def input(self, i: int) -> TensorType | None:
         """The type of an input of the node, None for one left out."""
-        index = self.inputs[i] if i < len(self.inputs) else -1
+        index = self.index(i)
         return self.tensors[index] if index >= 0 else None
 
     def constant(self, i: int) -> np.ndarray | None:
         """An input of the node, if it is a constant."""
-        index = self.inputs[i] if i < len(self.inputs) else -1
+        index = self.index(i)
         return self.constants[index] if index >= 0 else None
 
-    def with_bias(self, i: int, axis: int) -> tuple[np.ndarray | None, OpDesc] | None:
-        """The bias along ``axis`` and the descriptor without it: input ``i``, or else the constant
-        that the first post-op adds; None if input ``i`` is no constant."""
-        if i < len(self.inputs) and self.inputs[i] >= 0:
-            bias = self.constant(i)
-            return None if bias is None else (bias, self)
-        bias, post_ops = self.post_ops.without_bias(axis)
-        return bias, replace(self, post_ops=post_ops)
+    def dims(self, tensor: int) -> tuple[int, ...]:
+        """The dims of a tensor or constant."""
+        constant, type_ = self.constants[tensor], self.tensors[tensor]
+        if constant is not None:
+            return constant.shape
+        assert type_ is not None
+        return type_.dims
+
+    def whole(self, *tensors: int) -> tuple[int, ...]:
+        """Those of ``tensors`` and of the operands of post-ops that have the type of the result."""
+        both = (*tensors, *self.post_ops.tensors)
+        return tuple([i for i in both if self.tensors[i] == self.output])
 
     @property
     def summed(self) -> int:

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.backends.onednn.eltwise_algorithms import BINARY, ELTWISE, Eltwise
+from penstock.backends.onednn.eltwise_algorithms import (
+    BINARY,
+    COMMUTATIVE,
+    ELTWISE,
+    NAN_TO_ZERO,
+    Eltwise,
+)
 from penstock.backends.onednn.layouts import (
     ITEM,
     broadcasts,
@@ -21,8 +27,9 @@ from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError, Library
 from penstock.backends.onednn.primitive import (
     SRC_1,
     WEIGHTS,
-    Descriptor,
+    append_post_ops,
     attributes,
+    descriptor,
     memory,
     post_argument,
 )
@@ -31,8 +38,9 @@ from penstock.ir.layout import channels_last, packed_strides
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.types import FLOAT32, TensorType
 
-_SUM = "sum"
 _PRELU = "prelu"
+BROADCASTING_PRELU = 7
+"""the version since which the slopes of PRelu broadcast"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +66,9 @@ class PostOps:
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """The tensors that they read and that are no constants, by index."""
-        known = self.constants
-        return tuple([p.tensor for p in self.ops if p.tensor >= 0 and known[p.tensor] is None])
+        """The operands that are no constants, by index."""
+        constants = self.constants
+        return tuple([p.tensor for p in self.ops if p.tensor >= 0 and constants[p.tensor] is None])
 
     def behind(
         self, first: Sequence[PostOp], dims: Sequence[int], constants: Sequence[np.ndarray | None]
@@ -71,27 +79,28 @@ class PostOps:
     def without_bias(self, axis: int) -> tuple[np.ndarray | None, PostOps]:
         """The constant that the first post-op adds along ``axis``, and the other post-ops; None and
         all of them if it adds none."""
-        if not self.ops or self.ops[0].binary != "add":
+        adds = bool(self.ops) and self.ops[0].binary == "add"
+        term = self.constants[self.ops[0].tensor] if adds else None
+        if term is None:
             return None, self
-        known = self.constants[self.ops[0].tensor]
-        if known is None:
-            return None, self
-        dims = padded(known.shape, len(self.dims))
+        dims = padded(term.shape, len(self.dims))
         if any(n > 1 for i, n in enumerate(dims) if i != axis % len(dims)):
             return None, self
-        bias = np.ascontiguousarray(np.broadcast_to(known.reshape(-1), self.dims[axis]))
+        bias = np.ascontiguousarray(np.broadcast_to(term.reshape(-1), self.dims[axis]))
         return bias, replace(self, ops=self.ops[1:])
 
     def repeats(self, tensors: Sequence[TensorType | None]) -> bool:
         """Whether an operand is broadcast along some axes of the result, and not along all."""
-        for post in self.ops:
-            if post.eltwise is None:
-                known = self.constants[post.tensor]
-                type_ = tensors[post.tensor] if known is None else None
-                dims = () if type_ is None else type_.dims
-                if self._repeats(dims if known is None else known.shape):
-                    return True
-        return False
+        operands = [op for op in self.ops if op.eltwise is None]
+        return any(self._repeats(self._dims(op, tensors)) for op in operands)
+
+    def _dims(self, op: PostOp, tensors: Sequence[TensorType | None]) -> tuple[int, ...]:
+        constant = self.constants[op.tensor]
+        if constant is not None:
+            return constant.shape
+        type_ = tensors[op.tensor]
+        assert type_ is not None
+        return type_.dims
 
     def _repeats(self, dims: Sequence[int]) -> bool:
         return any(n > 1 for n in dims) and padded(dims, len(self.dims)) != self.dims
@@ -107,69 +116,51 @@ class PostOps:
         """The attributes of a primitive that sees the result with the dims ``view(dims)``, and the
         operands likewise. ``strides`` are those of ``tensors``, in bytes; with ``summed`` the first
         operand lies where the result is written."""
-        ffi, lib = library.ffi, library.lib
-        attr = attributes(library)
-        if not self.ops:
-            return PostOpArguments(attr, {}, {})
-        handle = ffi.new("dnnl_post_ops_t *")
-        library.check(lib.dnnl_post_ops_create(handle))
-        ops = ffi.gc(handle[0], lib.dnnl_post_ops_destroy)
-        arguments = PostOpArguments(attr, {}, {})
+        arguments = PostOpArguments(attributes(library), {}, {})
+        calls: list[tuple[Any, ...]] = []
         for i, op in enumerate(self.ops):
             if op.eltwise is not None:
-                name, alpha, beta = op.eltwise
-                code = getattr(lib, f"dnnl_eltwise_{name}")
-                library.check(lib.dnnl_post_ops_append_eltwise(ops, code, alpha, beta))
+                calls.append(op.eltwise.call(library))
             elif summed and i == 0:
-                undefined = lib.dnnl_data_type_undef
-                library.check(lib.dnnl_post_ops_append_sum(ops, 1.0, 0, undefined))
+                calls.append(("sum", 1.0, 0, library.lib.dnnl_data_type_undef))
             else:
-                constant, descriptor = self._operand(library, op, view, tensors, strides)
-                _append_binary(library, ops, op, descriptor)
+                constant, dims, steps = self._operand(op, view, tensors, strides)
+                layout = descriptor(library, dims, FLOAT32, steps)
                 argument = post_argument(i, WEIGHTS if op.binary == _PRELU else SRC_1)
+                if op.binary == _PRELU:
+                    calls.append((_PRELU, sum(1 << axis for axis, n in enumerate(dims) if n > 1)))
+                else:
+                    calls.append(("binary", library.constant(f"binary_{op.binary}"), layout))
                 if constant is None:
                     arguments.tensors[argument] = op.tensor
                 else:
-                    arguments.fixed[argument] = memory(library, descriptor.handle, constant)
-        library.check(lib.dnnl_primitive_attr_set_post_ops(attr, ops))
+                    arguments.fixed[argument] = memory(library, layout, constant)
+        if calls:
+            append_post_ops(library, arguments.attributes, calls)
         return arguments
 
     def _operand(
         self,
-        library: Library,
         op: PostOp,
         view: Callable[[Sequence[int]], Sequence[int]],
         tensors: Sequence[TensorType | None],
         strides: Sequence[Sequence[int] | None],
-    ) -> tuple[np.ndarray | None, Descriptor]:
-        """The operand of a binary post-op, if it is a constant, and its descriptor."""
-        constant = self.constants[op.tensor]
-        own: Sequence[int]
-        own_strides: Sequence[int] | None
-        if constant is not None:
-            constant = _in_order_of(constant, self.dims, strides[-1])
-            own, own_strides = constant.shape, constant.strides
+    ) -> tuple[np.ndarray | None, Sequence[int], Sequence[int]]:
+        """The operand of a binary post-op if it is a constant, and its dims and strides as the
+        primitive sees them."""
+        constant, own = self.constants[op.tensor], self._dims(op, tensors)
+        if constant is None:
+            own_strides = strides[op.tensor] or packed_strides(own, ITEM)
         else:
-            type_ = tensors[op.tensor]
-            assert type_ is not None
-            own, own_strides = type_.dims, strides[op.tensor]
+            constant = _in_order_of(constant, self.dims, strides[-1])
+            own_strides = constant.strides
         dims = padded(own, len(self.dims))
         if dims != self.dims and self._repeats(own) and not _is_usual(self.dims, strides[-1]):
             # In other layouts, oneDNN 3.2 reads the wrong elements, or some beyond the last.
             raise DnnlError(UNIMPLEMENTED)
         seen = view(dims)
-        longer = with_leading_strides(own_strides or packed_strides(own, ITEM), len(dims))
-        return constant, Descriptor(library, seen, FLOAT32, regrouped_strides(dims, longer, seen))
-
-
-def _append_binary(library: Library, ops: Any, op: PostOp, operand: Descriptor) -> None:
-    lib = library.lib
-    if op.binary == _PRELU:
-        mask = sum(1 << axis for axis, n in enumerate(operand.shape) if n > 1)
-        library.check(lib.dnnl_post_ops_append_prelu(ops, mask))
-    else:
-        code = getattr(lib, f"dnnl_binary_{op.binary}")
-        library.check(lib.dnnl_post_ops_append_binary(ops, code, operand.handle))
+        longer = with_leading_strides(own_strides, len(dims))
+        return constant, seen, regrouped_strides(dims, longer, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,23 +190,18 @@ def post_ops_of(
         return None
     ops: list[PostOp] = []
     for node in nodes[1:]:
-        assert value is not None
-        output = node.outputs[0]
-        assert output is not None
+        (output,) = node.outputs
+        assert value is not None and output is not None
         if not isinstance(output.type, TensorType) or output.type.shape != type_.shape:
             return None
-        algorithm = ELTWISE.get(node.op.name)
-        chain = None if algorithm is None else algorithm(node)
+        chain = ELTWISE[node.op.name](node) if node.op.name in ELTWISE else None
         if node.op is ZERO_NAN and nodes[0].op.name == "Softmax":
-            # oneDNN's relu turns NaN into 0, and keeps all other results of a Softmax.
-            chain = (Eltwise("relu"),)
+            chain = (NAN_TO_ZERO,)
         if chain is not None and node.inputs[0 if node.inputs[0] is value else -1] is value:
-            ops += [PostOp(eltwise) for eltwise in chain]
+            ops += map(PostOp, chain)
         else:
             binary = _binary(node, value, index)
-            if binary is None:
-                return None
-            operand = tensors[binary[-1].tensor]
+            operand = tensors[binary[-1].tensor] if binary else None
             if operand is None or not broadcasts(operand.dims, type_.dims):
                 return None
             ops += binary
@@ -223,10 +209,10 @@ def post_ops_of(
     return PostOps(type_.dims, tuple(ops), tuple(constants))
 
 
-def _binary(node: Node, value: Value, index: Mapping[Value, int]) -> list[PostOp] | None:
-    """A binary operation of the result and another tensor, as post-ops."""
+def _binary(node: Node, value: Value, index: Mapping[Value, int]) -> list[PostOp]:
+    """A binary operation of the result and another tensor, as post-ops; empty if it is none."""
     if len(node.inputs) != 2 or None in node.inputs:
-        return None
+        return []
     first = node.inputs[0] is value
     other = node.inputs[1 if first else 0]
     assert other is not None
@@ -234,16 +220,13 @@ def _binary(node: Node, value: Value, index: Mapping[Value, int]) -> list[PostOp
     if node.op.name == "PRelu" and first and node.op.since >= BROADCASTING_PRELU:
         name = _PRELU
     if name is None or other not in index:
-        return None
-    tensor = index[other]
-    if first or name in ("add", "max", "min", "mul"):
-        return [PostOp(binary=name, tensor=tensor)]
+        return []
+    operand = PostOp(binary=name, tensor=index[other])
+    if first or name in COMMUTATIVE:
+        return [operand]
     if name == "sub":
-        return [PostOp(Eltwise("linear", -1.0)), PostOp(binary="add", tensor=tensor)]
-    return None  # the quotient of an operand by the result would be rounded twice
-
-
-BROADCASTING_PRELU = 7
+        return [PostOp(Eltwise("linear", -1.0)), replace(operand, binary="add")]
+    return []  # the quotient of an operand by the result would be rounded twice
 
 
 def _is_usual(dims: Sequence[int], strides: Sequence[int] | None) -> bool:

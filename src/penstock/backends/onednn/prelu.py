@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from penstock.backends.onednn.eltwise import eltwise
 from penstock.backends.onednn.eltwise_algorithms import ELTWISE
 from penstock.backends.onednn.layouts import broadcasts, padded
@@ -24,35 +22,33 @@ def prelu(desc: OpDesc) -> PrimitiveSpec | None:
         return None
     if desc.node.op.since < BROADCASTING_PRELU or not broadcasts(slope.dims, x.dims):
         return None
-    dims = padded(slope.dims, len(x.dims))
-    known = desc.constant(1)
-    constants: dict[int, tuple[np.ndarray, tuple[int, ...]]] = {}
-    tensors = {SRC: desc.inputs[0], DST: desc.outputs[0]}
-    contiguous = [desc.inputs[0]]
-    if known is not None:
-        constants[WEIGHTS] = (known, dims)
-    else:
-        tensors[WEIGHTS] = desc.inputs[1]
-        if slope == x:
-            contiguous.append(desc.inputs[1])
+    rank = len(x.dims)
+    dims = padded(slope.dims, rank)
+    constant = desc.constant(1)
+    source, slopes = desc.inputs
+    tensors = {SRC: source, DST: desc.outputs[0]}
+    if constant is None:
+        tensors[WEIGHTS] = slopes
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        order = [axis for axis in context.order(desc.inputs[0]) if x.dims[axis] > 1]
-        layouts = range(len(x.dims)), channels_last(len(x.dims))
-        if all(order != [axis for axis in each if x.dims[axis] > 1] for each in layouts):
+    def create(context: SpecContext) -> BoundPrimitive:
+        order = context.order(source)
+        layouts = [
+            [axis for axis in axes if x.dims[axis] > 1]
+            for axes in (order, range(rank), channels_last(rank))
+        ]
+        if layouts[0] not in layouts[1:]:
             # oneDNN 3.2 reads slopes of channels wrongly in other orders.
             raise DnnlError(UNIMPLEMENTED)
-        if known is None:
-            weights = context.descriptor(tensors[WEIGHTS], dims)
-        else:
-            weights = context.packed(dims, context.order(desc.inputs[0]))
+        weights = (
+            context.descriptor(slopes, dims) if constant is None else context.packed(dims, order)
+        )
         return context.primitive(
-            lib.dnnl_prelu_forward_primitive_desc_create,
-            [lib.dnnl_forward_inference, context.source, weights, context.target],
+            "prelu_forward",
+            [context.source, weights, context.target],
             tensors,
-            constants,
+            {} if constant is None else {WEIGHTS: (constant, dims)},
         )
 
     # Never in place: several threads of oneDNN 3.2 write some elements twice.
-    return PrimitiveSpec(desc, create_primitive, (), tuple(contiguous))
+    whole = (source, slopes) if constant is None and slope == x else (source,)
+    return PrimitiveSpec(desc, create, (), whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -18,7 +18,14 @@ from penstock.backends.onednn.layouts import (
 )
 from penstock.backends.onednn.library import Library
 from penstock.backends.onednn.op_desc import OpDesc
-from penstock.backends.onednn.primitive import DST, SRC, Descriptor, Primitive, Weights
+from penstock.backends.onednn.primitive import (
+    DST,
+    SRC,
+    Primitive,
+    Weights,
+    descriptor,
+    descriptor_of,
+)
 from penstock.backends.onednn.quant_attrs import SIGNED, Scaling
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.constant_cache import Shared, shared
@@ -29,7 +36,8 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 Strides = Sequence[tuple[int, ...] | None]
 """the strides of the tensors of an ``OpDesc``, in bytes; None for tensors left out"""
-Constants = Mapping[int, tuple[np.ndarray, tuple[int, ...]]]
+Constants = dict[int, tuple[np.ndarray, tuple[int, ...]]]
+"""constants by argument of a primitive, with the shapes in which the primitive sees them"""
 
 
 class Converted(NamedTuple):
@@ -41,47 +49,38 @@ class Converted(NamedTuple):
     scaling: Scaling = Scaling()
 
 
+@dataclass(slots=True, eq=False)
 class BoundPrimitive:
     """A primitive and its arguments.
 
-    ``tensors`` maps arguments to tensors of the ``OpDesc``, by index; ``fixed`` maps others to
-    memory that is always the same, and ``constants`` to arrays with the shapes in which the
-    primitive sees them, which are brought into the layout that it asks for. ``dropped`` are outputs
-    that no step reads. ``converted`` are the tensors that it takes in another dtype.
+    ``tensors`` maps arguments to tensors of the ``OpDesc``, by index; ``always`` maps others to
+    memory that is always the same. ``constants`` are brought into the layouts that the primitive
+    asks for. ``dropped`` are outputs that no step reads, ``converted`` tensors that the primitive
+    takes in another dtype.
     """
 
-    __slots__ = ("_constants", "_fixed", "_held", "converted", "dropped", "primitive", "tensors")
-
-    def __init__(
-        self,
-        primitive: Primitive,
-        tensors: dict[int, int],
-        fixed: dict[int, Any],
-        constants: Constants,
-        dropped: tuple[int, ...] = (),
-        converted: Mapping[int, Converted] | None = None,
-    ) -> None:
-        self.converted = converted or {}
-        self.primitive = primitive
-        self.tensors = tensors
-        self.dropped = dropped
-        self._fixed = fixed
-        self._constants = constants
-        self._held: list[Any] = []
+    primitive: Primitive
+    tensors: dict[int, int]
+    always: dict[int, Any]
+    constants: Constants
+    dropped: Sequence[int]
+    converted: Mapping[int, Converted]
+    _held: list[Any] = field(default_factory=list)
 
     def fixed(self) -> dict[int, Any]:
         """The fixed memory by argument; the first call brings constants into their layouts."""
         library = self.primitive.library
-        for argument, (constant, shape) in self._constants.items():
+        for argument, (constant, shape) in self.constants.items():
             weights = shared(("onednn", shape), Weights, constant)
             self._held.append(weights)
-            descriptor = self.primitive.query_argument(argument)
+            layout = self.primitive.query_argument(argument)
             seen = constant.reshape(shape)
-            self._fixed[argument] = weights.value.memory(library, seen, descriptor)
-        self._constants = {}
-        return dict(self._fixed)
+            self.always[argument] = weights.value.memory(library, seen, layout)
+        self.constants = {}
+        return dict(self.always)
 
 
+@dataclass(slots=True, eq=False)
 class SpecContext:
     """The means to create the primitive of a specification for tensors of these ``strides``.
 
@@ -89,23 +88,13 @@ class SpecContext:
     added there. ``narrow``: operands may be rounded to bfloat16.
     """
 
-    def __init__(
-        self,
-        library: Library,
-        desc: OpDesc,
-        strides: Strides,
-        dims_order: Sequence[int] = (),
-        summed: bool = False,
-        narrow: bool = False,
-    ) -> None:
-        self.library = library
-        self.dims_order = tuple(dims_order)
-        self.narrow = narrow
-        self.converted: dict[int, Converted] = {}
-        self.ffi, self.lib = library.ffi, library.lib
-        self.desc = desc
-        self.strides = strides
-        self.summed = summed
+    library: Library
+    desc: OpDesc
+    strides: Strides
+    dims_order: tuple[int, ...] = ()
+    summed: bool = False
+    narrow: bool = False
+    converted: dict[int, Converted] = field(default_factory=dict)
 
     def descriptor(
         self, tensor: int, dims: Sequence[int] | None = None, axes: Sequence[int] = ()
@@ -113,10 +102,10 @@ class SpecContext:
         """The descriptor of a tensor with its axes in the order ``axes``, and then viewed with
         other ``dims``, if these are given."""
         seen, strides = self._seen(tensor, dims, axes)
-        own = Descriptor(self.library, seen, self._dtype(tensor), strides).handle
+        own = descriptor(self.library, seen, self._dtype(tensor), strides)
         if self.desc.scaling is None or tensor not in self.desc.scaling.signed:
             return own
-        taken = Descriptor(self.library, seen, INT8, strides).handle
+        taken = descriptor(self.library, seen, INT8, strides)
         self.converted[tensor] = Converted(own, taken, SIGNED)
         return taken
 
@@ -125,13 +114,16 @@ class SpecContext:
         assert type_ is not None and type_.dtype is not None
         return type_.dtype
 
+    def _strides(self, tensor: int) -> tuple[int, ...]:
+        strides = self.strides[tensor]
+        assert strides is not None
+        return strides
+
     def _seen(
         self, tensor: int, dims: Sequence[int] | None, axes: Sequence[int] = ()
     ) -> tuple[Sequence[int], Sequence[int]]:
         """Dims and strides of a tensor as ``descriptor`` has them."""
-        type_, strides = self.desc.tensors[tensor], self.strides[tensor]
-        assert type_ is not None and strides is not None
-        own = type_.dims
+        own, strides = self.desc.dims(tensor), self._strides(tensor)
         if axes:
             own, strides = tuple([own[i] for i in axes]), tuple([strides[i] for i in axes])
         if dims is None:
@@ -143,8 +135,7 @@ class SpecContext:
 
     def order(self, tensor: int) -> list[int]:
         """The axes of a tensor, the outermost in memory first."""
-        strides = self.strides[tensor]
-        assert strides is not None
+        strides = self._strides(tensor)
         return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
     @property
@@ -157,78 +148,67 @@ class SpecContext:
         """The descriptor of the first output."""
         return self.descriptor(self.desc.outputs[0])
 
-    @property
-    def ends(self) -> dict[int, int]:
-        """The arguments of a primitive with one source and one result."""
-        return {SRC: self.desc.inputs[0], DST: self.desc.outputs[0]}
-
-    def any(self, dims: Sequence[int]) -> Any:
-        """A descriptor that leaves the layout to the primitive."""
-        return Descriptor(self.library, dims, FLOAT32).handle
-
     def operand(self, tensor: int, dims: Sequence[int]) -> Any:
         """As ``descriptor``, of an operand of a product; in bfloat16 if ``narrow``."""
         own = self.descriptor(tensor, dims)
         if not self.narrow:
             return own
         _, strides = self._seen(tensor, dims)
-        taken = Descriptor(self.library, dims, BFLOAT16, [step // 2 for step in strides]).handle
+        taken = descriptor(self.library, dims, BFLOAT16, [step // 2 for step in strides])
         self.converted[tensor] = Converted(own, taken)
         return taken
 
+    def any(self, dims: Sequence[int], dtype: np.dtype = FLOAT32) -> Any:
+        """A descriptor that leaves the layout to the primitive."""
+        return descriptor(self.library, dims, dtype)
+
     def weights(self, dims: Sequence[int]) -> Any:
-        """A descriptor of constant weights, whose layout is left to the primitive."""
+        """As ``any``, for constant weights, in the dtype in which the primitive reads them."""
         if self.desc.scaling is not None:
-            return Descriptor(self.library, dims, INT8).handle
-        return Descriptor(self.library, dims, BFLOAT16 if self.narrow else FLOAT32).handle
+            return self.any(dims, INT8)
+        return self.any(dims, BFLOAT16 if self.narrow else FLOAT32)
 
     def packed(self, dims: Sequence[int], order: Sequence[int] = ()) -> Any:
         """The descriptor of a tensor without gaps, its dims in ``order`` in memory."""
-        return Descriptor(self.library, dims, FLOAT32, packed_strides(dims, ITEM, order)).handle
+        return descriptor(self.library, dims, FLOAT32, packed_strides(dims, ITEM, order))
 
     def of(self, array: np.ndarray | None) -> Any:
-        """The descriptor of an array as it lies in memory; NULL for None."""
-        return self.ffi.NULL if array is None else Descriptor.of(self.library, array).handle
-
-    def dims(self, numbers: Sequence[int]) -> Any:
-        """``numbers`` as a C array of dims."""
-        return self.ffi.new("dnnl_dim_t[]", list(numbers))
+        """The descriptor of an array as it lies in memory; None for None."""
+        return None if array is None else descriptor_of(self.library, array)
 
     def primitive(
         self,
-        create: Callable[..., int],
+        name: str,
         arguments: Sequence[Any],
-        tensors: dict[int, int],
+        tensors: dict[int, int] | None = None,
         constants: Constants | None = None,
         *,
         view: Callable[[Sequence[int]], Sequence[int]] = tuple,
-        dropped: tuple[int, ...] = (),
+        dropped: Sequence[int] = (),
     ) -> BoundPrimitive:
-        """The primitive of ``create(desc, engine, *arguments, attr)`` with the post-ops of the
-        ``OpDesc``.
+        """The primitive of this ``name`` and ``arguments`` (see ``Primitive``) with the post-ops of
+        the ``OpDesc``.
 
-        ``tensors``, ``constants`` and ``dropped`` are those of ``BoundPrimitive``. ``view`` maps
-        the dims of the result, and of tensors that broadcast to it, to those that the primitive
-        sees.
+        ``tensors``, by default the first input and the first output, ``constants`` and ``dropped``
+        are those of ``BoundPrimitive``. ``view`` maps the dims of the result, and of tensors that
+        broadcast to it, to those that the primitive sees.
         """
         desc, library = self.desc, self.library
+        if tensors is None:
+            tensors = {SRC: desc.inputs[0], DST: desc.outputs[0]}
         added = desc.post_ops.attributes(library, view, desc.tensors, self.strides, self.summed)
         if desc.scaling is not None:
             added.fixed.update(desc.scaling.arguments(library, added.attributes))
             for argument, tensor in desc.scaling.late.items():
                 added.tensors[argument] = tensor
-                one, step = self._dtype(tensor), self._dtype(tensor).itemsize
-                own = Descriptor(library, [1], one, [step]).handle
-                taken = Descriptor(library, [1], INT32, [INT32.itemsize]).handle
+                dtype = self._dtype(tensor)
+                own = descriptor(library, [1], dtype, [dtype.itemsize])
+                taken = descriptor(library, [1], INT32, [INT32.itemsize])
                 self.converted[tensor] = Converted(own, taken)
-        primitive = Primitive(library, create, *arguments, attr=added.attributes)
+        primitive = Primitive(library, name, arguments, added.attributes)
+        tensors = tensors | added.tensors
         return BoundPrimitive(
-            primitive,
-            tensors | added.tensors,
-            added.fixed,
-            constants or {},
-            dropped,
-            self.converted,
+            primitive, tensors, added.fixed, constants or {}, dropped, self.converted
         )
 
 
@@ -239,10 +219,10 @@ class PrimitiveSpec:
     ``create(context)`` raises ``DnnlError`` if oneDNN has none. ``dims_order``: the order of the
     dims of the result in memory; empty if any will do. ``contiguous_inputs``: tensors that must
     have no gaps and be in the order of the result. ``any_layout``: the result may be written in any
-    order, at no cost. ``inplace``: tensors whose memory the result may take over; so it may that of
-    ``summed``, to which it is then added. ``accept_reference``: oneDNN calls this code "ref", and
-    it is fast all the same. ``narrow``: operands may be rounded to bfloat16. ``held`` is computed
-    once for all plans, and lives as long as one of them.
+    order, at no cost. ``inplace``: tensors whose memory the result may take over, as it may that of
+    ``summed``, to which it is then added. ``accept_reference``: oneDNN calls this code "ref", but
+    it is fast. ``narrow``: operands may be rounded to bfloat16. ``held`` is computed once for all
+    plans, and lives as long as one of them.
     """
 
     desc: OpDesc

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.onednn.library import Library
-from penstock.backends.onednn.primitive import SRC, Descriptor, memory
+from penstock.backends.onednn.primitive import SRC, descriptor_of, memory
 from penstock.ops.common.constant_cache import Shared
 
-# What is added to an argument of a primitive (DNNL_ARG_ATTR_*).
+# Added to an argument of a primitive (DNNL_ARG_ATTR_*).
 _SCALES, ZERO_POINTS = 4096, 8192
 
 
@@ -35,23 +35,17 @@ class Scaling:
     signed: Collection[int] = ()
 
     def arguments(self, library: Library, attributes: Any) -> dict[int, Any]:
-        """Set these on ``attributes``; returns the memory that calls need for them, by argument."""
-        lib, found = library.lib, {}
+        """Set these on ``attributes``; return the memory that calls need for them, by argument."""
+        lib, arrays = library.lib, {}
         for argument, (mask, factors) in self.scales.items():
             library.check(lib.dnnl_primitive_attr_set_scales_mask(attributes, argument, mask))
-            found[_SCALES | argument] = _held(library, factors)
-        for argument, zero in self.zeros.items():
+            arrays[_SCALES | argument] = factors
+        for argument in (*self.zeros, *[late & ~ZERO_POINTS for late in self.late]):
             library.check(lib.dnnl_primitive_attr_set_zero_points_mask(attributes, argument, 0))
-            found[ZERO_POINTS | argument] = _held(library, np.array([zero], np.int32))
-        for argument in self.late:
-            at = argument & ~ZERO_POINTS
-            library.check(lib.dnnl_primitive_attr_set_zero_points_mask(attributes, at, 0))
-        return found
+        for argument, zero in self.zeros.items():
+            arrays[ZERO_POINTS | argument] = np.array([zero], np.int32)
+        return {i: memory(library, descriptor_of(library, x), x) for i, x in arrays.items()}
 
 
 SIGNED = Scaling(zeros={SRC: 128})
 """of a copy of uint8 as int8"""
-
-
-def _held(library: Library, array: np.ndarray) -> Any:
-    return memory(library, Descriptor.of(library, array).handle, array)

@@ -27,6 +27,8 @@ _INITIAL, _FINAL, _WEIGHTS_ITER = (2, 3), (18, 19), 34
 # The gates of ONNX (i o f c; z r h) in the order of oneDNN (i f c o; u r o).
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (0, 1, 2), "RNN": (0,)}
 
+_PRIMITIVES = {"LSTM": "lstm", "GRU": "gru", "RNN": "vanilla_rnn"}
+
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "sigmoid": "logistic"}
 
 _DIRECTIONS = {
@@ -150,8 +152,7 @@ def _create(
     arguments: _Arguments,
     context: SpecContext,
 ) -> BoundPrimitive:
-    layer, sizes, lib = recurrence.layer, recurrence.sizes, context.lib
-    tensors, null = arguments.tensors, context.ffi.NULL
+    layer, sizes, tensors = recurrence.layer, recurrence.sizes, arguments.tensors
     for i in arguments.contiguous:
         # For a sequence with gaps between its steps, oneDNN 3.2 calls code that is not there.
         type_ = desc.tensors[i]
@@ -168,7 +169,7 @@ def _create(
     def states(candidates: Sequence[int]) -> list[Any]:
         used = _states(layer, candidates)
         if tensors.keys().isdisjoint(used):
-            return [null for _ in used]
+            return [None for _ in used]
         order = (1, 0, 2) if layer.batch_first else ()
         dims = recurrence.state_dims
         return [
@@ -176,18 +177,19 @@ def _create(
             for a in used
         ]
 
-    is_rnn = layer.kind == "RNN"
+    name, is_rnn = _PRIMITIVES[layer.kind], layer.kind == "RNN"
+    if layer.kind == "GRU" and layer.linear_before_reset:
+        name = "lbr_gru"
     return context.primitive(
-        _create_function(layer, lib),
+        f"{name}_forward",
         [
-            lib.dnnl_forward_inference,
-            *([getattr(lib, f"dnnl_eltwise_{recurrence.activation}")] if is_rnn else ()),
-            getattr(lib, f"dnnl_{_DIRECTIONS[layer.reverse]}"),
+            *([f"eltwise_{recurrence.activation}"] if is_rnn else ()),
+            _DIRECTIONS[layer.reverse],
             sequence(SRC, sizes.inputs),
             *states(_INITIAL),
             context.any(weights.w.shape),
             context.any(weights.r.shape),
-            *([null, null] if layer.kind == "LSTM" else ()),  # peepholes and a projection
+            *([None, None] if layer.kind == "LSTM" else ()),  # peepholes and a projection
             context.of(weights.bias),
             sequence(DST, sizes.directions * sizes.hidden),
             *states(_FINAL),
@@ -198,17 +200,6 @@ def _create(
         arguments.constants,
         dropped=arguments.dropped,
     )
-
-
-def _create_function(layer: Layer, lib: Any) -> Any:
-    """oneDNN's function that creates the descriptor of the primitive."""
-    if layer.kind == "LSTM":
-        return lib.dnnl_lstm_forward_primitive_desc_create
-    if layer.kind == "RNN":
-        return lib.dnnl_vanilla_rnn_forward_primitive_desc_create
-    if layer.linear_before_reset:
-        return lib.dnnl_lbr_gru_forward_primitive_desc_create
-    return lib.dnnl_gru_forward_primitive_desc_create
 
 
 def _activation(layer: Layer, attrs: Attrs) -> str | None:

@@ -62,51 +62,34 @@ def reduction(desc: OpDesc) -> PrimitiveSpec | None:
     if len(desc.output.dims) < rank:
         kept = [axis for axis in kept if axis not in form.axes]  # type: ignore[assignment]
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        steps, made = context.strides[desc.inputs[0]], context.strides[desc.outputs[0]]
-        assert steps is not None and made is not None
-        before, count, after = _grouped(x.dims, steps, taken)
-        rest = [axis for axis in _order(x.dims, steps) if axis not in taken]
-        if rest != [kept[axis] for axis in _order(desc.output.dims, made)]:
+    def create(context: SpecContext) -> BoundPrimitive:
+        source, target = context.strides[desc.inputs[0]], context.strides[desc.outputs[0]]
+        assert source is not None and target is not None
+        before, count, after = _grouped(x.dims, source, taken)
+        rest = [axis for axis in _order(x.dims, source) if axis not in taken]
+        if rest != [kept[axis] for axis in _order(desc.output.dims, target)]:
             raise DnnlError(UNIMPLEMENTED)
         return _primitive(context, algorithms, before, count, after)
 
     # A reduction that is also a pooling reads any order of dims; a sum only the innermost axes.
     dims_order = () if algorithms.pooling else tuple(range(rank))
-    return PrimitiveSpec(desc, create_primitive, dims_order, (desc.inputs[0],))
+    return PrimitiveSpec(desc, create, dims_order, (desc.inputs[0],))
 
 
 def _primitive(
     context: SpecContext, algorithms: _Algorithms, before: int, count: int, after: int
 ) -> BoundPrimitive:
-    lib = context.lib
     if after == 1:
+        ends = [context.packed((before, n)) for n in (count, 1)]
         return context.primitive(
-            lib.dnnl_reduction_primitive_desc_create,
-            [
-                getattr(lib, f"dnnl_reduction_{algorithms.reduction}"),
-                context.packed((before, count)),
-                context.packed((before, 1)),
-                0.0,
-                0.0,
-            ],
-            context.ends,
+            "reduction", [f"reduction_{algorithms.reduction}", *ends, 0.0, 0.0]
         )
     if not algorithms.pooling:
         raise DnnlError(UNIMPLEMENTED)
-    return context.primitive(
-        lib.dnnl_pooling_forward_primitive_desc_create,
-        [
-            lib.dnnl_forward_inference,
-            getattr(lib, f"dnnl_pooling_{algorithms.pooling}"),
-            context.packed((before, after, count, 1), (0, 2, 3, 1)),
-            context.packed((before, after, 1, 1), (0, 2, 3, 1)),
-            context.dims((1, 1)),
-            context.dims((count, 1)),
-            *(context.dims((0, 0)) for _ in range(3)),
-        ],
-        context.ends,
-    )
+    ends = [context.packed((before, after, n, 1), (0, 2, 3, 1)) for n in (count, 1)]
+    geometry = [[1, 1], [count, 1], [0, 0], [0, 0], [0, 0]]  # strides, kernel, no gaps or padding
+    algorithm = f"pooling_{algorithms.pooling}"
+    return context.primitive("pooling_forward", [algorithm, *ends, *geometry])
 
 
 def _order(dims: Sequence[int], steps: Sequence[int]) -> list[int]:

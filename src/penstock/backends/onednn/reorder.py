@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from penstock.backends.onednn.op_desc import OpDesc
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
 
@@ -16,11 +14,8 @@ def reorder(desc: OpDesc) -> PrimitiveSpec | None:
 def copy_spec(desc: OpDesc, dims_order: tuple[int, ...] = ()) -> PrimitiveSpec:
     """A copy of the first input in the dtype and layout of the output."""
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        def create(handle: Any, engine: Any, source: Any, target: Any, attr: Any) -> int:
-            create_desc = context.lib.dnnl_reorder_primitive_desc_create
-            return int(create_desc(handle, source, engine, target, engine, attr))
+    def create(context: SpecContext) -> BoundPrimitive:
+        engine = context.library.engine
+        return context.primitive("reorder", [context.source, engine, context.target, engine])
 
-        return context.primitive(create, [context.source, context.target], context.ends)
-
-    return PrimitiveSpec(desc, create_primitive, dims_order)
+    return PrimitiveSpec(desc, create, dims_order)

@@ -12,6 +12,7 @@ from penstock.ops.onnx.resize import Table, resize_tables
 # Positions this close to halfway between two elements may be rounded either way by oneDNN.
 _TIE = 1e-3
 _MOST = 1 << 22
+_CLOSE = 1e-6
 
 
 def resampling(desc: OpDesc) -> PrimitiveSpec | None:
@@ -32,21 +33,11 @@ def resampling(desc: OpDesc) -> PrimitiveSpec | None:
     if not tables or not all(table.axis >= 2 and same(table) for table in tables):
         return None
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        return context.primitive(
-            lib.dnnl_resampling_forward_primitive_desc_create,
-            [
-                lib.dnnl_forward_inference,
-                getattr(lib, f"dnnl_resampling_{mode}"),
-                context.ffi.NULL,
-                context.source,
-                context.target,
-            ],
-            context.ends,
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        arguments = [f"resampling_{mode}", None, context.source, context.target]
+        return context.primitive("resampling_forward", arguments)
 
-    return PrimitiveSpec(desc, create_primitive, channels_last(len(x.dims)), (desc.inputs[0],))
+    return PrimitiveSpec(desc, create, channels_last(len(x.dims)), (desc.inputs[0],))
 
 
 def _positions(table: Table) -> np.ndarray:
@@ -77,6 +68,3 @@ def _same_linear(table: Table) -> bool:
     for index, weight in ((left, left + 1 - x), (left + 1, x - left)):
         np.add.at(own, (rows, np.clip(index, 0, table.size - 1).astype(np.intp)), weight)
     return bool(np.abs(own - wanted).max() < _CLOSE)
-
-
-_CLOSE = 1e-6

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from penstock.ir.graph import Node, Value
@@ -15,7 +14,7 @@ from penstock.types import ANY, FLOAT32, TensorType, Type
 _MOST_KERNELS = 32
 
 OPERATIONS = frozenset({"Conv", "ConvTranspose", "Gemm", "LayerNormalization", "MatMul", "Softmax"})
-"""those that are worth a look at their shapes in each run"""
+"""operations for which a look at the shapes in each run pays off"""
 
 Choose = Callable[[Node, Sequence[Type | None]], Kernel]
 
@@ -25,46 +24,31 @@ def is_dynamic(node: Node, types: Sequence[Type | None]) -> bool:
     dims are unknown."""
     if node.op.name not in OPERATIONS or node.op.domain or len(node.outputs) != 1:
         return False
-    types_ = [type_ for type_ in types if type_ is not None]
-    if not all(isinstance(type_, TensorType) and type_.dtype == FLOAT32 for type_ in types_):
-        return False
-    return not all(isinstance(type_, TensorType) and type_.static for type_ in types_)
+    inputs = [type_ for type_ in types if type_ is not None]
+    tensors = [t for t in inputs if isinstance(t, TensorType) and t.dtype == FLOAT32]
+    return len(tensors) == len(inputs) and not all(tensor.static for tensor in tensors)
 
 
-class Dynamic:
-    """The function of such a node; ``choose`` returns the kernel of a node of known shapes."""
+def dynamic_kernel(node: Node, choose: Choose) -> Kernel:
+    """The kernel of such a node; ``choose`` returns the kernel of a node of known shapes."""
+    (output,) = node.outputs
+    assert output is not None
+    consts = [None if value is None else value.const for value in node.inputs]
 
-    def __init__(self, node: Node, choose: Choose) -> None:
-        self._node = node
-        self._choose = choose
-        self._lock = threading.Lock()
-        self._kernels: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
-
-    def __call__(self, *inputs: Any) -> Any:
-        key = tuple([None if x is None else x.shape for x in inputs])
-        with self._lock:
-            function = self._kernels.get(key)
-            if function is not None:
-                self._kernels.move_to_end(key)
-        if function is None:
-            function = self._made(inputs)
-            with self._lock:
-                self._kernels[key] = function
-                while len(self._kernels) > _MOST_KERNELS:
-                    self._kernels.popitem(last=False)
-        return function(*inputs)
-
-    def _made(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        node = self._node
-        types = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
-        consts = [None if value is None else value.const for value in node.inputs]
+    @lru_cache(maxsize=_MOST_KERNELS)
+    def function_for(shapes: tuple[tuple[int, ...] | None, ...]) -> Callable[..., Any]:
+        types = [None if shape is None else TensorType(FLOAT32, shape) for shape in shapes]
         values = [
             value if value is None or value.const is not None else Value(value.name, type_ or ANY)
             for value, type_ in zip(node.inputs, types, strict=True)
         ]
-        types_ = node.op.infer(types, node.attrs, consts)
-        (output,) = node.outputs
-        assert output is not None
-        made = Value(output.name, types_[0] if types_ else output.type)
-        known = Node(node.op, values, [made], node.attrs, name=node.name, origin=node.origin)
-        return self._choose(known, types).function
+        inferred = node.op.infer(types, node.attrs, consts)
+        result = Value(output.name, inferred[0] if inferred else output.type)
+        static = Node(node.op, values, [result], node.attrs, name=node.name, origin=node.origin)
+        return choose(static, types).function
+
+    def function(*inputs: Any) -> Any:
+        shapes = tuple([None if x is None else x.shape for x in inputs])
+        return function_for(shapes)(*inputs)
+
+    return Kernel(function)

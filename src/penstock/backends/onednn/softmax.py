@@ -9,9 +9,8 @@ from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpe
 from penstock.ir.layout import channels_last
 from penstock.ops.common.shape_rules import normalize_axis
 
-_SINGLE_AXIS = (
-    13  # the version since which Softmax is over one axis, and not over all from that axis on
-)
+SINGLE_AXIS = 13
+"""the version since which Softmax is over one axis, and not over all from that axis on"""
 
 
 def softmax(desc: OpDesc) -> PrimitiveSpec | None:
@@ -25,7 +24,7 @@ def softmax(desc: OpDesc) -> PrimitiveSpec | None:
         return None
     node, dims = desc.node, x.dims
     order = tuple(range(len(dims)))
-    if node.op.since < _SINGLE_AXIS:
+    if node.op.since < SINGLE_AXIS:
         first = node.attrs.get("axis", 1)
         if first == len(dims):
             return None
@@ -41,19 +40,9 @@ def softmax(desc: OpDesc) -> PrimitiveSpec | None:
     shape = math.prod(dims) // width, width
     algorithm = "accurate" if node.op.name == "Softmax" else "log"
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        lib = context.lib
-        return context.primitive(
-            lib.dnnl_softmax_forward_primitive_desc_create,
-            [
-                lib.dnnl_forward_inference,
-                getattr(lib, f"dnnl_softmax_{algorithm}"),
-                context.descriptor(desc.inputs[0], shape, order),
-                context.descriptor(desc.outputs[0], shape, order),
-                1,
-            ],
-            context.ends,
-        )
+    def create(context: SpecContext) -> BoundPrimitive:
+        ends = [context.descriptor(i, shape, order) for i in (desc.inputs[0], desc.outputs[0])]
+        return context.primitive("softmax_forward", [f"softmax_{algorithm}", *ends, 1])
 
     whole = (desc.inputs[0],)
-    return PrimitiveSpec(desc, create_primitive, order, whole, inplace=whole)
+    return PrimitiveSpec(desc, create, order, whole, inplace=whole)
