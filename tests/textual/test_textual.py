@@ -14,7 +14,7 @@ from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.ops import find
-from penstock.ops.internal.fused import fused
+from penstock.ops.internal.fused import fused, is_fused, parts
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.parser import find_operation, parse_graph, parse_model
 from penstock.textual.printer import format_graph, format_model, format_type
@@ -269,9 +269,9 @@ def test_parse_graph_nested_deeper_than_64_is_refused() -> None:
         ),
         (
             "graph() -> () { Addd() }",
-            "line 1, column 17: there is no operation Addd; is it Add?",
+            "line 1, column 17: there is no operation Addd; is it 'Add'?",
         ),
-        ("graph() -> () { Addd-9() }", "there is no operation Addd-9; is it Add?"),
+        ("graph() -> () { Addd-9() }", "there is no operation Addd-9; is it 'Add'?"),
         ("graph() -> () { Add{a=1, a=2}() }", "line 1, column 26: there is an attribute 'a' alr"),
         ("graph() -> () { Add{a=}() }", "line 1, column 23: expected a value, found '}'"),
         ('graph() -> () { Add{a=bytes "x"}() }', "line 1, column 29: this is not base64"),
@@ -327,16 +327,33 @@ def test_internal_operation_of_a_pass_is_read_back() -> None:
     assert parse_graph(text).nodes[0].op is ZERO_NAN
 
 
-def test_fused_node_is_written_with_its_nodes_and_not_read_back() -> None:
+def test_fused_node_round_trip_gives_an_equal_node() -> None:
     x, h, y = (Value(name, TensorType(FLOAT32, (2,))) for name in "xhy")
     bias = Value("bias", const=np.ones(2, np.float32))
-    parts = [Node(any_op("Add"), [x, bias], [h]), Node(any_op("Relu"), [h], [y])]
-    node = fused(parts)
+    node = fused([Node(any_op("Add"), [x, bias], [h]), Node(any_op("Relu"), [h], [y])])
     text = format_graph(Graph([x], node.outputs, [node], "g"))
     assert 'penstock.Fused-1{ops="Add Relu"}(x, bias)' in text
     assert "= Relu(h)" in text
-    with pytest.raises(InvalidModel, match="no operation penstock"):
-        parse_graph(text)
+    back = parse_graph(text)
+    assert format_graph(back) == text
+    (again,) = back.nodes
+    assert is_fused(again)
+    assert again.attrs["region"].inputs == tuple(again.inputs)
+    assert [part.op.name for part in parts(again)] == ["Add", "Relu"]
+
+
+@pytest.mark.parametrize(
+    "region",
+    [
+        "",
+        "{ region: graph() -> (y) { y = Relu(x) } }",
+        "{ region: graph(x) -> (x) { } }",
+        "{ region: graph(x) -> (y) { y, z = Relu(x) } }",
+    ],
+)
+def test_fused_node_of_another_form_is_refused(region: str) -> None:
+    with pytest.raises(InvalidModel, match=r"a fused node has|a region has"):
+        parse_graph(f"graph(x) -> (f) {{ f = penstock.Fused(x) {region} }}")
 
 
 def test_parse_model_of_invalid_text_says_what_it_expected() -> None:

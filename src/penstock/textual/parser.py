@@ -13,28 +13,28 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
 from penstock import ops
 from penstock.errors import InvalidModel
-from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.graph import Graph, Model, Node, Value, sort
 from penstock.limits import DEFAULT_LIMITS
 from penstock.ops.common.reference import reference_op
 from penstock.ops.internal.case import CASE, expand_case
+from penstock.ops.internal.fused import FUSED, fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
-from penstock.textual.printer import CONSTANTS, NAME, WORDS, filled, number
+from penstock.textual.printer import CONSTANTS, NAME, WORDS, WRAPPERS, filled, number
 from penstock.types import (
     ANY,
     STRING,
     Dim,
     MapType,
-    OptionalType,
-    SequenceType,
     Shape,
     TensorType,
     Type,
@@ -44,18 +44,14 @@ from penstock.types import (
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 
-_INTERNAL = {(op.name, op.domain): op for op in (CASE, ZERO_NAN)}  # in no table, but read here
+_INTERNAL = {(op.name, op.domain): op for op in (CASE, FUSED, ZERO_NAN)}  # in no table
 
 
 def find_operation(name: str, domain: str, version: int | None) -> ops.Op | None:
-    """The operation of that name in the table, or among those of ``onnx.reference``; Case, of which
-    the graph gets what it expands to; or ZeroNaN, which passes insert."""
-    if (name, domain) in _INTERNAL:
-        return _INTERNAL[name, domain]
-    found = ops.find(name, domain, version)
-    if found is None and version is not None:
-        return reference_op(name, domain, version)
-    return found
+    """The operation of that name in the table, or among those of ``onnx.reference``; or an
+    operation that passes insert, or Case, of which the graph gets what it expands to."""
+    op = _INTERNAL.get((name, domain)) or ops.find(name, domain, version)
+    return reference_op(name, domain, version) if op is None and version is not None else op
 
 
 def parse_graph(text: str, find: Find = find_operation) -> Graph:
@@ -67,7 +63,7 @@ def parse_graph(text: str, find: Find = find_operation) -> Graph:
     parser = _Parser(text, find)
     graph = parser.graph()
     parser.end()
-    return parser.build(graph, None)
+    return parser.build(graph, ChainMap())
 
 
 def parse_model(text: str, find: Find = find_operation) -> Model:
@@ -77,7 +73,7 @@ def parse_model(text: str, find: Find = find_operation) -> Model:
     """
     parser = _Parser(text, find)
     if parser.sees("graph"):
-        graph = parser.build(parser.graph(), None)
+        graph = parser.build(parser.graph(), ChainMap())
         parser.end()
         return Model({graph.name: graph}, graph.name)
     return parser.model()
@@ -90,36 +86,29 @@ _TOKEN = re.compile(
     | (?P<number> -? [0-9]+ (?: \.[0-9]+ )? (?: [eE] [-+]? [0-9]+ )? )
     | (?P<name> {NAME} )
     | (?P<mark> -> | :: | \.\.\. | [-(){{}}\[\],:=?] )
+    | (?P<odd> . )
     """,
     re.VERBOSE,
 )
 _MAX_DIGITS = 400  # of a number; Python refuses to convert very long ones
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     offset: int
 
 
-@dataclass(slots=True)
-class _Reference:
+class _Reference(NamedTuple):
     """A name, or the position of a node, and where the text says it."""
 
     name: str | int
     offset: int
 
 
-@dataclass(slots=True)
-class _Declaration:
-    name: str
-    type: Type
+class _Declaration(NamedTuple):
+    value: Value
     offset: int
-    const: np.ndarray | None = None
-
-    def value(self) -> Value:
-        return Value(self.name, self.type, const=self.const)
 
 
 @dataclass(slots=True)
@@ -128,12 +117,10 @@ class _NodeText:
     outputs: list[_Declaration | None]
     inputs: list[_Reference | None]
     attrs: dict[str, Any]
-    graphs: dict[str, _GraphText]
     offset: int
+    graphs: dict[str, _GraphText] = field(default_factory=dict)
     after: list[_Reference] = field(default_factory=list)
-    device: str = ""
-    name: str = ""
-    origin: str = ""
+    labels: dict[str, Any] = field(default_factory=dict)  # name, device and origin
 
 
 @dataclass(slots=True)
@@ -147,21 +134,8 @@ class _GraphText:
     nodes: list[_NodeText] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Scope:
-    values: dict[str, Value]
-    around: _Scope | None
-
-    def find(self, name: str) -> Value | None:
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.values:
-                return scope.values[name]
-            scope = scope.around
-        return None
-
-
 T = TypeVar("T")
+Scope: TypeAlias = "ChainMap[str, Value]"
 
 
 class _Parser:
@@ -173,25 +147,18 @@ class _Parser:
         self.position = 0
         self.depth = 0
         self.tokens: list[_Token] = []
-        offset = 0
-        while offset < len(text):
-            match = _TOKEN.match(text, offset)
-            if match is None:
-                odd = text[offset]
-                self.fail(
-                    offset,
-                    "this string does not end" if odd == '"' else f"{odd!r} cannot stand here",
-                )
-            kind = match.lastgroup
-            assert kind is not None
+        for match in _TOKEN.finditer(text):
+            kind, piece, offset = match.lastgroup or "", match.group(), match.start()
+            if kind == "odd":
+                odd = "this string does not end" if piece == '"' else f"{piece!r} cannot stand here"
+                self.fail(offset, odd)
             if kind != "blank":
-                self.tokens.append(_Token(kind, match.group(), offset))
-            offset = match.end()
-        self.tokens.append(_Token("end", "the end of the text", offset))
+                self.tokens.append(_Token(kind, piece, offset))
+        self.tokens.append(_Token("end", "the end of the text", len(text)))
 
     def fail(self, offset: int, problem: str) -> NoReturn:
         before = self.text[:offset]
-        line, column = before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+        line, column = before.count("\n") + 1, offset - before.rfind("\n")
         raise InvalidModel(f"line {line}, column {column}: {problem}")
 
     # Tokens
@@ -206,22 +173,25 @@ class _Parser:
         return token
 
     def sees(self, text: str, ahead: int = 0) -> bool:
-        position = min(self.position + ahead, len(self.tokens) - 1)
-        token = self.tokens[position]
+        token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
         return token.text == text and token.kind in ("mark", "name")
 
+    def sees_dtype(self) -> bool:
+        return self.token.kind == "name" and self.token.text in dtypes()
+
     def accept(self, text: str) -> bool:
-        found = self.sees(text)
-        self.position += found
-        return found
+        seen = self.sees(text)
+        self.position += seen
+        return seen
 
     def expect(self, text: str) -> None:
         if not self.accept(text):
             self.unexpected(repr(text))
 
     def unexpected(self, wanted: str) -> NoReturn:
-        found = self.token.text if self.token.kind == "end" else repr(self.token.text[:40])
-        self.fail(self.token.offset, f"expected {wanted}, found {found}")
+        token = self.token
+        seen = token.text if token.kind == "end" else repr(token.text[:40])
+        self.fail(token.offset, f"expected {wanted}, found {seen}")
 
     def end(self) -> None:
         if self.token.kind != "end":
@@ -231,14 +201,11 @@ class _Parser:
         """Items between marks, separated by commas."""
         self.expect(opening)
         items: list[T] = []
-        if self.accept(closing):
-            return items
-        while True:
-            items.append(item())
-            if self.accept(closing):
-                return items
-            if not self.accept(","):
+        while not self.accept(closing):
+            if items and not self.accept(","):
                 self.unexpected(f"',' or {closing!r}")
+            items.append(item())
+        return items
 
     def nested(self, item: Callable[[], T]) -> T:
         """What may contain itself, no deeper than graphs may nest anyway."""
@@ -260,13 +227,12 @@ class _Parser:
         return self.advance().text
 
     def string(self, what: str) -> str:
-        token = self.token
-        if token.kind != "string":
+        if self.token.kind != "string":
             self.unexpected(f"{what}, in quotes")
         try:
-            text = json.loads(token.text, strict=False)
+            text = json.loads(self.token.text, strict=False)
         except ValueError:
-            self.fail(token.offset, "a string must be written as in JSON")
+            self.fail(self.token.offset, "a string must be written as in JSON")
         self.advance()
         return str(text)
 
@@ -288,29 +254,27 @@ class _Parser:
         self.expect("model")
         entry = self.name("the name of the graph that a run starts with")
         path = self.string("a path") if self.accept("path") else None
-        metadata: dict[str, str] = {}
-        graphs: dict[str, Graph] = {}
-        functions: dict[str, Graph] = {}
+        model = Model({}, entry, {}, {}, path)
         self.expect("{")
         while not self.accept("}"):
             offset = self.token.offset
             if self.accept("metadata"):
                 key = self.name("a key")
                 self.expect("=")
-                metadata[key] = self.string("a text")
+                model.metadata[key] = self.string("a text")
                 continue
-            found = functions if self.accept("function") else graphs
-            named = None
+            graphs = model.functions if self.accept("function") else model.graphs
+            name = None
             if not self.sees("graph"):
-                named = self.name("'metadata', 'function', a graph or '}'")
+                name = self.name("'metadata', 'function', a graph or '}'")
                 self.expect(":")
-            graph = self.build(self.graph(), None)
-            key = graph.name if named is None else named
-            if key in found:
+            graph = self.build(self.graph(), ChainMap())
+            key = graph.name if name is None else name
+            if key in graphs:
                 self.fail(offset, f"there is a graph or function {key!r} already")
-            found[key] = graph
+            graphs[key] = graph
         self.end()
-        return Model(graphs, entry, functions, metadata, path)
+        return model
 
     def graph(self) -> _GraphText:
         return self.nested(self.graph_text)
@@ -332,61 +296,61 @@ class _Parser:
     def declaration(self) -> _Declaration:
         offset = self.token.offset
         name = self.name("the name of a value")
-        return _Declaration(name, self.type() if self.accept(":") else ANY, offset)
+        return _Declaration(Value(name, self.type() if self.accept(":") else ANY), offset)
 
     def reference(self) -> _Reference:
         return _Reference(offset=self.token.offset, name=self.name("the name of a value"))
 
+    def optional(self, item: Callable[[], T]) -> T | None:
+        return None if self.accept("_") else item()
+
     def statement(self, graph: _GraphText) -> None:
         outputs: list[_Declaration | None] = []
         if any(self.sees(mark, ahead=1) for mark in (",", ":", "=")):
-            outputs.append(self.output())
+            outputs.append(self.optional(self.declaration))
             while self.accept(","):
-                outputs.append(self.output())
+                outputs.append(self.optional(self.declaration))
             self.expect("=")
         if self.sees("const"):
             graph.constants.append(self.constant(outputs))
         else:
             graph.nodes.append(self.node(outputs))
 
-    def output(self) -> _Declaration | None:
-        return None if self.accept("_") else self.declaration()
-
     def constant(self, outputs: Sequence[_Declaration | None]) -> _Declaration:
-        offset = self.token.offset
-        self.expect("const")
+        offset = self.advance().offset
         if len(outputs) != 1 or outputs[0] is None:
             self.fail(offset, "a constant is one value: 'name: type = const ...'")
-        declared = outputs[0]
-        kind = declared.type
-        if self.token.kind == "name" and self.token.text in dtypes():
-            kind = self.type()
-        elif isinstance(kind, TensorType) and kind.data is None:
-            declared.type = ANY  # that which its contents have
-        declared.const = self.array(kind, offset)
-        return declared
+        value = outputs[0].value
+        type_ = value.type
+        if self.sees_dtype():
+            type_ = self.type()
+        elif isinstance(type_, TensorType) and type_.data is None:
+            value.type = ANY  # that which its contents have
+        const = self.array(type_, offset)
+        return _Declaration(Value(value.name, value.type, const=const), outputs[0].offset)
 
     def node(self, outputs: list[_Declaration | None]) -> _NodeText:
         start = self.token.offset
         op = self.operation()
-        attrs: dict[str, Any] = {}
-        if self.sees("{"):
-            for offset, key, attribute in self.many("{", self.attribute, "}"):
-                if key in attrs:
-                    self.fail(offset, f"there is an attribute {key!r} already")
-                attrs[key] = attribute
-        inputs = self.many("(", self.optional_reference, ")")
-        node = _NodeText(op, outputs, inputs, attrs, {}, start)
+        attributes = self.many("{", self.attribute, "}") if self.sees("{") else []
+        inputs = self.many("(", lambda: self.optional(self.reference), ")")
+        node = _NodeText(op, outputs, inputs, {}, start)
+        for offset, key, attribute in attributes:
+            self.check_new(key, node.attrs, offset)
+            node.attrs[key] = attribute
         self.clauses(node)
         if self.accept("{"):
             while not self.accept("}"):
                 offset = self.token.offset
                 key = self.name("the name of an attribute or '}'")
                 self.expect(":")
-                if key in attrs or key in node.graphs:
-                    self.fail(offset, f"there is an attribute {key!r} already")
+                self.check_new(key, {**node.attrs, **node.graphs}, offset)
                 node.graphs[key] = self.graph()
         return node
+
+    def check_new(self, key: str, attrs: Mapping[str, Any], offset: int) -> None:
+        if key in attrs:
+            self.fail(offset, f"there is an attribute {key!r} already")
 
     def operation(self) -> ops.Op:
         offset = self.token.offset
@@ -400,12 +364,11 @@ class _Parser:
             version = -self.integer("a version")
         op = self.find(name, domain, version)
         if op is None:
-            known = [o.full_name for o in ops.registered()]
+            registered = [o.full_name for o in ops.registered()]
             full = f"{domain}.{name}" if domain else name
-            close = [] if full in known else difflib.get_close_matches(full, known, 1)
-            hint = f"; is it {close[0]}?" if close else ""
-            which = full if version is None else f"{full}-{version}"
-            self.fail(offset, f"there is no operation {which}{hint}")
+            hint = "" if full in registered else _hint(full, registered)
+            suffix = "" if version is None else f"-{version}"
+            self.fail(offset, f"there is no operation {full}{suffix}{hint}")
         return op
 
     def attribute(self) -> tuple[int, str, Any]:
@@ -414,30 +377,22 @@ class _Parser:
         self.expect("=")
         return offset, key, self.literal()
 
-    def optional_reference(self) -> _Reference | None:
-        return None if self.accept("_") else self.reference()
-
     def clauses(self, node: _NodeText) -> None:
         seen: set[str] = set()
         while self.token.kind == "name" and self.token.text in ("after", "on", "as", "in", "from"):
             # A clause belongs to the node before it: as a name it would be in quotes.
-            token = self.advance()
-            word = "from" if token.text == "in" else token.text
-            if word in seen:
-                self.fail(token.offset, f"a node has only one {token.text!r}")
-            seen.add(word)
+            _, word, offset = self.advance()
+            label = {"on": "device", "as": "name", "in": "origin", "from": "origin"}.get(word, word)
+            if label in seen:
+                self.fail(offset, f"a node has only one {word!r}")
+            seen.add(label)
             if word == "after":
                 node.after = self.many("(", self.node_reference, ")")
-            elif word == "on":
-                node.device = self.name("a device")
-            elif word == "as":
-                node.name = self.name("the name of the node")
-            elif token.text == "from":
-                node.origin = self.name("an origin")
-            elif "as" in seen:
-                node.origin = f"{node.name} in {self.name('where the node comes from')}"
+            elif word == "in" and "name" not in seen:
+                self.fail(offset, "'in' comes after 'as'; 'from' gives an origin without it")
             else:
-                self.fail(token.offset, "'in' comes after 'as'; 'from' gives an origin without it")
+                text = self.name(f"the {label} of the node")
+                node.labels[label] = f"{node.labels['name']} in {text}" if word == "in" else text
 
     def node_reference(self) -> _Reference:
         offset = self.token.offset
@@ -453,12 +408,12 @@ class _Parser:
     def type_text(self) -> Type:
         if self.accept("any"):
             return ANY
-        for word, of in (("seq", SequenceType), ("optional", OptionalType)):
+        for word, wrapper in WRAPPERS.items():
             if self.accept(word):
                 self.expect("(")
                 element = self.type()
                 self.expect(")")
-                return of(element)
+                return wrapper(element)
         if self.accept("map"):
             self.expect("(")
             key = self.dtype()
@@ -478,8 +433,7 @@ class _Parser:
         return TensorType(dtype, shape, data)
 
     def dtype(self) -> np.dtype:
-        token = self.token
-        if token.kind != "name" or token.text not in dtypes():
+        if not self.sees_dtype():
             self.unexpected("a type")
         return dtypes()[self.advance().text]
 
@@ -508,17 +462,14 @@ class _Parser:
         if self.accept("-"):
             self.expect("inf")
             return -math.inf
+        if self.sees_dtype():
+            return self.array(self.type(), token.offset)
         if token.kind == "name" and token.text in CONSTANTS:
             return CONSTANTS[self.advance().text]
-        if self.accept("bytes"):
-            return self.base64()
-        if self.accept("type"):
-            return self.type()
-        if self.accept("dtype"):
-            return self.dtype()
-        if token.kind != "name" or token.text not in dtypes():
+        items = {"bytes": self.base64, "type": self.type, "dtype": self.dtype}
+        if token.kind != "name" or token.text not in items:
             self.unexpected("a value")
-        return self.array(self.type(), token.offset)
+        return items[self.advance().text]()
 
     def base64(self) -> bytes:
         offset = self.token.offset
@@ -527,25 +478,25 @@ class _Parser:
         except (binascii.Error, ValueError):
             self.fail(offset, "this is not base64")
 
-    def array(self, kind: Type, offset: int) -> np.ndarray:
-        """The contents of an array of type ``kind``."""
-        if not isinstance(kind, TensorType) or not kind.static or min(kind.dims, default=0) < 0:
+    def array(self, type_: Type, offset: int) -> np.ndarray:
+        """The contents of an array of this type."""
+        if not isinstance(type_, TensorType) or not type_.static or min(type_.dims, default=0) < 0:
             self.fail(offset, "an array needs its dtype and all its dims: float32[3, 4]")
-        assert kind.dtype is not None
-        size = math.prod(kind.dims)
+        dtype, dims = type_.dtype, type_.dims
+        assert dtype is not None
         if self.accept("base64"):
             data = self.base64()
-            if kind.dtype == STRING or len(data) != size * kind.dtype.itemsize:
-                self.fail(offset, f"{len(data)} bytes do not fit {kind}")
-            array = np.frombuffer(data, kind.dtype.newbyteorder("<")).astype(kind.dtype)
-            if array.dtype == np.bool_ and any(byte > 1 for byte in data):
+            if dtype == STRING or len(data) != math.prod(dims) * dtype.itemsize:
+                self.fail(offset, f"{len(data)} bytes do not fit {type_}")
+            array = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
+            if dtype == np.bool_ and any(byte > 1 for byte in data):
                 self.fail(offset, "a bool is a byte of 0 or 1")
         else:
-            array = self.elements(kind.dtype, kind.dims, self.literal(), offset)
+            array = self.elements(dtype, dims, self.literal(), offset)
         try:
-            return array.reshape(kind.dims)
+            return array.reshape(dims)
         except (OverflowError, ValueError):
-            self.fail(offset, f"{kind} is not a shape that an array can have")
+            self.fail(offset, f"{type_} is not a shape that an array can have")
 
     def elements(
         self, dtype: np.dtype, shape: Sequence[int], literal: Any, offset: int
@@ -570,46 +521,58 @@ class _Parser:
 
     # Names
 
-    def build(self, text: _GraphText, around: _Scope | None) -> Graph:
-        """The graph, its names resolved to values, nested graphs included."""
-        scope = _Scope({}, around)
+    def build(
+        self, text: _GraphText, around: Scope, arguments: Sequence[Value] | None = None
+    ) -> Graph:
+        """The graph, its names resolved to values, nested graphs included. ``arguments`` are values
+        to take for its inputs."""
+        scope = around.new_child()
 
         def declare(declared: _Declaration) -> Value:
-            if declared.name in scope.values:
-                self.fail(declared.offset, f"there is a value {declared.name!r} already")
-            scope.values[declared.name] = value = declared.value()
+            value = declared.value
+            if value.name in scope.maps[0]:
+                self.fail(declared.offset, f"there is a value {value.name!r} already")
+            scope[value.name] = value
             return value
 
         def resolve(reference: _Reference) -> Value:
-            assert isinstance(reference.name, str)
-            value = scope.find(reference.name)
-            if value is None:
-                close = difflib.get_close_matches(reference.name, scope.values, 1)
-                hint = f"; is it {close[0]!r}?" if close else ""
-                self.fail(reference.offset, f"there is no value {reference.name!r}{hint}")
-            return value
+            name = str(reference.name)
+            if name not in scope:
+                hint = _hint(name, scope.maps[0])
+                self.fail(reference.offset, f"there is no value {name!r}{hint}")
+            return scope[name]
 
         for declared in (*text.uses, *text.constants):
             declare(declared)
         inputs = [declare(declared) for declared in text.inputs]
-        made = [[d if d is None else declare(d) for d in node.outputs] for node in text.nodes]
+        if arguments is not None:
+            scope.update(zip((value.name for value in inputs), arguments, strict=True))
+        outputs = [[d and declare(d) for d in node.outputs] for node in text.nodes]
         nodes = []
-        for node, outputs in zip(text.nodes, made, strict=True):
-            graphs = {key: self.build(inner, scope) for key, inner in node.graphs.items()}
-            nodes.append(
-                Node(
-                    node.op,
-                    [r if r is None else resolve(r) for r in node.inputs],
-                    outputs,
-                    {**node.attrs, **graphs},
-                    name=node.name,
-                    device=node.device,
-                    origin=node.origin,
-                )
-            )
+        for node, results in zip(text.nodes, outputs, strict=True):
+            values = [r and resolve(r) for r in node.inputs]
+            attrs = self.attrs(node, values, scope)
+            nodes.append(Node(node.op, values, results, attrs, **node.labels))
         targets = self.connect(text, nodes)
         nodes = list(chain.from_iterable(map(self.expand, nodes, text.nodes)))
         return Graph(inputs, [resolve(r) for r in text.outputs], nodes, text.name, targets)
+
+    def attrs(
+        self, text: _NodeText, inputs: Sequence[Value | None], scope: Scope
+    ) -> Mapping[str, Any]:
+        """The attributes of a node with its graphs. The region of a fused node reads its inputs."""
+        if text.op is not FUSED:
+            graphs = {key: self.build(inner, scope) for key, inner in text.graphs.items()}
+            return {**text.attrs, **graphs}
+        region = text.graphs.get("region")
+        values = [value for value in inputs if value is not None]
+        if region is None or not len(region.inputs) == len(inputs) == len(values):
+            self.fail(text.offset, "a fused node has a graph 'region' with as many inputs")
+        graph = self.build(region, scope, values)
+        sort(graph)
+        if not graph.nodes or any(len(node.outputs) != 1 for node in graph.nodes):
+            self.fail(text.offset, "a region has nodes of one output each")
+        return fused(graph.nodes).attrs
 
     def expand(self, node: Node, text: _NodeText) -> Sequence[Node]:
         if node.op is not CASE:
@@ -621,17 +584,22 @@ class _Parser:
 
     def connect(self, text: _GraphText, nodes: list[Node]) -> list[Node]:
         """Resolve the control inputs of the nodes of one graph; its targets."""
-        named: dict[str | int, list[Node]] = {i: [node] for i, node in enumerate(nodes)}
+        by_name: dict[str | int, list[Node]] = {i: [node] for i, node in enumerate(nodes)}
         for node in nodes:
-            named.setdefault(node.name, []).append(node)
+            by_name.setdefault(node.name, []).append(node)
 
         def resolve(reference: _Reference) -> Node:
-            found = named.get(reference.name, [])
-            if len(found) != 1:
-                told = f"{len(found)} nodes of this graph are {reference.name!r}"
-                self.fail(reference.offset, told)
-            return found[0]
+            matches = by_name.get(reference.name, [])
+            if len(matches) != 1:
+                problem = f"{len(matches)} nodes of this graph are {reference.name!r}"
+                self.fail(reference.offset, problem)
+            return matches[0]
 
         for node, written in zip(nodes, text.nodes, strict=True):
             node.control_inputs += map(resolve, written.after)
         return [resolve(reference) for reference in text.targets]
+
+
+def _hint(name: str, candidates: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, candidates, 1)
+    return f"; is it {close[0]!r}?" if close else ""

@@ -43,7 +43,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -80,6 +80,12 @@ WORDS = frozenset(
 )  # names that must be quoted
 
 
+WRAPPERS: Mapping[str, type[SequenceType | OptionalType]] = {
+    "seq": SequenceType,
+    "optional": OptionalType,
+}
+
+
 def format_graph(graph: Graph, max_elements: int | None = None) -> str:
     """``graph`` as text.
 
@@ -110,12 +116,11 @@ def format_type(kind: Type) -> str:
         shape = "..." if kind.shape is None else ", ".join(map(_dim, kind.shape))
         data = "" if kind.data is None else f"{{{', '.join(map(_dim, kind.data))}}}"
         return f"{dtype}[{shape}]{data}"
-    if isinstance(kind, SequenceType):
-        return f"seq({format_type(kind.element)})"
-    if isinstance(kind, OptionalType):
-        return f"optional({format_type(kind.element)})"
     if isinstance(kind, MapType):
         return f"map({dtype_name(kind.key)}, {format_type(kind.value)})"
+    for word, wrapper in WRAPPERS.items():
+        if isinstance(kind, wrapper):
+            return f"{word}({format_type(kind.element)})"
     return "any"
 
 
