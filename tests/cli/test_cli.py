@@ -16,6 +16,7 @@ from penstock.cli import main
 from penstock.passes.pipeline import PASSES
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import model_from_text
+from tests.support.tf_graphs import Builder, Type
 
 MODEL = """affine (float[N, 3] x, float[3] scale) => (float[N, 3] y) <float[3] b = {1, 2, 3}> {
     product = Mul(x, scale)
@@ -99,6 +100,35 @@ def test_invalid_input_exits_with_1_and_an_explanation(model, arguments, message
     error = as_json("run", model, *arguments, code=1)["error"]
     assert error["type"] == "InvalidInput"
     assert message in error["message"]
+
+
+@pytest.fixture
+def graph_def(tmp_path: Path) -> str:
+    """A GraphDef, whose input ``n:0`` has the alias ``n``."""
+    b = Builder()
+    b.node("Neg", b.placeholder("n", "float32", -1), name="y", T=Type("float32"))
+    path = tmp_path / "neg.pb"
+    path.write_bytes(b.bytes())
+    return str(path)
+
+
+def test_run_takes_an_alias_of_an_input(graph_def, tmp_path):
+    np.savez(tmp_path / "n.npz", n=np.ones(2, np.float32))
+    for argument in ("n=[1, 1]", "n:0=[1, 1]", f"{tmp_path}/n.npz"):
+        result = as_json("run", graph_def, "-i", argument)
+        assert result["outputs"]["y:0"]["first"] == [-1, -1]
+    result = as_json("run", graph_def, "-i", "n=random:7")
+    assert result["outputs"]["y:0"]["shape"] == [7]
+
+
+@pytest.mark.parametrize("command", [["profile", "--no-trace"], ["bench", "--seconds", "0"]])
+def test_measuring_commands_take_an_alias_of_an_input(graph_def, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    as_json(*command, graph_def, "-i", "n=random:7")
+
+
+def test_info_takes_the_shape_of_an_alias(graph_def):
+    assert as_json("info", graph_def, "--shape", "n=7")["plan"]["inputs"] == {"n:0": "float32[7]"}
 
 
 @pytest.mark.parametrize(
@@ -305,6 +335,13 @@ def test_plan_after_fuse_shows_the_nodes_of_a_fused_node(foldable):
     text = call("plan", foldable, "--after", "fuse").stdout
     assert 'penstock.Fused-1{ops="MatMul Mul"}' in text
     assert "region: graph(" in text
+
+
+@pytest.mark.skipif(library() is None, reason="no oneDNN")
+def test_plan_from_text_after_fuse_equals_the_plan_of_the_model(foldable, tmp_path):
+    path = tmp_path / "graph.txt"
+    path.write_text(call("plan", foldable, "--after", "fuse").stdout, encoding="utf-8")
+    assert call("plan", "--from", str(path)).stdout == call("plan", foldable).stdout
 
 
 def test_plan_after_unknown_pass_is_a_usage_error_that_lists_the_names(foldable):

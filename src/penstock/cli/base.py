@@ -32,48 +32,38 @@ Show = Callable[[Mapping[str, Any]], None]
 
 
 def command(show: Show) -> Callable[[Callable[..., dict[str, Any]]], click.Command]:
-    """Register a command: it returns what ``--json`` prints, or else ``show`` shows; a
-    ``PenstockError`` ends it with exit code 1."""
+    """Register a command: it returns what ``--json`` prints, or else ``show`` shows. A
+    ``PenstockError`` ends it with exit code 1, and so does a result that is not ``ok``."""
 
     def register(function: Callable[..., dict[str, Any]]) -> click.Command:
-        name = function.__name__.rstrip("_")
-        return main.command(name)(_wrapped(function, show, name))
+        @main.command(function.__name__)
+        @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+        @wraps(function)
+        def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
+            try:
+                with _progress(function.__name__, quiet=as_json):
+                    result = function(*arguments, **options)
+            except PenstockError as error:
+                title = type(error).__name__
+                result = {"ok": False, "error": {"type": title, "message": str(error)}}
+                if not as_json:
+                    click.secho(f"{title}: ", fg="red", bold=True, nl=False, err=True)
+                    click.echo(str(error), err=True)
+            else:
+                if not as_json:
+                    show(result)
+            if as_json:
+                click.echo(json.dumps(result, indent=2))
+            if not result.get("ok", True):
+                sys.exit(1)
+
+        return wrapped
 
     return register
 
 
-def _wrapped(function: Callable[..., dict[str, Any]], show: Show, name: str) -> Callable[..., None]:
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-    @wraps(function)
-    def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
-        try:
-            with progress(name, quiet=as_json):
-                result = function(*arguments, **options)
-        except PenstockError as error:
-            exit_with(error, as_json)
-        if as_json:
-            click.echo(json.dumps(result, indent=2))
-        else:
-            show(result)
-        if not result.get("ok", True):
-            sys.exit(1)
-
-    return wrapped
-
-
-def exit_with(error: PenstockError, as_json: bool) -> None:
-    """Print the error and end the process with exit code 1."""
-    name = type(error).__name__
-    if as_json:
-        click.echo(json.dumps({"ok": False, "error": {"type": name, "message": str(error)}}))
-    else:
-        click.secho(f"{name}: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(str(error), err=True)
-    sys.exit(1)
-
-
 @contextmanager
-def progress(what: str, *, quiet: bool) -> Iterator[None]:
+def _progress(what: str, *, quiet: bool) -> Iterator[None]:
     """Show a moving bar on a terminal after one second."""
     if quiet or not sys.stderr.isatty():
         yield
@@ -133,18 +123,20 @@ def read_dims(text: str) -> tuple[int, ...]:
         raise click.UsageError(f"dims must look like 1x3x224x224, not {text!r}") from None
 
 
-def all_shapes(model: Model, given: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Dims of every input: as given, else as declared, else 1."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for value in model.graph.inputs:
-        if isinstance(value.type, TensorType):
-            dims = value.type.shape or ()
-            shapes[value.name] = tuple(d if isinstance(d, int) else 1 for d in dims)
-    for text in given:
-        name, equals, dims_text = text.rpartition("=")
+def known_dims(type_: TensorType) -> tuple[int, ...]:
+    """The dims of a tensor, 1 for unknown ones."""
+    return tuple(dim if isinstance(dim, int) else 1 for dim in type_.shape or ())
+
+
+def all_shapes(model: Model, texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Dims of every input: those of ``--shape``, else as declared, else 1."""
+    types = {value.name: value.type for value in model.graph.inputs}
+    shapes = {name: known_dims(t) for name, t in types.items() if isinstance(t, TensorType)}
+    for text in texts:
+        name, equals, dims = text.rpartition("=")
         if not equals:
             raise click.UsageError(f"--shape must be NAME=DIMS, not {text!r}")
-        shapes[name] = read_dims(dims_text)
+        shapes[name if name in types else model.aliases.get(name, name)] = read_dims(dims)
     return shapes
 
 

@@ -6,12 +6,12 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from penstock.cli.base import MODEL, PLANNER, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
@@ -24,22 +24,21 @@ _WARM_UP_RUNS = 3
 _MIN_RUNS = 5
 
 
+_COLUMNS = (
+    ("executor", "executor", ""),
+    ("threads", "threads", ""),
+    ("clients", "clients", ""),
+    ("first ms", "first_ms", ".2f"),
+    ("median ms", "median_ms", ".3f"),
+    ("least ms", "least_ms", ".3f"),
+    ("runs/s", "runs_per_s", ".1f"),
+)  # title, key and format
+
+
 def _show_bench(result: Mapping[str, Any]) -> None:
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
-    rows = [
-        (
-            row["executor"],
-            str(row["threads"]),
-            str(row["clients"]),
-            f"{row['first_ms']:.2f}",
-            f"{row['median_ms']:.3f}",
-            f"{row['least_ms']:.3f}",
-            f"{row['runs_per_s']:.1f}",
-        )
-        for row in result["rows"]
-    ]
-    headers = ("executor", "threads", "clients", "first ms", "median ms", "least ms", "runs/s")
-    show_table(headers, rows)
+    rows = [[format(row[key], form) for _, key, form in _COLUMNS] for row in result["rows"]]
+    show_table([title for title, _, _ in _COLUMNS], rows)
 
 
 @command(_show_bench)
@@ -97,10 +96,7 @@ def bench(
     rows = []
     for executor, count, client_count in product(executors or ("auto",), counts, clients or (1,)):
         with compile(loaded, executor=executor, threads=count, memory_planner=planner) as session:
-            names = [port.name for port in session.inputs]
-            left = [name for name in names if not any(t.startswith(f"{name}=") for t in inputs)]
-            given = [*(f"{name}=random" for name in left), *inputs]
-            feeds = read_feeds(session, given, np.random.default_rng(seed))
+            feeds = read_feeds(session, inputs, seed, fill=True)
             begin = time.perf_counter()
             session.run(feeds)
             first = time.perf_counter() - begin
@@ -127,29 +123,22 @@ def _timed(
 ) -> tuple[list[float], float]:
     """The time of each run with this many concurrent clients, and of all together, in seconds."""
     times: list[float] = []
-    errors: list[BaseException] = []
     ready = threading.Barrier(clients + 1)
 
     def client() -> None:
         ready.wait()
         end = time.perf_counter() + seconds
         count = 0
-        try:
-            while count < _MIN_RUNS or time.perf_counter() < end:
-                begin = time.perf_counter()
-                session.run(feeds)
-                times.append(time.perf_counter() - begin)
-                count += 1
-        except BaseException as error:
-            errors.append(error)
+        while count < _MIN_RUNS or time.perf_counter() < end:
+            begin = time.perf_counter()
+            session.run(feeds)
+            times.append(time.perf_counter() - begin)
+            count += 1
 
-    workers = [threading.Thread(target=client) for _ in range(clients)]
-    for worker in workers:
-        worker.start()
-    ready.wait()
-    begin = time.perf_counter()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
-    return times, time.perf_counter() - begin
+    with ThreadPoolExecutor(clients) as pool:
+        runs = [pool.submit(client) for _ in range(clients)]
+        ready.wait()
+        begin = time.perf_counter()
+        for run in runs:
+            run.result()
+        return times, time.perf_counter() - begin

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
-from penstock.analysis.verify import verify
 from penstock.backends.registry import available, describe
 from penstock.cli.base import (
     EXECUTOR,
@@ -25,10 +23,10 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
-from penstock.frontends.load import load
+from penstock.frontends.load import check_and_sort, load
 from penstock.inspect.explain import format_bytes
 from penstock.inspect.gantt import draw_charts, format_charts
-from penstock.ir.graph import Graph, Model, Value, clone, sort
+from penstock.ir.graph import Graph, Model, clone
 from penstock.ops.work_estimate import flops
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
@@ -72,7 +70,8 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
     """Inputs, outputs, operations, parameters, work and memory of a model."""
     loaded = load(model)
     graph = loaded.graph
-    constants = _constants(loaded)
+    inputs = (v for node in graph.walk() for v in node.inputs if v is not None)
+    constants = {id(v.const): v.const for v in inputs if v.const is not None}.values()
     result: dict[str, Any] = {
         "model": str(model),
         "metadata": loaded.metadata,
@@ -105,15 +104,6 @@ def info(model: Path, shapes: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-def _constants(model: Model) -> list[np.ndarray]:
-    values: dict[int, np.ndarray] = {}
-    for node in model.graph.walk():
-        for value in node.inputs:
-            if isinstance(value, Value) and value.const is not None:
-                values[id(value.const)] = value.const
-    return list(values.values())
-
-
 # check
 
 
@@ -130,19 +120,14 @@ def _show_check(result: Mapping[str, Any]) -> None:
 @MODEL
 def check(model: Path) -> dict[str, Any]:
     """Verify a model and report everything that is wrong with it."""
-    problems: list[str] = []
-    unsupported: list[str] = []
+    result: dict[str, Any] = {"ok": True, "problems": [], "unsupported": []}
     try:
         compile(model)
     except InvalidModel as error:
-        problems.extend(error.problems)
+        result |= {"ok": False, "problems": list(error.problems)}
     except Unsupported as error:
-        unsupported.extend(str(operation) for operation in error.operations)
-    return {
-        "ok": not problems and not unsupported,
-        "problems": problems,
-        "unsupported": unsupported,
-    }
+        result |= {"ok": False, "unsupported": [str(operation) for operation in error.operations]}
+    return result
 
 
 # plan
@@ -153,16 +138,11 @@ def _show_plan(result: Mapping[str, Any]) -> None:
         click.echo(result["text"], nl=False)
         return
     if "arena_bytes" in result:
-        bounds = result["arena_lower_bound"]
-        rows = [
-            (
-                name,
-                format_bytes(size),
-                format_bytes(bounds[name]),
-                f"{size / (bounds[name] or 1):.3f}",
-            )
-            for name, size in result["arena_bytes"].items()
-        ]
+        rows = []
+        for name, size in result["arena_bytes"].items():
+            bound = result["arena_lower_bound"][name]
+            ratio = f"{size / (bound or 1):.3f}"
+            rows.append((name, format_bytes(size), format_bytes(bound), ratio))
         show_table(("planner", "arena", "lower bound", "ratio"), rows)
         return
     workers = result["workers"]
@@ -229,9 +209,12 @@ def plan(
 ) -> dict[str, Any]:
     """How a model will run: its steps and their memory, or the generated program, its streams, a
     forecast, or the arenas of all memory planners; or its graph after a compiler pass."""
-    if (model is None) == (text_file is None):
+    if model is not None and text_file is None:
+        loaded = load(model)
+    elif text_file is not None and model is None:
+        loaded = _read_text(text_file)
+    else:
         raise click.UsageError("name either a MODEL or a text file with --from")
-    loaded = _read_text(text_file) if model is None else load(model)
     compiled = partial(
         compile,
         loaded,
@@ -254,8 +237,8 @@ def plan(
     if svg is not None:
         svg.write_text(draw_charts(session.schedule(max_streams)), encoding="utf-8")
     if streams or svg is not None:
-        found = session.schedule(max_streams)
-        return {"text": format_charts(found), "blocks": [asdict(chart) for chart in found]}
+        charts = session.schedule(max_streams)
+        return {"text": format_charts(charts), "blocks": [asdict(chart) for chart in charts]}
     return {"text": session.source if source else session.explain()}
 
 
@@ -275,18 +258,13 @@ def _graph_after(name: str, compiled: Callable[..., Session]) -> Graph:
     return snapshots[0]
 
 
-def _read_text(path: Path | None) -> Model:
+def _read_text(path: Path) -> Model:
     """The model that a file has in text form, verified and sorted as ``load`` does."""
-    assert path is not None
     try:
-        text = path.read_text(encoding="utf-8")
+        model = parse_model(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidModel(f"{path} is not a text file: {error}") from error
-    try:
-        model = parse_model(text)
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from error
-    verify(model)
-    for graph in (*model.graphs.values(), *model.functions.values()):
-        sort(graph)
+    check_and_sort(model)
     return model

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from penstock.cli.base import EXECUTOR, MODEL, command, show_table
 from penstock.cli.run import INPUTS, SEED, read_feeds
@@ -77,11 +76,7 @@ def profile(
     """
     loaded = load(model)
     session = compile(loaded)
-    names = [port.name for port in session.inputs]
-    missing = [name for name in names if not any(text.startswith(f"{name}=") for text in inputs)]
-    # Random values first, so that arrays from files replace them.
-    random = [f"{name}=random" for name in missing]
-    feeds = read_feeds(session, [*random, *inputs], np.random.default_rng(seed))
+    feeds = read_feeds(session, inputs, seed, fill=True)
     measured = session.profile(feeds, runs=runs)
     session = compile(loaded, executor=executor)
     session.run(feeds)

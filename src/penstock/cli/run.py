@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from penstock.cli.base import EXECUTOR, MODEL, PLANNER, command, read_dims, show_table
+from penstock.cli.base import EXECUTOR, MODEL, PLANNER, command, known_dims, read_dims, show_table
 from penstock.errors import InvalidInput
 from penstock.limits import DEFAULT_LIMITS
 from penstock.observers.trace import Trace
@@ -37,19 +37,14 @@ def _show_run(result: Mapping[str, Any]) -> None:
     rows = []
     for name, output in result["outputs"].items():
         input_type = f"{output['dtype']}{output['shape']}" if "dtype" in output else output["type"]
-        spread = ", ".join(
-            f"{k} {output[k]:.6g}" for k in ("min", "mean", "max") if _real(output, k)
-        )
-        shown = output.get("first", output.get("value"))
-        rows.append((name, input_type, spread, str(shown), output.get("file", "")))
+        spread = {k: output.get(k) for k in ("min", "mean", "max")}
+        shown = ", ".join(f"{k} {v:.6g}" for k, v in spread.items() if isinstance(v, float))
+        first = str(output.get("first", output.get("value")))
+        rows.append((name, input_type, shown, first, output.get("file", "")))
     headers = ("output", "type", "range", "first values", "file")
     show_table(headers if any(row[4] for row in rows) else headers[:4], rows)
     seconds = result["seconds"]
     click.echo(f"loaded in {seconds['load']:.3f} s, ran in {seconds['compile_and_run']:.3f} s")
-
-
-def _real(output: Mapping[str, Any], key: str) -> bool:
-    return isinstance(output.get(key), float)
 
 
 @command(_show_run)
@@ -79,48 +74,56 @@ def run(
     begin = time.perf_counter()
     session = compile(model, executor=executor, memory_planner=planner)
     recording = None if trace is None else Trace()
-    feeds = read_feeds(session, inputs, np.random.default_rng(seed))
+    feeds = read_feeds(session, inputs, seed)
     compiled = time.perf_counter()
     outputs = session.run(feeds, list(fetches) or None, timeout=timeout, trace=recording)
     ended = time.perf_counter()
     if trace is not None and recording is not None:
         recording.save(trace)
-    files = {}
+    summaries = {name: _summary(value) for name, value in outputs.items()}
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for name, value in outputs.items():
-            files[name] = str(_save(output, name, value))
+            summaries[name]["file"] = str(_save(output, name, value))
     return {
-        "outputs": {
-            name: {**_summary(value), **({"file": files[name]} if name in files else {})}
-            for name, value in outputs.items()
-        },
+        "outputs": summaries,
         "seconds": {"load": compiled - begin, "compile_and_run": ended - compiled},
     }
 
 
-def read_feeds(session: Session, given: Sequence[str], rng: np.random.Generator) -> dict[str, Any]:
+def read_feeds(
+    session: Session, texts: Sequence[str], seed: int, *, fill: bool = False
+) -> dict[str, Any]:
+    """Feeds by the names of inputs, from the texts of ``--input``. An input that none of them names
+    is random with ``fill``; without, that is an error unless another value is fed instead."""
     ports = {port.name: port for port in session.inputs}
+    aliases = {a: ports[name] for a, name in session.model.aliases.items() if name in ports}
+    by_name = {**aliases, **ports}
+    rng = np.random.default_rng(seed)
     feeds: dict[str, Any] = {}
-    for text in given:
-        # Names may have an equals sign of their own; values of known inputs come first.
-        name, equals, what = text.partition("=")
-        known = next((n for n in ports if text.startswith(f"{n}=")), None)
-        if known is not None:
-            name, equals, what = known, "=", text[len(known) + 1 :]
-        if not equals:
+    for text in texts:
+        # Names may have an equals sign of their own: those of inputs come first.
+        name = next((n for n in by_name if text.startswith(f"{n}=")), text.partition("=")[0])
+        what = text[len(name) + 1 :]
+        port = by_name.get(name)
+        if name == text:
             if not text.endswith(".npz"):
                 raise click.UsageError(f"--input {text!r} must be NAME=WHAT or a .npz file")
-            feeds.update(_read_npz(text))
-            continue
-        port = ports.get(name)
-        if port is None and what.partition(":")[0] in ("random", "zeros"):
-            raise InvalidInput(f"cannot generate {name!r}: {suggest(name, ports)}")
-        feeds[name] = _value(name, what, port, rng)
-    missing = [str(port) for port in ports.values() if port.name not in feeds]
-    if missing and not feeds.keys() - ports.keys():
-        hints = " ".join(f"--input {n}=random" for n in ports if n not in feeds)
-        raise InvalidInput(f"no value for {', '.join(missing)}; for a first look: {hints}")
+            arrays = _read_npz(text)
+            feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
+        elif port is None and what.partition(":")[0] in ("random", "zeros"):
+            raise InvalidInput(f"cannot generate {name!r}: {suggest(name, by_name)}")
+        else:
+            feeds[name if port is None else port.name] = _value(name, what, port, rng)
+    missing = [port for port in ports.values() if port.name not in feeds]
+    if fill:
+        feeds.update(
+            (port.name, _generated(port.name, "random", "", port, rng)) for port in missing
+        )
+    elif missing and not feeds.keys() - ports.keys():
+        hints = " ".join(f"--input {port.name}=random" for port in missing)
+        names = ", ".join(map(str, missing))
+        raise InvalidInput(f"no value for {names}; for a first look: {hints}")
     return feeds
 
 
@@ -149,16 +152,12 @@ def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) ->
 def _generated(
     name: str, word: str, dims: str, port: Port | None, rng: np.random.Generator
 ) -> np.ndarray:
-    input_type = port.type if port is not None else None
+    input_type = port and port.type
     if not isinstance(input_type, TensorType) or input_type.dtype is None:
         raise InvalidInput(f"input {name!r}: {word} needs an input that is a tensor of known dtype")
     if input_type.dtype == STRING:
         raise InvalidInput(f"input {name!r}: strings cannot be {word}, give them in JSON")
-    shape = (
-        read_dims(dims)
-        if dims
-        else tuple(d if isinstance(d, int) else 1 for d in input_type.shape or ())
-    )
+    shape = read_dims(dims) if dims else known_dims(input_type)
     max_bytes = DEFAULT_LIMITS.max_bytes
     if max_bytes is not None and math.prod(shape) * input_type.dtype.itemsize > max_bytes:
         raise InvalidInput(
@@ -168,11 +167,9 @@ def _generated(
     try:
         if word == "zeros":
             return np.zeros(shape, input_type.dtype)
-        if input_type.dtype.kind == "b":
-            return rng.integers(0, 2, shape).astype(input_type.dtype)
-        if input_type.dtype.kind in "iu":
-            return rng.integers(0, 100, shape).astype(input_type.dtype)
-        return rng.standard_normal(shape).astype(input_type.dtype)
+        end = {"b": 2, "i": 100, "u": 100}.get(input_type.dtype.kind)
+        values = rng.integers(0, end, shape) if end else rng.standard_normal(shape)
+        return values.astype(input_type.dtype)
     except (MemoryError, OverflowError, ValueError) as error:
         raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
 

@@ -28,10 +28,15 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
         source = path
     with gc_pause.paused():
         model = _read(source, limits)
-        verify(model, limits)
-        for graph in (*model.graphs.values(), *model.functions.values()):
-            sort(graph)
+        check_and_sort(model, limits)
     return model
+
+
+def check_and_sort(model: Model, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Verify a model, and sort the nodes of its graphs. Raises ``InvalidModel``."""
+    verify(model, limits)
+    for graph in (*model.graphs.values(), *model.functions.values()):
+        sort(graph)
 
 
 # First bytes: a GraphDef begins with a node, a library or versions; ModelProto and SavedModel begin
@@ -60,10 +65,8 @@ def _read(source: Any, limits: Limits) -> Model:
 
 
 def _is_graph_def(path: Path) -> bool:
-    if path.suffix in _TEXT:
-        return True
     if path.suffix != ".pb":
-        return False
+        return path.suffix in _TEXT
     try:
         with path.open("rb") as file:
             return file.read(1) in (b"", *_GRAPH_DEF)

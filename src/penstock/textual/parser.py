@@ -30,17 +30,7 @@ from penstock.ops.internal.case import CASE, expand_case
 from penstock.ops.internal.fused import FUSED, fused
 from penstock.ops.internal.zero_nan import ZERO_NAN
 from penstock.textual.printer import CONSTANTS, NAME, WORDS, WRAPPERS, filled, number
-from penstock.types import (
-    ANY,
-    STRING,
-    Dim,
-    MapType,
-    Shape,
-    TensorType,
-    Type,
-    dtype_name,
-    dtypes,
-)
+from penstock.types import ANY, STRING, Dim, MapType, Shape, TensorType, Type, dtype_name, dtypes
 
 Find: TypeAlias = Callable[[str, str, int | None], ops.Op | None]
 

@@ -8,13 +8,7 @@ everything, so that a user learns of all faults of a file in one attempt.
 
 from __future__ import annotations
 
-from penstock.errors import (
-    MAX_PROBLEMS,
-    InvalidModel,
-    Unsupported,
-    UnsupportedOperation,
-    used_by,
-)
+from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported, UnsupportedOperation, used_by
 from penstock.limits import Limits
 
 NO_KERNEL = "no kernel is available for it"

@@ -291,13 +291,7 @@ class _Importer:
             definition = self.definition(meaning.schema)
             return self.call(definition, proto, inputs, outputs, name, context)
         old = NodeUpgrade(
-            name,
-            inputs,
-            outputs,
-            attrs,
-            types=self.types,
-            unique=self.names.unique,
-            origin=origin,
+            name, inputs, outputs, attrs, types=self.types, unique=self.names.unique, origin=origin
         )
         old.version = meaning.schema.version
         self.upgrade(old, meaning.rule, key)
@@ -428,11 +422,7 @@ class _Importer:
         return Node(op, [value], [output], name=name, origin=f"{name} in {context.where}")
 
     def constant(
-        self,
-        proto: NodeProto,
-        outputs: Sequence[Value | None],
-        index: int,
-        context: ImportContext,
+        self, proto: NodeProto, outputs: Sequence[Value | None], index: int, context: ImportContext
     ) -> None:
         """Make the output of a Constant node a constant."""
         shared = context.call.constants if context.call is not None and context.is_body else {}

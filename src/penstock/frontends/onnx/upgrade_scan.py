@@ -34,11 +34,7 @@ def scan_8(old: NodeUpgrade) -> None:
     )
     rows = [Value(inner.fresh("row")) for _ in values]
     results: list[Value | None] = [Value(inner.fresh("result")) for _ in old.outputs]
-    attrs = {
-        "body": old.attrs["body"],
-        "num_scan_inputs": n,
-        "scan_input_directions": directions,
-    }
+    attrs = {"body": old.attrs["body"], "num_scan_inputs": n, "scan_input_directions": directions}
     if lengths is None:
         inner.become("Scan", rows, attrs, results)
         outputs = [value for value in results if value is not None]

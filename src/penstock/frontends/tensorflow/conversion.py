@@ -13,12 +13,7 @@ from penstock.frontends.common.diagnostics import Diagnostics, InexpressibleErro
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
-from penstock.frontends.tensorflow.scope import (
-    DeclaredNode,
-    GraphScope,
-    Reference,
-    UniquePrefixes,
-)
+from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference, UniquePrefixes
 from penstock.frontends.tensorflow.variables import Variables
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.shape_rules import element_number
