@@ -56,13 +56,6 @@ class PenstockBackend(Backend):  # type: ignore[misc]
         return PenstockRep(compile(model, **kwargs))
 
     @classmethod
-    def run_model(
-        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """Compile a model and run it once."""
-        return cls.prepare(model, device, **kwargs).run(inputs)
-
-    @classmethod
     def run_node(
         cls,
         node: onnx.NodeProto,

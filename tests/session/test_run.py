@@ -89,7 +89,7 @@ def job(
         assert observed == bool(observers)
         if isinstance(executor, Exception):
             raise executor
-        return PreparedRun(executor, [], Request(Subgraph(Graph([], [], []), ["y"]), ["y"]))
+        return executor, [], Request(Subgraph(Graph([], [], []), ["y"]), ("y",))
 
     return Job(run_of(timeout, cancel, observers), prepare)
 

@@ -35,15 +35,10 @@ def paused() -> Iterator[None]:
         with _LOCK:
             _holders -= 1
             if _holders == 0 and _was_enabled:
-                _age()
+                if not gc.get_freeze_count():  # or objects that the user froze would thaw
+                    gc.freeze()
+                    gc.unfreeze()  # into the oldest generation, without a walk
                 gc.enable()
-
-
-def _age() -> None:
-    """Move all objects to the oldest generation without walking them."""
-    if not gc.get_freeze_count():  # or objects that the user froze would thaw
-        gc.freeze()
-        gc.unfreeze()
 
 
 @in_child

@@ -70,39 +70,34 @@ class _Formatter:
             queue = f", queue {task.queue}" if task.queue else ""
             names = ", ".join(f"t{t}" for t in before.get(number, ()))
             waits = f" after {names}" if names else ""
-            about = f"about {task.seconds * 1e6:.1f} us"
-            yield f"{'  ' * depth}task t{number}{waits} ({about}{queue})"
+            yield f"{'  ' * depth}task t{number}{waits} (about {task.seconds * 1e6:.1f} us{queue})"
             for step in task.steps:
                 yield from self.signals("waits for", tasks.signals.waits, step, depth)
                 if step not in tasks.expanded:
                     yield from self.steps((step,), depth)
                 else:
                     yield self.step(step, depth)
-                    inside = zip(block_names(step), tasks.expanded[step], strict=True)
-                    for name, inner in inside:
+                    for name, inner in zip(block_names(step), tasks.expanded[step], strict=True):
                         yield f"{'  ' * depth}     {name}:"
                         yield from self.tasks(tasks, inner, depth + 1)
                 yield from self.signals("emits", tasks.signals.emits, step, depth)
 
     def signals(
-        self, what: str, of: Mapping[Step, Sequence[int]], step: Step, depth: int
+        self, verb: str, of: Mapping[Step, Sequence[int]], step: Step, depth: int
     ) -> Iterator[str]:
-        numbers = of.get(step)
-        if numbers:
-            yield f"{'  ' * depth}     {what} signal {', '.join(map(str, numbers))}"
+        if numbers := of.get(step):
+            yield f"{'  ' * depth}     {verb} signal {', '.join(map(str, numbers))}"
 
     def step(self, step: Step, depth: int) -> str:
         self.number += 1
         outputs = ", ".join(self.slot(i, typed=True) for i in step.outputs)
         inputs = ", ".join(self.slot(i, typed=False) for i in step.inputs)
-        extra = ""
+        call = f"{format_operation(step.node)}({inputs})"
         if step.workspace >= 0:
             workspace = self.plan.slots[step.workspace].type
-            extra = f" workspace {self.where(step.workspace)} {workspace}"
+            call += f" workspace {self.where(step.workspace)} {workspace}"
         origin = step.node.origin or step.node.name
-        number = f"{self.number:>4} "
-        call = f"{format_operation(step.node)}({inputs})"
-        return f"{'  ' * depth}{number}{outputs} = {call}{extra}  # {origin}"
+        return f"{'  ' * depth}{self.number:>4} {outputs} = {call}  # {origin}"
 
     def slot(self, index: int, *, typed: bool) -> str:
         if index < 0:
@@ -127,11 +122,10 @@ def block_names(step: Step) -> Sequence[str]:
 
 def format_bytes(n: float) -> str:
     """Bytes in the largest binary unit that keeps them above 1."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024 or unit == "GiB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"
-        n /= 1024
-    raise AssertionError
+    if n < 1024:
+        return f"{n:.0f} B"
+    power = min((int(n).bit_length() - 1) // 10, 3)
+    return f"{n / 1024**power:.2f} {'BKMG'[power]}iB"
 
 
 def format_operation(node: Node) -> str:

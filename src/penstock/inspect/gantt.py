@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 from xml.sax.saxutils import escape
 
 from penstock.algorithms.ordering import ranks
@@ -51,11 +52,10 @@ class Chart:
     @property
     def title(self) -> str:
         """A heading for the chart."""
-        count = len(self.streams)
-        streams = f"{count} stream{'' if count == 1 else 's'}"
-        signals = f"{self.signals} signal{'' if self.signals == 1 else 's'}"
+        streams, signals = len(self.streams), self.signals
         return (
-            f"{self.name}: {streams}, {signals}, {microseconds(self.makespan)} simulated, "
+            f"{self.name}: {streams} stream{'s' * (streams != 1)}, "
+            f"{signals} signal{'s' * (signals != 1)}, {microseconds(self.makespan)} simulated, "
             f"{microseconds(self.serial)} on one stream"
         )
 
@@ -66,12 +66,10 @@ def microseconds(seconds: float) -> str:
 
 def charts(plan: StepTable, schedules: StreamSchedules) -> list[Chart]:
     """Charts of the plan's outermost block, and of inner blocks that have streams of their own."""
-    return list(_charts(plan.steps, f"plan {plan.name!r}", schedules, 0))
+    return list(_charts(plan.steps, f"plan {plan.name!r}", schedules))
 
 
-def _charts(
-    steps: Sequence[Step], name: str, schedules: StreamSchedules, depth: int
-) -> Iterator[Chart]:
+def _charts(steps: Sequence[Step], name: str, schedules: StreamSchedules) -> Iterator[Chart]:
     block = schedules.of(steps)
     schedule = block.schedule
     cost = [schedules.seconds(step) for step in steps]
@@ -104,9 +102,8 @@ def _charts(
     for i in schedule.order:
         step = steps[i]
         if step.control and schedules.expands(step):
-            for name_, inner_block in zip(block_names(step), step.blocks, strict=True):
-                inner = f"{name_} of {step.node.label}"
-                yield from _charts(inner_block.steps, inner, schedules, depth + 1)
+            for role, inner in zip(block_names(step), step.blocks, strict=True):
+                yield from _charts(inner.steps, f"{role} of {step.node.label}", schedules)
 
 
 def format_charts(charts: Sequence[Chart]) -> str:
@@ -123,10 +120,8 @@ def format_charts(charts: Sequence[Chart]) -> str:
                 emits = "".join(f" !{k}" for k in bar.emits)
                 times = f"{bar.start * 1e6:10.1f} ..{bar.finish * 1e6:10.1f} us"
                 rank = f"rank {bar.rank * 1e6:.1f}"
-                lines.append(
-                    f"    {bar.number:>4} {times}  {rank:<14} {bar.operation}{waits}{emits}"
-                    f"  # {bar.origin}"
-                )
+                step = f"{bar.operation}{waits}{emits}  # {bar.origin}"
+                lines.append(f"    {bar.number:>4} {times}  {rank:<14} {step}")
         if chart.end:
             lines.append(f"  stream 0 waits{''.join(f' ?{k}' for k in chart.end)} at the end")
     return "\n".join(lines) + "\n"
@@ -166,13 +161,11 @@ def draw_charts(charts: Sequence[Chart]) -> str:
 
 def _scale(charts: Sequence[Chart]) -> float:
     """Pixels per second."""
-    lengths = sorted(
-        bar.finish - bar.start for chart in charts for stream in chart.streams for bar in stream
-    )
     longest = max((chart.makespan for chart in charts), default=0.0)
     if not longest:
         return 1.0
-    median = lengths[len(lengths) // 2]
+    bars = [bar for chart in charts for stream in chart.streams for bar in stream]
+    median = median_high(bar.finish - bar.start for bar in bars)
     width = _MEDIAN_BAR / median * longest if median else _FEWEST_WIDE
     return min(max(width, _FEWEST_WIDE), _MOST_WIDE) / longest
 
@@ -194,23 +187,20 @@ def _chart(
             emitted |= dict.fromkeys(bar.emits, (_LEFT + bar.finish * scale, middle))
     for s, bars in enumerate(chart.streams):
         for bar in bars:
-            for k in bar.waits:
-                end = _LEFT + bar.start * scale, top + _TOP + _LANE * s + _BAR / 2
-                yield _arrow(emitted[k], end, k)
+            end = _LEFT + bar.start * scale, top + _TOP + _LANE * s + _BAR / 2
+            yield from [_arrow(emitted[k], end, k) for k in bar.waits]
 
 
 def _bar(bar: Bar, y: float, scale: float, colour: str) -> Iterator[str]:
+    label = f"{bar.number} {bar.operation}"
     x, wide = _LEFT + bar.start * scale, max((bar.finish - bar.start) * scale, 1.0)
-    about = (
-        f"{bar.number} {bar.operation}, {bar.origin}: {microseconds(bar.start)} to "
-        f"{microseconds(bar.finish)}, rank {microseconds(bar.rank)}"
-    )
+    times = f"{microseconds(bar.start)} to {microseconds(bar.finish)}"
+    about = f"{label}, {bar.origin}: {times}, rank {microseconds(bar.rank)}"
     yield (
         f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_BAR}" fill="{colour}" '
         f'stroke="white" stroke-width="0.5"><title>{escape(about)}</title></rect>'
     )
     room = int(wide / 6.2)
-    label = f"{bar.number} {bar.operation}"
     if room < len(label):
         label = str(bar.number) if room >= len(str(bar.number)) else ""
     if label:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
@@ -65,15 +65,8 @@ class Run:
             del error  # it holds this frame
 
 
-class PreparedRun(NamedTuple):
-    """What a run needs: an executor, the values fed, and the names of its outputs."""
-
-    executor: Executor
-    values: Sequence[Any]
-    request: Request
-
-
-Prepare = Callable[[bool], PreparedRun]
+PreparedRun = tuple[Executor, Sequence[Any], Request]
+"""What a run needs: an executor, the values fed, and the names of its outputs."""
 
 
 class Job:
@@ -83,7 +76,7 @@ class Job:
     while it is queued ends at once, and what is left in the queue does nothing.
     """
 
-    def __init__(self, run: Run, prepare: Prepare) -> None:
+    def __init__(self, run: Run, prepare: Callable[[bool], PreparedRun]) -> None:
         self.future: Future[dict[str, Any]] = Future()
         self._run = run
         self._prepare = prepare

@@ -208,8 +208,8 @@ class Session:
     def outputs(self) -> list[Port]:
         """Names and types of the model's outputs, as far as they are known before a run."""
         main = self._subgraphs.main
-        types = [value.type for value in main.graph.outputs]
-        return [Port(name, t) for name, t in zip(main.outputs, types, strict=True)]
+        pairs = zip(main.outputs, main.graph.outputs, strict=True)
+        return [Port(name, value.type) for name, value in pairs]
 
     @property
     def source(self) -> str:
@@ -277,13 +277,11 @@ class Session:
     def latest(self) -> Executor:
         """The executor that was used last; compiled now if all dims are known before a run."""
         main = self._subgraphs.main
-        executor = main.last[1]
-        if executor is None:
-            types = [value.type for value in main.graph.inputs]
-            if not all(isinstance(t, TensorType) and t.static for t in types):
-                raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
-            executor = self._compile_ahead({})
-        return executor
+        if main.last[1] is not None:
+            return main.last[1]
+        if not all(isinstance(t, TensorType) and t.static for t in main.types):
+            raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
+        return self._compile_ahead({})
 
     def _compile_ahead(self, shapes: Mapping[str, Sequence[int]]) -> Executor:
         """Compile the plan for inputs of these shapes ahead of the first run."""
@@ -298,9 +296,8 @@ class Session:
             dims = shapes.get(name, input_type.shape)
             shape = () if dims is None else tuple([d for d in dims if _is_dim(d)])
             if dims is None or len(shape) < len(dims):
-                raise InvalidInput(
-                    f"input {name!r} of type {input_type}: shapes= must say every dim"
-                )
+                message = f"input {name!r} of type {input_type}: shapes= must say every dim"
+                raise InvalidInput(message)
             try:
                 values.append(np.broadcast_to(np.zeros((), input_type.dtype), shape))
             except ValueError as error:
@@ -315,12 +312,12 @@ class Session:
         executor = self._executor(request.subgraph, key, values)
         if observed:
             executor = self._plans.get(request.subgraph, key, True, executor.observed)
-        return PreparedRun(executor, values, request)
+        return executor, values, request
 
     def _executor(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """The executor for these values, compiled if it is new."""
-        compile = partial(self._compiler.compile, subgraph, values)
-        return self._plans.get(subgraph, key, False, compile)
+        compiled = partial(self._compiler.compile, subgraph, values)
+        return self._plans.get(subgraph, key, False, compiled)
 
 
 @takes(CompileOptions)
