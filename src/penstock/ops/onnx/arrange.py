@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     choice,
@@ -27,11 +27,15 @@ from penstock.ops.onnx.shape import repeated, unknown_shape
 from penstock.ops.registry import operator
 from penstock.types import MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
 
-# Tile
-
 
 def _infer_tile(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (_tiled(tensor(types, 0), ints(types, consts, 1)),)
+
+
+def _along_axis(repeats: Dim, axis: int, rank: int) -> list[Dim]:
+    """The repeats of version 1, for every axis."""
+    where = normalize_axis(axis, rank)
+    return [repeats if i == where else 1 for i in range(rank)]
 
 
 def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
@@ -49,7 +53,7 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
     return with_data(type_, lambda: repeated(x, type_))
 
 
-def _tile(x: np.ndarray, repeats: Sequence[int], out: np.ndarray | None) -> np.ndarray:
+def _tile(x: np.ndarray, repeats: Sequence[Any], out: np.ndarray | None) -> np.ndarray:
     if len(repeats) != x.ndim:
         raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {x.ndim}")
     if out is None:
@@ -76,9 +80,8 @@ def tile(node: Node, types: Types) -> Kernel:
 def _infer_tile_1(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, tiles, axis = tensor(types, 0), ints(types, consts, 1), ints(types, consts, 2)
     if x.shape is None or not tiles or not axis or not isinstance(axis[0], int):
-        return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
-    where = normalize_axis(axis[0], len(x.shape))
-    return (_tiled(x, [tiles[0] if i == where else 1 for i in range(len(x.shape))]),)
+        return (_tiled(x, None),)
+    return (_tiled(x, _along_axis(tiles[0], axis[0], len(x.shape))),)
 
 
 @operator("Tile", since=1, version=5, infer=_infer_tile_1, moves=True, strings=True)
@@ -88,56 +91,10 @@ def tile_1(node: Node, types: Types) -> Kernel:
     def run(
         x: np.ndarray, tiles: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None
     ) -> np.ndarray:
-        where = normalize_axis(int(one_element(axis, "axis")), x.ndim)
-        repeats = int(one_element(tiles, "tiles"))
-        return _tile(x, [repeats if i == where else 1 for i in range(x.ndim)], out)
+        count, where = int(one_element(tiles, "tiles")), int(one_element(axis, "axis"))
+        return _tile(x, _along_axis(count, where, x.ndim), out)
 
     return Kernel(run, run)
-
-
-# Concat, Split
-
-
-def _concatenated(input_types: Sequence[TensorType], axis: int) -> TensorType:
-    """The type of tensors joined along ``axis``, contents included."""
-    dtype = same_dtype(input_types, range(len(input_types)))
-    shapes = [type_.shape for type_ in input_types if type_.shape is not None]
-    if not shapes:
-        return TensorType(dtype)
-    rank = len(shapes[0])
-    where = normalize_axis(axis, rank)
-    if rank == 0 or any(len(dims) != rank for dims in shapes):
-        raise ShapeError(f"shapes {_listed(shapes)} cannot be concatenated")
-    result: list[Dim] = []
-    for i in range(rank):
-        dims = [shape[i] for shape in shapes]
-        if i == where:
-            complete = len(shapes) == len(input_types)
-            result.append(_total(dims) if complete else None)
-            continue
-        sizes = {d for d in dims if isinstance(d, int)}
-        if len(sizes) > 1:
-            raise ShapeError(
-                f"shapes {_listed(shapes)} cannot be concatenated along axis {where}: "
-                f"axis {i} differs"
-            )
-        result.append(next((d for d in dims if isinstance(d, int)), None) if sizes else dims[0])
-    type_ = TensorType(dtype, tuple(result))
-
-    def contents() -> tuple[Dim, ...] | None:
-        data: list[Dim] = []
-        for type_ in input_types:
-            if type_.data is not None:
-                data += type_.data
-            elif type_.shape is not None and isinstance(type_.shape[0], int):
-                data += [None] * min(type_.shape[0], MAX_DATA + 1)
-            else:
-                return None
-        return tuple(data) if len(data) <= MAX_DATA else None
-
-    if not any(t.data for t in input_types):
-        return type_
-    return with_data(type_, contents)
 
 
 def _total(dims: Sequence[Dim]) -> Dim:
@@ -156,7 +113,40 @@ def _listed(shapes: Sequence[Shape]) -> str:
 
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     input_types = [tensor(types, i) for i in range(len(types))]
-    return (_concatenated(input_types, attrs.get("axis", 1)),)
+    dtype = same_dtype(types, range(len(types)))
+    shapes = [type_.shape for type_ in input_types if type_.shape is not None]
+    if not shapes:
+        return (TensorType(dtype),)
+    rank = len(shapes[0])
+    where = normalize_axis(attrs.get("axis", 1), rank)
+    if rank == 0 or any(len(dims) != rank for dims in shapes):
+        raise ShapeError(f"shapes {_listed(shapes)} cannot be concatenated")
+    result: list[Dim] = []
+    for i, dims in enumerate(zip(*shapes, strict=True)):
+        sizes = {d for d in dims if isinstance(d, int)}
+        if i == where:
+            result.append(_total(dims) if len(shapes) == len(types) else None)
+        elif len(sizes) > 1:
+            raise ShapeError(
+                f"shapes {_listed(shapes)} cannot be concatenated along axis {where}: "
+                f"axis {i} differs"
+            )
+        else:
+            result.append(sizes.pop() if sizes else dims[0])
+
+    def contents() -> tuple[Dim, ...] | None:
+        data: list[Dim] = []
+        for type_ in input_types:
+            if type_.data is not None:
+                data += type_.data
+            elif type_.shape is not None and isinstance(type_.shape[0], int):
+                data += [None] * min(type_.shape[0], MAX_DATA + 1)
+            else:
+                return None
+        return tuple(data) if len(data) <= MAX_DATA else None
+
+    result_type = TensorType(dtype, tuple(result))
+    return (with_data(result_type, contents) if any(t.data for t in input_types) else result_type,)
 
 
 @operator("Concat", infer=_infer_concat, moves=True, strings=True)
@@ -189,9 +179,8 @@ def concat(node: Node, types: Types) -> Kernel:
         return Kernel(run, into_two)
 
     def into(*arrays: np.ndarray) -> None:
-        out = arrays[-1]
         for part, array in zip(parts, arrays, strict=False):
-            out[part] = array
+            arrays[-1][part] = array
 
     return Kernel(run, into)
 
@@ -206,8 +195,8 @@ def cuts(axis: int, sizes: Sequence[int]) -> list[tuple[slice, ...]]:
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     axis, count = attrs.get("axis", 0), attrs.get("num_outputs")
-    where = None if x.shape is None else normalize_axis(axis, len(x.shape))
-    dim = None if x.shape is None or where is None else x.shape[where]
+    where = 0 if x.shape is None else normalize_axis(axis, len(x.shape))
+    dim = None if x.shape is None else x.shape[where]
     sizes: Sequence[Dim] | None = None
     if given(types, 1):
         sizes = ints(types, consts, 1)
@@ -219,16 +208,15 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         sizes = _even_parts(dim, count)
     if sizes is None:
         return ()
-    if x.shape is None or where is None:
+    if x.shape is None:
         return [TensorType(x.dtype)] * len(sizes)
     _check_split(dim, sizes)
-    piece_types = [TensorType(x.dtype, (*x.shape[:where], n, *x.shape[where + 1 :])) for n in sizes]
+    shapes = [(*x.shape[:where], n, *x.shape[where + 1 :]) for n in sizes]
     lengths = all_known(sizes)
     if x.data is None or lengths is None:
-        return piece_types
-    data = x.data
-    parts = [data[part] for (part,) in cuts(0, lengths)]
-    return [TensorType(x.dtype, k.shape, part) for k, part in zip(piece_types, parts, strict=True)]
+        return [TensorType(x.dtype, shape) for shape in shapes]
+    data = [x.data[part] for (part,) in cuts(0, lengths)]
+    return [TensorType(x.dtype, shape, part) for shape, part in zip(shapes, data, strict=True)]
 
 
 def _even_parts(dim: Dim, count: int) -> Sequence[Dim]:
@@ -288,36 +276,11 @@ def split(node: Node, types: Types) -> Kernel:
 # split is a view of it whatever its strides.
 
 
-def _infer_depth_to_space(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, b = tensor(types, 0), _block(attrs)
-    n, c, h, w = _four_dims(x.shape)
-    return (TensorType(x.dtype, (n, _divided(c, b * b), dim_product((h, b)), dim_product((w, b)))),)
-
-
-def _infer_space_to_depth(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, b = tensor(types, 0), _block(attrs)
-    n, c, h, w = _four_dims(x.shape)
-    return (TensorType(x.dtype, (n, dim_product((c, b * b)), _divided(h, b), _divided(w, b))),)
-
-
 def _block(attrs: Attrs) -> int:
     block: int = attrs["blocksize"]
     if block < 1:
         raise ShapeError(f"blocksize {block} must be positive")
     return block
-
-
-def _column_first(attrs: Attrs) -> bool:
-    """Whether the columns of a block lie together, rather than its depths."""
-    return choice(attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
-
-
-def _four_dims(dims: Shape | None) -> Shape:
-    if dims is None:
-        return (None,) * 4
-    if len(dims) != 4:
-        raise ShapeError(f"the input must have four dims, not shape {list(dims)}")
-    return dims
 
 
 def _divided(dim: Dim, factor: int) -> Dim:
@@ -326,44 +289,52 @@ def _divided(dim: Dim, factor: int) -> Dim:
     return dim // factor if isinstance(dim, int) else dim if factor == 1 else None
 
 
-@operator("DepthToSpace", infer=_infer_depth_to_space, moves=True, strings=True)
-def depth_to_space(node: Node, types: Types) -> Kernel:
-    b, column_first = _block(node.attrs), _column_first(node.attrs)
+def _block_dims(dims: Shape | None, b: int, to_space: bool) -> Shape:
+    """The output shape of DepthToSpace or SpaceToDepth."""
+    if dims is not None and len(dims) != 4:
+        raise ShapeError(f"the input must have four dims, not shape {list(dims)}")
+    n, c, h, w = dims or (None,) * 4
+    if to_space:
+        return (n, _divided(c, b * b), dim_product((h, b)), dim_product((w, b)))
+    return (n, dim_product((c, b * b)), _divided(h, b), _divided(w, b))
+
+
+def _infer_blocks(to_space: bool) -> Infer:
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        x = tensor(types, 0)
+        return (TensorType(x.dtype, _block_dims(x.shape, _block(attrs), to_space)),)
+
+    return infer
+
+
+@operator("DepthToSpace", infer=_infer_blocks(True), moves=True, strings=True)
+@operator("SpaceToDepth", infer=_infer_blocks(False), moves=True, strings=True)
+def rearrange_blocks(node: Node, types: Types) -> Kernel:
+    """Axes split, permuted and merged while copying; an array with an axis split is a view."""
+    b, to_space = _block(node.attrs), node.op.name == "DepthToSpace"
+    # Whether the columns of a block lie together, rather than its depths.
+    column_first = choice(node.attrs, "mode", "DCR", ("DCR", "CRD")) == "CRD"
 
     def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        dims: Any = _four_dims(x.shape)
-        n, depth, h, w = dims
-        c: Any = _divided(depth, b * b)
+        dims: Any = _block_dims(x.shape, b, to_space)
         if out is None:
-            out = np.empty((n, c, h * b, w * b), x.dtype)
-        blocks = out.reshape(n, c, h, b, w, b)
-        source = x.reshape((n, c, b, b, h, w) if column_first else (n, b, b, c, h, w))
+            out = np.empty(dims, x.dtype)
+        deep, flat = (x, out) if to_space else (out, x)
+        n, c, height, width = flat.shape
+        h, w = height // b, width // b
+        # Both with axes n, c, row and column in the block, h, w.
+        flat = flat.reshape(n, c, h, b, w, b).transpose(0, 1, 3, 5, 2, 4)
         if column_first:
-            source = source.transpose(0, 2, 3, 1, 4, 5)
+            deep = deep.reshape(n, c, b, b, h, w)
+        else:
+            deep = deep.reshape(n, b, b, c, h, w).transpose(0, 3, 1, 2, 4, 5)
+        if not to_space:
+            deep[...] = flat
+            return out
         # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
         # over the few columns of a block.
-        for i in range(b):
-            for j in range(b):
-                blocks[:, :, :, i, :, j] = source[:, i, j]
-        return out
-
-    return Kernel(run, run)
-
-
-@operator("SpaceToDepth", infer=_infer_space_to_depth, moves=True, strings=True)
-def space_to_depth(node: Node, types: Types) -> Kernel:
-    b, column_first = _block(node.attrs), _column_first(node.attrs)
-    order = (0, 1, 3, 5, 2, 4) if column_first else (0, 3, 5, 1, 2, 4)
-
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        dims: Any = _four_dims(x.shape)
-        n, c, height, width = dims
-        h: Any = _divided(height, b)
-        w: Any = _divided(width, b)
-        if out is None:
-            out = np.empty((n, c * b * b, h, w), x.dtype)
-        split = (n, c, b, b, h, w) if column_first else (n, b, b, c, h, w)
-        out.reshape(split)[...] = x.reshape(n, c, h, b, w, b).transpose(order)
+        for i, j in np.ndindex(b, b):
+            flat[:, :, i, j] = deep[:, :, i, j]
         return out
 
     return Kernel(run, run)

@@ -34,14 +34,15 @@ from penstock.types import (
 Convert = Callable[[np.ndarray], np.ndarray]
 
 
-# Cast, CastLike
-
-
-def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _target(attrs: Attrs) -> np.dtype:
     dtype = dtype_attribute(attrs, "to")
     if dtype is None:
         raise ShapeError("Cast needs an element type to cast to")
-    return (_cast(tensor(types, 0), dtype),)
+    return dtype
+
+
+def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    return (_cast(tensor(types, 0), _target(attrs)),)
 
 
 def _infer_cast_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -69,57 +70,38 @@ _WIDE_ENOUGH = {np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)}
 
 @operator("Cast", infer=_infer_cast, elementwise=True, moves=True, strings=True)
 def cast(node: Node, types: Types) -> Kernel:
-    dtype = dtype_attribute(node.attrs, "to")
-    if dtype is None:
-        raise ShapeError("Cast needs an element type to cast to")
-    return _cast_kernel(tensor(types, 0).dtype, dtype, node.attrs)
+    return _cast_kernel(tensor(types, 0).dtype, _target(node.attrs), node.attrs)
 
 
 @operator("CastLike", since=15, infer=_infer_cast_like, strings=True)
 def cast_like(node: Node, types: Types) -> Kernel:
-    source, dtype = tensor(types, 0).dtype, tensor(types, 1).dtype
-    if dtype is not None:
-        return _cast_kernel(source, dtype, node.attrs)
-
-    def run(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-        converted: np.ndarray = _conversion(x.dtype, like.dtype, *_modes(node.attrs))(x)
-        return converted.copy() if converted is x else converted
-
-    return Kernel(run)
+    return _cast_kernel(tensor(types, 0).dtype, tensor(types, 1).dtype, node.attrs)
 
 
-def _modes(attrs: Attrs) -> tuple[bool, str]:
+def _cast_kernel(source: np.dtype | None, dtype: np.dtype | None, attrs: Attrs) -> Kernel:
+    """Casts from ``source`` to ``dtype``, or to that of input 1; each may be unknown until the run.
+
+    Further inputs are unused.
+    """
     mode = choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
-    return bool(attrs.get("saturate", 1)), mode
+    modes = bool(attrs.get("saturate", 1)), mode
+    if source is None or dtype is None:
 
+        def run(x: np.ndarray, *like: np.ndarray) -> np.ndarray:
+            target = like[0].dtype if dtype is None else dtype
+            return x.copy() if x.dtype == target else _conversion(x.dtype, target, *modes)(x)
 
-def _cast_kernel(source: np.dtype | None, dtype: np.dtype, attrs: Attrs) -> Kernel:
-    """Casts from ``source``, or from whatever comes if it is unknown; further inputs are unused."""
-    modes = _modes(attrs)
-    if source is None:
-
-        def run_any(x: np.ndarray, *_: Any) -> np.ndarray:
-            converted: np.ndarray = _conversion(x.dtype, dtype, *modes)(x)
-            return converted.copy() if converted is x else converted
-
-        return Kernel(run_any)
+        return Kernel(run)
     if source == dtype:
         return view_kernel(lambda x, *_: x)
     convert = _conversion(source, dtype, *modes)
-    if _direct(source, dtype) and dtype not in FLOAT8 and dtype != POWERS:
+    if not _direct(source, dtype) or dtype in FLOAT8 or dtype == POWERS:
+        return returning(lambda x, *_: convert(x))
 
-        def run_direct(x: np.ndarray, *_: Any) -> np.ndarray:
-            return x.astype(dtype)
+    def into(x: np.ndarray, *rest: Any) -> None:
+        rest[-1][...] = x
 
-        def into_direct(x: np.ndarray, *rest: Any) -> None:
-            rest[-1][...] = x
-
-        return Kernel(run_direct, into_direct)
-
-    def run(x: np.ndarray, *_: Any) -> np.ndarray:
-        return convert(x)
-
-    return returning(run)
+    return Kernel(lambda x, *_: x.astype(dtype), into)
 
 
 @cache
@@ -147,10 +129,9 @@ def _conversion(source: np.dtype, dtype: np.dtype, saturate: bool, mode: str) ->
         return lambda x: _to_powers_of_two(x, saturate, mode)
     if dtype in FLOAT8:
         largest = FLOAT8[dtype]
-        native = source.kind == "f"
 
         def to_small_float(x: np.ndarray) -> np.ndarray:
-            wide = x if native else x.astype(np.float32)
+            wide = x if source.kind == "f" else x.astype(np.float32)
             return (wide.clip(-largest, largest) if saturate else wide).astype(dtype)
 
         return to_small_float
@@ -168,17 +149,14 @@ def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
     wide = np.abs(x if x.dtype == FLOAT64 else x.astype(np.float32))
     fraction, exponent = np.frexp(wide)  # fraction in [0.5, 1)
     power = exponent.astype(np.int32) + 126
-    if mode == "up":
-        power += fraction > 0.5
-    elif mode == "nearest":
-        power += fraction >= 0.75
-    finite = np.isfinite(wide)
+    if mode != "down":
+        power += fraction > 0.5 if mode == "up" else fraction >= 0.75
     power[wide == 0] = -1
     if saturate:
         power[np.isinf(wide)] = 254
         encoded = np.where(np.isnan(wide), 255, power.clip(0, 254))
     else:
-        encoded = np.where(finite & (power >= 0) & (power <= 254), power, 255)
+        encoded = np.where(np.isfinite(wide) & (power >= 0) & (power <= 254), power, 255)
     return encoded.astype(np.uint8).view(POWERS)
 
 
@@ -191,14 +169,22 @@ def _to_strings(x: np.ndarray) -> np.ndarray:
     # Of a type that NumPy cannot print, the text is that of the same number in float32.
     wide = x if x.dtype.kind == "f" else x.astype(np.float32)
     text = wide.astype(str).astype(object)
-    for value, name in (
-        (np.isnan(wide), "NaN"),
-        (wide == np.inf, "INF"),
-        (wide == -np.inf, "-INF"),
-    ):
-        if value.any():
-            text[value] = name
+    text[np.isnan(wide)] = "NaN"
+    text[wide == np.inf] = "INF"
+    text[wide == -np.inf] = "-INF"
     return text
+
+
+def _check_bit_cast(source: np.dtype | None, attrs: Attrs) -> np.dtype:
+    """The dtype that BitCast gives elements of ``source``."""
+    dtype = dtype_attribute(attrs, "to")
+    if dtype is None or dtype == STRING:
+        raise ShapeError("BitCast needs an element type other than string to cast to")
+    if source is not None and _bits(source) != _bits(dtype):
+        raise ShapeError(
+            f"{dtype_name(source)} and {dtype_name(dtype)} do not have the same number of bits"
+        )
+    return dtype
 
 
 def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> np.ndarray:
@@ -215,72 +201,39 @@ def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> 
     return convert(numbers)
 
 
-# BitCast
-
-
 def _infer_bit_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x, dtype = tensor(types, 0), _bit_cast_dtype(attrs)
-    if x.dtype is not None:
-        _check_bits(x.dtype, dtype)
-    return (TensorType(dtype, x.shape),)
-
-
-def _bit_cast_dtype(attrs: Attrs) -> np.dtype:
-    dtype = dtype_attribute(attrs, "to")
-    if dtype is None or dtype == STRING:
-        raise ShapeError("BitCast needs an element type other than string to cast to")
-    return dtype
+    x = tensor(types, 0)
+    return (TensorType(_check_bit_cast(x.dtype, attrs), x.shape),)
 
 
 def _bits(dtype: np.dtype) -> int:
     return 0 if dtype == STRING else SUB_BYTE.get(dtype, 8 * dtype.itemsize)
 
 
-def _check_bits(source: np.dtype, dtype: np.dtype) -> None:
-    if _bits(source) != _bits(dtype):
-        raise ShapeError(
-            f"{dtype_name(source)} and {dtype_name(dtype)} do not have the same number of bits"
-        )
-
-
 @operator("BitCast", since=26, infer=_infer_bit_cast)
 def bit_cast(node: Node, types: Types) -> Kernel:
-    dtype, source = _bit_cast_dtype(node.attrs), tensor(types, 0).dtype
+    source = tensor(types, 0).dtype
+    dtype = _check_bit_cast(source, node.attrs)
     if source is not None:
-        _check_bits(source, dtype)
         return view_kernel(lambda x: x.view(dtype))
-
-    def run(x: np.ndarray) -> np.ndarray:
-        _check_bits(x.dtype, dtype)
-        return x.view(dtype)
-
-    return view_kernel(run)
+    return view_kernel(lambda x: x.view(_check_bit_cast(x.dtype, node.attrs)))
 
 
-# Constant
-
-_VALUES: dict[str, tuple[np.dtype, int]] = {
-    "value_float": (FLOAT32, 0),
-    "value_floats": (FLOAT32, 1),
-    "value_int": (INT64, 0),
-    "value_ints": (INT64, 1),
-    "value_string": (STRING, 0),
-    "value_strings": (STRING, 1),
-}
-"""Dtype and rank of the attributes that hold plain numbers or texts."""
+# The dtypes of the attributes that hold plain numbers or texts.
+_VALUES = {"value_float": FLOAT32, "value_int": INT64, "value_string": STRING}
+_VALUES |= {f"{name}s": dtype for name, dtype in _VALUES.items()}
 
 
 def _constant_value(attrs: Attrs) -> np.ndarray:
     """The tensor that the attributes of a Constant spell out."""
-    given = [name for name in ("value", "sparse_value", *_VALUES) if attrs.get(name) is not None]
-    if len(given) != 1:
-        raise ShapeError(f"a Constant needs one value, and has {', '.join(given) or 'none'}")
-    (name,) = given
-    value = attrs[name]
-    if name in _VALUES:
-        return np.array(value, _VALUES[name][0])
+    names = [name for name in ("value", "sparse_value", *_VALUES) if attrs.get(name) is not None]
+    if len(names) != 1:
+        raise ShapeError(f"a Constant needs one value, and has {', '.join(names) or 'none'}")
+    value = attrs[names[0]]
+    if names[0] in _VALUES:
+        return np.array(value, _VALUES[names[0]])
     if not isinstance(value, np.ndarray):
-        raise ShapeError(f"attribute {name} of a Constant holds no tensor")
+        raise ShapeError(f"attribute {names[0]} of a Constant holds no tensor")
     return value
 
 
