@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.ops import find
-from penstock.ops.onnx.einsum import lower_einsum, parse_equation
+from penstock.ops.onnx.einsum import EinsumLowering, parse_equation
 from penstock.types import FLOAT32, ShapeError, TensorType
 from tests.ops.harness import check_node
 
@@ -92,7 +92,7 @@ def test_many_operands_fold_from_the_left():
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGH"
     terms = [(letters[i], letters[i + 1]) for i in range(30)]
     operands = [draw(s) for s in shapes]
-    routine = lower_einsum(terms, ("a", letters[30]), shapes, FLOAT32)
+    routine = EinsumLowering(terms, ("a", letters[30]), shapes, FLOAT32).routine()
     out = np.empty((2, 2), np.float32)
     routine.into(*operands, out, np.empty(routine.workspace, np.uint8))
     np.testing.assert_allclose(out, np.linalg.multi_dot(operands), rtol=1e-4)

@@ -220,7 +220,7 @@ def bit_cast(node: Node, types: Types) -> Kernel:
 
 
 # The dtypes of the attributes that hold plain numbers or texts.
-_VALUES = {"value_float": FLOAT32, "value_int": INT64, "value_string": STRING}
+_VALUES: dict[str, np.dtype] = {"value_float": FLOAT32, "value_int": INT64, "value_string": STRING}
 _VALUES |= {f"{name}s": dtype for name, dtype in _VALUES.items()}
 
 

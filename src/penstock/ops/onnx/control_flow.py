@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InternalError
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Kernel, Role, Types
 from penstock.ops.registry import operator
 from penstock.types import ShapeError, TensorType, Type
@@ -65,7 +65,8 @@ def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX Loop: ``body(iteration, condition, *carried) -> (condition, *carried, *scanned)``."""
     limit, condition, *carried = inputs
     body: Graph = node.attrs["body"]
-    scanned: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
+    outputs = body.outputs[1 + len(carried) :]
+    scanned: list[list[Any]] = [[] for _ in outputs]
     go_on = condition is None or truth(condition)
     for i in count() if limit is None else range(read_trip_count(limit)):
         if not go_on:
@@ -75,8 +76,7 @@ def _run_loop(node: Node, inputs: Sequence[Any]) -> Steps:
         carried = results[: len(carried)]
         for rows, row in zip(scanned, results[len(carried) :], strict=True):
             rows.append(row)
-    row_types = [_row_type(value) for value in body.outputs[1 + len(carried) :]]
-    return [*carried, *(stack(rows, 0, 0, k) for rows, k in zip(scanned, row_types, strict=True))]
+    return [*carried, *(stack(r, 0, 0, v.type) for r, v in zip(scanned, outputs, strict=True))]
 
 
 def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
@@ -84,18 +84,17 @@ def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
     body: Graph = node.attrs["body"]
     layout = ScanLayout(node)
     states, scans = list(inputs[: layout.states]), inputs[layout.states :]
-    length = layout.length([x.shape for x in scans])
     scanned: list[list[Any]] = [[] for _ in layout.output_axes]
     views = [
-        np.flip(np.moveaxis(x, axis, 0), 0) if backward else np.moveaxis(x, axis, 0)
+        np.moveaxis(x, axis, 0)[:: -1 if backward else 1]
         for x, axis, backward in zip(scans, layout.input_axes, layout.input_backward, strict=True)
     ]
-    for i in range(length):
+    for i in range(layout.length([x.shape for x in scans])):
         results = yield body, (*states, *(view[i, ...] for view in views))
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
             rows.append(row)
-    row_types = [_row_type(value) for value in body.outputs[layout.states :]]
+    row_types = [value.type for value in body.outputs[layout.states :]]
     outputs = zip(scanned, layout.output_axes, layout.output_backward, row_types, strict=True)
     return [*states, *(stack(*output) for output in outputs)]
 
@@ -128,15 +127,17 @@ class ScanLayout:
     """
 
     def __init__(self, node: Node) -> None:
-        attrs = node.attrs
-        n = attrs["num_scan_inputs"]
-        body: Graph = attrs["body"]
+        n = node.attrs["num_scan_inputs"]
         self.states = len(node.inputs) - n
-        outputs = len(body.outputs) - self.states
-        self.input_axes: list[int] = list(attrs.get("scan_input_axes") or [0] * n)
-        self.output_axes: list[int] = list(attrs.get("scan_output_axes") or [0] * outputs)
-        self.input_backward: list[int] = list(attrs.get("scan_input_directions") or [0] * n)
-        self.output_backward: list[int] = list(attrs.get("scan_output_directions") or [0] * outputs)
+        outputs = len(node.attrs["body"].outputs) - self.states
+
+        def entries(name: str, count: int) -> list[int]:
+            return list(node.attrs.get(name) or [0] * count)
+
+        self.input_axes = entries("scan_input_axes", n)
+        self.output_axes = entries("scan_output_axes", outputs)
+        self.input_backward = entries("scan_input_directions", n)
+        self.output_backward = entries("scan_output_directions", outputs)
 
     def length(self, shapes: Sequence[Sequence[int]]) -> int:
         """The number of iterations for scan inputs of these shapes."""
@@ -144,10 +145,6 @@ class ScanLayout:
         if len(lengths) != 1:
             raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
         return lengths.pop()
-
-
-def _row_type(value: Value) -> TensorType:
-    return value.type if isinstance(value.type, TensorType) else TensorType()
 
 
 def row_type(type_: Type, axis: int) -> TensorType:
@@ -160,16 +157,17 @@ def row_type(type_: Type, axis: int) -> TensorType:
     return TensorType(type_.dtype, type_.shape[:axis] + type_.shape[axis + 1 :])
 
 
-def stack(rows: Sequence[Any], axis: int, backward: int, type_: TensorType) -> Any:
-    """Scanned rows, each of type ``type_`` as far as that is known, as one tensor.
+def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> Any:
+    """Scanned rows, each of type ``type_``, as one tensor.
 
-    Of no rows at all the result is empty, and dims that are not known count as 0.
+    Without rows the result is empty, and unknown dims count as 0.
     """
     if rows:
         return np.stack(rows[::-1] if backward else rows, axis)
-    dims = [dim if isinstance(dim, int) else 0 for dim in type_.shape or ()]
+    row = type_ if isinstance(type_, TensorType) else TensorType()
+    dims = [dim if isinstance(dim, int) else 0 for dim in row.shape or ()]
     dims.insert(axis % (len(dims) + 1), 0)
-    return np.empty(dims, type_.dtype or np.float32)
+    return np.empty(dims, row.dtype or np.float32)
 
 
 def truth(condition: Any) -> bool:

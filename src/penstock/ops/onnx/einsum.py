@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -30,22 +30,21 @@ class _Equation(NamedTuple):
 
     def expand(self, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
         """The labels of every axis of operands of these ranks, and of the output."""
-        terms, widest = [], 0
+        extras = []
         for term, rank in zip(self.terms, ranks, strict=True):
-            extra = rank - len(term) + ("..." in term)
-            if extra < 0 or (extra and "..." not in term):
+            extras.append(rank - len(term) + ("..." in term))
+            if extras[-1] < 0 or (extras[-1] and "..." not in term):
                 raise ShapeError(
                     f"term {''.join(term)!r} of {self.text!r} does not fit rank {rank}"
                 )
-            widest = max(widest, extra)
-            terms.append(_replace(term, extra))
+        terms = [_replace(term, extra) for term, extra in zip(self.terms, extras, strict=True)]
         if self.output is not None:
-            if widest and "..." not in self.output:
+            if max(extras) and "..." not in self.output:
                 raise ShapeError(f"the output of {self.text!r} lacks the ellipsis of its operands")
-            return terms, _replace(self.output, widest)
-        seen = [label for term in self.terms for label in term if label != "..."]
-        once = sorted(label for label in seen if seen.count(label) == 1)
-        return terms, (*_replace(("...",), widest), *once)
+            return terms, _replace(self.output, max(extras))
+        labels = [label for term in self.terms for label in term if label != "..."]
+        once = sorted(label for label in labels if labels.count(label) == 1)
+        return terms, (*_replace(("...",), max(extras)), *once)
 
 
 def _replace(term: Labels, extra: int) -> Labels:
@@ -55,7 +54,7 @@ def _replace(term: Labels, extra: int) -> Labels:
 
 
 def parse_equation(text: str, operands: int) -> _Equation:
-    """The equation of an Einsum of so many operands."""
+    """The equation of an Einsum of ``operands`` inputs."""
 
     def labels(term: str) -> Labels:
         before, dots, after = term.partition("...")
@@ -90,205 +89,195 @@ def _label_sizes(terms: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, 
 def _infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     equation = parse_equation(attrs["equation"], len(types))
     dtype = same_dtype(types, range(len(types)))
-    shapes = [tensor(types, i).shape for i in range(len(types))]
-    full = [shape for shape in shapes if shape is not None]
-    if len(full) < len(shapes):
-        return (TensorType(dtype, None),)
-    terms, output = equation.expand([len(shape) for shape in full])
-    sizes = _label_sizes(terms, full)
+    shapes = [shape for i in range(len(types)) if (shape := tensor(types, i).shape) is not None]
+    if len(shapes) < len(types):
+        return (TensorType(dtype),)
+    terms, output = equation.expand([len(shape) for shape in shapes])
+    sizes = _label_sizes(terms, shapes)
     return (TensorType(dtype, tuple(sizes[label] for label in output)),)
 
 
-# Lowering
-
 Step: TypeAlias = Callable[[list[Any], Any, Any], None]
-"""``step(values, out, workspace)`` reads and writes the list of values, or writes ``out``"""
+"""``step(values, out, workspace)`` replaces a value, appends one, or writes ``out``"""
+
+GREEDY = 16  # operands; beyond that they are contracted from left to right
 
 
-class _Lowering:
-    """Builds the steps of one Einsum over known sizes."""
+def _pick(labels: Iterable[str], wanted: Iterable[str]) -> Labels:
+    return tuple(x for x in labels if x in wanted)
 
-    def __init__(self, sizes: dict[str, int], dtype: np.dtype, output: Labels) -> None:
-        self.sizes = sizes
-        self.dtype = dtype
-        self.output = output
+
+def _axes(labels: Labels, order: Labels) -> tuple[int, ...]:
+    return tuple(labels.index(x) for x in order if x in labels)
+
+
+def _index(labels: Labels, order: Labels) -> tuple[Any, ...]:
+    """The index that adds axes for the labels of ``order`` that are not in ``labels``."""
+    return tuple(slice(None) if x in labels else None for x in order)
+
+
+class EinsumLowering:
+    """The steps of one Einsum over known sizes.
+
+    ``operands`` has the labels of the values that are not contracted yet, by their position.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[Labels],
+        output: Labels,
+        shapes: Sequence[tuple[int, ...]],
+        dtype: np.dtype,
+    ) -> None:
+        self.sizes: dict[str, Any] = _label_sizes(terms, shapes)
+        self.dtype, self.output = dtype, output
         self.layout = ScratchLayout()
         self.steps: list[Step] = []
-        self.results = 0
-
-    def shape(self, labels: Sequence[str]) -> tuple[int, ...]:
-        return tuple(self.sizes[label] for label in labels)
-
-    def size(self, labels: Sequence[str]) -> int:
-        return prod(self.shape(labels))
-
-    def distinct(self, slot: int, labels: Labels, shape: Sequence[int]) -> Labels:
-        """An operand with every label once (diagonals) and without axes that broadcast."""
-        axes: dict[str, list[int]] = {}
-        for axis, (label, dim) in enumerate(zip(labels, shape, strict=True)):
-            if dim == self.sizes[label]:
-                axes.setdefault(label, []).append(axis)
-        kept = tuple(axes)
-        if kept == labels:
-            return kept
-        dims, groups = self.shape(kept), list(axes.values())
-
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
-            x = values[slot]
-            strides = [sum([x.strides[axis] for axis in group]) for group in groups]
-            values[slot] = as_strided(x, dims, strides)
-
-        self.steps.append(step)
-        return kept
-
-    def summed(self, slot: int, labels: Labels, keep: set[str]) -> Labels:
-        """An operand summed over the labels that nobody else has."""
-        axes = tuple(i for i, label in enumerate(labels) if label not in keep)
-        if not axes:
-            return labels
-        kept = tuple(label for label in labels if label in keep)
-        field = self.layout.field(self.shape(kept), self.dtype)
-
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
-            values[slot] = np.add.reduce(values[slot], axes, out=field(workspace))
-
-        self.steps.append(step)
-        return kept
-
-    def paired(
-        self, a: tuple[int, Labels], b: tuple[int, Labels], keep: set[str], slot: int, last: bool
-    ) -> Labels:
-        """Two operands into one (``slot``), or into the output, summed over what nobody keeps."""
-        if not set(a[1]) & set(b[1]) - keep:
-            return self.multiplied(a, b, slot, last)
-        batch = tuple(x for x in a[1] if x in b[1] and x in keep)
-        inner = tuple(x for x in a[1] if x in b[1] and x not in keep)
-        rows = tuple(x for x in a[1] if x not in b[1])
-        columns = tuple(x for x in b[1] if x not in a[1])
-        if last and (*batch, *rows, *columns) != self.output:
-            batch = tuple(x for x in self.output if x in batch)
-            rows = tuple(x for x in self.output if x in rows)
-            columns = tuple(x for x in self.output if x in columns)
-            if (*batch, *columns, *rows) == self.output:
-                a, b, rows, columns = b, a, columns, rows
-        product_labels = (*batch, *rows, *columns)
-        axes_a = tuple(a[1].index(x) for x in (*batch, *rows, *inner))
-        axes_b = tuple(b[1].index(x) for x in (*batch, *inner, *columns))
-        outer = self.shape(batch)
-        shape_a = (*outer, self.size(rows), self.size(inner))
-        shape_b = (*outer, self.size(inner), self.size(columns))
-        product = (*outer, self.size(rows), self.size(columns))
-        direct = last and product_labels == self.output
-        field = None if direct else self.layout.field(product, self.dtype)
-        order = tuple(product_labels.index(x) for x in self.output) if last else ()
-        shape = self.shape(product_labels)
-        left, right = a[0], b[0]
-
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
-            x = values[left].transpose(axes_a).reshape(shape_a)
-            y = values[right].transpose(axes_b).reshape(shape_b)
-            result = out.reshape(product) if field is None else field(workspace)
-            np.matmul(x, y, result)
-            if not last:
-                values[slot] = result.reshape(shape)
-            elif field is not None:
-                np.copyto(out, result.reshape(shape).transpose(order))
-
-        self.steps.append(step)
-        return product_labels
-
-    def multiplied(
-        self, a: tuple[int, Labels], b: tuple[int, Labels], slot: int, last: bool
-    ) -> Labels:
-        """Two operands into one, or into the output, with nothing to sum."""
-        result_labels = self.output if last else tuple(dict.fromkeys((*a[1], *b[1])))
-        field = None if last else self.layout.field(self.shape(result_labels), self.dtype)
-
-        def aligned(labels: Labels) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-            axes = tuple(labels.index(x) for x in result_labels if x in labels)
-            return axes, tuple(slice(None) if x in labels else None for x in result_labels)
-
-        (axes_a, index_a), (axes_b, index_b) = aligned(a[1]), aligned(b[1])
-        left, right = a[0], b[0]
-
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
-            x = values[left].transpose(axes_a)[index_a]
-            y = values[right].transpose(axes_b)[index_b]
-            result = out if field is None else field(workspace)
-            np.multiply(x, y, result)
-            if field is not None:
-                values[slot] = result
-
-        self.steps.append(step)
-        return result_labels
-
-    def copied(self, slot: int, labels: Labels) -> None:
-        """The one operand that is left, into the output."""
-        axes = tuple(labels.index(x) for x in self.output if x in labels)
-        index = tuple(slice(None) if x in labels else None for x in self.output)
-
-        def step(values: list[Any], out: Any, workspace: Any) -> None:
-            np.copyto(out, values[slot].transpose(axes)[index])
-
-        self.steps.append(step)
+        self.operands = dict(enumerate(terms))
+        self.values = len(terms)
+        for i, shape in enumerate(shapes):
+            self._drop_repeated(i, shape)
+        for i in range(len(terms)):
+            self._sum(i)
+        if len(terms) == 1:
+            self._copy()
+        while len(self.operands) > 1:
+            self._contract(*self._cheapest())
 
     def routine(self) -> Routine:
-        steps, size, blank = self.steps, self.layout.size, [None] * self.results
+        steps, size = self.steps, self.layout.size
 
         def into(*arguments: Any) -> None:
             workspace = arguments[-1] if size else None
             *values, out = arguments[:-1] if size else arguments
-            values += blank
             for step in steps:
                 step(values, out, workspace)
 
         return Routine(into, size)
 
+    def _shape(self, labels: Iterable[str]) -> tuple[int, ...]:
+        return tuple(self.sizes[label] for label in labels)
 
-GREEDY = 16  # operands; beyond that they are contracted from left to right
+    def _kept(self, *without: int) -> set[str]:
+        """The labels of the output and of all operands but some."""
+        return set(self.output).union(*(v for k, v in self.operands.items() if k not in without))
 
+    def _cheapest(self) -> tuple[int, int]:
+        """The pair of operands whose contraction shrinks the total most."""
+        if len(self.operands) > GREEDY:
+            first, second, *_ = self.operands
+            return first, second
 
-def _cheapest(operands: dict[int, Labels], keep: Callable[..., set[str]], size: Any) -> Any:
-    """The pair of operands whose contraction shrinks the total most."""
-    slots = list(operands)
-    if len(slots) > GREEDY:
-        return slots[0], slots[1]
+        def growth(pair: tuple[int, int]) -> int:
+            a, b = (self.operands[i] for i in pair)
+            result = (set(a) | set(b)) & self._kept(*pair)
+            return prod(self._shape(result)) - prod(self._shape(a)) - prod(self._shape(b))
 
-    def growth(pair: tuple[int, int]) -> int:
-        a, b = operands[pair[0]], operands[pair[1]]
-        result = (set(a) | set(b)) & keep(*pair)
-        return size(tuple(result)) - size(a) - size(b)
+        return min(combinations(self.operands, 2), key=growth)
 
-    return min(combinations(slots, 2), key=growth)
+    def _drop_repeated(self, i: int, shape: Sequence[int]) -> None:
+        """Leave every label of an operand once (diagonals), and no axes that broadcast."""
+        labels = self.operands[i]
+        axes: dict[str, list[int]] = {}
+        for axis, (label, dim) in enumerate(zip(labels, shape, strict=True)):
+            if dim == self.sizes[label]:
+                axes.setdefault(label, []).append(axis)
+        if tuple(axes) == labels:
+            return
+        self.operands[i] = tuple(axes)
+        dims, groups = self._shape(axes), list(axes.values())
 
+        def step(values: list[Any], out: Any, workspace: Any) -> None:
+            x = values[i]
+            strides = [sum([x.strides[axis] for axis in group]) for group in groups]
+            values[i] = as_strided(x, dims, strides)
 
-def lower_einsum(
-    terms: Sequence[Labels], output: Labels, shapes: Sequence[tuple[int, ...]], dtype: np.dtype
-) -> Routine:
-    """The routine of an Einsum whose terms, output and shapes are these."""
-    sizes: dict[str, Any] = _label_sizes(terms, shapes)
-    lowering = _Lowering(sizes, dtype, output)
-    operands: dict[int, Labels] = {}
-    for slot, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
-        operands[slot] = lowering.distinct(slot, term, shape)
+        self.steps.append(step)
 
-    def keep(*without: int) -> set[str]:
-        return set(output).union(*(v for k, v in operands.items() if k not in without))
+    def _sum(self, i: int) -> None:
+        """Sum an operand over the labels that only it has."""
+        labels = self.operands[i]
+        self.operands[i] = kept = _pick(labels, self._kept(i))
+        if kept == labels:
+            return
+        axes = tuple(k for k, label in enumerate(labels) if label not in kept)
+        field = self.layout.field(self._shape(kept), self.dtype)
 
-    for slot in list(operands):
-        operands[slot] = lowering.summed(slot, operands[slot], keep(slot))
-    if len(operands) == 1:
-        lowering.copied(0, operands[0])
-    while len(operands) > 1:
-        i, j = _cheapest(operands, keep, lowering.size)
-        kept, last = keep(i, j), len(operands) == 2
-        slot = len(terms) + lowering.results
-        lowering.results += 1
-        a, b = operands.pop(i), operands.pop(j)
-        labels = lowering.paired((i, a), (j, b), kept, slot, last)
-        # First in line, so that operands beyond the greedy search fold from left to right.
-        operands = {slot: labels, **operands}
-    return lowering.routine()
+        def step(values: list[Any], out: Any, workspace: Any) -> None:
+            values[i] = np.add.reduce(values[i], axes, out=field(workspace))
+
+        self.steps.append(step)
+
+    def _copy(self) -> None:
+        """Copy the only operand into the output."""
+        (labels,) = self.operands.values()
+        axes, index = _axes(labels, self.output), _index(labels, self.output)
+        self.steps.append(lambda values, out, _: np.copyto(out, values[0].transpose(axes)[index]))
+
+    def _contract(self, i: int, j: int) -> None:
+        """Contract two operands into one, or into the output if they are the last.
+
+        The result comes first, so that operands beyond the greedy search fold from left to right.
+        """
+        a, b = self.operands.pop(i), self.operands.pop(j)
+        kept, last = self._kept(), not self.operands
+        if set(a) & set(b) <= kept:
+            labels = self._multiply((i, a), (j, b), last)
+        else:
+            labels = self._matmul((i, a), (j, b), kept, last)
+        if not last:
+            self.operands = {self.values: labels, **self.operands}
+            self.values += 1
+
+    def _matmul(
+        self, left: tuple[int, Labels], right: tuple[int, Labels], kept: set[str], last: bool
+    ) -> Labels:
+        (i, a), (j, b) = left, right
+        batch, inner = _pick(a, kept.intersection(b)), _pick(a, set(b) - kept)
+        rows, columns = _pick(a, set(a) - set(b)), _pick(b, set(b) - set(a))
+        if last and (*batch, *rows, *columns) != self.output:
+            batch, rows, columns = (_pick(self.output, x) for x in (batch, rows, columns))
+            if (*batch, *columns, *rows) == self.output:
+                i, a, rows, j, b, columns = j, b, columns, i, a, rows
+        labels = (*batch, *rows, *columns)
+        axes_a, axes_b = _axes(a, (*batch, *rows, *inner)), _axes(b, (*batch, *inner, *columns))
+        outer = self._shape(batch)
+        m, k, n = (prod(self._shape(x)) for x in (rows, inner, columns))
+        field = None
+        if not last or labels != self.output:
+            field = self.layout.field((*outer, m, n), self.dtype)
+        order, shape = _axes(labels, self.output), self._shape(labels)
+
+        def step(values: list[Any], out: Any, workspace: Any) -> None:
+            x = values[i].transpose(axes_a).reshape(*outer, m, k)
+            y = values[j].transpose(axes_b).reshape(*outer, k, n)
+            result = out.reshape(*outer, m, n) if field is None else field(workspace)
+            np.matmul(x, y, result)
+            if not last:
+                values.append(result.reshape(shape))
+            elif field is not None:
+                np.copyto(out, result.reshape(shape).transpose(order))
+
+        self.steps.append(step)
+        return labels
+
+    def _multiply(self, left: tuple[int, Labels], right: tuple[int, Labels], last: bool) -> Labels:
+        """Two operands with nothing to sum."""
+        (i, a), (j, b) = left, right
+        labels = self.output if last else tuple(dict.fromkeys((*a, *b)))
+        field = None if last else self.layout.field(self._shape(labels), self.dtype)
+        axes_a, axes_b = _axes(a, labels), _axes(b, labels)
+        index_a, index_b = _index(a, labels), _index(b, labels)
+
+        def step(values: list[Any], out: Any, workspace: Any) -> None:
+            x, y = values[i].transpose(axes_a)[index_a], values[j].transpose(axes_b)[index_b]
+            result = out if field is None else field(workspace)
+            np.multiply(x, y, result)
+            if not last:
+                values.append(result)
+
+        self.steps.append(step)
+        return labels
 
 
 @operator("Einsum", since=12, infer=_infer_einsum)
@@ -300,6 +289,6 @@ def einsum(node: Node, types: Types) -> Kernel:
         terms, output = equation.expand([len(shape) for shape in shapes])
         type_ = outputs[0]
         assert type_ is not None and type_.dtype is not None
-        return lower_einsum(terms, output, shapes, type_.dtype)
+        return EinsumLowering(terms, output, shapes, type_.dtype).routine()
 
     return specialized(node, types, make, contiguous=True)

@@ -27,16 +27,12 @@ from penstock.ops.common.shape_rules import (
 from penstock.ops.onnx.pad import zero
 from penstock.ops.onnx.shape import unknown_shape
 from penstock.ops.registry import operator
-from penstock.types import MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
-
-# ConstantOfShape
+from penstock.types import BOOL, MAX_DATA, STRING, Dim, Shape, ShapeError, TensorType, Type
 
 
 def _fill_value(attrs: Attrs) -> np.ndarray:
     value = attrs.get("value")
-    if value is None:
-        return np.zeros((), np.float32)
-    return one_element(np.asarray(value), "value")
+    return np.zeros((), np.float32) if value is None else one_element(np.asarray(value), "value")
 
 
 def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -46,7 +42,6 @@ def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequ
         return (TensorType(value.dtype, unknown_shape(types, 0)),)
     if any(isinstance(d, int) and d < 0 for d in shape):
         raise ShapeError(f"{list(shape)} is no shape")
-    type_ = TensorType(value.dtype, shape)
 
     def contents() -> tuple[Dim, ...] | None:
         dims = all_known(shape)
@@ -54,7 +49,7 @@ def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequ
             return None
         return (int(value),) * math.prod(dims)
 
-    return (with_data(type_, contents),)
+    return (with_data(TensorType(value.dtype, shape), contents),)
 
 
 @operator("ConstantOfShape", since=9, infer=_infer_constant_of_shape)
@@ -74,8 +69,6 @@ def constant_of_shape(node: Node, types: Types) -> Kernel:
 
     return Kernel(run, into)
 
-
-# Range
 
 _DOUBLE = 11  # the number of float64 among ONNX's element types
 
@@ -130,36 +123,21 @@ def range_(node: Node, types: Types) -> Kernel:
     return returning(run)
 
 
-# EyeLike
-
-
-def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     x = tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
         raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
-    dtype = dtype_attribute(attrs, "dtype") or x.dtype
-    return (TensorType(dtype, (None, None) if x.shape is None else x.shape),)
+    return (TensorType(dtype_attribute(attrs, "dtype") or x.dtype, x.shape or (None, None)),)
 
 
 @operator("EyeLike", since=9, infer=_infer_eye_like)
 def eye_like(node: Node, types: Types) -> Kernel:
-    dtype, k = dtype_attribute(node.attrs, "dtype"), node.attrs.get("k", 0)
+    def run(x: np.ndarray) -> np.ndarray:
+        (type_,) = _infer_eye_like([TensorType(x.dtype, x.shape)], node.attrs, ())
+        rows, columns = type_.dims
+        return np.eye(rows, columns, node.attrs.get("k", 0), type_.dtype)
 
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        if x.ndim != 2:
-            raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
-        if out is None:
-            out = np.zeros(x.shape, x.dtype if dtype is None else dtype)
-        else:
-            out[...] = 0
-        rows = np.arange(max(-k, 0), max(min(x.shape[0], x.shape[1] - k), max(-k, 0)))
-        out[rows, rows + k] = 1
-        return out
-
-    return Kernel(run, run)
-
-
-# OneHot
+    return returning(run)
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -178,12 +156,17 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 MAX_CLASSES = 2**16  # of which a kernel keeps the numbers
 
 
-def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
-    axis = node.attrs.get("axis", -1)
+@operator("OneHot", since=11, infer=_infer_one_hot, strings=True)
+@operator("OneHot", since=9, version=10, infer=_infer_one_hot, strings=True)
+def one_hot(node: Node, types: Types) -> Kernel:
+    """Negative indices count from the end since version 11, and are no class before."""
+    axis, from_the_end = node.attrs.get("axis", -1), node.op.since == 11
     contents = known_ints(node, types, 1)
     fixed = None if contents is None or contents[0] > MAX_CLASSES else np.arange(contents[0])
 
-    def hot(indices: np.ndarray, depth: np.ndarray) -> np.ndarray:
+    def hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
+        if values.shape != (2,):
+            raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
         if depth.size != 1 or not 0 <= depth.item() < np.inf:
             raise ShapeError(f"depth {depth.tolist()} is no number of classes")
         where, count = normalize_axis(axis, indices.ndim + 1), int(depth.item())
@@ -197,34 +180,14 @@ def _one_hot(node: Node, types: Types, *, from_the_end: bool) -> Kernel:
         return picked == classes.reshape(-1, *[1] * (indices.ndim - where))
 
     def run(indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
-        _check_pair(values)
-        return np.where(hot(indices, depth), values[1, ...], values[0, ...])
+        return np.where(hot(indices, depth, values), values[1, ...], values[0, ...])
 
     def into(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
-        _check_pair(values)
+        mask = hot(indices, depth, values)
         out[...] = values[0, ...]
-        np.copyto(out, values[1, ...], where=hot(indices, depth))
+        np.copyto(out, values[1, ...], where=mask)
 
     return Kernel(run, into)
-
-
-def _check_pair(values: np.ndarray) -> None:
-    if values.shape != (2,):
-        raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
-
-
-@operator("OneHot", since=11, infer=_infer_one_hot, strings=True)
-def one_hot(node: Node, types: Types) -> Kernel:
-    return _one_hot(node, types, from_the_end=True)
-
-
-@operator("OneHot", since=9, version=10, infer=_infer_one_hot, strings=True)
-def one_hot_9(node: Node, types: Types) -> Kernel:
-    """Negative indices are out of range here, and no class."""
-    return _one_hot(node, types, from_the_end=False)
-
-
-# Trilu
 
 
 @operator("Trilu", since=14, infer=same_type, strings=True)
@@ -232,38 +195,36 @@ def trilu(node: Node, types: Types) -> Kernel:
     upper = bool(node.attrs.get("upper", 1))
     contents = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)
 
-    def kept(dims: Sequence[int], k: int) -> np.ndarray:
+    def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
+        """Every bit of what is kept, no bit of the rest: several times faster than selecting.
+
+        Truth values for elements without an integer type of their size.
+        """
         if len(dims) < 2:
             raise ShapeError(f"the input must be matrices, not of shape {list(dims)}")
         diagonal = np.arange(dims[-1]) - np.arange(dims[-2])[:, None]
-        return diagonal >= k if upper else diagonal <= k
-
-    def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
-        """Every bit of what is kept, no bit of the rest: several times faster than selecting."""
+        kept: np.ndarray = diagonal >= k if upper else diagonal <= k
+        if dtype == STRING or dtype.itemsize not in BITS:
+            return kept
         bits = BITS[dtype.itemsize]
-        return np.where(kept(dims, k), np.array(-1, bits), np.array(0, bits))
-
-    def maskable(dtype: np.dtype) -> bool:
-        return dtype != STRING and dtype.itemsize in BITS
+        return np.where(kept, np.array(-1, bits), np.array(0, bits))
 
     x = tensor(types, 0)
     dims = all_known(x.shape)
     fixed = None
-    if dims is not None and contents and x.dtype is not None and maskable(x.dtype):
+    if dims is not None and contents and x.dtype is not None:
         fixed = mask(dims, contents[0], x.dtype)
 
     def run(
         x: np.ndarray, k: np.ndarray | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
         offset = 0 if k is None else int(one_element(k, "k"))
-        if not maskable(x.dtype):
-            out = np.empty_like(x) if out is None else out
-            out[...] = np.where(kept(x.shape, offset), x, zero(x.dtype))
-            return out
         bits = mask(x.shape, offset, x.dtype) if fixed is None else fixed
-        if out is None:
-            return np.bitwise_and(x.view(bits.dtype), bits).view(x.dtype)
-        np.bitwise_and(x.view(bits.dtype), bits, out.view(bits.dtype))
+        out = np.empty_like(x) if out is None else out
+        if bits.dtype == BOOL:
+            out[...] = np.where(bits, x, zero(x.dtype))
+        else:
+            np.bitwise_and(x.view(bits.dtype), bits, out.view(bits.dtype))
         return out
 
     if len(node.inputs) > 1:
