@@ -126,6 +126,13 @@ def check_node(
     return present
 
 
+def convolve(x: np.ndarray, w: np.ndarray, attrs: Mapping[str, Any]) -> np.ndarray:
+    """The convolution of two arrays by the kernel of Conv."""
+    (node,) = load_onnx(node_model("Conv", [x, w], attrs)).graph.nodes
+    (y,) = evaluate(node, [x, w])
+    return np.asarray(y)
+
+
 def assert_same(got: Any, want: Any, rtol: float, atol: float) -> None:
     if isinstance(want, list):
         assert isinstance(got, list)

@@ -7,7 +7,7 @@ import pytest
 from penstock.ops import find
 from penstock.ops.onnx import convolution as family
 from penstock.types import FLOAT32, ShapeError, TensorType
-from tests.ops.harness import check_node, node_model, run_ort
+from tests.ops.harness import check_node, convolve, node_model, run_ort
 
 rng = np.random.default_rng(0)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -125,8 +125,8 @@ def test_boxes_cover_in_order(counts, limit):
 def test_conv_takes_strided_inputs(strategy):
     x = draw(2, 9, 11, 8).transpose(0, 3, 1, 2)[:, ::2]
     for w, group in ((draw(4, 4, 3, 3), 1), (draw(4, 1, 3, 3), 4), (draw(5, 4, 1, 1), 1)):
-        want = family.convolve(np.ascontiguousarray(x), w, {"group": group})
-        np.testing.assert_array_equal(family.convolve(x, w, {"group": group}), want)
+        want = convolve(np.ascontiguousarray(x), w, {"group": group})
+        np.testing.assert_array_equal(convolve(x, w, {"group": group}), want)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
@@ -135,7 +135,7 @@ def test_conv_dtypes(strategy, dtype, w):
     group = 4 // w[1]
     inputs = [draw(2, 4, 6, 6, dtype=dtype), draw(*w, dtype=dtype), draw(4, dtype=dtype)]
     wide = [x.astype(np.float64) for x in inputs]
-    want = family.convolve(wide[0], wide[1], {"group": group, "pads": [1] * 4})
+    want = convolve(wide[0], wide[1], {"group": group, "pads": [1] * 4})
     want = (want + wide[2][:, None, None]).astype(dtype)
     rtol = 1e-6 if dtype == np.float64 else 0.02
     for constants in ((), (1, 2)):
@@ -148,8 +148,8 @@ def test_convolve_integers(strategy, group):
     x = rng.integers(-128, 128, (2, 4, 7, 7)).astype(np.int32)
     w = rng.integers(-128, 128, (4, 4 // group, 3, 3)).astype(np.int32)
     attrs = {"group": group, "pads": [1, 1, 1, 1], "strides": [2, 2]}
-    want = family.convolve(x.astype(np.float64), w.astype(np.float64), attrs)
-    np.testing.assert_array_equal(family.convolve(x, w, attrs), want)
+    want = convolve(x.astype(np.float64), w.astype(np.float64), attrs)
+    np.testing.assert_array_equal(convolve(x, w, attrs), want)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_agrees_with_its_peer_on_a_real_layer():
     x, w = draw(1, 32, 56, 56), draw(64, 32, 3, 3)
     attrs = {"pads": [1, 1, 1, 1]}
     (want,) = run_ort(node_model("Conv", [x, w], attrs, opset=21), [x, w])
-    np.testing.assert_allclose(family.convolve(x, w, attrs), want, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(convolve(x, w, attrs), want, rtol=1e-3, atol=1e-3)
 
 
 def test_one_filter_seen_many_times_is_computed_once(strategy):

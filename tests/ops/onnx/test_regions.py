@@ -6,9 +6,8 @@ import pytest
 
 from penstock.ops import find
 from penstock.ops.onnx import regions
-from penstock.ops.onnx.convolution import convolve
 from penstock.types import FLOAT32, INT64, ShapeError, TensorType
-from tests.ops.harness import check_node
+from tests.ops.harness import check_node, convolve
 
 rng = np.random.default_rng(0)
 

@@ -71,6 +71,11 @@ class Window:
         start = low * self.stride - self.begin
         return start, start + (high - low - 1) * self.stride + self.span
 
+    def inner(self, first: int, last: int) -> tuple[int, int]:
+        """The part of a range (first, end) of elements that is not padding."""
+        begin = min(max(first, 0), self.size)
+        return begin, max(min(last, self.size), begin)
+
 
 class Axis(NamedTuple):
     """The attributes of one axis."""

@@ -27,7 +27,14 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.elementwise import clip
-from penstock.ops.common.shape_rules import check_shape, choice, same_dtype, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    choice,
+    dim_product,
+    given,
+    same_dtype,
+    tensor,
+)
 from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
@@ -41,27 +48,46 @@ from penstock.ops.onnx.activation import (
     swish,
 )
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import Dim, Shape, ShapeError, TensorType, Type
+from penstock.types import Shape, ShapeError, TensorType, Type
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]
 """``into(x, w, out[, workspace])``, which knows nothing of a bias, and its workspace in bytes"""
 
-BLOCK_BYTES = 2**20
-"""scratch memory of a block: what a second-level cache holds, and little beside the tensors"""
+BLOCK_BYTES = 2**20  # scratch of a block: a second-level cache, and little beside the tensors
 
-SMALL = 2**15
-"""unfolded elements below which the number of calls counts, and unfolding takes the fewest"""
+SMALL = (
+    2**15
+)  # unfolded elements below which the number of calls counts: unfolding takes the fewest
 
-MIN_BLOCK = 64
-"""windows of a block at least: every block reads all the weights once more"""
-
-
-# Types
+MIN_BLOCK = 64  # windows of a block at least: every block reads all the weights once more
 
 
-def divisible(name: str, dim: Dim, group: int) -> None:
-    if isinstance(dim, int) and dim % group:
-        raise ShapeError(f"{dim} {name} do not divide into {group} groups")
+def convolution_dims(
+    x: Shape | None, w: Shape | None, attrs: Attrs, filters_first: bool = True
+) -> tuple[Shape, Shape, int, Shape] | None:
+    """The shapes of input (N, C, ...) and weights, the groups, and the kernel's dims.
+
+    Weights are (M, C / group, ...), or (C, M / group, ...) if not ``filters_first``. ``None`` if
+    both ranks are unknown.
+    """
+    if x is None and w is None:
+        return None
+    rank = len(w if x is None else x)  # type: ignore[arg-type]
+    if rank < 3 or (x is not None and w is not None and len(w) != rank):
+        raise ShapeError(f"cannot convolve input {x} with weights {w}")
+    x, w, group = x or (None,) * rank, w or (None,) * rank, attrs.get("group", 1)
+    if group < 1:
+        raise ShapeError(f"group must be positive, not {group}")
+    for name, dim in (("channels", x[1]), ("filters", w[0] if filters_first else None)):
+        if isinstance(dim, int) and dim % group:
+            raise ShapeError(f"{dim} {name} do not divide into {group} groups")
+    channels = dim_product((w[1], group)) if filters_first else w[0]
+    if isinstance(x[1], int) and isinstance(channels, int) and x[1] != channels:
+        raise ShapeError(f"{x[1]} channels for weights of {channels}")
+    kernel = kernel_dims(attrs, w, rank - 2)
+    if 0 in kernel:
+        raise ShapeError(f"an empty kernel {kernel}")
+    return x, w, group, kernel
 
 
 def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
@@ -78,32 +104,12 @@ def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
     return tuple(given)
 
 
-def common_rank(x: Shape | None, w: Shape | None) -> int | None:
-    """The rank of input and weights of a convolution, if one of them is known."""
-    if x is None and w is None:
-        return None
-    rank = len(w if x is None else x)  # type: ignore[arg-type]
-    if rank < 3 or (x is not None and w is not None and len(w) != rank):
-        raise ShapeError(f"cannot convolve input {x} with weights {w}")
-    return rank
-
-
 def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
     """The shape of a convolution of ``x`` (N, C, ...) with ``w`` (M, C / group, ...)."""
-    rank = common_rank(x, w)
-    if rank is None:
+    dims = convolution_dims(x, w, attrs)
+    if dims is None:
         return None
-    x, w = x or (None,) * rank, w or (None,) * rank
-    group = attrs.get("group", 1)
-    if group < 1:
-        raise ShapeError(f"group must be positive, not {group}")
-    divisible("channels", x[1], group)
-    divisible("filters", w[0], group)
-    if isinstance(x[1], int) and isinstance(w[1], int) and x[1] != w[1] * group:
-        raise ShapeError(f"{x[1]} channels for weights of {group} groups of {w[1]}")
-    kernel = kernel_dims(attrs, w, rank - 2)
-    if 0 in kernel:
-        raise ShapeError(f"an empty kernel {kernel}")
+    x, w, _, kernel = dims
     return (x[0], w[0], *window_counts(attrs, kernel, x[2:]))
 
 
@@ -111,9 +117,6 @@ def _infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     shape = conv_shape(tensor(types, 0).shape, tensor(types, 1).shape, attrs)
     check_shape("bias", tensor(types, 2).shape, (None if shape is None else shape[1],))
     return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
-
-
-# Strategies
 
 
 def _pointwise(x: TensorType, w: TensorType, group: int, weights: Any) -> Strategy:
@@ -155,20 +158,13 @@ def boxes(counts: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], 
 class _Block(NamedTuple):
     """A box of windows: where their elements come from, and where they go to in the workspace."""
 
-    columns: slice
-    """the windows, counted over all axes"""
-    source: tuple[slice, ...]
-    """their elements in an image (C, ...), padding excluded"""
-    padded: Field
-    """these elements with padding around them"""
-    strides: tuple[int, ...]
-    """strides of what windows see among the padded elements"""
-    inner: tuple[slice, ...] | None
-    """where the elements are among the padded ones; ``None`` if there is no padding"""
-    unfolded: Field
-    """for each channel and kernel position, what each window sees there"""
-    matrix: Field
-    """the same as a matrix, or one for each group"""
+    columns: slice  # the windows, counted over all axes
+    source: tuple[slice, ...]  # their elements in an image (C, ...), padding excluded
+    padded: Field  # these elements with padding around them
+    strides: tuple[int, ...]  # of what windows see among the padded elements
+    inner: tuple[slice, ...] | None  # the elements among the padded ones; None without padding
+    unfolded: Field  # for each channel and kernel position, what each window sees there
+    matrix: Field  # the same as a matrix, or one for each group
 
 
 def _window_strides(strides: Sequence[int], axes: Sequence[Window]) -> tuple[int, ...]:
@@ -182,7 +178,8 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     """The blocks of a convolution, and the workspace they share."""
     channels, dtype = x.dims[1], x.dtype
     assert dtype is not None
-    rows = channels * prod(axis.kernel for axis in axes)
+    kernel = tuple(axis.kernel for axis in axes)
+    rows = channels * prod(kernel)
     limit = max(BLOCK_BYTES // max(rows * dtype.itemsize, 1), MIN_BLOCK)
     blocks: list[_Block] = []
     start = padded_bytes = 0
@@ -193,30 +190,24 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     layout.field((rows * max(sizes),), dtype)
     behind = layout.size
     for box, size in zip(covering, sizes, strict=True):
-        source, inner, padded, exact = [slice(None)], [slice(None)], [channels], True
-        for axis, (low, high) in zip(axes, box, strict=True):
-            first, last = axis.elements(low, high)
-            begin = min(max(first, 0), axis.size)
-            end = max(min(last, axis.size), begin)
-            source.append(slice(begin, end))
-            inner.append(slice(begin - first, end - first))
-            padded.append(last - first)
-            exact &= (begin, end) == (first, last)
-        shape = (channels, *(axis.kernel for axis in axes), *(high - low for low, high in box))
-        matrix = (rows, size) if group == 1 else (group, rows // group, size)
-        if not exact:
+        spans = [axis.elements(*span) for axis, span in zip(axes, box, strict=True)]
+        inside = [axis.inner(*span) for axis, span in zip(axes, spans, strict=True)]
+        places = zip(inside, spans, strict=True)
+        inner = (slice(None), *(slice(b - first, e - first) for (b, e), (first, _) in places))
+        padded = (channels, *(last - first for first, last in spans))
+        strides = [dtype.itemsize * prod(padded[i + 1 :]) for i in range(len(padded))]
+        if inside != spans:
             padded_bytes = max(padded_bytes, prod(padded) * dtype.itemsize)
+        unfolded = Field((channels, *kernel, *(high - low for low, high in box)), dtype, 0)
         blocks.append(
             _Block(
                 slice(start, start + size),
-                tuple(source),
-                Field(tuple(padded), dtype, behind),
-                _window_strides(
-                    [dtype.itemsize * prod(padded[i + 1 :]) for i in range(len(padded))], axes
-                ),
-                None if exact else tuple(inner),
-                Field(shape, dtype, 0),
-                Field(matrix, dtype, 0),
+                (slice(None), *(slice(*span) for span in inside)),
+                Field(padded, dtype, behind),
+                _window_strides(strides, axes),
+                None if inside == spans else inner,
+                unfolded,
+                unfolded.reshaped(*((group,) if group > 1 else ()), rows // group, size),
             )
         )
         start += size
@@ -257,20 +248,13 @@ def _unfolded(
 class _Shifts(NamedTuple):
     """How windows lie in planes: see ``_shifted``."""
 
-    grid: tuple[int, ...]
-    """cells of a plane along each axis"""
-    length: int
-    """cells that windows start at, those at the ends of rows included"""
-    distance: int
-    """cells from a window's first to its last"""
-    taps: list[tuple[int, slice]]
-    """for each kernel position, a plane, and the cells that the windows see there"""
-    fills: list[tuple[tuple[slice, ...], tuple[slice, ...]]]
-    """for each plane, cells, and the elements that they hold"""
-    rows: tuple[int, ...]
-    """shape of the cells that windows start at"""
-    inside: tuple[slice, ...]
-    """the windows among them"""
+    grid: tuple[int, ...]  # cells of a plane along each axis
+    length: int  # cells that windows start at, those at the ends of rows included
+    distance: int  # cells from a window's first to its last
+    taps: list[tuple[int, slice]]  # for each kernel position, a plane, and what windows see there
+    fills: list[tuple[tuple[slice, ...], tuple[slice, ...]]]  # for each plane, cells and elements
+    rows: tuple[int, ...]  # shape of the cells that windows start at
+    inside: tuple[slice, ...]  # the windows among them
 
 
 def _shifts(axes: Sequence[Window]) -> _Shifts:
@@ -289,12 +273,11 @@ def _shifts(axes: Sequence[Window]) -> _Shifts:
         taps.append((index, slice(start, start + length)))
     fills = []
     for phases in planes:
-        ranges = [_cells(*arguments) for arguments in zip(axes, phases, grid, strict=True)]
-        fills.append((tuple(to for to, _ in ranges), tuple(elements for _, elements in ranges)))
+        cells, elements = zip(*map(_cells, axes, phases, grid), strict=True)
+        fills.append((cells, elements))
     distance = sum(extra * p for extra, p in zip(reach, pitch, strict=True))
     inside = tuple(slice(axis.count) for axis in axes)
-    rows = (axes[0].count, *grid[1:])
-    return _Shifts(grid, length, distance, taps, fills, rows, inside)
+    return _Shifts(grid, length, distance, taps, fills, (axes[0].count, *grid[1:]), inside)
 
 
 def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
@@ -310,12 +293,12 @@ def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
 
 def _pieces(axes: Sequence[Window], rows: int) -> list[tuple[slice, _Shifts]]:
     """The windows in pieces of at most ``rows`` along the first axis."""
+    first, *others = axes
     pieces = []
-    for low in range(0, axes[0].count, rows):
-        high = min(low + rows, axes[0].count)
-        begin = axes[0].begin - low * axes[0].stride
-        part = replace(axes[0], count=high - low, begin=begin)
-        pieces.append((slice(low, high), _shifts([part, *axes[1:]])))
+    for low in range(0, first.count, rows):
+        high = min(low + rows, first.count)
+        part = replace(first, count=high - low, begin=first.begin - low * first.stride)
+        pieces.append((slice(low, high), _shifts([part, *others])))
     return pieces
 
 
@@ -363,21 +346,18 @@ def _shifted(
     n, m, depth, dtype = x.dims[0], w.dims[0], w.dims[1], x.dtype
     assert dtype is not None
     filters = m // group
-    whole = _shifts(axes)
     multiply: Callable[..., Any] = np.multiply if depth == 1 else np.matmul
-
-    by_channel, groups, rows = _shift_blocks(whole, axes[0].count, group, filters, depth, dtype)
+    by_channel, groups, rows = _shift_blocks(
+        _shifts(axes), axes[0].count, group, filters, depth, dtype
+    )
     pieces = _pieces(axes, rows)
     layout = ScratchLayout()
     largest = pieces[0][1]
     shape_rows = len(largest.fills), groups * depth, largest.length + largest.distance
     shape_sums = groups, filters, largest.length
     source = layout.field(shape_rows if by_channel else (shape_rows[0], *shape_rows[:0:-1]), dtype)
-    total = layout.field(shape_sums if by_channel else shape_sums[::-1], dtype)
-    term = layout.field(shape_sums if by_channel else shape_sums[::-1], dtype)
+    total, term = (layout.field(shape_sums[:: 1 if by_channel else -1], dtype) for _ in range(2))
     shape_out = (n, group, filters, *(axis.count for axis in axes))
-    every = slice(None)
-
     ready: Shared[np.ndarray] | None = None
     if weights is not None:
         ready = shared(("by position", group), lambda: _by_position(weights, group), weights)
@@ -405,7 +385,7 @@ def _shifted(
                             np.add(partial, scratch, partial)
                         target = scratch
                     full = partial.reshape(used, filters, *shifts.rows)
-                    np.copyto(result[block, :, where], full[(every, every, *shifts.inside)])
+                    np.copyto(result[block, :, where], full[:, :, *shifts.inside])
 
     return into, layout.size
 
@@ -457,27 +437,10 @@ def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -
             single.into(x[i : i + 1], w, out[i : i + 1, :1], *workspace)
             out[i, 1:] = out[i, :1]
 
-    return Routine(into, single.workspace, single.prepared)
+    return single._replace(into=into)
 
 
-def convolve(x: np.ndarray, w: np.ndarray, attrs: Attrs) -> np.ndarray:
-    """The convolution of arrays of one dtype, in that dtype; ``attrs`` as those of Conv."""
-    x_type, w_type = TensorType(x.dtype, x.shape), TensorType(w.dtype, w.shape)
-    (type_,) = _infer_conv((x_type, w_type), attrs, ())
-    assert isinstance(type_, TensorType)
-    out = np.empty(type_.dims, x.dtype)
-    routine = convolution_routine(x_type, w_type, attrs)
-    extra = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
-    routine.into(x, w, out, *extra)
-    return out
-
-
-# Conv and FusedConv
-
-
-_Fused: TypeAlias = tuple[Formula, int, tuple[str, ...]]
-
-_FUSED: Mapping[str, _Fused] = {
+_FUSED: Mapping[str, tuple[Formula, int, tuple[str, ...]]] = {
     "Relu": (relu, 0, ()),
     "Tanh": (lambda dtype, attrs: np.tanh, 0, ()),
     "Sigmoid": (sigmoid, 0, ()),
@@ -506,22 +469,18 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
 @operator("Conv", infer=_infer_conv, work=convolution_work(1))
 @operator("FusedConv", domain=MICROSOFT, infer=_infer_conv, work=convolution_work(1))
 def conv(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    activate = _activation(attrs)
+    activate = _activation(node.attrs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, w = inputs[:2]
-        type_ = outputs[0]
-        assert x is not None and w is not None and type_ is not None
-        routine = convolution_routine(x, w, attrs, consts[1])
-        multiply = routine.into
-        others = len(inputs) - 2
-        column = (-1, *(1,) * (len(x.dims) - 2))
-        bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
-        has_bias = others > 0 and inputs[2] is not None
-        has_sum = others > 1 and inputs[3] is not None
+        assert x is not None and w is not None
+        routine = convolution_routine(x, w, node.attrs, consts[1])
+        multiply, others = routine.into, len(inputs) - 2
         if others == 0 and activate is None:
             return routine
+        column = (-1, *(1,) * (len(x.dims) - 2))
+        bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
+        has_bias, has_sum = given(inputs, 2), given(inputs, 3)
 
         def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
             out = rest[others]
@@ -539,9 +498,6 @@ def conv(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, contiguous=True)
 
 
-# CausalConvWithState
-
-
 def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, w, past = tensor(types, 0), tensor(types, 1), tensor(types, 3)
     dtype = same_dtype(types, range(len(types)))
@@ -550,8 +506,7 @@ def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     n, channels, length = x.shape or (None, None, None)
     check_shape("weight", w.shape, (channels, 1, None))
     filters, _, kernel = w.shape or (None, None, None)
-    if channels is None:
-        channels = filters
+    channels = filters if channels is None else channels
     if kernel == 0:
         raise ShapeError("an empty kernel")
     check_shape("bias", tensor(types, 2).shape, (channels,))

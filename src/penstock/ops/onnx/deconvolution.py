@@ -11,20 +11,20 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, given, ints, same_dtype, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    dim_product,
+    given,
+    ints,
+    same_dtype,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
 from penstock.ops.common.work import deconvolution_work
-from penstock.ops.onnx.convolution import (
-    BLOCK_BYTES,
-    MIN_BLOCK,
-    boxes,
-    common_rank,
-    divisible,
-    kernel_dims,
-)
+from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, boxes, convolution_dims
 from penstock.ops.registry import operator
-from penstock.types import STRING, Dim, Shape, ShapeError, TensorType, Type
+from penstock.types import STRING, Dim, ShapeError, TensorType, Type
 
 Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
 """For each kernel position, where it lies in (..., kernel, windows) and in (..., elements)"""
@@ -49,9 +49,6 @@ def _add_windows(source: np.ndarray, target: np.ndarray, moves: Moves) -> None:
     for seen, elements in moves:
         part = target[elements]
         np.add(part, source[seen], part)
-
-
-# ConvTranspose
 
 
 def _transposed(axis: Axis, auto_pad: str, kernel: int, size: int, extra: int, want: Any) -> Window:
@@ -83,44 +80,34 @@ def transposed_windows(
         wanted = wanted[2:]  # some exporters give the whole shape
     if len(wanted) != rank:
         raise ShapeError(f"output_shape {list(wanted)} must have {rank} entries")
-    found: list[Window | Dim] = []
+    result: list[Window | Dim] = []
     for axis, k, size, extra, want in zip(axes, kernel, sizes, extras, wanted, strict=True):
         if isinstance(k, int) and isinstance(size, int):
-            found.append(_transposed(axis, auto_pad, k, size, extra, want))
+            result.append(_transposed(axis, auto_pad, k, size, extra, want))
         elif want is not None:
-            found.append(want)
+            result.append(want)
         elif auto_pad.startswith("SAME"):
-            scaled = size if axis.stride == 1 else None
-            found.append(size * axis.stride if isinstance(size, int) else scaled)
+            result.append(dim_product((size, axis.stride)))
         elif axis.stride == 1 and isinstance(k, int):
             keeps = (k - 1) * axis.dilation + extra == axis.begin + axis.end
-            found.append(size if keeps else None)
+            result.append(size if keeps else None)
         else:
-            found.append(None)
-    return found
+            result.append(None)
+    return result
 
 
 def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype = same_dtype(types, range(len(types)))
-    x, w = tensor(types, 0).shape, tensor(types, 1).shape
-    rank = common_rank(x, w)
-    if rank is None:
-        return (TensorType(dtype, None),)
-    unknown: Shape = (None,) * rank
-    x, w, group = x or unknown, w or unknown, attrs.get("group", 1)
-    if group < 1:
-        raise ShapeError(f"group must be positive, not {group}")
-    divisible("channels", x[1], group)
-    if isinstance(x[1], int) and isinstance(w[0], int) and x[1] != w[0]:
-        raise ShapeError(f"{x[1]} channels for weights of {w[0]}")
-    kernel = kernel_dims(attrs, w, rank - 2)
-    if 0 in kernel:
-        raise ShapeError(f"an empty kernel {kernel}")
-    filters = w[1] * group if isinstance(w[1], int) else w[1] if group == 1 else None
+    operands = tensor(types, 0).shape, tensor(types, 1).shape
+    dims = convolution_dims(*operands, attrs, filters_first=False)
+    if dims is None:
+        return (TensorType(dtype),)
+    x, w, group, kernel = dims
+    filters = dim_product((w[1], group))
     check_shape("bias", tensor(types, 2).shape, (filters,))
     axes = transposed_windows(attrs, kernel, x[2:])
-    dims = [axis.size if isinstance(axis, Window) else axis for axis in axes]
-    return (TensorType(dtype, (x[0], filters, *dims)),)
+    sizes = [axis.size if isinstance(axis, Window) else axis for axis in axes]
+    return (TensorType(dtype, (x[0], filters, *sizes)),)
 
 
 @operator("ConvTranspose", infer=_infer_conv_transpose, work=deconvolution_work)
@@ -132,40 +119,35 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
         x, w = inputs[:2]
         assert x is not None and w is not None and x.dtype is not None
         (n, channels, *sizes), (_, m, *kernel) = x.dims, w.dims
-        axes = [
-            axis for axis in transposed_windows(attrs, kernel, sizes) if isinstance(axis, Window)
-        ]
-        depth = channels // group
-        rows = m * prod(kernel)
-        positions = prod(sizes)
+        transposed = transposed_windows(attrs, kernel, sizes)
+        axes = [axis for axis in transposed if isinstance(axis, Window)]
+        depth, rows = channels // group, m * prod(kernel)
         limit = max(BLOCK_BYTES // max(group * rows * x.dtype.itemsize, 1), MIN_BLOCK)
-        layout = ScratchLayout()
-        blocks, start, widest = [], 0, 0
+        blocks, start = [], 0
         for box in boxes(sizes, limit):
-            size = prod(high - low for low, high in box)
-            shape = (group * m, *kernel, *(high - low for low, high in box))
+            counts = [high - low for low, high in box]
+            size = prod(counts)
+            shape = (group * m, *kernel, *counts)
             blocks.append((slice(start, start + size), size, shape, _moves(axes, box)))
             start += size
-            widest = max(widest, size)
+        layout = ScratchLayout()
+        widest = max((size for _, size, _, _ in blocks), default=0)
         columns = layout.field((group * rows * widest,), x.dtype)
-        shape_x = (n, group, depth, positions)
+        shape_x = (n, group, depth, prod(sizes))
         # A product of matrices of depth 1 is an outer product, for which BLAS is slow.
         multiply = np.multiply if depth == 1 else np.matmul
         has_bias = given(inputs, 2)
         column = (-1, *(1,) * len(sizes))
 
-        def transposed(w: np.ndarray) -> np.ndarray:
+        def matrices(w: np.ndarray) -> np.ndarray:
             return w.reshape(group, depth, rows).transpose(0, 2, 1)
 
-        ready = None if consts[1] is None else transposed(consts[1])
+        ready = None if consts[1] is None else matrices(consts[1])
 
         def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
             *optional, out, workspace = rest
-            matrix = transposed(w) if ready is None else ready
-            if has_bias:
-                out[...] = optional[0].reshape(column)
-            else:
-                out.fill(0)
+            matrix = matrices(w) if ready is None else ready
+            out[...] = optional[0].reshape(column) if has_bias else 0
             for image, result in zip(x.reshape(shape_x), out, strict=True):
                 for where, size, shape, moves in blocks:
                     product = columns.reshaped(group, rows, size)(workspace)
@@ -177,9 +159,6 @@ def conv_transpose(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make)
 
 
-# Col2Im
-
-
 def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     check_shape("input", x.shape, (None, None, None))
@@ -188,21 +167,16 @@ def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     n, rows, columns = x.shape or (None, None, None)
     image, block = ints(types, consts, 1), ints(types, consts, 2)
     if image is None or block is None:
-        rank = tensor(types, 1).shape
-        if image is None or rank is None:
-            return (TensorType(x.dtype, None),)
-        return (TensorType(x.dtype, (n, None, *image)),)
+        return (TensorType(x.dtype, None if image is None else (n, None, *image)),)
     if len(image) != len(block):
         raise ShapeError(f"image_shape {image} and block_shape {block} differ in length")
     if any(isinstance(k, int) and k < 1 for k in (*image, *block)):
         raise ShapeError(f"image_shape {image} and block_shape {block} must be positive")
-    counts = window_counts(attrs, block, image)
-    count = prod(counts) if all(isinstance(c, int) for c in counts) else None  # type: ignore[arg-type]
-    if isinstance(columns, int) and count is not None and columns != count:
+    count = dim_product(window_counts(attrs, block, image))
+    if isinstance(columns, int) and isinstance(count, int) and columns != count:
         raise ShapeError(f"{columns} blocks, but {count} fit into image_shape {image}")
-    channels = None
-    if isinstance(rows, int) and all(isinstance(k, int) for k in block):
-        size = prod(block)  # type: ignore[arg-type]
+    size, channels = dim_product(block), None
+    if isinstance(rows, int) and isinstance(size, int):
         if rows % size:
             raise ShapeError(f"dim 1 of {rows} is no multiple of the {size} elements of a block")
         channels = rows // size
