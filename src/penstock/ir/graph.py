@@ -17,7 +17,7 @@ from penstock.algorithms.dag import CycleError, Dag
 from penstock.algorithms.ordering import topological_order
 from penstock.errors import InvalidModel
 from penstock.ir.op import Op, Role
-from penstock.types import ANY, Type, constant_type
+from penstock.types import ANY, Shape, TensorType, Type, constant_type
 
 
 class Value:
@@ -36,6 +36,20 @@ class Value:
         self.type = constant_type(const) if const is not None and type is ANY else type
         self.producer = producer
         self.const = const
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The dtype of a tensor, None if it is unknown."""
+        return self.type.dtype if isinstance(self.type, TensorType) else None
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape of a tensor, None if its rank is unknown."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -87,6 +101,15 @@ class Node:
         for output in self.outputs:
             if output is not None:
                 output.producer = self
+
+    def input(self, index: int) -> Value | None:
+        """An input, None if it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def const(self, index: int) -> np.ndarray | None:
+        """The contents of an input, None if it is left out or no constant."""
+        value = self.input(index)
+        return None if value is None else value.const
 
     @property
     def graphs(self) -> Sequence[tuple[str, Graph]]:

@@ -41,17 +41,14 @@ class _Eliminator:
         for node in graph.nodes:
             if self.substitution:
                 self.substitution.apply(node)
-            if node.graphs:
-                for _, inner in node.graphs:
-                    self.run(inner)
-                kept.append(node)
-                continue
+            for _, inner in node.graphs:
+                self.run(inner)
             key = self.key(node)
-            equal = self.find(key) if key is not None else None
+            equal = next((scope[key] for scope in self.scopes if key in scope), None)
             if equal is None:
+                kept.append(node)
                 if key is not None:
                     self.scopes[-1][key] = node
-                kept.append(node)
                 continue
             self.changed = True
             self.substitution.drop(node, [equal])
@@ -62,15 +59,9 @@ class _Eliminator:
         self.substitution.apply_outputs(graph)
         self.scopes.pop()
 
-    def find(self, key: Hashable) -> Node | None:
-        for scope in self.scopes:
-            if key in scope:
-                return scope[key]
-        return None
-
     def key(self, node: Node) -> Hashable:
         """A key that equal nodes share; ``None`` if ``node`` must not be merged with any other."""
-        if not node.op.pure or node.control_inputs:
+        if not node.op.pure or node.control_inputs or node.graphs:
             return None
         present = tuple([value is not None for value in node.outputs])
         inputs = tuple([self.input_key(value) for value in node.inputs])
@@ -80,15 +71,9 @@ class _Eliminator:
     def input_key(self, value: Value | None) -> Hashable:
         if value is None or value.const is None:
             return value
-        key = self.constants.get(value)
-        if key is None:
-            array = value.const
-            if array.nbytes <= _SMALL and array.dtype != object:
-                key = (array.dtype, array.shape, array.tobytes())
-            else:
-                key = id(array)
-            self.constants[value] = key
-        return key
+        if value not in self.constants:
+            self.constants[value] = _frozen(value.const)
+        return self.constants[value]
 
 
 def _frozen(value: Any) -> Hashable:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.rewrite import forward
-from penstock.types import FLOAT32, TensorType
+from penstock.types import FLOAT32
 
 
 class _Affine(NamedTuple):
@@ -36,16 +36,14 @@ class FoldAffine(Pass):
         readers = readers_of(graph)
 
         def visit(node: Node) -> Sequence[Value | None] | None:
-            rule = _RULES.get(node.op.name)
-            if rule is None or node.op.domain or node.control_inputs or len(node.outputs) != 1:
+            rule = _RULES.get(node.op.full_name)
+            if rule is None or node.control_inputs or len(node.outputs) != 1:
                 return None
             for i, value in enumerate(node.inputs[:2]):
-                if value is None or readers.get(value) != [node] or value.const is not None:
+                convolution = None if value is None else value.producer
+                if value is None or convolution is None or readers.get(value) != [node]:
                     continue
-                convolution = value.producer
-                if convolution is None or convolution.op.name not in _CHANNELS:
-                    continue
-                if convolution.op.domain or len(convolution.outputs) != 1:
+                if convolution.op.full_name not in _CHANNELS or len(convolution.outputs) != 1:
                     continue
                 affine = rule(node, i)
                 inputs = None if affine is None else _folded(convolution, affine)
@@ -64,81 +62,57 @@ _CHANNELS = {"Conv": 0, "ConvTranspose": 1}
 """by operation, the axis of the weights that channels of the result are along"""
 
 
-def _constant(value: Value | None) -> np.ndarray | None:
-    if value is None or value.const is None or value.const.dtype != FLOAT32:
-        return None
-    return value.const
+def _constant(node: Node, index: int) -> np.ndarray | None:
+    const = node.const(index)
+    return const if const is not None and const.dtype == FLOAT32 else None
 
 
 def _normalization(node: Node, i: int) -> _Affine | None:
     """BatchNormalization in inference mode."""
     if i or node.attrs.get("training_mode", 0):
         return None
-    found = [_constant(value) for value in node.inputs[1:5]]
-    if len(found) < 4 or any(each is None for each in found):
+    arrays = [_constant(node, i) for i in range(1, 5)]
+    if any(array is None for array in arrays):
         return None
-    scale, shift, mean, variance = (np.asarray(each, np.float64) for each in found)
+    scale, shift, mean, variance = (np.asarray(array, np.float64) for array in arrays)
     scale = scale / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
-    if not np.all(np.isfinite(scale)):
+    return _Affine(scale, shift - mean * scale) if np.all(np.isfinite(scale)) else None
+
+
+def _arithmetic(node: Node, i: int) -> _Affine | None:
+    """Arithmetic of input ``i`` with a constant of one element, or one per channel."""
+    const, value, output = _constant(node, 1 - i), node.inputs[i], node.outputs[0]
+    if const is None or value is None or output is None or output.shape is None:
         return None
-    return _Affine(scale, shift - mean * scale)
-
-
-def _per_channel(node: Node, i: int) -> np.ndarray | None:
-    """The other operand of input ``i``, if it is a constant of one element, or one per channel."""
-    known = _constant(node.inputs[1 - i])
-    kind = node.outputs[0].type if node.outputs[0] is not None else None
-    if known is None or not isinstance(kind, TensorType) or kind.rank is None:
+    if value.shape != output.shape:
         return None
-    value = node.inputs[i]
-    if value is None or not isinstance(value.type, TensorType) or value.type.shape != kind.shape:
+    dims = (1,) * (len(output.shape) - const.ndim) + const.shape
+    if const.size != 1 and any(n != 1 for axis, n in enumerate(dims) if axis != 1):
         return None
-    if known.size == 1:
-        return known.reshape(1).astype(np.float64)
-    dims = (1,) * (kind.rank - known.ndim) + known.shape
-    if any(n != 1 for axis, n in enumerate(dims) if axis != 1):
-        return None
-    return known.reshape(-1).astype(np.float64)
-
-
-def _mul(node: Node, i: int) -> _Affine | None:
-    scale = _per_channel(node, i)
-    return None if scale is None else _Affine(scale, np.zeros(1))
-
-
-def _div(node: Node, i: int) -> _Affine | None:
-    scale = None if i else _per_channel(node, i)
-    return None if scale is None or not np.all(scale) else _Affine(1 / scale, np.zeros(1))
-
-
-def _add(node: Node, i: int) -> _Affine | None:
-    shift = _per_channel(node, i)
-    return None if shift is None else _Affine(np.ones(1), shift)
-
-
-def _sub(node: Node, i: int) -> _Affine | None:
-    shift = _per_channel(node, i)
-    if shift is None:
-        return None
-    return _Affine(-np.ones(1), shift) if i else _Affine(np.ones(1), -shift)
+    operand, zero, one = const.reshape(-1).astype(np.float64), np.zeros(1), np.ones(1)
+    match node.op.name:
+        case "Add":
+            return _Affine(one, operand)
+        case "Sub":
+            return _Affine(-one, operand) if i else _Affine(one, -operand)
+        case "Mul":
+            return _Affine(operand, zero)
+    return None if i or not np.all(operand) else _Affine(1 / operand, zero)  # Div
 
 
 def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
     """The inputs with which convolution ``node`` applies ``affine`` to its result."""
-    weights = _constant(node.inputs[1])
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    known = _constant(bias)
-    if weights is None or (bias is not None and known is None):
+    weights, bias = _constant(node, 1), _constant(node, 2)
+    if weights is None or (node.input(2) is not None and bias is None):
         return None
     group = node.attrs.get("group", 1)
     axis = _CHANNELS[node.op.name]
     channels = weights.shape[0] if axis == 0 else weights.shape[1] * group
-    if any(len(each) not in (1, channels) for each in affine):
+    if any(len(vector) not in (1, channels) for vector in affine):
         return None
-    scale = np.broadcast_to(affine.scale, channels)
-    shift = np.broadcast_to(affine.shift, channels)
-    if known is not None:
-        shift = shift + scale * known
+    scale, shift = (np.broadcast_to(vector, channels) for vector in affine)
+    if bias is not None:
+        shift = shift + scale * bias
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
     values = list(node.inputs[:2])
     if np.any(scale != 1):
@@ -160,9 +134,6 @@ def _scaled(weights: np.ndarray, scale: np.ndarray, axis: int, group: int) -> np
 
 
 _RULES: dict[str, Callable[[Node, int], _Affine | None]] = {
-    "Add": _add,
     "BatchNormalization": _normalization,
-    "Div": _div,
-    "Mul": _mul,
-    "Sub": _sub,
+    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), _arithmetic),
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from penstock.analysis.interpreter import evaluate
 from penstock.analysis.type_inference import node_types
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel
 from penstock.limits import Limits
 from penstock.ops.onnx.control_flow import is_control, truth
 from penstock.ops.registry import unknown_types
@@ -134,19 +132,19 @@ class _Folder:
         static = [t for t in types if isinstance(t, TensorType) and t.static]
         if self.has_unknown_size(node, static, held):
             return None
-        sizes = _Sizes(
-            stored=held,
-            inputs=sum(const.nbytes for const in consts if const is not None),
-            outputs=sum(t.nbytes for t in static),
-            allowed=max(self.limits.max_folded_bytes, self.replaced(node, held)),
-        )
+        inputs = sum(const.nbytes for const in consts if const is not None)
+        outputs = sum(t.nbytes for t in static)
+        allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         try:
             if node.op.name == "ConstantOfShape" and static:
                 return (_filled(node, static[0]),)
-            if sizes.are_too_large(node):
+            # Compiling may take as much memory as running. Only views keep more bytes than allowed
+            # without storing them, and all of these but Expand no more than their inputs have.
+            if outputs > max(allowed, inputs) and node.op.name != "Expand":
                 return None
             kernel = node.op.compile(node, [None if v is None else v.type for v in node.inputs])
-            if sizes.take_too_long(kernel):
+            # Elements that a stride of 0 repeats take no memory, but time.
+            if not kernel.view and max(outputs, inputs - held) > allowed:
                 return None
             arrays = evaluate(node, consts, kernel)
         except Exception:
@@ -155,10 +153,9 @@ class _Folder:
 
     def is_constant(self, node: Node) -> bool:
         """Whether ``node`` computes the same in every run, and may be computed now."""
-        for value in node.inputs:
-            if value is not None and value.const is None:
-                return False
         if not node.op.pure or node.control_inputs or node in self.kept:
+            return False
+        if any(value is not None and value.const is None for value in node.inputs):
             return False
         return bool(node.inputs) or node.op.infer is not unknown_types
 
@@ -188,28 +185,6 @@ class _Folder:
             for value in {*node.inputs}
             if value is not None and value.const is not None and self.readers[value] == 1
         )
-
-
-class _Sizes(NamedTuple):
-    """Bytes that decide whether a node is folded."""
-
-    stored: int
-    """of the inputs, an element that is repeated by a stride of 0 counted once"""
-    inputs: int
-    """of the inputs, repeated elements included"""
-    outputs: int
-    """of the outputs with static shapes"""
-    allowed: int
-    """that outputs may take: the limit, or what is freed"""
-
-    def are_too_large(self, node: Node) -> bool:
-        """Compiling may take as much memory as running. Only views keep more bytes than allowed
-        without storing them, and all of these but Expand no more than their inputs have."""
-        return self.outputs > max(self.allowed, self.inputs) and node.op.name != "Expand"
-
-    def take_too_long(self, kernel: Kernel) -> bool:
-        """Repeated elements take no memory, but time."""
-        return not kernel.view and max(self.outputs, self.inputs - self.stored) > self.allowed
 
 
 def _contents(type_: Type) -> np.ndarray | None:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from math import inf
 from operator import lt
 
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.types import TensorType
 
 
 class FoldPadding(Pass):
@@ -52,52 +51,41 @@ def _borders(pad: Node) -> list[int] | None:
     other axes or crops, or if the amounts are unknown."""
     if pad.op.name != "Pad" or pad.op.domain or pad.control_inputs:
         return None
-    x, amounts, _, axes = [*pad.inputs, None, None][:4]
-    if pad.attrs.get("mode", "constant") != "constant" or amounts is None or amounts.const is None:
+    x, pads, axes = pad.inputs[0], pad.const(1), pad.const(3)
+    if pad.attrs.get("mode", "constant") != "constant" or pads is None:
         return None
-    if x is None or not isinstance(x.type, TensorType) or x.type.rank is None:
+    if x is None or x.rank is None or (pad.input(3) is not None and axes is None):
         return None
-    if axes is not None and axes.const is None:
-        return None
-    rank = x.type.rank
-    named = range(rank) if axes is None else _ints(axes)
-    before, behind = [0] * rank, [0] * rank
-    pads = _ints(amounts)
-    if len(pads) != 2 * len(named) or not all(-rank <= axis < rank for axis in named):
+    padded = range(x.rank) if axes is None else [int(axis) for axis in axes.reshape(-1)]
+    amounts = [int(amount) for amount in pads.reshape(-1)]
+    if len(amounts) != 2 * len(padded) or not all(-x.rank <= axis < x.rank for axis in padded):
         return None  # invalid, which is an error only if the node runs
-    for i, axis in enumerate(named):
-        before[axis], behind[axis] = pads[i], pads[len(named) + i]
+    before, behind = [0] * x.rank, [0] * x.rank
+    for i, axis in enumerate(padded):
+        before[axis], behind[axis] = amounts[i], amounts[len(padded) + i]
     if any(before[:2] + behind[:2]) or min(before + behind, default=0) < 0:
         return None
     return before[2:] + behind[2:]
-
-
-def _ints(value: Value) -> Sequence[int]:
-    assert value.const is not None
-    return [int(n) for n in value.const.reshape(-1)]
 
 
 def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
     """Whether ``node`` with wider pads of its own gives the same result as after this Pad."""
     if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return False  # its pads depend on the size of its input
-    type_ = pad.inputs[0].type if pad.inputs[0] is not None else None
-    if not isinstance(type_, TensorType) or type_.dtype is None or type_.dtype.kind != "f":
+    x, own = pad.inputs[0], _own_pads(node, len(borders) // 2)
+    if x is None or x.dtype is None or x.dtype.kind != "f" or len(own) != len(borders):
         return False
-    value, own = _value(pad), _own_pads(node, len(borders) // 2)
-    if len(own) != len(borders):
-        return False
+    value = _value(pad)
     if node.op.name == "Conv":
         return value == 0
     if node.op.name == "AveragePool":
         # Its own padding must count as well; with ceil_mode, windows may reach beyond any padding.
         counted = not any(own) or bool(node.attrs.get("count_include_pad", 0))
         return value == 0 and counted and not node.attrs.get("ceil_mode", 0)
-    return (
-        _is_least(value, pad)
-        and len(node.outputs) == 1
-        and _has_no_empty_window(node, own, borders)
-    )
+    # No element of the input may be less than the value of the padding.
+    positive = x.producer is not None and x.producer.op.full_name in _NEVER_NEGATIVE
+    least = value == -inf or (value == 0 and positive)
+    return least and len(node.outputs) == 1 and _has_no_empty_window(node, own, borders)
 
 
 def _own_pads(node: Node, axes: int) -> list[int]:
@@ -108,17 +96,10 @@ def _own_pads(node: Node, axes: int) -> list[int]:
 
 def _value(pad: Node) -> float | None:
     """The value of the padding; None if it is unknown."""
-    value = pad.inputs[2] if len(pad.inputs) > 2 else None
-    if value is None:
-        return 0.0
-    return None if value.const is None else float(value.const.reshape(-1)[0])
-
-
-def _is_least(value: float | None, pad: Node) -> bool:
-    """Whether no element of the input can be less than the value of the padding."""
-    source = pad.inputs[0].producer if pad.inputs[0] is not None else None
-    positive = source is not None and source.op.name in _NEVER_NEGATIVE and not source.op.domain
-    return value == -inf or (value == 0 and positive)
+    const = pad.const(2)
+    if const is None:
+        return 0.0 if pad.input(2) is None else None
+    return float(const.reshape(-1)[0])
 
 
 def _has_no_empty_window(node: Node, own: Sequence[int], borders: Sequence[int]) -> bool:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.ops import find
-from penstock.ops.registry import MICROSOFT
+from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.types import TensorType
 
@@ -63,12 +62,10 @@ def _through(node: Node) -> Sequence[Node] | None:
         return None
     output = node.outputs[0]
     sources = [None if value is None else _source(value) for value in node.inputs]
-    ranks = {_rank(source) for source in sources if source is not None}
+    ranks = {source.rank for source in sources if source is not None}
     rank = ranks.pop() if len(ranks) == 1 else None
-    if output is None or rank is None:
-        return None
-    moved = rule(node, sources, rank)
-    if moved is None:
+    moved = None if output is None or rank is None else rule(node, sources, rank)
+    if moved is None or output is None:
         return None
     node.inputs = list(moved.inputs)
     node.attrs |= moved.attrs
@@ -82,18 +79,16 @@ def _through(node: Node) -> Sequence[Node] | None:
 def _source(value: Value) -> Value | None:
     """What ``value`` is with its channels moved from axis 1 to the last."""
     node = value.producer
-    if node is None or not _is_transpose(node) or node.inputs[0] is None:
+    perm = None if node is None else _perm(node)
+    return node.inputs[0] if node is not None and perm and perm == _last(len(perm)) else None
+
+
+def _perm(node: Node) -> list[int] | None:
+    """The order of axes of a Transpose of many axes."""
+    if node.op.full_name != "Transpose" or node.control_inputs:
         return None
     perm = list(node.attrs.get("perm", ()))
-    return node.inputs[0] if len(perm) >= _FEWEST_AXES and perm == _last(len(perm)) else None
-
-
-def _is_transpose(node: Node) -> bool:
-    return node.op.name == "Transpose" and not node.op.domain and not node.control_inputs
-
-
-def _rank(source: Value) -> int | None:
-    return source.type.rank if isinstance(source.type, TensorType) else None
+    return perm if len(perm) >= _FEWEST_AXES else None
 
 
 def _last(rank: int) -> list[int]:
@@ -106,21 +101,23 @@ def _first(rank: int) -> list[int]:
 
 def _unmoved(output: Value, perm: Sequence[int]) -> TensorType:
     """The type of what becomes ``output`` when it is transposed."""
-    if not isinstance(output.type, TensorType):
-        return TensorType()
-    shape = output.type.shape
-    if shape is None or len(shape) != len(perm):
-        return TensorType(output.type.dtype)
-    by_axis = dict(zip(perm, shape, strict=True))
-    return TensorType(output.type.dtype, tuple([by_axis[axis] for axis in range(len(perm))]))
+    if output.shape is None or len(output.shape) != len(perm):
+        return TensorType(output.dtype)
+    by_axis = dict(zip(perm, output.shape, strict=True))
+    return TensorType(output.dtype, tuple([by_axis[axis] for axis in range(len(perm))]))
 
 
 def _transposed(value: Value, output: Value, perm: Sequence[int], beside: Node) -> Node:
-    op = find("Transpose")
-    assert op is not None
     name = f"{beside.name}/transpose" if beside.name else ""
-    attrs = {"perm": list(perm)}
-    return Node(op, [value], [output], attrs, name=name, device=beside.device, origin=beside.origin)
+    return Node(
+        standard("Transpose"),
+        [value],
+        [output],
+        {"perm": list(perm)},
+        name=name,
+        device=beside.device,
+        origin=beside.origin,
+    )
 
 
 # How each operation is done before instead of behind. ``sources`` has, by input, what was
@@ -175,23 +172,19 @@ def _constant(const: np.ndarray, rank: int, name: str) -> Value:
 
 def _same_anywhere(value: Value, rank: int) -> bool:
     """Whether there is one element for each channel: to move them moves nothing."""
-    kind = value.type
-    if not isinstance(kind, TensorType) or kind.shape is None or len(kind.shape) != rank:
-        return False
-    return all(dim == 1 for dim in kind.shape[1:-1])
+    return value.rank == rank and all(dim == 1 for dim in (value.shape or ())[1:-1])
 
 
 def _concat(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
     axes = _axes(np.array([node.attrs["axis"]]), _last(rank))
-    inputs = []
-    for i, (value, source) in enumerate(zip(node.inputs, sources, strict=True)):
-        if source is None and value is not None and value.const is not None:
-            known = value.const
-            source = _constant(known, rank, _own(node, i)) if known.ndim == rank else None
-        if source is None:
-            return None
-        inputs.append(source)
-    return None if axes is None else _Moved(inputs, _last(rank), {"axis": axes[0]})
+    inputs = list(sources)
+    for i, source in enumerate(sources):
+        const = node.const(i)
+        if source is None and const is not None and const.ndim == rank:
+            inputs[i] = _constant(const, rank, _own(node, i))
+    if axes is None or None in inputs:
+        return None
+    return _Moved(inputs, _last(rank), {"axis": axes[0]})
 
 
 def _axes(named: np.ndarray, order: Sequence[int]) -> list[int] | None:
@@ -209,25 +202,19 @@ def _pad(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | Non
 
 def _padded(node: Node, source: Value | None, order: Sequence[int]) -> list[Value | None] | None:
     """The inputs of a Pad of ``source``, of which axis ``order[i]`` is axis i of what it pads."""
-    _, amounts, value, axes = [*node.inputs, None, None][:4]
-    if source is None or amounts is None or amounts.const is None:
+    axes = node.const(3)
+    if source is None or node.const(1) is None or (node.input(3) is not None and axes is None):
         return None
-    if axes is not None and axes.const is None:
+    moved = _axes(np.arange(len(order)) if axes is None else axes, order)
+    if moved is None:
         return None
-    named = np.arange(len(order)) if axes is None or axes.const is None else axes.const
-    at = _axes(named, order)
     # The amounts stay as they are: each axis is named by where it is now.
-    return (
-        None if at is None else [source, amounts, value, Value(_own(node, 3), const=np.array(at))]
-    )
+    return [source, node.input(1), node.input(2), Value(_own(node, 3), const=np.array(moved))]
 
 
 def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
-    axes = node.inputs[1] if len(node.inputs) > 1 else None
-    if axes is None or axes.const is None or not axes.const.size:
-        return None
-    perm = _last(rank)
-    reduced = _axes(axes.const, perm)
+    axes, perm = node.const(1), _last(rank)
+    reduced = None if axes is None or not axes.size else _axes(axes, perm)
     # Channels are last, and next to each other: nothing is won where they are reduced.
     if reduced is None or min(reduced) < 2:
         return None
@@ -247,27 +234,24 @@ _RULES: dict[str, _Rule] = {
 
 def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence[Node] | None:
     """The Transpose in front of a convolution, of what has its channels last, moved before a Pad
-    that nobody else reads."""
-    if not _is_transpose(node):
+    that no other node reads."""
+    perm = _perm(node)
+    if perm is None:
         return None
     padded, output = node.inputs[0], node.outputs[0]
     pad = None if padded is None else padded.producer
-    if pad is None or padded is None or output is None or len(readers.get(padded, ())) != 1:
+    if pad is None or padded is None or output is None:
         return None
-    rank, perm = len(node.attrs.get("perm", ())), list(node.attrs.get("perm", ()))
-    if rank < _FEWEST_AXES or perm != _first(rank) or pad.inputs[0] is None:
+    rank, source = len(perm), pad.inputs[0]
+    if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
-    if pad.op.name != "Pad" or pad.op.domain or pad.control_inputs:
+    if pad.op.full_name != "Pad" or pad.control_inputs or source.rank != rank:
         return None
-    kind = pad.inputs[0].type
-    if not isinstance(kind, TensorType) or kind.rank != rank:
-        return None
-    first = Value(f"{padded.name}/first", _unmoved(pad.inputs[0], _last(rank)))
+    first = Value(f"{padded.name}/first", _unmoved(source, _last(rank)))
     inputs = _padded(pad, first, _last(rank))
     if inputs is None:
         return None
-    before = _transposed(pad.inputs[0], first, perm, node)
     again = Node(
         pad.op, inputs, [output], pad.attrs, name=pad.name, device=pad.device, origin=pad.origin
     )
-    return before, again
+    return _transposed(source, first, perm, node), again
