@@ -25,6 +25,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
 )
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
@@ -314,12 +315,9 @@ def lrn(node: Node, types: Types) -> Kernel:
 
 
 def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    if x.shape is not None:
-        normalize_axis(attrs.get("axis", -1), len(x.shape))
     if attrs.get("p", 2) not in (1, 2):
         raise ShapeError(f"p must be 1 or 2, not {attrs['p']}")
-    return (x.without_data(),)
+    return infer_along_axis(types, attrs, consts)
 
 
 @operator("LpNormalization", infer=_infer_lp)

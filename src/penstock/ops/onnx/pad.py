@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,13 +36,11 @@ class _Borders(NamedTuple):
     """Where the parts of a padded tensor come from, for one shape of the input."""
 
     shape: tuple[int, ...]
-    source: Index
-    """what is kept of the input"""
-    center: Index
-    """where that stands in the output"""
+    source: Index  # the kept part of the input
+    center: Index  # its place in the output
     borders: Sequence[tuple[Index, Index | None]]
-    """the rest of the output in the order of filling, each with where in the output its elements
-    come from, or ``None`` for the constant"""
+    """the rest of the output in the order of filling, each with the place in the output to copy it
+    from, or ``None`` for the constant"""
 
 
 def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> _Borders:
@@ -57,17 +55,16 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
         center.append(slice(start, start + kept))
     borders: list[tuple[Index, Index | None]] = []
     for i, (inner, size) in enumerate(zip(center, shape, strict=True)):
-        # Constants are filled in once each; other borders are taken along the axes one by one, from
-        # what the axes before have been extended to.
+        # Constants are filled in once each; other borders are copied axis by axis, from what the
+        # axes before have been extended to.
         earlier = center[:i] if mode == "constant" else [slice(None)] * i
         later = [slice(None)] * (len(dims) - i - 1) if mode == "constant" else center[i + 1 :]
         for part in (slice(0, min(inner.start, size)), slice(inner.stop, size)):
             if part.start >= part.stop:
                 continue
-            taken = None
-            if mode != "constant":
-                taken = (*earlier, _mirrored(part, inner, mode), *later)
-            borders.append(((*earlier, part, *later), taken))
+            mirror = None if mode == "constant" else _mirrored(part, inner, mode)
+            origin = None if mirror is None else (*earlier, mirror, *later)
+            borders.append(((*earlier, part, *later), origin))
     return _Borders(shape, tuple(source), tuple(center), borders)
 
 
@@ -87,11 +84,28 @@ def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
     return inner.start + np.minimum(offset, period - offset) if n > 1 else inner.start + offset
 
 
-def _padding(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndarray) -> None:
+def _fill(x: np.ndarray, parts: _Borders, value: np.ndarray | None, out: np.ndarray) -> None:
     filling = zero(x.dtype) if value is None else one_element(value, "constant_value")
     out[parts.center] = x[parts.source]
-    for part, taken in parts.borders:
-        out[part] = filling if taken is None else out[taken]
+    for part, source in parts.borders:
+        out[part] = filling if source is None else out[source]
+
+
+def _kernel(borders: Callable[[np.ndarray, np.ndarray, np.ndarray | None], _Borders]) -> Kernel:
+    """The kernel of a node with data, widths, perhaps a value, and perhaps axes."""
+
+    def run(*inputs: Any) -> np.ndarray:
+        x, widths, value, axes = pad_with_none(inputs, 4)
+        parts = borders(x, widths, axes)
+        out = np.empty(parts.shape, x.dtype)
+        _fill(x, parts, value, out)
+        return out
+
+    def into(*arrays: Any) -> None:
+        x, widths, value, axes = pad_with_none(arrays[:-1], 4)
+        _fill(x, borders(x, widths, axes), value, arrays[-1])
+
+    return Kernel(run, into)
 
 
 def _mode(attrs: Attrs) -> str:
@@ -154,40 +168,22 @@ def _padded_data(
 
 @operator("Pad", since=11, infer=_infer_pad, moves=True, strings=True)
 def pad(node: Node, types: Types) -> Kernel:
-    mode, some = _mode(node.attrs), given(node.inputs, 3)
-    widths, known_axes = known_ints(node, types, 1), known_ints(node, types, 3)
+    mode = _mode(node.attrs)
 
     def layout(dims: Sequence[int], pads: Sequence[int], axes: Sequence[int] | None) -> _Borders:
         by_axis: Any = _by_axis(len(dims), pads, axes)
         return _borders(dims, by_axis, mode)
 
     dims = all_known(tensor(types, 0).shape)
-    fixed = None
-    if dims is not None and widths is not None and (known_axes is not None or not some):
-        fixed = layout(dims, widths, known_axes)
-
-    def found(x: np.ndarray, pads: np.ndarray, axes: np.ndarray | None) -> _Borders:
-        return layout(
+    widths, axes = (known_ints(node, types, i) for i in (1, 3))
+    if dims is not None and widths is not None and (axes is not None or not given(node.inputs, 3)):
+        fixed = layout(dims, widths, axes)
+        return _kernel(lambda *_: fixed)
+    return _kernel(
+        lambda x, pads, axes: layout(
             x.shape, pads.reshape(-1).tolist(), None if axes is None else axes.reshape(-1).tolist()
         )
-
-    def run(
-        x: np.ndarray,
-        pads: np.ndarray,
-        value: np.ndarray | None = None,
-        axes: np.ndarray | None = None,
-    ) -> np.ndarray:
-        parts = fixed or found(x, pads, axes)
-        out = np.empty(parts.shape, x.dtype)
-        _padding(x, parts, value, out)
-        return out
-
-    def into(x: np.ndarray, pads: np.ndarray, *rest: Any) -> None:
-        value, axes = pad_with_none(rest[:-1], 2)
-        parts = fixed or found(x, pads, axes)
-        _padding(x, parts, value, rest[-1])
-
-    return Kernel(run, into)
+    )
 
 
 def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -227,15 +223,7 @@ def center_crop_pad(node: Node, types: Types) -> Kernel:
         return _borders(dims, pads, "constant")
 
     dims, widths = all_known(tensor(types, 0).shape), known_ints(node, types, 1)
-    fixed = layout(dims, widths) if dims is not None and widths is not None else None
-
-    def run(x: np.ndarray, target: np.ndarray) -> np.ndarray:
-        parts = fixed or layout(x.shape, target.tolist())
-        out = np.empty(parts.shape, x.dtype)
-        _padding(x, parts, None, out)
-        return out
-
-    def into(x: np.ndarray, target: np.ndarray, out: np.ndarray) -> None:
-        _padding(x, fixed or layout(x.shape, target.tolist()), None, out)
-
-    return Kernel(run, into)
+    if dims is not None and widths is not None:
+        fixed = layout(dims, widths)
+        return _kernel(lambda *_: fixed)
+    return _kernel(lambda x, target, _: layout(x.shape, target.tolist()))

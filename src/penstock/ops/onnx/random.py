@@ -39,8 +39,9 @@ def _generator(attrs: Attrs) -> np.random.Generator:
     return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
 
 
-def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(dtype_attribute(attrs, "dtype") or FLOAT32, _given_shape(attrs)),)
+def _infer_random(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    like = tensor(types, 0) if types else TensorType(FLOAT32, _given_shape(attrs))
+    return (TensorType(dtype_attribute(attrs, "dtype") or like.dtype, like.shape),)
 
 
 def _given_shape(attrs: Attrs) -> tuple[int, ...]:
@@ -48,11 +49,6 @@ def _given_shape(attrs: Attrs) -> tuple[int, ...]:
     if any(d < 0 for d in shape):
         raise ShapeError(f"{list(shape)} is no shape")
     return shape
-
-
-def _infer_like(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    return (TensorType(dtype_attribute(attrs, "dtype") or x.dtype, x.shape),)
 
 
 def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarray) -> np.ndarray:
@@ -68,40 +64,38 @@ def _draw(method: Callable[..., Any], scale: float, offset: float, out: np.ndarr
     return out
 
 
-def _random(node: Node, method: str, scale: float, offset: float, *, like: bool) -> Kernel:
+def _random(node: Node, method: str, scale: float, offset: float) -> Kernel:
     draw: Callable[..., Any] = getattr(_generator(node.attrs), method)
-    dtype = dtype_attribute(node.attrs, "dtype")
-    if like:
+    dtype, inputs = dtype_attribute(node.attrs, "dtype"), len(node.inputs)
+    shape = () if inputs else _given_shape(node.attrs)
 
-        def run_like(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-            given = np.empty(x.shape, dtype or x.dtype) if out is None else out
-            return _draw(draw, scale, offset, given)
-
-        return Kernel(run_like, run_like)
-    shape = _given_shape(node.attrs)
-
-    def run(out: np.ndarray | None = None) -> np.ndarray:
-        given = np.empty(shape, dtype or FLOAT32) if out is None else out
-        return _draw(draw, scale, offset, given)
+    def run(*arrays: Any) -> np.ndarray:
+        if len(arrays) > inputs:
+            out = arrays[inputs]
+        elif inputs:
+            out = np.empty(arrays[0].shape, dtype or arrays[0].dtype)
+        else:
+            out = np.empty(shape, dtype or FLOAT32)
+        return _draw(draw, scale, offset, out)
 
     return Kernel(run, run)
 
 
-@operator("RandomNormal", infer=_infer_shape, pure=False)
-@operator("RandomNormalLike", infer=_infer_like, pure=False, strings=True)
+@operator("RandomNormal", infer=_infer_random, pure=False)
+@operator("RandomNormalLike", infer=_infer_random, pure=False, strings=True)
 def random_normal(node: Node, types: Types) -> Kernel:
     scale, mean = node.attrs.get("scale", 1.0), node.attrs.get("mean", 0.0)
-    return _random(node, "standard_normal", scale, mean, like=bool(node.inputs))
+    return _random(node, "standard_normal", scale, mean)
 
 
-@operator("RandomUniform", infer=_infer_shape, pure=False)
-@operator("RandomUniformLike", infer=_infer_like, pure=False, strings=True)
+@operator("RandomUniform", infer=_infer_random, pure=False)
+@operator("RandomUniformLike", infer=_infer_random, pure=False, strings=True)
 def random_uniform(node: Node, types: Types) -> Kernel:
     low, high = node.attrs.get("low", 0.0), node.attrs.get("high", 1.0)
-    return _random(node, "random", high - low, low, like=bool(node.inputs))
+    return _random(node, "random", high - low, low)
 
 
-@operator("Bernoulli", since=15, infer=_infer_like, pure=False)
+@operator("Bernoulli", since=15, infer=_infer_random, pure=False)
 def bernoulli(node: Node, types: Types) -> Kernel:
     generator, dtype = _generator(node.attrs), dtype_attribute(node.attrs, "dtype")
 
@@ -164,21 +158,7 @@ def dropout(node: Node, types: Types) -> Kernel:
     seed = node.attrs.get("seed")
     state = np.random.RandomState(None if seed is None else seed % 2**32)
 
-    def run(
-        x: np.ndarray, ratio: np.ndarray | None = None, training: np.ndarray | None = None
-    ) -> Any:
-        out = np.empty(x.shape, x.dtype)
-        mask = np.empty(x.shape, np.bool_)
-        drop(x, ratio, training, out, mask)
-        return (out, mask) if len(node.outputs) > 1 else out
-
-    def drop(
-        x: np.ndarray,
-        ratio: np.ndarray | None,
-        training: np.ndarray | None,
-        out: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> None:
+    def drop(x: Any, ratio: Any, training: Any, out: Any, mask: Any) -> None:
         dropped = 0.5 if ratio is None else float(one_element(ratio, "ratio"))
         if not _truth(training) or dropped == 0:
             if out is not x:
@@ -194,6 +174,12 @@ def dropout(node: Node, types: Types) -> Kernel:
         out[...] = product * x.dtype.type(1 / (1 - dropped))
         if mask is not None:
             mask[...] = kept
+
+    def run(*inputs: Any) -> Any:
+        x, ratio, training = pad_with_none(inputs, 3)
+        out, mask = np.empty(x.shape, x.dtype), np.empty(x.shape, np.bool_)
+        drop(x, ratio, training, out, mask)
+        return (out, mask) if len(node.outputs) > 1 else out
 
     count = len(node.inputs)
 

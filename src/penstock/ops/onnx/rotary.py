@@ -5,13 +5,14 @@ https://arxiv.org/pdf/2104.09864
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.attention import share
@@ -81,74 +82,64 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
     return (shape[0], heads, shape[1], share(hidden, heads, "the input"))
 
 
-def _infer_rotary(order: dict[str, int]) -> Infer:
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        x, cos, sin = (tensor(types, i) for i in (0, order["cos"], order["cos"] + 1))
-        if x.shape is None or cos.shape is None:
-            return (x.without_data(),)
-        batch, _, length, size = _heads(x.shape, attrs, cos.shape[-1] if cos.shape else None)
-        turning = attrs.get("rotary_embedding_dim") or size
-        if isinstance(turning, int):
-            if turning % 2 or (isinstance(size, int) and turning > size):
-                raise ShapeError(f"{turning} of {size} features cannot be turned in pairs")
-            if isinstance(cos.shape[-1], int) and cos.shape[-1] != turning // 2:
-                raise ShapeError(f"caches of shape {cos.shape} do not fit {turning // 2} angles")
-        if sin.shape is not None and len(sin.shape) != len(cos.shape):
-            raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
-        at = order["positions"]
-        positions = tensor(types, at).shape if given(types, at) else ()
-        if positions == ():
-            wanted: tuple[Dim, ...] = (batch, length)
-            check_shape("a cache without position_ids", cos.shape, (*wanted, None))
-        else:
-            check_shape("a cache", cos.shape, (None, None))
-            start = ((1,),) if order is _MICROSOFT else ()
-            check_shape("position_ids", positions, (batch, length), *start)
+def _infer_rotary(
+    order: dict[str, int], types: Types, attrs: Attrs, consts: Consts
+) -> Sequence[Type]:
+    x, cos, sin = (tensor(types, i) for i in (0, order["cos"], order["cos"] + 1))
+    if x.shape is None or cos.shape is None:
         return (x.without_data(),)
-
-    return infer
-
-
-def _compiler(order: dict[str, int]) -> Callable[[Node, Types], Kernel]:
-    def compile(node: Node, types: Types) -> Kernel:
-        interleaved = bool(node.attrs.get("interleaved", 0))
-        scale = node.attrs.get("scale", 1.0)
-        if node.attrs.get("is_packed_batching") or scale != 1.0:
-            raise ShapeError("RotaryEmbedding with is_packed_batching or scale is not supported")
-        n_inputs, at, cache = len(node.inputs), order["positions"], order["cos"]
-
-        def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-            x, cos = inputs[0], inputs[cache]
-            assert x is not None and x.dtype is not None and cos is not None
-            half = cos.dims[-1]
-            batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
-            four = len(x.dims) == 4
-            layout = ScratchLayout()
-            spare_field = layout.field((batch, heads, length, half), x.dtype)
-
-            def into(*arguments: Any) -> None:
-                x, cos, sin = arguments[0], arguments[cache], arguments[cache + 1]
-                positions = arguments[at] if at < n_inputs else None
-                out, workspace = arguments[-2:]
-                if not four:
-                    split = (batch, length, heads, size)
-                    x, out = (a.reshape(split).transpose(0, 2, 1, 3) for a in (x, out))
-                if positions is None:
-                    cos, sin = cos[:, None], sin[:, None]
-                else:
-                    if positions.ndim == 1:
-                        positions = positions + np.arange(length)[None]
-                    cos, sin = _angles(cos, positions), _angles(sin, positions)
-                _rotate(x, cos, sin, out, spare_field(workspace), interleaved)
-
-            return Routine(into, layout.size)
-
-        return specialized(node, types, make)
-
-    return compile
+    batch, _, length, size = _heads(x.shape, attrs, cos.shape[-1] if cos.shape else None)
+    turning = attrs.get("rotary_embedding_dim") or size
+    if isinstance(turning, int):
+        if turning % 2 or (isinstance(size, int) and turning > size):
+            raise ShapeError(f"{turning} of {size} features cannot be turned in pairs")
+        if isinstance(cos.shape[-1], int) and cos.shape[-1] != turning // 2:
+            raise ShapeError(f"caches of shape {cos.shape} do not fit {turning // 2} angles")
+    if sin.shape is not None and len(sin.shape) != len(cos.shape):
+        raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
+    at = order["positions"]
+    positions = tensor(types, at).shape if given(types, at) else ()
+    if positions == ():
+        check_shape("a cache without position_ids", cos.shape, (batch, length, None))
+    else:
+        check_shape("a cache", cos.shape, (None, None))
+        start = ((1,),) if order is _MICROSOFT else ()
+        check_shape("position_ids", positions, (batch, length), *start)
+    return (x.without_data(),)
 
 
-operator("RotaryEmbedding", since=23, infer=_infer_rotary(_ONNX))(_compiler(_ONNX))
-operator("RotaryEmbedding", domain=MICROSOFT, infer=_infer_rotary(_MICROSOFT))(
-    _compiler(_MICROSOFT)
-)
+@operator("RotaryEmbedding", since=23, infer=partial(_infer_rotary, _ONNX))
+@operator("RotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
+def rotary_embedding(node: Node, types: Types) -> Kernel:
+    order = _MICROSOFT if node.op.domain == MICROSOFT else _ONNX
+    interleaved = bool(node.attrs.get("interleaved", 0))
+    scale = node.attrs.get("scale", 1.0)
+    if node.attrs.get("is_packed_batching") or scale != 1.0:
+        raise ShapeError("RotaryEmbedding with is_packed_batching or scale is not supported")
+    n_inputs, at, cache = len(node.inputs), order["positions"], order["cos"]
+
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        x, half = tensor(inputs, 0), tensor(inputs, cache).dims[-1]
+        batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
+        four = len(x.dims) == 4
+        layout = ScratchLayout()
+        spare_field = layout.field((batch, heads, length, half), x.dtype)
+
+        def into(*arguments: Any) -> None:
+            x, cos, sin = arguments[0], arguments[cache], arguments[cache + 1]
+            positions = arguments[at] if at < n_inputs else None
+            out, workspace = arguments[-2:]
+            if not four:
+                split = (batch, length, heads, size)
+                x, out = (a.reshape(split).transpose(0, 2, 1, 3) for a in (x, out))
+            if positions is None:
+                cos, sin = cos[:, None], sin[:, None]
+            else:
+                if positions.ndim == 1:
+                    positions = positions + np.arange(length)[None]
+                cos, sin = _angles(cos, positions), _angles(sin, positions)
+            _rotate(x, cos, sin, out, spare_field(workspace), interleaved)
+
+        return Routine(into, layout.size)
+
+    return specialized(node, types, make)

@@ -84,6 +84,18 @@ def _accumulate(
     ufunc.at(out.reshape(-1), positions.reshape(-1), updates.reshape(-1))
 
 
+def _write(
+    ufunc: np.ufunc | None, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
+) -> None:
+    try:
+        if ufunc is None:
+            out[tuple(index)] = updates
+        else:
+            _accumulate(ufunc, out, index, updates)
+    except IndexError as error:
+        raise out_of_range(error, out) from None
+
+
 def _infer_scatter_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     data, indices, updates = (tensor(types, i) for i in range(3))
     check_same_rank(data, indices)
@@ -104,14 +116,7 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
         if out.ndim != indices.ndim:
             raise ShapeError(f"data has {out.ndim} dims, indices have {indices.ndim}")
         check_shape("updates", updates.shape, indices.shape)
-        index = element_index(indices, normalize_axis(axis, out.ndim))
-        try:
-            if ufunc is None:
-                out[index] = updates
-            else:
-                _accumulate(ufunc, out, index, updates)
-        except IndexError as error:
-            raise out_of_range(error, out) from None
+        _write(ufunc, out, element_index(indices, normalize_axis(axis, out.ndim)), updates)
 
     return _updating(place)
 
@@ -141,14 +146,7 @@ def scatter_nd(node: Node, types: Types) -> Kernel:
 
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
         check_shape("updates", updates.shape, _updates_shape(out.shape, indices.shape))
-        index = index_columns(indices)
-        try:
-            if ufunc is None:
-                out[tuple(index)] = updates
-            else:
-                _accumulate(ufunc, out, index, updates)
-        except IndexError as error:
-            raise out_of_range(error, out) from None
+        _write(ufunc, out, index_columns(indices), updates)
 
     return _updating(place)
 

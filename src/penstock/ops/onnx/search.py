@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Compile, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import is_small
 from penstock.ops.common.shape_rules import ints, normalize_axis, one_element, tensor
 from penstock.ops.onnx.reduce import reduced_type
@@ -29,35 +29,29 @@ def _infer_arg(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(INT64, result.shape),)
 
 
-def _places(method: str) -> Compile:
-    find = getattr(np.ndarray, method)
+@operator("ArgMax", infer=_infer_arg)
+@operator("ArgMin", infer=_infer_arg)
+def arg_extreme(node: Node, types: Types) -> Kernel:
+    method = getattr(np.ndarray, node.op.name.lower())
+    along = node.attrs.get("axis", 0)
+    keepdims = bool(node.attrs.get("keepdims", 1))
+    last = bool(node.attrs.get("select_last_index", 0))
+    _infer_arg(types, node.attrs, ())
 
-    def compile(node: Node, types: Types) -> Kernel:
-        given = node.attrs.get("axis", 0)
-        keepdims = bool(node.attrs.get("keepdims", 1))
-        last = bool(node.attrs.get("select_last_index", 0))
-        _infer_arg(types, node.attrs, ())
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
+        axis = normalize_axis(along, max(x.ndim, 1))
+        if not x.ndim:
+            zero = np.zeros((), INT64) if out is None else out
+            zero[...] = 0
+            return zero
+        if not x.shape[axis]:
+            raise ShapeError(f"axis {axis} of shape {x.shape} has no elements to choose from")
+        if last:
+            x = np.flip(x, axis)
+        result = method(x, axis, out, keepdims=keepdims)
+        return np.subtract(x.shape[axis] - 1, result, out) if last else result
 
-        def run(x: np.ndarray, out: np.ndarray | None = None) -> Any:
-            axis = normalize_axis(given, max(x.ndim, 1))
-            if not x.ndim:
-                zero = np.zeros((), INT64) if out is None else out
-                zero[...] = 0
-                return zero
-            if not x.shape[axis]:
-                raise ShapeError(f"axis {axis} of shape {x.shape} has no elements to choose from")
-            if last:
-                x = np.flip(x, axis)
-            result = find(x, axis, out, keepdims=keepdims)
-            return np.subtract(x.shape[axis] - 1, result, out) if last else result
-
-        return Kernel(run, run)
-
-    return compile
-
-
-operator("ArgMax", since=1, infer=_infer_arg)(_places("argmax"))
-operator("ArgMin", since=1, infer=_infer_arg)(_places("argmin"))
+    return Kernel(run, run)
 
 
 def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -120,16 +114,10 @@ def _ordered(x: np.ndarray) -> np.ndarray:
 @operator("TopK", since=10, infer=_infer_top_k)
 def top_k(node: Node, types: Types) -> Kernel:
     """Always sorted, which ``sorted=0`` allows."""
-    given = node.attrs.get("axis", -1)
-    largest = bool(node.attrs.get("largest", 1))
+    along, largest = node.attrs.get("axis", -1), bool(node.attrs.get("largest", 1))
 
-    def run(
-        x: np.ndarray,
-        k: np.ndarray,
-        values: np.ndarray | None = None,
-        places: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        axis = normalize_axis(given, x.ndim)
+    def run(x: np.ndarray, k: np.ndarray, values: Any = None, places: Any = None) -> Any:
+        axis = normalize_axis(along, x.ndim)
         count = int(one_element(k, "K"))
         if not 0 <= count <= x.shape[axis]:
             raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")

@@ -15,6 +15,7 @@ from penstock.ops.common.shape_rules import (
     all_known,
     broadcast_shapes,
     dim_product,
+    given,
     ints,
     known_ints,
     normalize_axes,
@@ -65,13 +66,7 @@ def shape(node: Node, types: Types) -> Kernel:
     # Slices of Python clamp as the definition asks.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
 
-    def run(x: np.ndarray) -> np.ndarray:
-        return np.array(x.shape[taken], np.int64)
-
-    def into(x: np.ndarray, out: np.ndarray) -> None:
-        out[...] = x.shape[taken]
-
-    return Kernel(run, into)
+    return returning(lambda x: np.array(x.shape[taken], np.int64))
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -81,24 +76,18 @@ def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("Size", infer=_infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
-    def run(x: np.ndarray) -> np.ndarray:
-        return np.array(x.size, np.int64)
-
-    def into(x: np.ndarray, out: np.ndarray) -> None:
-        out[...] = x.size
-
-    return Kernel(run, into)
+    return returning(lambda x: np.array(x.size, np.int64))
 
 
-def _quotient(dims: Sequence[Dim], given: Sequence[Dim]) -> Dim:
-    """The product of ``dims`` divided by that of ``given``, as far as it is known.
+def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
+    """The product of ``dims`` divided by that of ``others``, as far as it is known.
 
     Equal names cancel. Raises ``ShapeError`` if it cannot be a whole number.
     """
-    if None in dims or None in given:
+    if None in dims or None in others:
         return None
-    names, divisors = (Counter(d for d in side if isinstance(d, str)) for side in (dims, given))
-    whole, divisor = (math.prod(d for d in side if isinstance(d, int)) for side in (dims, given))
+    names, divisors = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
+    whole, divisor = (math.prod(d for d in side if isinstance(d, int)) for side in (dims, others))
     cancelled = (names & divisors).total()
     names, divisors = names - divisors, divisors - names
     if divisors:
@@ -121,28 +110,33 @@ def _reshaped(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Sha
         raise ShapeError(f"{list(target)} is no shape to reshape to")
     if allowzero and 0 in target and -1 in target:
         raise ShapeError(f"with allowzero, {list(target)} leaves the dim for -1 undetermined")
-    zero = set() if allowzero else {i for i, d in enumerate(target) if d == 0}
+    copied = set() if allowzero else {i for i, d in enumerate(target) if d == 0}
     if dims is None:
-        return tuple(None if d == -1 or i in zero else d for i, d in enumerate(target))
-    if any(i >= len(dims) for i in zero):
+        return tuple(None if d == -1 or i in copied else d for i, d in enumerate(target))
+    if any(i >= len(dims) for i in copied):
         raise ShapeError(f"{list(target)} copies a dim that shape {list(dims)} does not have")
-    result = [dims[i] if i in zero else d for i, d in enumerate(target)]
-    rest = [d for i, d in enumerate(dims) if i not in zero]
-    # An unknown element may be a dim, 0 or -1; whichever it is, the dim that results is the same.
-    unknown = [i for i, d in enumerate(target) if d is None or d == -1]
-    given = [d for i, d in enumerate(target) if i not in zero and i not in unknown]
-    if len(unknown) > 1:
-        return tuple(None if i in unknown else d for i, d in enumerate(result))
-    if unknown:
-        try:
-            result[unknown[0]] = _quotient(rest, given)
-        except ShapeError as error:
-            raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
-        return tuple(result)
-    before, after = all_known(rest), all_known(given)
+    rest, spelled = ([d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target))
+    try:
+        inferred = _missing_dim(rest, spelled)
+    except ShapeError as error:
+        raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
+    return tuple(
+        dims[i] if i in copied else inferred if d in (None, -1) else d for i, d in enumerate(target)
+    )
+
+
+def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
+    """The one unknown dim of ``target``, a shape of as many elements as ``dims``, if it is known.
+
+    An unknown element may be a dim, 0 or -1; in each case the resulting dim is the same.
+    """
+    others = [d for d in target if d not in (None, -1)]
+    if len(others) < len(target):
+        return _quotient(dims, others) if len(others) == len(target) - 1 else None
+    before, after = all_known(dims), all_known(others)
     if before is not None and after is not None and math.prod(before) != math.prod(after):
-        raise ShapeError(f"shape {list(dims)} and {list(target)} differ in number of elements")
-    return tuple(result)
+        raise ShapeError(f"they have {math.prod(before)} and {math.prod(after)} elements")
+    return None
 
 
 def _infer_reshape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -191,20 +185,19 @@ def _infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     x = tensor(types, 0)
     if x.shape is None:
         return (TensorType(x.dtype, (None, None)),)
-    axis = _flatten_axis(attrs, len(x.shape))
+    axis = flatten_axis(attrs, len(x.shape))
     return (TensorType(x.dtype, (dim_product(x.shape[:axis]), dim_product(x.shape[axis:]))),)
 
 
-def _flatten_axis(attrs: Attrs, rank: int) -> int:
-    axis = attrs.get("axis", 1)
-    # One past the last axis is allowed here.
+def flatten_axis(attrs: Attrs, rank: int) -> int:
+    axis = attrs.get("axis", 1)  # may be one past the last axis
     return rank if axis == rank else normalize_axis(axis, rank)
 
 
 @operator("Flatten", infer=_infer_flatten, moves=True, view=True, strings=True)
 def flatten(node: Node, types: Types) -> Kernel:
     def target(dims: Sequence[int]) -> tuple[int, int]:
-        axis = _flatten_axis(node.attrs, len(dims))
+        axis = flatten_axis(node.attrs, len(dims))
         return math.prod(dims[:axis]), math.prod(dims[axis:])
 
     dims = all_known(tensor(types, 0).shape)
@@ -219,15 +212,15 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     if x.shape is None:
         return (TensorType(x.dtype),)
     rank = len(x.shape)
-    if len(types) < 2 or types[1] is None:
+    if not given(types, 1):
         if all_known(x.shape) is None:  # any dim that is not known may be 1
             return (TensorType(x.dtype),)
         dropped = {i for i, dim in enumerate(x.shape) if dim == 1}
     else:
         axes = all_known(ints(types, consts, 1))
         if axes is None:
-            given = unknown_shape(types, 1)
-            unknown: Shape | None = None if given is None else (None,) * (rank - len(given))
+            spelled = unknown_shape(types, 1)
+            unknown: Shape | None = None if spelled is None else (None,) * (rank - len(spelled))
             return (_carried(TensorType(x.dtype, unknown), x),)
         dropped = set(normalize_axes(axes, rank))
         for axis in dropped:
@@ -239,18 +232,13 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 @operator("Squeeze", since=13, infer=_infer_squeeze, moves=True, view=True, strings=True)
 def squeeze(node: Node, types: Types) -> Kernel:
-    if len(node.inputs) < 2 or node.inputs[1] is None:
-
-        def run_all(x: np.ndarray, _: Any = None) -> np.ndarray:
-            return x.squeeze()
-
-        return view_kernel(run_all)
-
+    if not given(node.inputs, 1):
+        return view_kernel(lambda x, _=None: x.squeeze())
     axes = known_ints(node, types, 1)
 
-    def run(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+    def run(x: np.ndarray, spelled: np.ndarray) -> np.ndarray:
         try:
-            return x.squeeze(axes if axes is not None else tuple(given.reshape(-1).tolist()))
+            return x.squeeze(axes if axes is not None else tuple(spelled.reshape(-1).tolist()))
         except ValueError as error:
             raise ShapeError(f"cannot squeeze shape {list(x.shape)}: {error}") from None
 
@@ -259,13 +247,10 @@ def squeeze(node: Node, types: Types) -> Kernel:
 
 def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    given = ints(types, consts, 1)
-    axes = all_known(given)
-    if given is None:
-        given = unknown_shape(types, 1)
-    if x.shape is None or given is None:
+    spelled = ints(types, consts, 1) or unknown_shape(types, 1)
+    if x.shape is None or spelled is None:
         return (TensorType(x.dtype),)
-    rank = len(x.shape) + len(given)
+    axes, rank = all_known(spelled), len(x.shape) + len(spelled)
     if axes is None:
         return (_carried(TensorType(x.dtype, (None,) * rank), x),)
     added = normalize_axes(axes, rank)
@@ -286,10 +271,7 @@ def unsqueeze(node: Node, types: Types) -> Kernel:
         fixed = index(axes, known_rank)
         return view_kernel(lambda x, _: x[fixed])
 
-    def run(x: np.ndarray, given: np.ndarray) -> np.ndarray:
-        return x[index(given.reshape(-1).tolist(), x.ndim)]
-
-    return view_kernel(run)
+    return view_kernel(lambda x, spelled: x[index(spelled.reshape(-1).tolist(), x.ndim)])
 
 
 def _infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -352,12 +334,12 @@ def expand(node: Node, types: Types) -> Kernel:
         if fixed == dims:
             return view_kernel(lambda x, _: x)
 
-    def run(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+    def run(x: np.ndarray, spelled: np.ndarray) -> np.ndarray:
         try:
             if fixed is not None:
                 return np.broadcast_to(x, fixed)
-            spelled = given.tolist() if target is None else target
-            return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(spelled)))
+            shape = tuple(spelled.tolist() if target is None else target)
+            return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
         except ValueError as error:
             raise ShapeError(f"cannot expand shape {list(x.shape)}: {error}") from None
 

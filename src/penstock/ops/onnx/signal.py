@@ -8,13 +8,21 @@ input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
-from penstock.ops.common.shape_rules import dtype_attribute, given, ints, one_element, tensor
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    dtype_attribute,
+    given,
+    ints,
+    one_element,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
@@ -67,24 +75,25 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
     return _onesided if onesided else np.fft.fft
 
 
-def _scalar(types: Types, consts: Consts, index: int, name: str) -> Dim:
-    """The one element of an integer input, as far as known."""
+def _scalar(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
+    """The one element of an integer input, at least ``low``, as far as known."""
     contents = ints(types, consts, index)
     if contents is None:
         return None
     if len(contents) != 1:
         raise ShapeError(f"{name} must have one element, it has {len(contents)}")
+    if low is not None and isinstance(contents[0], int) and contents[0] < low:
+        raise ShapeError(f"{name} must be at least {low}, it is {contents[0]}")
     return contents[0]
 
 
-def _dft_sizes(
-    types: Types, attrs: Attrs, consts: Consts, axis: int | None
-) -> tuple[int | None, Dim]:
+def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
     """Axis (if known) and length of a DFT."""
     shape = tensor(types, 0).shape
-    if axis is None:
-        const_axis = _scalar(types, consts, 2, "axis") if given(types, 2) else -2
-        axis = const_axis if isinstance(const_axis, int) else None
+    at: Dim = attrs.get("axis", 1) if version == 17 else -2
+    if given(types, 2):
+        at = _scalar(types, consts, 2, "axis")
+    axis = at if isinstance(at, int) else None
     length: Dim = None
     if shape is not None:
         rank = len(shape)
@@ -106,47 +115,35 @@ def _dft_sizes(
     return axis, length
 
 
-def _dft_axis(attrs: Attrs, version: int) -> int | None:
-    return int(attrs.get("axis", 1)) if version == 17 else None
+def _infer_dft(version: int, types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = tensor(types, 0)
+    axis, length = _dft_sizes(version, types, attrs, consts)
+    if x.shape is None:
+        return (TensorType(x.dtype),)
+    inverse, onesided = attrs.get("inverse"), attrs.get("onesided")
+    last = 1 if inverse and onesided else 2
+    if axis is None:
+        return (TensorType(x.dtype, (*[None] * (len(x.shape) - 1), last)),)
+    if onesided and not inverse:
+        length = length // 2 + 1 if isinstance(length, int) else None
+    return (TensorType(x.dtype, (*x.shape[:axis], length, *x.shape[axis + 1 : -1], last)),)
 
 
-def _infer_dft(version: int) -> Infer:
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        x = tensor(types, 0)
-        axis, length = _dft_sizes(types, attrs, consts, _dft_axis(attrs, version))
-        if x.shape is None:
-            return (TensorType(x.dtype),)
-        inverse, onesided = attrs.get("inverse"), attrs.get("onesided")
-        last = 1 if inverse and onesided else 2
-        if axis is None:
-            return (TensorType(x.dtype, (*[None] * (len(x.shape) - 1), last)),)
-        if onesided and not inverse:
-            length = length // 2 + 1 if isinstance(length, int) else None
-        return (TensorType(x.dtype, (*x.shape[:axis], length, *x.shape[axis + 1 : -1], last)),)
+@operator("DFT", since=17, version=19, infer=partial(_infer_dft, 17))
+@operator("DFT", since=20, infer=partial(_infer_dft, 20))
+def dft(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
 
-    return infer
+    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+        axis, length = _dft_sizes(node.op.since, inputs, attrs, consts)
 
+        def into(x: np.ndarray, *arguments: Any) -> None:
+            _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
 
-def _dft(version: int) -> Callable[[Node, Types], Kernel]:
-    def compile(node: Node, types: Types) -> Kernel:
-        attrs = node.attrs
-        function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
+        return Routine(into, prepared=(1, 2))
 
-        def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-            axis, length = _dft_sizes(inputs, attrs, consts, _dft_axis(attrs, version))
-
-            def into(x: np.ndarray, *arguments: Any) -> None:
-                _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
-
-            return Routine(into, prepared=(1, 2))
-
-        return specialized(node, types, make, values=(1, 2))
-
-    return compile
-
-
-operator("DFT", since=17, version=19, infer=_infer_dft(17))(_dft(17))
-operator("DFT", since=20, infer=_infer_dft(20))(_dft(20))
+    return specialized(node, types, make, values=(1, 2))
 
 
 def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
@@ -157,20 +154,13 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
         if len(shape) != 3 or shape[2] == 0 or (isinstance(shape[2], int) and shape[2] > 2):
             raise ShapeError(f"signal must be [batch, length, 1 or 2], its shape is {shape}")
         signal = shape[1]
-    step = _scalar(types, consts, 1, "frame_step")
-    if isinstance(step, int) and step < 1:
-        raise ShapeError(f"frame_step must be positive, it is {step}")
-    window: Dim = None
-    if given(types, 2):
-        window_shape = tensor(types, 2).shape
-        if window_shape is not None and len(window_shape) != 1:
-            raise ShapeError(f"window must be a vector, its shape is {window_shape}")
-        window = None if window_shape is None else window_shape[0]
+    step = _scalar(types, consts, 1, "frame_step", 1)
+    window_shape = tensor(types, 2).shape
+    check_shape("window", window_shape, (None,))
+    window: Dim = None if window_shape is None else window_shape[0]
     length: Dim = window if given(types, 2) else signal
     if given(types, 3):
-        length = _scalar(types, consts, 3, "frame_length")
-        if length is None:
-            length = window
+        length = _scalar(types, consts, 3, "frame_length", 1) or window
         if isinstance(window, int) and isinstance(length, int) and window != length:
             raise ShapeError(f"window has {window} elements, frame_length is {length}")
     frames: Dim = None
@@ -198,17 +188,14 @@ def stft(node: Node, types: Types) -> Kernel:
     function = _function(False, bool(node.attrs.get("onesided", 1)))
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        signal = inputs[0]
-        assert signal is not None and signal.dtype is not None
+        (batch, _, last), dtype = tensor(inputs, 0).dims, tensor(inputs, 0).dtype
+        assert dtype is not None
         step, length, frames = _stft_sizes(inputs, node.attrs, consts)
         assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
-        real, dtype = signal.dims[2] == 1, signal.dtype
-        layout = ScratchLayout()
+        layout, windowed, n_inputs = ScratchLayout(), given(inputs, 2), len(inputs)
         framed = layout.field(
-            (signal.dims[0], frames, length), dtype if real else _complex_dtype(dtype)
+            (batch, frames, length), dtype if last == 1 else _complex_dtype(dtype)
         )
-        windowed = given(inputs, 2)
-        n_inputs = len(inputs)
 
         def into(*arguments: Any) -> None:
             x = _values(arguments[0])
@@ -223,47 +210,45 @@ def stft(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, values=(1, 3))
 
 
+_WINDOWS = {
+    "HannWindow": (0.5, 0.5),
+    "HammingWindow": (25 / 46, 21 / 46),
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+}
+"""coefficients of ``sum((-1)^k * coefficients[k] * cos(k * 2 pi * n / N))``"""
+
+
 def _infer_window(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    size = _scalar(types, consts, 0, "size")
-    if isinstance(size, int) and size < 0:
-        raise ShapeError(f"size must not be negative, it is {size}")
+    size = _scalar(types, consts, 0, "size", 0)
     return (TensorType(dtype_attribute(attrs, "output_datatype"), (size,)),)
 
 
-def _window(coefficients: tuple[float, ...]) -> Callable[[Node, Types], Kernel]:
-    """The window ``sum((-1)^k * coefficients[k] * cos(k * 2 pi * n / N))``."""
+def _window(node: Node, types: Types) -> Kernel:
+    dtype = dtype_attribute(node.attrs, "output_datatype")
+    periodic = bool(node.attrs.get("periodic", 1))
 
-    def compile(node: Node, types: Types) -> Kernel:
-        dtype = dtype_attribute(node.attrs, "output_datatype")
-        periodic = bool(node.attrs.get("periodic", 1))
+    def function(size: np.ndarray) -> np.ndarray:
+        n = int(one_element(size, "size"))
+        if n < 0:
+            raise ShapeError(f"size must not be negative, it is {n}")
+        # A symmetric window of one sample: its middle would be 0 / 0.
+        whole = n if periodic else max(n - 1, 1)
+        phase = np.arange(n) * (2 * np.pi / max(whole, 1))
+        result = np.zeros(n)
+        for k, coefficient in enumerate(_WINDOWS[node.op.name]):
+            result += (-1) ** k * coefficient * np.cos(k * phase)
+        return result.astype(dtype)
 
-        def function(size: np.ndarray) -> np.ndarray:
-            n = int(one_element(size, "size"))
-            if n < 0:
-                raise ShapeError(f"size must not be negative, it is {n}")
-            # A symmetric window of one sample: its middle would be 0 / 0.
-            whole = n if periodic else max(n - 1, 1)
-            phase = np.arange(n) * (2 * np.pi / max(whole, 1))
-            result = np.zeros(n)
-            for k, coefficient in enumerate(coefficients):
-                result += (-1) ** k * coefficient * np.cos(k * phase)
-            return result.astype(dtype)
-
-        return Kernel(function)
-
-    return compile
+    return Kernel(function)
 
 
-operator("HannWindow", since=17, infer=_infer_window)(_window((0.5, 0.5)))
-operator("HammingWindow", since=17, infer=_infer_window)(_window((25 / 46, 21 / 46)))
-operator("BlackmanWindow", since=17, infer=_infer_window)(_window((0.42, 0.5, 0.08)))
+for _name in _WINDOWS:
+    operator(_name, since=17, infer=_infer_window)(_window)
 
 
 def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    bands = _scalar(types, consts, 0, "num_mel_bins")
-    length = _scalar(types, consts, 1, "dft_length")
-    if any(isinstance(x, int) and x < 0 for x in (bands, length)):
-        raise ShapeError(f"num_mel_bins {bands} and dft_length {length} must not be negative")
+    bands = _scalar(types, consts, 0, "num_mel_bins", 0)
+    length = _scalar(types, consts, 1, "dft_length", 0)
     bins = length // 2 + 1 if isinstance(length, int) else None
     return (TensorType(dtype_attribute(attrs, "output_datatype"), (bins, bands)),)
 

@@ -7,16 +7,17 @@ the way stays small and in the cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Compile, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import wide
 from penstock.ops.common.shape_rules import normalize_axis, tensor
+from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.registry import operator
 from penstock.types import TensorType, Type
 
@@ -95,74 +96,63 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
             np.copyto(target, block, casting="unsafe")
 
 
-def _infer_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+_NORMALIZE: Mapping[str, Normalize] = {
+    "Softmax": _softmax,
+    "LogSoftmax": _log_softmax,
+    "Hardmax": _hardmax,
+}
+
+
+def infer_along_axis(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     type_ = tensor(types, 0)
     if type_.rank is not None:
         normalize_axis(attrs.get("axis", -1), type_.rank)
     return (TensorType(type_.dtype, type_.shape),)
 
 
-def _along_axis(normalize: Normalize) -> Compile:
-    def compile(node: Node, types: Types) -> Kernel:
-        axis = node.attrs.get("axis", -1)
-        _infer_axis(types, node.attrs, ())
+def _normalized(node: Node, types: Types) -> Kernel:
+    normalize, axis = _NORMALIZE[node.op.name], node.attrs.get("axis", -1)
+    infer_along_axis(types, node.attrs, ())
 
-        def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-            out = np.empty(x.shape, x.dtype) if out is None else out
-            if x.ndim == 0:
-                along_axis(normalize, x.reshape(1), 0, out.reshape(1))
-            else:
-                along_axis(normalize, x, normalize_axis(axis, x.ndim), out)
-            return out
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        out = np.empty(x.shape, x.dtype) if out is None else out
+        if x.ndim == 0:
+            along_axis(normalize, x.reshape(1), 0, out.reshape(1))
+        else:
+            along_axis(normalize, x, normalize_axis(axis, x.ndim), out)
+        return out
 
-        return Kernel(run, run, inplace=(0,))
-
-    return compile
+    return Kernel(run, run, inplace=(0,))
 
 
 def _infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     type_ = tensor(types, 0)
     if type_.rank is not None:
-        _first_axis(attrs, type_.rank)
+        flatten_axis(attrs, type_.rank)
     return (TensorType(type_.dtype, type_.shape),)
 
 
-def _first_axis(attrs: Attrs, rank: int) -> int:
-    """The first axis of those taken together; all of them may be left out, as in Flatten."""
-    axis: int = attrs.get("axis", 1)
-    return rank if axis == rank else normalize_axis(axis, rank)
-
-
-def _flattened(normalize: Normalize) -> Compile:
+def _flattened(node: Node, types: Types) -> Kernel:
     """The meaning before version 13: ``axis`` and all that follow it are taken together."""
+    normalize = _NORMALIZE[node.op.name]
+    _infer_flattened(types, node.attrs, ())
 
-    def compile(node: Node, types: Types) -> Kernel:
-        _infer_flattened(types, node.attrs, ())
-
-        def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-            out = np.empty(x.shape, x.dtype) if out is None else out
-            if not x.size:
-                return out
-            outer = math.prod(x.shape[: _first_axis(node.attrs, x.ndim)])
-            flat = x.reshape(outer, -1)
-            if out.flags.c_contiguous:
-                along_axis(normalize, flat, 1, out.reshape(outer, -1))
-            else:
-                result = np.empty(flat.shape, x.dtype)
-                along_axis(normalize, flat, 1, result)
-                np.copyto(out, result.reshape(out.shape))
+    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        out = np.empty(x.shape, x.dtype) if out is None else out
+        if not x.size:
             return out
+        flat = x.reshape(math.prod(x.shape[: flatten_axis(node.attrs, x.ndim)]), -1)
+        if out.flags.c_contiguous:
+            along_axis(normalize, flat, 1, out.reshape(flat.shape))
+        else:
+            result = np.empty(flat.shape, x.dtype)
+            along_axis(normalize, flat, 1, result)
+            np.copyto(out, result.reshape(out.shape))
+        return out
 
-        return Kernel(run, run, inplace=(0,))
-
-    return compile
+    return Kernel(run, run, inplace=(0,))
 
 
-_ALL: tuple[tuple[str, Normalize], ...] = (
-    ("Softmax", _softmax),
-    ("LogSoftmax", _log_softmax),
-    ("Hardmax", _hardmax),
-)
-for _name, _normalize in _ALL:
-    operator(_name, since=13, infer=_infer_axis)(_along_axis(_normalize))
-    operator(_name, since=1, version=12, infer=_infer_flattened)(_flattened(_normalize))
+for _name in _NORMALIZE:
+    operator(_name, since=13, infer=infer_along_axis)(_normalized)
+    operator(_name, since=1, version=12, infer=_infer_flattened)(_flattened)
