@@ -253,6 +253,11 @@ def same_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     return (tensor(types, 0).without_data(),)
 
 
+def same_shape(dtype: np.dtype) -> Callable[[Types, Attrs, Consts], tuple[TensorType]]:
+    """``infer``: one output of ``dtype`` with the shape of the first input."""
+    return lambda types, attrs, consts: (TensorType(dtype, tensor(types, 0).shape),)
+
+
 def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     """``infer``: one output of the inputs' common dtype and broadcast shape."""
     first = types[0]

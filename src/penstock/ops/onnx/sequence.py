@@ -17,8 +17,10 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import (
     all_known,
     dtype_attribute,
+    given,
     ints,
     normalize_axis,
+    one_element,
     same_dtype,
     tensor,
 )
@@ -73,11 +75,11 @@ def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequ
     if x.shape is None:
         return (SequenceType(TensorType(x.dtype)),)
     axis = normalize_axis(attrs.get("axis", 0), len(x.shape))
-    if len(types) < 2 or types[1] is None:
-        kept = (1,) if attrs.get("keepdims", 1) else ()
-        return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], *kept, *x.shape[axis + 1 :]))),)
-    part = _part_size(x.shape[axis], all_known(ints(types, consts, 1)), tensor(types, 1).rank)
-    return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], part, *x.shape[axis + 1 :]))),)
+    part: tuple[Dim, ...] = (1,) if attrs.get("keepdims", 1) else ()
+    if given(types, 1):
+        split = all_known(ints(types, consts, 1))
+        part = (_part_size(x.shape[axis], split, tensor(types, 1).rank),)
+    return (SequenceType(TensorType(x.dtype, (*x.shape[:axis], *part, *x.shape[axis + 1 :]))),)
 
 
 def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
@@ -126,14 +128,12 @@ def _element(types: Types) -> Type:
     raise ShapeError(f"input 0 must be a sequence, not {type_}")
 
 
-def _position(given: np.ndarray, count: int) -> int:
-    """The position among ``count`` that ``given`` means; negative ones count from the back."""
-    if given.size != 1:
-        raise ShapeError(f"a position must be a scalar, not of shape {list(given.shape)}")
-    position = int(given.item())
-    if not -count <= position < count:
-        raise ShapeError(f"position {position} is out of range for {count} places in a sequence")
-    return position % count
+def _position(position: np.ndarray, count: int) -> int:
+    """A position among ``count`` as an int; negative ones count from the back."""
+    place = int(one_element(position, "position"))
+    if not -count <= place < count:
+        raise ShapeError(f"position {place} is out of range for {count} places in a sequence")
+    return place % count
 
 
 def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -159,25 +159,21 @@ def sequence_insert(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _infer_sequence_erase(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (SequenceType(_element(types)),)
-
-
-@operator("SequenceErase", since=11, infer=_infer_sequence_erase, strings=True)
+@operator(
+    "SequenceErase",
+    since=11,
+    infer=lambda types, *_: (SequenceType(_element(types)),),
+    strings=True,
+)
 def sequence_erase(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray | None = None) -> list[Any]:
-        last = np.array(-1) if position is None else position
-        where = _position(last, len(sequence))
+        where = _position(np.array(-1) if position is None else position, len(sequence))
         return [*sequence[:where], *sequence[where + 1 :]]
 
     return Kernel(run)
 
 
-def _infer_sequence_at(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (_element(types),)
-
-
-@operator("SequenceAt", since=11, infer=_infer_sequence_at, strings=True)
+@operator("SequenceAt", since=11, infer=lambda types, *_: (_element(types),), strings=True)
 def sequence_at(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], position: np.ndarray) -> Any:
         return sequence[_position(position, len(sequence))]
@@ -254,10 +250,6 @@ def optional_get_element(node: Node, types: Types) -> Kernel:
     return Kernel(run, view=True)
 
 
-def _infer_optional_has_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(BOOL, ()),)
-
-
-@operator("OptionalHasElement", since=15, infer=_infer_optional_has_element, strings=True)
+@operator("OptionalHasElement", since=15, infer=lambda *_: (TensorType(BOOL, ()),), strings=True)
 def optional_has_element(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x=None: np.array(x is not None))

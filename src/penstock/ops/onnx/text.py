@@ -13,7 +13,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.regex import Regex, RegexError
-from penstock.ops.common.shape_rules import broadcast_shapes, choice, tensor
+from penstock.ops.common.shape_rules import broadcast_to, choice, same_shape, tensor
 from penstock.ops.registry import operator
 from penstock.types import BOOL, FLOAT32, INT64, STRING, Shape, ShapeError, TensorType, Type
 
@@ -25,12 +25,7 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    shape = broadcast_shapes([tensor(types, 0).shape, tensor(types, 1).shape])
-    return (TensorType(STRING, shape),)
-
-
-@operator("StringConcat", since=20, infer=_infer_concat, strings=True)
+@operator("StringConcat", since=20, infer=broadcast_to(STRING), strings=True)
 def string_concat(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         try:
@@ -75,12 +70,9 @@ _CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.uppe
 
 
 def _check_row(shape: Shape) -> None:
-    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] not in (1, None, *_names(shape))):
+    one_row = len(shape) == 2 and (shape[0] == 1 or not isinstance(shape[0], int))
+    if len(shape) != 1 and not one_row:
         raise ShapeError(f"strings to normalise have shape [C] or [1, C], not {shape}")
-
-
-def _names(shape: Shape) -> tuple[str, ...]:
-    return tuple(dim for dim in shape if isinstance(dim, str))
 
 
 def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -107,11 +99,7 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _infer_match(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(BOOL, tensor(types, 0).shape),)
-
-
-@operator("RegexFullMatch", since=20, infer=_infer_match, strings=True)
+@operator("RegexFullMatch", since=20, infer=same_shape(BOOL), strings=True)
 @by_attributes
 def regex_full_match(node: Node, types: Types) -> Kernel:
     try:
@@ -127,10 +115,9 @@ def regex_full_match(node: Node, types: Types) -> Kernel:
 
 
 class _Pool:
-    """The n-grams that are counted, as a trie whose nodes are found by binary search.
+    """The n-grams to count, as a trie that whole arrays descend by binary search.
 
-    A node is the number of a prefix; ``step`` leads from it to the prefix one token longer, for
-    whole arrays at once.
+    A node is the number of a prefix; ``step`` leads from it to the prefix one token longer.
     """
 
     def __init__(self, attrs: Attrs) -> None:
@@ -225,8 +212,8 @@ def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
             raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
-        counts = counted(pool.tokens(x.reshape(-1, x.shape[-1]) if x.size else _empty(x)))
-        result = counts.astype(np.float32)
+        rows = x.reshape(1, -1) if x.ndim == 1 else x
+        result = counted(pool.tokens(rows)).astype(np.float32)
         if mode == "IDF":
             result = np.minimum(result, 1)
         if mode != "TF" and weights is not None:
@@ -236,18 +223,13 @@ def tfidf_vectorizer(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _empty(x: np.ndarray) -> np.ndarray:
-    return np.empty((x.shape[0] if x.ndim == 2 else 1, 0), x.dtype)
-
-
 def _column_weights(attrs: Attrs, width: int) -> np.ndarray | None:
     """The weight of each output column; the attribute has them in the order of the pool."""
-    given = attrs.get("weights")
-    if not given:
+    weights, indexes = attrs.get("weights"), attrs["ngram_indexes"]
+    if not weights:
         return None
-    indexes = attrs["ngram_indexes"]
-    if len(given) != len(indexes):
-        raise ShapeError(f"{len(given)} weights for {len(indexes)} n-grams")
-    weights = np.ones(width, np.float32)
-    weights[indexes] = given
-    return weights
+    if len(weights) != len(indexes):
+        raise ShapeError(f"{len(weights)} weights for {len(indexes)} n-grams")
+    columns = np.ones(width, np.float32)
+    columns[indexes] = weights
+    return columns

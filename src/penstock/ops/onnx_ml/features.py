@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.shape_rules import choice, same_type, tensor
+from penstock.ops.common.shape_rules import choice, same_shape, same_type, tensor
 from penstock.ops.onnx.text import strings
 from penstock.ops.registry import operator
 from penstock.types import (
@@ -35,21 +35,12 @@ from penstock.types import (
 DOMAIN = "ai.onnx.ml"
 
 
-def _like_input(dtype: np.dtype) -> Infer:
-    """One output of ``dtype`` with the shape of the first input."""
-
-    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        return (TensorType(dtype, tensor(types, 0).shape),)
-
-    return infer
-
-
-def one_of(attrs: Attrs, *names: str) -> Any:
-    """The one attribute among ``names`` that is there; ``None`` if none is."""
-    present = [attrs[name] for name in names if attrs.get(name)]
-    if len(present) > 1:
-        raise ShapeError(f"only one of the attributes {', '.join(names)} may be given")
-    return present[0] if present else None
+def one_of(attrs: Attrs, *names: str) -> tuple[str, Any]:
+    """The name and the value of the one attribute among ``names`` that is not empty."""
+    present = [name for name in names if attrs.get(name) is not None and np.size(attrs[name])]
+    if len(present) != 1:
+        raise ShapeError(f"one of the attributes {', '.join(names)} must be given, and only one")
+    return present[0], attrs[present[0]]
 
 
 def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
@@ -69,7 +60,7 @@ def binarizer(node: Node, types: Types) -> Kernel:
     return Kernel(lambda x: np.asarray(x > threshold).astype(x.dtype))
 
 
-@operator("Scaler", domain=DOMAIN, infer=_like_input(FLOAT32))
+@operator("Scaler", domain=DOMAIN, infer=same_shape(FLOAT32))
 def scaler(node: Node, types: Types) -> Kernel:
     offset = np.array(node.attrs.get("offset") or [0.0], np.float32)
     scale = np.array(node.attrs.get("scale") or [1.0], np.float32)
@@ -77,9 +68,8 @@ def scaler(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         wide = x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
         shifted = wide - _features(x, offset, "offset")
-        return (
-            np.asarray(shifted * _features(x, scale, "scale")).reshape(x.shape).astype(np.float32)
-        )
+        scaled: np.ndarray = np.asarray(shifted * _features(x, scale, "scale"))
+        return scaled.reshape(x.shape).astype(np.float32)
 
     return Kernel(run)
 
@@ -91,7 +81,7 @@ _NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-@operator("Normalizer", domain=DOMAIN, infer=_like_input(FLOAT32))
+@operator("Normalizer", domain=DOMAIN, infer=same_shape(FLOAT32))
 def normalizer(node: Node, types: Types) -> Kernel:
     """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
     norm = _NORMS[choice(node.attrs, "norm", "MAX", _NORMS)]
@@ -109,10 +99,8 @@ def normalizer(node: Node, types: Types) -> Kernel:
 @operator("Imputer", domain=DOMAIN, infer=same_type)
 def imputer(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
-    if values is None:
-        raise ShapeError("imputed_value_floats or imputed_value_int64s must be given")
-    integers = bool(attrs.get("imputed_value_int64s"))
+    name, values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
+    integers = name == "imputed_value_int64s"
     replaced = attrs.get("replaced_value_int64" if integers else "replaced_value_float", 0)
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -229,17 +217,6 @@ def _mapper(lookup: _Lookup, values: np.ndarray, default: Any) -> Kernel:
     return Kernel(run)
 
 
-def _between_ints_and_strings(ints: Sequence[int], names: Sequence[str], node: Node) -> Kernel:
-    """Both directions of a mapping; the input's type says which."""
-    if len(ints) != len(names):
-        raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
-    default = node.attrs.get("default_int64", -1)
-    to_int = _mapper(_Lookup(names, STRING), np.array(ints, np.int64), default)
-    default = node.attrs.get("default_string", "_Unused")
-    to_name = _mapper(_Lookup(ints, INT64), strings(names, (len(names),)), default)
-    return Kernel(lambda x: (to_int if x.dtype == STRING else to_name)(x))
-
-
 def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     other = None if x.dtype is None else INT64 if x.dtype == STRING else STRING
@@ -247,68 +224,60 @@ def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("CategoryMapper", domain=DOMAIN, infer=_infer_other, strings=True)
-@by_attributes
-def category_mapper(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    ints, names = attrs.get("cats_int64s") or [], attrs.get("cats_strings") or []
-    return _between_ints_and_strings(ints, names, node)
-
-
 @operator("LabelEncoder", domain=DOMAIN, version=1, infer=_infer_other, strings=True)
 @by_attributes
-def label_encoder_1(node: Node, types: Types) -> Kernel:
-    names = node.attrs.get("classes_strings") or []
-    return _between_ints_and_strings(range(len(names)), names, node)
+def category_mapper(node: Node, types: Types) -> Kernel:
+    """Both directions of a mapping; the dtype of the input chooses one."""
+    attrs = node.attrs
+    names = attrs.get("cats_strings") or attrs.get("classes_strings") or []
+    ints = attrs.get("cats_int64s") or []
+    if node.op.name == "LabelEncoder":
+        ints = range(len(names))
+    if len(ints) != len(names):
+        raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
+    number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
+    to_int = _mapper(_Lookup(names, STRING), np.array(ints, np.int64), number)
+    to_name = _mapper(_Lookup(ints, INT64), strings(names, (len(names),)), name)
+    return Kernel(lambda x: (to_int if x.dtype == STRING else to_name)(x))
 
 
 _LISTS = {"strings": STRING, "int64s": INT64, "floats": FLOAT32}
-_DEFAULTS = {"strings": "default_string", "int64s": "default_int64", "floats": "default_float"}
 
 
-def _labels(attrs: Attrs, prefix: str) -> tuple[np.ndarray, str]:
-    """The keys or the values of a LabelEncoder, and which attribute holds them."""
-    values = one_of(attrs, *(f"{prefix}_{name}" for name in _LISTS))
-    array = attrs.get(f"{prefix}_tensor")
-    if (values is None) == (array is None):
-        raise ShapeError(f"one of the attributes {prefix}_* must be given, and only one")
-    if array is not None:
-        flat = array.reshape(-1)
-        return (strings(flat.tolist(), flat.shape) if flat.dtype.kind in "OU" else flat), "tensor"
-    name = next(name for name in _LISTS if attrs.get(f"{prefix}_{name}"))
-    if name == "strings":
-        return strings(values, (len(values),)), name
-    return np.array(values, _LISTS[name]), name
+def _labels(attrs: Attrs, prefix: str) -> np.ndarray:
+    """The keys or the values of a LabelEncoder."""
+    name, values = one_of(attrs, *(f"{prefix}_{name}" for name in (*_LISTS, "tensor")))
+    dtype = values.dtype if isinstance(values, np.ndarray) else _LISTS[name.split("_")[1]]
+    flat = np.asarray(values).reshape(-1).tolist()
+    return strings(flat, (len(flat),)) if dtype.kind in "OU" else np.array(flat, dtype)
 
 
 def _infer_label_encoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(_labels(attrs, "values")[0].dtype, tensor(types, 0).shape),)
+    return same_shape(_labels(attrs, "values").dtype)(types, attrs, consts)
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2, infer=_infer_label_encoder, strings=True)
 @by_attributes
 def label_encoder(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    (keys, _), (values, value_name) = _labels(attrs, "keys"), _labels(attrs, "values")
+    keys, values = _labels(attrs, "keys"), _labels(attrs, "values")
     if len(keys) != len(values):
         raise ShapeError(f"{len(keys)} keys for {len(values)} values")
     default: Any = attrs.get("default_tensor")
     if default is not None:
         default = np.asarray(default).reshape(-1)[0]
-    elif value_name == "tensor":
-        fill = {"O": "_Unused", "f": -0.0}
-        default = fill.get(values.dtype.kind, -1)
     else:
-        default = attrs.get(
-            _DEFAULTS[value_name], {"strings": "_Unused", "floats": -0.0}.get(value_name, -1)
+        name, default = {"O": ("string", "_Unused"), "f": ("float", -0.0)}.get(
+            values.dtype.kind, ("int64", -1)
         )
+        if attrs.get("values_tensor") is None:
+            default = attrs.get(f"default_{name}", default)
     return _mapper(_Lookup(keys.tolist(), keys.dtype), values, default)
 
 
 def _categories(attrs: Attrs) -> tuple[Any, np.dtype]:
-    cats = one_of(attrs, "cats_int64s", "cats_strings")
-    if cats is None:
-        raise ShapeError("cats_int64s or cats_strings must be given")
-    return cats, STRING if attrs.get("cats_strings") else INT64
+    name, cats = one_of(attrs, "cats_int64s", "cats_strings")
+    return cats, STRING if name == "cats_strings" else INT64
 
 
 def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -342,10 +311,7 @@ def _map_values(types: Types) -> np.dtype | None:
 
 
 def _vocabulary(attrs: Attrs) -> Any:
-    vocabulary = one_of(attrs, "string_vocabulary", "int64_vocabulary")
-    if vocabulary is None:
-        raise ShapeError("string_vocabulary or int64_vocabulary must be given")
-    return vocabulary
+    return one_of(attrs, "string_vocabulary", "int64_vocabulary")[1]
 
 
 def _infer_dict_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -422,9 +388,7 @@ def _infer_zip_map(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 @operator("ZipMap", domain=DOMAIN, infer=_infer_zip_map)
 def zip_map(node: Node, types: Types) -> Kernel:
-    labels = one_of(node.attrs, "classlabels_strings", "classlabels_int64s")
-    if labels is None:
-        raise ShapeError("classlabels_strings or classlabels_int64s must be given")
+    _, labels = one_of(node.attrs, "classlabels_strings", "classlabels_int64s")
 
     def run(x: np.ndarray) -> list[dict[Any, float]]:
         rows = x.reshape(1, -1) if x.ndim == 1 else x

@@ -86,13 +86,10 @@ class Labels:
     """The labels of the classes of a classifier."""
 
     def __init__(self, attrs: Attrs, ints: str) -> None:
-        labels = one_of(attrs, ints, "classlabels_strings")
-        if labels is None:
-            raise ShapeError(f"{ints} or classlabels_strings must be given")
-        self.dtype = STRING if attrs.get("classlabels_strings") else INT64
-        self.count = len(labels)
+        name, labels = one_of(attrs, ints, "classlabels_strings")
+        self.dtype, self.count = INT64 if name == ints else STRING, len(labels)
         self.values: np.ndarray = (
-            strings(labels, (len(labels),)) if self.dtype == STRING else np.array(labels, np.int64)
+            np.array(labels, np.int64) if name == ints else strings(labels, (len(labels),))
         )
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
@@ -147,11 +144,16 @@ def _coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(weights.T), bias
 
 
-def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, (row_count(tensor(types, 0)), attrs.get("targets", 1))),)
+def infer_regressor(targets: str) -> Infer:
+    """Scores [N, targets]; ``targets`` is the name of an attribute."""
+
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        return (TensorType(FLOAT32, (row_count(tensor(types, 0)), attrs.get(targets) or 1)),)
+
+    return infer
 
 
-@operator("LinearRegressor", domain=DOMAIN, infer=_infer_regressor)
+@operator("LinearRegressor", domain=DOMAIN, infer=infer_regressor("targets"))
 @by_attributes
 def linear_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -200,10 +202,10 @@ _KernelFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def _kernel_function(attrs: Attrs) -> _KernelFunction:
     """``f(x, s)``: the kernel of each row of ``x`` with each row of ``s``, computed in float64."""
-    given = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
-    if len(given) != 3:
-        raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(given)}")
-    gamma, coef0, degree = [float(p) for p in given]
+    parameters = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
+    if len(parameters) != 3:
+        raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(parameters)}")
+    gamma, coef0, degree = [float(p) for p in parameters]
 
     def squares(x: np.ndarray) -> np.ndarray:
         return np.square(x).sum(1)
@@ -227,11 +229,7 @@ def _first_rho(attrs: Attrs) -> float:
     return float(rho[0])
 
 
-def _infer_svm_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, (row_count(tensor(types, 0)), 1)),)
-
-
-@operator("SVMRegressor", domain=DOMAIN, infer=_infer_svm_regressor)
+@operator("SVMRegressor", domain=DOMAIN, infer=infer_regressor(""))
 @by_attributes
 def svm_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -314,8 +312,7 @@ def _support_vector_classifier(attrs: Attrs) -> Kernel:
             f"with {total} support vectors"
         )
     duals = duals.reshape(classes - 1, total)
-    stops = np.cumsum(counts)
-    own = [slice(stop - n, stop) for stop, n in zip(stops.tolist(), counts, strict=True)]
+    own = [slice(sum(counts[:i]), sum(counts[: i + 1])) for i in range(classes)]
     decisions = np.zeros((len(pairs), total))
     for row, (i, j) in zip(decisions, pairs, strict=True):
         row[own[i]] = duals[j - 1, own[i]]

@@ -21,6 +21,7 @@ from penstock.ops.onnx_ml.models import (
     TRANSFORMS,
     Labels,
     infer_classifier,
+    infer_regressor,
     matrix,
     row_count,
     transform_of,
@@ -31,9 +32,9 @@ from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 CHUNK = 2**16
-"""how many (row, tree) pairs go down together: what a second-level cache holds"""
+"""(row, tree) pairs that descend together: as many as a second-level cache holds"""
 _TIDY = 4
-"""after so many levels, rows that have come to a leaf are taken out of what goes on"""
+"""levels after which the rows that have reached a leaf are dropped"""
 
 # For which results of a comparison with the threshold a mode takes the true branch.
 _LESS, _EQUAL, _GREATER = 1, 2, 4
@@ -48,7 +49,7 @@ _MODES: Mapping[str, int] = {
 _BY_NUMBER = (*_MODES.values(), _EQUAL)  # in TreeEnsemble; the last is BRANCH_MEMBER
 _MEMBER = 6
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+_TRANSFORMS = tuple(TRANSFORMS)
 
 
 class _Forest(NamedTuple):
@@ -61,10 +62,8 @@ class _Forest(NamedTuple):
     missing: np.ndarray  # whether NaN takes the true branch
     children: np.ndarray  # [2 * nodes]: of node i the false one at 2 * i, then the true one
     leaf: np.ndarray
-    features: int
-    """features that an input must have at least"""
-    depth: int
-    """steps from a root to the deepest leaf at most"""
+    features: int  # that an input must have at least
+    depth: int  # steps from a root to the deepest leaf at most
 
     @staticmethod
     def build(
@@ -245,14 +244,18 @@ def _scores(forest: _Forest, votes: _Votes, x: np.ndarray) -> np.ndarray:
     return result
 
 
+def _counted(name: str, values: Any, count: int) -> Any:
+    if len(values) != count:
+        raise ShapeError(f"{name} has {len(values)} entries, {count} are expected")
+    return values
+
+
 def _ints(attrs: Attrs, name: str, count: int | None = None) -> np.ndarray:
     """A list of integers, of a known length or zeros where it is left out."""
     value = attrs.get(name)
     if not value:
         return np.zeros(count or 0, np.int64)
-    if count is not None and len(value) != count:
-        raise ShapeError(f"{name} has {len(value)} entries, {count} are expected")
-    return np.array(value, np.int64)
+    return np.array(value if count is None else _counted(name, value, count), np.int64)
 
 
 def _floats(attrs: Attrs, name: str) -> np.ndarray:
@@ -265,23 +268,18 @@ def _floats(attrs: Attrs, name: str) -> np.ndarray:
 
 def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
     """The trees of the older operations, and the place of each (tree, node) pair."""
-    trees, numbers = _ints(attrs, "nodes_treeids"), _ints(attrs, "nodes_nodeids")
+    trees = _ints(attrs, "nodes_treeids")
     count = len(trees)
-    if len(numbers) != count:
-        raise ShapeError(f"{count} nodes_treeids, but {len(numbers)} nodes_nodeids")
+    numbers = _counted("nodes_nodeids", _ints(attrs, "nodes_nodeids"), count)
     names = list(zip(trees.tolist(), numbers.tolist(), strict=True))
     places = {name: i for i, name in enumerate(names)}
     if len(places) != count:
         raise ShapeError("two nodes of a tree have the same number")
-    modes = attrs.get("nodes_modes") or []
-    if len(modes) != count:
-        raise ShapeError(f"{count} nodes, but {len(modes)} nodes_modes")
+    modes = _counted("nodes_modes", attrs.get("nodes_modes") or [], count)
     unknown = set(modes) - {*_MODES, "LEAF"}
     if unknown:
         raise ShapeError(f"unknown nodes_modes {', '.join(sorted(unknown))}")
-    threshold = _floats(attrs, "nodes_values")
-    if len(threshold) != count:
-        raise ShapeError(f"{count} nodes, but {len(threshold)} nodes_values")
+    threshold = _counted("nodes_values", _floats(attrs, "nodes_values"), count)
     inner = np.array([mode != "LEAF" for mode in modes], np.bool_)
     itself = np.arange(count)
 
@@ -300,7 +298,7 @@ def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
         raise ShapeError("a tree node is its own child")
     parented = np.zeros(count, np.bool_)
     parented[true[inner]] = parented[false[inner]] = True
-    # A tree begins with the first of its nodes that is nobody's child.
+    # The root of a tree is the first of its nodes without a parent.
     roots: dict[int, int] = {}
     for i in np.flatnonzero(~parented).tolist():
         roots.setdefault(names[i][0], i)
@@ -323,10 +321,9 @@ def _votes(
     attrs: Attrs, prefix: str, targets: int, places: Mapping[tuple[int, int], int], aggregate: str
 ) -> tuple[_Votes, np.ndarray, np.ndarray]:
     """The votes of the leaves, with the targets and the weights among the attributes."""
-    trees, nodes = _ints(attrs, f"{prefix}_treeids"), _ints(attrs, f"{prefix}_nodeids")
+    trees = _ints(attrs, f"{prefix}_treeids")
+    nodes = _counted(f"{prefix}_nodeids", _ints(attrs, f"{prefix}_nodeids"), len(trees))
     ids, weights = _ints(attrs, f"{prefix}_ids", len(trees)), _floats(attrs, f"{prefix}_weights")
-    if len(nodes) != len(trees):
-        raise ShapeError(f"{len(trees)} {prefix}_treeids, but {len(nodes)} {prefix}_nodeids")
     try:
         leaf = [places[pair] for pair in zip(trees.tolist(), nodes.tolist(), strict=True)]
     except KeyError as error:
@@ -351,11 +348,7 @@ def _base(attrs: Attrs, targets: int) -> np.ndarray:
     return base
 
 
-def _infer_regressor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return (TensorType(FLOAT32, (row_count(tensor(types, 0)), attrs.get("n_targets") or 1)),)
-
-
-@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=_infer_regressor)
+@operator("TreeEnsembleRegressor", domain=DOMAIN, infer=infer_regressor("n_targets"))
 @by_attributes
 def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
@@ -406,21 +399,22 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
         scores = _scores(forest, votes, _input(x))
         if len(base):
             scores += base
+        score = scores[:, single or 0]
         if classes == 1:
-            return (scores[:, 0] > 0).astype(np.int64), _done(transformed(scores, transform))
-        if single is None:
-            return labels[scores.argmax(1)], _done(transformed(scores, transform))
-        score = scores[:, single]
-        chosen = labels[(score > (0.5 if positive else 0)).astype(np.int64)]
-        if single == 0:
-            return chosen, _done(two_scores(score, transform, positive))
-        return chosen, _done(TRANSFORMS[transform](scores))
+            labelled = (score > 0).astype(np.int64)
+        elif single is None:
+            labelled = labels[scores.argmax(1)]
+        else:
+            labelled = labels[(score > (0.5 if positive else 0)).astype(np.int64)]
+        if single is None or classes == 1:
+            scores = transformed(scores, transform)
+        elif single == 0:
+            scores = two_scores(score, transform, positive)
+        else:
+            scores = TRANSFORMS[transform](scores)
+        return labelled, scores.astype(np.float32)
 
     return Kernel(run)
-
-
-def _done(scores: np.ndarray) -> np.ndarray:
-    return scores.astype(np.float32)
 
 
 def _infer_ensemble(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -457,11 +451,8 @@ def _ensemble(attrs: Attrs) -> _Forest:
     count, leaves = len(modes), len(attrs["leaf_targetids"])
     if len(modes) and (modes.min() < 0 or modes.max() > _MEMBER):
         raise ShapeError(f"nodes_modes must be 0 to {_MEMBER}")
-    if attrs["leaf_weights"].size != leaves:
-        raise ShapeError(f"{leaves} leaf_targetids, but {attrs['leaf_weights'].size} leaf_weights")
-    threshold = np.asarray(attrs["nodes_splits"]).reshape(-1)
-    if len(threshold) != count:
-        raise ShapeError(f"{count} nodes, but {len(threshold)} nodes_splits")
+    _counted("leaf_weights", attrs["leaf_weights"].reshape(-1), leaves)
+    threshold = _counted("nodes_splits", np.asarray(attrs["nodes_splits"]).reshape(-1), count)
     threshold = threshold.astype(FLOAT64 if threshold.dtype == FLOAT64 else FLOAT32)
     sets = _member_sets(attrs, int((modes == _MEMBER).sum()))
     added = sum(max(len(members) - 1, 0) for members in sets)
