@@ -24,12 +24,11 @@ from penstock.algorithms.arena_planner import (
 PLANNERS = ["bump", "first_fit", "wic", "best"]
 
 
-# What an example takes says more about the machine than about the code.
 def assert_sound(buffers: Sequence[Buffer], arena: Arena) -> None:
     """Aligned, of the size of the highest end, and disjoint while live (by a sweep over steps)."""
     assert len(arena.offsets) == len(buffers)
     ends = [offset + b.size for offset, b in zip(arena.offsets, buffers, strict=True)]
-    assert all(at >= 0 and at % b.align == 0 for at, b in zip(arena.offsets, buffers, strict=True))
+    assert all(offset >= 0 and offset % 64 == 0 for offset in arena.offsets)
     assert arena.size == max(ends, default=0) >= lower_bound(buffers)
     live: list[int] = []
     for i in sorted(range(len(buffers)), key=lambda i: buffers[i].first):
@@ -46,21 +45,16 @@ def kib(*lives: tuple[int, int, int]) -> list[Buffer]:
 
 buffer_lists = st.lists(
     st.builds(
-        lambda size, first, steps, align: Buffer(size, first, first + steps, align),
+        lambda size, first, steps: Buffer(size, first, first + steps),
         st.one_of(st.integers(0, 300), st.integers(0, 8).map(lambda k: k * 64)),
         st.integers(-5, 12),
         st.one_of(st.integers(0, 3), st.integers(0, 20)),
-        st.sampled_from([1, 64, 64, 64, 256]),
     ),
     max_size=14,
 )
 
 
 # Buffer
-
-
-def test_a_buffer_is_aligned_to_64_bytes_if_nothing_else_is_said():
-    assert Buffer(1, 0, 0).align == 64
 
 
 def test_a_buffer_cannot_be_changed():
@@ -76,12 +70,6 @@ def test_buffer_of_negative_size_is_refused():
 def test_a_life_that_ends_before_it_begins_is_refused():
     with pytest.raises(ValueError, match="from step 3 to step 2"):
         Buffer(1, 3, 2)
-
-
-@pytest.mark.parametrize("align", [0, -64, 3, 96])
-def test_an_alignment_other_than_a_power_of_two_is_refused(align):
-    with pytest.raises(ValueError, match=f"alignment {align} is not a power of two"):
-        Buffer(1, 0, 0, align)
 
 
 # lower_bound
@@ -163,20 +151,6 @@ def test_empty_buffers_take_no_room_and_have_an_offset(planner):
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_the_last_buffer_is_not_padded(planner):
     assert plan_memory([Buffer(1, 0, 0), Buffer(1, 0, 0)], planner) == Arena(65, (0, 64))
-
-
-@pytest.mark.parametrize("planner", PLANNERS)
-def test_each_buffer_has_its_own_alignment(planner):
-    buffers = [Buffer(1, 0, 9, 1), Buffer(3, 0, 9, 4096), Buffer(5, 0, 9, 2), Buffer(9, 0, 9, 16)]
-    assert_sound(buffers, plan_memory(buffers, planner))
-
-
-@pytest.mark.parametrize("planner", ["bump", "first_fit"])
-def test_a_strict_alignment_pads_no_other_buffer(planner):
-    buffers = [Buffer(10, 0, 0, 1), Buffer(10, 0, 0, 1), Buffer(1, 0, 0, 4096), Buffer(5, 0, 0, 1)]
-    offsets = plan_memory(buffers, planner).offsets
-    assert offsets[:3] == (0, 10, 4096)
-    assert offsets[3] in (20, 4097)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -290,7 +264,7 @@ def best_of_all_orders(buffers: Sequence[Buffer]) -> int:
 @given(
     st.lists(
         st.builds(
-            lambda size, first, steps: Buffer(size, first, first + steps, align=1),
+            lambda size, first, steps: Buffer(64 * size, first, first + steps),
             st.integers(1, 9),
             st.integers(0, 4),
             st.integers(0, 3),
@@ -575,16 +549,14 @@ def overlap(buffers: Sequence[Buffer]) -> Callable[[int, int], bool]:
 @pytest.mark.parametrize("planner", PLANNERS)
 @given(buffers=buffer_lists)
 def test_plan_for_the_conflicts_of_lifetimes_is_sound(planner, buffers):
-    sizes, aligns = [b.size for b in buffers], [b.align for b in buffers]
-    arena = plan_memory_dag(sizes, overlap(buffers), aligns=aligns, planner=planner)
+    arena = plan_memory_dag([b.size for b in buffers], overlap(buffers), planner=planner)
     assert_sound(buffers, arena)
 
 
 @given(buffers=buffer_lists)
 def test_planning_by_lifetimes_and_by_conflicts_agree(buffers):
     buffers = sorted(buffers, key=lambda b: b.first)  # in which order ties are broken
-    sizes, aligns = [b.size for b in buffers], [b.align for b in buffers]
-    arena = plan_memory_dag(sizes, overlap(buffers), aligns=aligns, planner="wic")
+    arena = plan_memory_dag([b.size for b in buffers], overlap(buffers), planner="wic")
     assert arena == plan_memory(buffers, "wic")
 
 
@@ -664,16 +636,6 @@ def test_conflicts_that_no_lifetimes_have_are_planned():
 def test_planner_refuses_a_negative_size_for_conflicts():
     with pytest.raises(ValueError, match="-1 bytes"):
         plan_memory_dag([1, -1], lambda i, j: True)
-
-
-def test_planner_refuses_a_bad_alignment_for_conflicts():
-    with pytest.raises(ValueError, match="alignment 3 is not a power of two"):
-        plan_memory_dag([1], lambda i, j: True, aligns=[3])
-
-
-def test_alignments_for_other_than_all_buffers_are_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        plan_memory_dag([1, 1], lambda i, j: True, aligns=[64])
 
 
 # Many buffers
@@ -757,10 +719,10 @@ def test_planner_search_ends_at_its_bound(monkeypatch):
             looks += 8 * len(near)
             return super().weakest_spot(i, near, *others)
 
-    def lowest_gap(taken: list[tuple[int, int]], size: int, align: int) -> int:
+    def lowest_gap(taken: list[tuple[int, int]], size: int) -> int:
         nonlocal looks
         looks += len(taken)
-        return plain(taken, size, align)
+        return plain(taken, size)
 
     plain = arena_planner._lowest_gap
     monkeypatch.setattr(arena_planner, "_Search", Counted)

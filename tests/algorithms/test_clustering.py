@@ -319,9 +319,9 @@ def test_grouping_of_a_fan_out_of_20_000_nodes_takes_seconds():
 
 
 def test_costs_and_kinds_of_other_than_all_nodes_are_refused():
-    with pytest.raises(ValueError, match="each of 2 nodes"):
+    with pytest.raises(ValueError, match="1 entries for 2 nodes"):
         groups(2, [(0, 1)], [1.0])
-    with pytest.raises(ValueError, match="each of 2 nodes"):
+    with pytest.raises(ValueError, match="1 entries for 2 nodes"):
         groups(2, [(0, 1)], [1.0, 1.0], kinds=[0])
-    with pytest.raises(ValueError, match="each of 0 nodes"):
+    with pytest.raises(ValueError, match="1 entries for 0 nodes"):
         groups(0, [], [1.0])

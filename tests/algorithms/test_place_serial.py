@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.algorithms import min_sum
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import Costs, Delivery, place_serial, serial_time
+from penstock.algorithms.heft import Costs, Delivery, place_serial
 from tests.algorithms.test_heft import (
     FAMILIES,
     erdos,
@@ -26,6 +26,7 @@ from tests.algorithms.test_heft import (
     series_parallel,
     stencil,
 )
+from tests.support.placement_replay import serial_time
 
 # What an example takes says more about the machine than about the code.
 # Sums in another order differ in the last bits.
@@ -150,10 +151,6 @@ def test_place_serial_refuses_wrong_costs():
         place_serial(Dag(2, []), [[1, 2]])
     with pytest.raises(ValueError, match="must be finite and not negative"):
         place_serial(Dag(1, []), [[1, -2]])
-    with pytest.raises(
-        ValueError, match="node 0 is placed on backend 1, which does not support it"
-    ):
-        serial_time(Dag(1, []), [[1, None]], (1,))
 
 
 # What holds for every problem

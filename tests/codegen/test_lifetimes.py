@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.numpy import NumpyBackend
-from penstock.codegen.lifetimes import Lifetimes, local_outputs, value_lifetimes
+from penstock.codegen.lifetimes import Lifetimes, local_outputs
 from penstock.ir.graph import clone
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, Step
@@ -25,7 +25,7 @@ def planned(text: str) -> tuple[Plan, Lifetimes]:
     graph = clone(graph_from_text(text))
     infer_types(graph)
     plan = compile_plan(graph, [NumpyBackend()], planned=False)
-    return plan, value_lifetimes(plan, plan.steps)
+    return plan, Lifetimes(plan, plan.steps)
 
 
 def released(plan: Plan, lifetimes: Lifetimes) -> dict[str, set[str]]:
@@ -48,7 +48,7 @@ def test_lifetimes_follow_the_order_of_the_steps():
     plan, _ = planned(DIAMOND)
     by_output = {plan.slots[step.outputs[0]].name: step for step in plan.steps}
     order = [by_output[name] for name in ("a", "c", "b", "d", "y")]
-    after = released(plan, value_lifetimes(plan, order))
+    after = released(plan, Lifetimes(plan, order))
     assert after["b"] == {"a"}
 
 
@@ -81,4 +81,4 @@ def test_outputs_of_a_loop_body_are_handed_out():
 def test_local_outputs_of_unplanned_steps_are_all_their_outputs():
     plan, _ = planned(DIAMOND)
     for step in plan.steps:
-        assert local_outputs(plan, step) == list(step.outputs)
+        assert local_outputs(plan.slots, step) == list(step.outputs)

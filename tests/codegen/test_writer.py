@@ -16,7 +16,7 @@ import pytest
 from onnx import helper
 
 import penstock as ps
-from penstock.codegen.text import printable
+from penstock.codegen.steps import printable
 from tests.support.onnx_text import compile_text
 
 

@@ -14,7 +14,7 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.library import library
 from penstock.host.threads import Workers, core_budget
 from penstock.observers.base import Observer
-from penstock.plan.grouping import OneByOne
+from penstock.plan.tasks import Grouping
 from penstock.session import stages
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.executors.conformance import ExecutorConformance
@@ -22,7 +22,7 @@ from tests.support.cost_models import EqualCosts
 from tests.support.onnx_text import compile_text
 
 
-class OfAllSteps(OneByOne):
+class OfAllSteps(Grouping):
     """Every step is a task, and worth a worker."""
 
     promising = True

@@ -26,9 +26,8 @@ from penstock.passes.context import PassContext
 from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, Step
-from penstock.plan.tasks import arrange
+from penstock.plan.tasks import Grouping, arrange
 from penstock.session import stages
 from penstock.tuning.measure import CostModel
 from tests.executors.test_parallel import OfAllSteps
@@ -173,7 +172,7 @@ def parallel(
     optimize(graph, PassContext(limits=limits))
     plan: Plan = compile_plan(graph, [NumpyBackend()])
     queues = [Queue(2, pool)]
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     arena_plan = plan_arena_for_tasks(plan, tasks)
     program = write_program(plan, arena_plan, tasks=tasks, observed=observed)
     return ParallelExecutor(program, [NumpyBackend()], limits, queues, 0.0)
@@ -325,9 +324,9 @@ def test_arena_is_given_back_after_the_last_task_ended(workers, gate):
 
     for t, name in enumerate(names):
         if name == "Exp":
-            bound.functions[t] = partial(slow, run=bound.functions[t])
+            bound[t] = partial(slow, run=bound[t])
         elif name == "Gather":
-            bound.functions[t] = partial(late, run=bound.functions[t])
+            bound[t] = partial(late, run=bound[t])
     control, raised = Control(), []
 
     def call() -> None:
@@ -362,7 +361,7 @@ def test_interrupted_run_gives_its_arena_up(workers, gate):
 
     for t, name in enumerate(names):
         if name in ("Exp", "Neg"):
-            bound.functions[t] = slow
+            bound[t] = slow
     with pytest.raises(KeyboardInterrupt):
         executor.run([np.zeros(3, np.float32), np.array([1])], Control())
     assert not executor._arenas.free

@@ -27,9 +27,8 @@ from penstock.plan.arena_layout import (
     plan_arena_in_order,
 )
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, memory_of, walk
-from penstock.plan.tasks import arrange, step_dag
+from penstock.plan.tasks import Grouping, arrange, step_dag
 from penstock.types import TensorType
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded
@@ -75,7 +74,7 @@ def test_nor_in_larger_graphs_and_other_orders(seed):
 # Any order, and several steps at once.
 
 
-class Whole(OneByOne):
+class Whole(Grouping):
     """Each outermost step a task, with all that is in it."""
 
     def expands(self, step):
@@ -131,7 +130,7 @@ def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
 @pytest.mark.parametrize("seed", range(30))
 def test_nor_with_steps_of_loops_and_branches_as_tasks(seed):
     plan = plan_of(seeded(seed, 40))
-    arena_plan = plan_arena_for_tasks(plan, arrange(plan, OneByOne()))
+    arena_plan = plan_arena_for_tasks(plan, arrange(plan, Grouping()))
     together(plan, arena_plan)
     replay(plan, arena_plan)
 
@@ -143,7 +142,7 @@ def test_memory_of_one_branch_serves_the_other():
                         else_branch = e () => (float[1] q) { f = Cos(x) g = Sin(x) h = Mul(f, g) q = ReduceMax(h) }>
             y = Neg(z) }"""
     )
-    arena_plan = plan_arena_for_tasks(plan, arrange(plan, OneByOne()))
+    arena_plan = plan_arena_for_tasks(plan, arrange(plan, Grouping()))
     assert arena_plan.size < 3 * 4096
 
 

@@ -18,11 +18,10 @@ from penstock.plan.grouping import (
     HAND_OVER_S,
     PYTHON_S,
     ClusteredGrouping,
-    OneByOne,
     trip_count,
 )
 from penstock.plan.plan import Plan, Step, walk
-from penstock.plan.tasks import Tasks, arrange
+from penstock.plan.tasks import Grouping, Tasks, arrange
 from penstock.types import BOOL, FLOAT32, INT64, TensorType
 from tests.support.random_graphs import seeded
 
@@ -370,7 +369,7 @@ def test_one_by_one_every_step_is_a_task_and_all_blocks_have_their_own():
     plan = plan_of(
         {"L": loop(wide(3, "T", "v")), "I": branch({"T0": "x"}, {"T1": "x"}), "T": "L I"}
     )
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     assert [len(task.steps) for task in tasks.tasks] == [1] * 9
     assert sorted(len(block) for block in tasks.blocks) == [1, 1, 3, 4]
 

@@ -31,7 +31,6 @@ from penstock.passes.pipeline import optimize
 from penstock.plan import arena_layout
 from penstock.plan.arena_layout import ArenaPlan, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import OneByOne
 from penstock.plan.plan import Plan, SlotKind, Step, memory_of, walk
 from penstock.plan.tasks import Grouping, Tasks, arrange, step_dag, touches
 from penstock.types import TensorType
@@ -53,7 +52,7 @@ def of_text(text: str, *, planned: bool = True) -> Plan:
 # Groupings.
 
 
-class Whole(OneByOne):
+class Whole(Grouping):
     """Each outermost step a task, with all that is in it."""
 
     def expands(self, step):
@@ -67,7 +66,7 @@ class AllInOne(Whole):
         return [list(range(dag.n))] if dag.n else []
 
 
-class Clusters(OneByOne):
+class Clusters(Grouping):
     """Random groups, of which no two wait for each other; some of what can be expanded is."""
 
     def __init__(self, seed: int) -> None:
@@ -87,7 +86,7 @@ class Clusters(OneByOne):
 
 
 GROUPINGS: dict[str, Callable[[int], Grouping]] = {
-    "one by one": lambda seed: OneByOne(),
+    "one by one": lambda seed: Grouping(),
     "whole": lambda seed: Whole(),
     "all in one": lambda seed: AllInOne(),
     "clusters": Clusters,
@@ -333,7 +332,7 @@ def test_the_last_of_several_readers_lets_go_and_a_single_one_by_itself():
     #              \-> c --/
     text = "g (float[N] x) => (float[N] y) { a = Exp(x) b = Sin(a) c = Neg(a) y = Add(b, c) }"
     plan = of_text(text)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     a, b, c = (named(plan, name) for name in "abc")
     assert tasks.readers == {a: 2}
     assert [slots for slots in tasks.counted if slots] == [(a,), (a,)]
@@ -352,7 +351,7 @@ def test_values_of_one_task_alone_are_its_own():
 def test_an_output_of_the_plan_is_never_released():
     text = "g (float[N] x) => (float[N] a, float[N] y) { a = Exp(x) b = Sin(a) y = Add(a, b) }"
     plan = of_text(text)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     released = {i for slots in (*tasks.releases, *tasks.counted) for i in slots}
     assert released == {named(plan, "b")}
 
@@ -367,7 +366,7 @@ LOOP = """g (float[N] x, int64 n) => (float[N] y) {
 def test_what_a_body_reads_from_outside_is_read_by_the_task_of_the_loop():
     #   a -> Loop(a) -> y(a)   the tasks of the body do not count: they run again and again
     plan = of_text(LOOP)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     a = named(plan, "a")
     assert tasks.readers[a] == 2
     (loop,) = [t for t, task in enumerate(tasks.tasks) if task.blocks]
@@ -392,14 +391,14 @@ def test_a_branch_without_steps_is_a_block_without_tasks():
         y = If (c) <then_branch = t () => (float[2] p) { p = Exp(x) },
                     else_branch = e () => (float[2] q) { q = Identity(x) }> }"""
     plan = of_text(text)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     assert tasks.blocks == ((0,), (1,), ())
     assert tasks.parent == (-1, 0, 0)
 
 
 def test_a_plan_without_steps_has_no_tasks():
     plan = of_text("g (float[2] x) => (float[2] y) { y = Identity(x) }")
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     assert tasks.tasks == ()
     assert tasks.blocks == ((),)
     assert Walk(plan, tasks, 0).run([np.ones(2, np.float32)])[0].tolist() == [1, 1]
@@ -415,7 +414,7 @@ def test_blocks_nest():
                 { q = Loop (n, , v) <body = m (int64 j, bool f, float[2] a) => (bool h, float[2] b)
                     { h = Identity(f) b = Add(a, a) }> }> }> }"""
     plan = of_text(text)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     names = [task.steps[0].node.op.name for task in tasks.tasks]
     around = [tasks.parent[task.block] for task in tasks.tasks]
     path = {name: names[around[i]] if around[i] >= 0 else "" for i, name in enumerate(names)}
@@ -436,7 +435,7 @@ def test_effects_run_in_the_order_of_the_plan_in_whatever_tasks():
     outputs = [Value(name) for name in "abc"]
     nodes = [Node(op, [x], [value], name=value.name.upper()) for value in outputs]
     plan = plan_of(Graph([x], outputs, nodes, "noisy"))
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     assert [task.steps[0].node.name for task in tasks.tasks] == ["A", "B", "C"]
     assert tasks.waits == (0, 1, 1)
 
@@ -449,7 +448,7 @@ def test_ten_thousand_tasks():
         nodes.append(Node(find("Neg"), [value], [made], name=f"n{i}"))
         value = made
     plan = compile_plan(Graph([x], [value], nodes, "chain"), [NumpyBackend()], planned=False)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     assert tasks.waits == (0, *[1] * 9_999)
     assert len(tasks.shared) == 10_001
 
@@ -543,7 +542,7 @@ def test_a_branch_at_the_end_leaves_the_outputs_of_the_plan_alone(n):
                     { b1 = Cos(r) b2 = Sin(b1) b3 = Mul(b1, b2) q = ReduceSum(b3) }>
         }"""
     )
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     arena_plan = plan_arena_for_tasks(plan, tasks)
     (output,) = [i for i in plan.outputs if plan.slots[i].name == "r"]
     kept = [arena_plan.offsets[root] for root in plan.slots[output].roots]
@@ -555,7 +554,7 @@ def test_a_branch_at_the_end_leaves_the_outputs_of_the_plan_alone(n):
     assert inner.isdisjoint(kept)
 
 
-class Shuffled(OneByOne):
+class Shuffled(Grouping):
     """All steps a task, in an order in which they can run, but not the plan's."""
 
     def groups(self, dag, steps):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from math import fsum
 
 from penstock.algorithms.dag import Dag
-from penstock.algorithms.heft import Costs, Transfer, WorkerSchedule
+from penstock.algorithms.heft import Costs, Delivery, Transfer, WorkerSchedule
 from penstock.algorithms.ordering import topological_order
 
 
@@ -49,3 +51,18 @@ def replay_makespan(
         assert own is not None
         finish[j] = max(arrivals, default=0.0) + own
     return max(finish, default=0.0)
+
+
+def serial_time(
+    dag: Dag, cost: Costs, backend: Sequence[int], transfer: Delivery | None = None
+) -> float:
+    """The time to run one node at a time: all costs, and all transfers, each of which copies the
+    results of a node to another backend for all its successors there."""
+    times = []
+    for i, a in enumerate(backend):
+        own = cost[i][a]
+        assert own is not None
+        times.append(own)
+        others = {b for j in dag.succ[i] if (b := backend[j]) != a}
+        times += [transfer(i, a, b) for b in others] if transfer else []
+    return fsum(times)

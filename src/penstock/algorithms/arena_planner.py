@@ -10,7 +10,7 @@
 
 The problem is NP-hard (Garey and Johnson 1979, "dynamic storage allocation"), but on the buffers of
 neural networks greedy methods come within a few percent of the lower bound, and a short search
-closes most of the rest. Sizes, offsets and alignments are in bytes.
+closes most of the rest. Sizes and offsets are in bytes; offsets are multiples of 64.
 """
 
 from __future__ import annotations
@@ -34,48 +34,38 @@ _QUICK_ROUNDS = 50
 _VISITS = 5_000_000
 # Places of similar size that planner "reuse" tries for a buffer.
 _PLACES = 32
+# All offsets are multiples of it.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """``size`` bytes, live from step ``first`` to step ``last``, at a multiple of ``align``.
+    """``size`` bytes, live from step ``first`` to step ``last``, both included.
 
-    Both steps are included: the last input of a step does not share memory with its output. A
-    buffer of size 0 takes no memory.
-
-    Raises:
-        ValueError: ``size`` is negative, ``last`` is before ``first``, or ``align`` is not a
-            power of two.
+    A buffer of size 0 takes no memory. Raises ``ValueError`` for a negative size or lifetime.
     """
 
     size: int
     first: int
     last: int
-    align: int = 64
 
     def __post_init__(self) -> None:
-        _check(self.size, self.align)
+        _check(self.size)
         if self.last < self.first:
             raise ValueError(f"a buffer cannot live from step {self.first} to step {self.last}")
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Buffer i is at ``offsets[i]`` in an arena of ``size`` bytes.
-
-    The arena itself must begin at a multiple of the strictest alignment.
-    """
+    """Buffer i is at ``offsets[i]`` in an arena of ``size`` bytes."""
 
     size: int
     offsets: tuple[int, ...]
 
 
 def lower_bound(buffers: Iterable[Buffer]) -> int:
-    """The largest sum of live sizes at any step: no arena can be smaller.
-
-    Ignores alignment. Linear in buffers, except for sorting, for any step numbers.
-    """
-    return _largest_load(buffers, unit=1)
+    """The largest sum of live sizes at any step, without alignment: no arena can be smaller."""
+    return _largest_load([(b, b.size) for b in buffers])
 
 
 def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
@@ -87,27 +77,22 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
         first_fit  in order of first use, each in the lowest gap between buffers live at that step.
                    Nearly linear time
         wic        by size, the largest first, each in the lowest gap between earlier placed buffers
-                   that are live at the same time ("weighted interval colouring"). Greedy by size in
-                   Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
-                   inference", takes the smallest gap instead. Time and memory grow with the pairs
-                   of buffers that share a step
-        best       the smallest arena of these, and of a search (see ``_Search``) that ends when no
-                   arena can be smaller by a whole unit of alignment, or when its budget is spent.
+                   that are live at the same time ("weighted interval colouring"; Pisarchyk and Lee
+                   2020, "Efficient memory management for deep neural net inference", take the
+                   smallest gap). Time and memory grow with the pairs of buffers that share a step
+        best       the smallest arena of these, and of a search (see ``_Search``) of bounded length.
                    With over 2 million pairs of buffers that share a step: the smallest arena of
                    first_fit and its variants (smallest gap, time reversed) instead
         quick      as best with a twentieth of the search; on networks it finds the same arenas
 
     On the lifetimes of convolutional networks and transformers, measured against ``lower_bound``,
     first_fit needs 1.17 times as much on average, wic 1.01 times and at worst 1.2 times, and best
-    reaches the bound.
-
-    Raises:
-        ValueError: there is no planner of this name.
+    reaches the bound. Raises ``ValueError`` for other planners.
     """
-    blocks = _Blocks([b.size for b in buffers], [b.align for b in buffers])
+    blocks = _Blocks([b.size for b in buffers])
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
-        "first_fit": lambda: _sweep(buffers, blocks.unit),
+        "first_fit": lambda: _sweep(buffers, blocks),
         "wic": lambda: blocks.place(_by_size(buffers), _overlaps(buffers)),
         "best": lambda: _best(buffers, blocks),
         "quick": lambda: _best(buffers, blocks, _QUICK_ROUNDS),
@@ -118,30 +103,23 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
 def plan_memory_dag(
     sizes: Sequence[int],
     conflicts: Callable[[int, int], bool],
-    *,
-    aligns: Sequence[int] | None = None,
     planner: str = "best",
 ) -> Arena:
     """Offsets for buffers whose lifetimes are only partially ordered; deterministic.
 
     ``conflicts(i, j)`` is whether buffers i and j may be live together, so that they must not
-    overlap; it is called once for each pair i < j of buffers that are not empty. ``aligns[i]`` is a
-    power of two, by default 64.
+    overlap; it is called once for each pair i < j of buffers that are not empty.
 
     The planners are those of ``plan_memory``, where first_fit takes buffers in the given order,
     quick equals best, and time grows with the square of the number of buffers; and ``reuse``,
     nearly linear, with a larger arena: a buffer takes the place of a dead one, or a new place. It
     needs buffers in an order in which they can be written, and that for i < j no conflict means
-    that i is dead when j is first written; the relation must be transitive.
-
-    Raises:
-        ValueError: a size is negative, an alignment is no power of two, ``aligns`` does not have
-            one entry per buffer, or there is no planner of that name.
+    that i is dead when j is first written; the relation must be transitive. Raises ``ValueError``
+    for other planners and negative sizes.
     """
-    aligns = [64] * len(sizes) if aligns is None else aligns
-    for size, align in zip(sizes, aligns, strict=True):
-        _check(size, align)
-    blocks = _Blocks(sizes, aligns)
+    for size in sizes:
+        _check(size)
+    blocks = _Blocks(sizes)
     by_size = sorted(blocks.filled, key=sizes.__getitem__, reverse=True)
 
     def neighbours() -> list[list[int]]:
@@ -155,8 +133,8 @@ def plan_memory_dag(
     def best() -> Arena:
         near = neighbours()
         arenas = (blocks.bump(), blocks.place(blocks.filled, near), blocks.place(by_size, near))
-        whole = [_round_up(size, blocks.unit) for size in sizes]
-        bound = max((sum(whole[i] for i in c) for c in _cliques(by_size, near)), default=0)
+        cliques = _cliques(by_size, near)
+        bound = max((sum(blocks.sizes[i] for i in clique) for clique in cliques), default=0)
         return _Search(blocks, near).run(min(arenas, key=_size), bound)
 
     planners: dict[str, Callable[[], Arena]] = {
@@ -170,11 +148,9 @@ def plan_memory_dag(
     return _chosen(planners, planner)()
 
 
-def _check(size: int, align: int) -> None:
+def _check(size: int) -> None:
     if size < 0:
         raise ValueError(f"a buffer cannot have {size} bytes")
-    if align < 1 or align & (align - 1):
-        raise ValueError(f"alignment {align} is not a power of two")
 
 
 def _chosen(planners: Mapping[str, Callable[[], Arena]], name: str) -> Callable[[], Arena]:
@@ -183,34 +159,29 @@ def _chosen(planners: Mapping[str, Callable[[], Arena]], name: str) -> Callable[
     return planners[name]
 
 
-def _round_up(offset: int, align: int) -> int:
-    return -(-offset // align) * align
-
-
 class _Blocks:
-    """Sizes and alignments of buffers, and simple methods to place them."""
+    """Sizes of buffers, rounded up to units of alignment, and simple methods to place them.
 
-    __slots__ = ("aligns", "filled", "sizes", "unit")
+    Empty buffers stay at offset 0 and are ignored: ``filled`` are all others.
+    """
 
-    def __init__(self, sizes: Sequence[int], aligns: Sequence[int]) -> None:
-        self.sizes = sizes
-        self.aligns = aligns
-        # Empty buffers stay at offset 0 and are ignored.
-        self.filled = [i for i, size in enumerate(sizes) if size]
-        # All offsets are multiples of this unit. So a sum of sizes rounded up to units exceeds the
-        # memory of the same buffers side by side by less than one unit.
-        self.unit = min((aligns[i] for i in self.filled), default=1)
+    __slots__ = ("filled", "nbytes", "sizes")
+
+    def __init__(self, nbytes: Sequence[int]) -> None:
+        self.nbytes = nbytes
+        self.sizes = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in nbytes]
+        self.filled = [i for i, size in enumerate(nbytes) if size]
 
     def arena(self, offsets: Sequence[int]) -> Arena:
-        ends = (offset + size for offset, size in zip(offsets, self.sizes, strict=True))
+        ends = (offset + size for offset, size in zip(offsets, self.nbytes, strict=True))
         return Arena(max(ends, default=0), tuple(offsets))
 
     def bump(self) -> Arena:
-        offsets = [0] * len(self.sizes)
+        offsets = []
         top = 0
-        for i in self.filled:
-            offsets[i] = _round_up(top, self.aligns[i])
-            top = offsets[i] + self.sizes[i]
+        for size in self.sizes:
+            offsets.append(top if size else 0)
+            top += size
         return self.arena(offsets)
 
     def place(self, order: Iterable[int], neighbours: Sequence[Sequence[int]]) -> Arena:
@@ -219,7 +190,7 @@ class _Blocks:
         ends = [0] * len(self.sizes)  # 0 for buffers not placed yet
         for i in order:
             taken = sorted([(offsets[j], ends[j]) for j in neighbours[i] if ends[j]])
-            offsets[i] = _lowest_gap(taken, self.sizes[i], self.aligns[i])
+            offsets[i] = _lowest_gap(taken, self.sizes[i])
             ends[i] = offsets[i] + self.sizes[i]
         return self.arena(offsets)
 
@@ -231,7 +202,7 @@ class _Blocks:
         sizes: list[int] = []
         place_of: dict[int, int] = {}
         for i in self.filled:
-            size = _round_up(self.sizes[i], self.unit)
+            size = self.sizes[i]
             at = bisect_left(places, (size, -1))
             # Places that are large enough first, then smaller ones, which grow.
             near = (*places[at : at + _PLACES], *reversed(places[max(0, at - _PLACES) : at]))
@@ -252,13 +223,13 @@ class _Blocks:
         return self.arena(offsets)
 
 
-def _lowest_gap(taken: Iterable[tuple[int, int]], size: int, align: int) -> int:
+def _lowest_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
     offset = 0
     for start, end in taken:
         if offset + size <= start:
             break
         if end > offset:
-            offset = -(-end // align) * align
+            offset = end
     return offset
 
 
@@ -270,12 +241,8 @@ class _Search:
     offset where their resistance is least. The resistance of a buffer is the number of its
     neighbours, and grows each time it ejects others, so that troublesome buffers come to rest first
     (Joslin and Clements 1999, "Squeaky wheel optimization"). Random factors from a fixed seed keep
-    the search out of loops.
-
-    Rejected: placing all buffers again, with the worst one moved to the front. It finds arenas as
-    small, but each step pays for all buffers, and a graph of 100,000 nodes needs hundreds of steps.
-    Starting from several orders (by size, lifetime, or both) found nothing that the same number of
-    steps from one order did not.
+    the search out of loops. Starting again with the worst buffer first finds arenas as small, but
+    each of hundreds of steps pays for all buffers.
     """
 
     __slots__ = ("blocks", "draw", "neighbours", "order", "resistance", "visits")
@@ -307,7 +274,7 @@ class _Search:
 
     def fit(self, arena: Arena | None, limit: int) -> Arena | None:
         """An arena of at most ``limit`` bytes, based on ``arena``; None if ``visits`` run out."""
-        sizes, aligns, order = self.blocks.sizes, self.blocks.aligns, self.order
+        sizes, order = self.blocks.sizes, self.order
         offsets = [0] * len(sizes)
         ends = [0] * len(sizes)  # as in ``_Blocks.place``, 0 for buffers not placed
         if arena:
@@ -323,7 +290,7 @@ class _Search:
                 return None
             near = [j for j in self.neighbours[i] if ends[j]]
             taken = sorted([(offsets[j], ends[j]) for j in near])
-            offset = _lowest_gap(taken, sizes[i], aligns[i])
+            offset = _lowest_gap(taken, sizes[i])
             if offset + sizes[i] > limit:
                 offset = self.weakest_spot(i, near, offsets, ends, limit)
                 self.resistance[i] += len(self.neighbours[i])
@@ -340,9 +307,9 @@ class _Search:
         self, i: int, near: list[int], offsets: list[int], ends: list[int], limit: int
     ) -> int:
         """The offset below ``limit`` where the buffers in the way of buffer i resist least."""
-        size, align = self.blocks.sizes[i], self.blocks.aligns[i]
+        size = self.blocks.sizes[i]
         # As in ``_lowest_gap``, only the ends of other buffers need to be tried.
-        spots = sorted({0, *(_round_up(ends[j], align) for j in near)})
+        spots = sorted({0, *(ends[j] for j in near)})
         # In the way: buffers that start below the end of the spot, minus those that end before it.
         by_start = sorted((offsets[j], self.resistance[j]) for j in near)
         by_end = sorted((ends[j], self.resistance[j]) for j in near)
@@ -363,23 +330,22 @@ def _size(arena: Arena) -> int:
 
 
 def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> Arena:
-    best = _sweep(buffers, blocks.unit)
+    best = _sweep(buffers, blocks)
     if best.size <= lower_bound(buffers):
         return best
     if _pairs(buffers) > _PAIRS:
         variants = ((True, False), (False, True), (True, True))
-        return min((best, *(_sweep(buffers, blocks.unit, *v) for v in variants)), key=_size)
+        return min((best, *(_sweep(buffers, blocks, *v) for v in variants)), key=_size)
     neighbours = _overlaps(buffers)
     best = min(best, blocks.bump(), blocks.place(_by_size(buffers), neighbours), key=_size)
-    bound = _largest_load(buffers, blocks.unit)
+    bound = _largest_load(zip(buffers, blocks.sizes, strict=True))
     return _Search(blocks, neighbours).run(best, bound, rounds)
 
 
-def _largest_load(buffers: Iterable[Buffer], unit: int) -> int:
-    """The largest sum over steps of live sizes, each rounded up to a multiple of ``unit``."""
+def _largest_load(sized: Iterable[tuple[Buffer, int]]) -> int:
+    """The largest sum over steps of the sizes of live buffers."""
     changes: list[tuple[int, int]] = []
-    for b in buffers:
-        size = _round_up(b.size, unit)
+    for b, size in sized:
         changes += ((b.first, size), (b.last + 1, -size))
     # When sorted, sizes that a step frees come before those that it allocates.
     changes.sort()
@@ -431,27 +397,22 @@ def _cliques(order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Itera
 
 
 def _sweep(
-    buffers: Sequence[Buffer], unit: int, smallest: bool = False, backward: bool = False
+    buffers: Sequence[Buffer], blocks: _Blocks, smallest: bool = False, backward: bool = False
 ) -> Arena:
-    """First fit in order of first use; with ``smallest``, in the smallest gap, not the lowest.
-
-    ``backward`` reverses time: in order of last use, latest first.
-    """
-    # In whole units, since the rest of a unit would be a useless gap.
-    sizes = [_round_up(b.size, unit) for b in buffers]
+    """First fit in order of first use, or with time reversed (``backward``); in the lowest gap, or
+    the ``smallest``."""
+    sizes, filled = blocks.sizes, blocks.filled
     lives = [(-b.last, -b.first) if backward else (b.first, b.last) for b in buffers]
-    filled = [i for i, size in enumerate(sizes) if size]
     by_last = sorted(filled, key=lambda i: lives[i][1])
     offsets = [0] * len(buffers)
-    gaps = _Gaps(sum(size + b.align for size, b in zip(sizes, buffers, strict=True)))
-    dead = top = 0
+    gaps = _Gaps(sum(sizes))
+    dead = 0
     for i in sorted(filled, key=lambda i: lives[i][0]):
         while lives[by_last[dead]][1] < lives[i][0]:
             gaps.release(offsets[by_last[dead]], sizes[by_last[dead]])
             dead += 1
-        offsets[i] = gaps.claim(sizes[i], buffers[i].align, smallest)
-        top = max(top, offsets[i] + buffers[i].size)
-    return Arena(top, tuple(offsets))
+        offsets[i] = gaps.claim(sizes[i], smallest)
+    return blocks.arena(offsets)
 
 
 class _Gaps:
@@ -463,20 +424,15 @@ class _Gaps:
         self.starts = [0]
         self.ends = [size]
 
-    def claim(self, size: int, align: int, smallest: bool) -> int:
+    def claim(self, size: int, smallest: bool) -> int:
         """The offset of ``size`` bytes in the lowest or the smallest gap that holds them."""
-        chosen, width = -1, 0
-        for k, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
-            fits = _round_up(start, align) + size <= end
-            if fits and (chosen < 0 or end - start < width):
-                chosen, width = k, end - start
-                if not smallest:
-                    break
-        start, end = self.starts[chosen], self.ends[chosen]
-        offset = _round_up(start, align)
-        left = [(a, b) for a, b in ((start, offset), (offset + size, end)) if a < b]
-        self.starts[chosen : chosen + 1] = [a for a, _ in left]
-        self.ends[chosen : chosen + 1] = [b for _, b in left]
+        starts, ends = self.starts, self.ends
+        fitting = (k for k, start in enumerate(starts) if ends[k] - start >= size)
+        k = min(fitting, key=lambda k: ends[k] - starts[k]) if smallest else next(fitting)
+        offset = self.starts[k]
+        self.starts[k] += size
+        if self.starts[k] == self.ends[k]:
+            del self.starts[k], self.ends[k]
         return offset
 
     def release(self, offset: int, size: int) -> None:

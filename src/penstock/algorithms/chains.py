@@ -21,12 +21,8 @@ _NONE = -1
 
 
 def transitive_reduction(dag: Dag) -> Dag:
-    """``dag`` without the edges that other paths imply: its transitive reduction.
-
-    That is the one graph with the fewest edges in which the same nodes reach each other (Aho, Garey
-    and Ullman 1972, "The transitive reduction of a directed graph"). Time and memory as for
-    ``implied_edges``.
-    """
+    """``dag`` without the edges that other paths imply: its transitive reduction (Aho, Garey and
+    Ullman 1972, "The transitive reduction of a directed graph"). Costs as of ``implied_edges``."""
     without = implied_edges(topological_order(dag), dag.pred)
     return Dag(dag.n, (edge for edge in dag.edges if edge not in without)) if without else dag
 
@@ -34,11 +30,11 @@ def transitive_reduction(dag: Dag) -> Dag:
 def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """The edges (p, i), p in ``pred[i]``, for which another path leads from p to i.
 
-    ``order`` has all nodes, each after those of its ``pred``. Exact. Descendants are computed for
-    some thousand nodes at a time, only over the stretch of ``order`` in which their edges end: one
-    integer for each node there, with a bit for each of the thousand that it depends on. Memory is
-    linear, and so is time for edges that are short in ``order``; for long ones it is quadratic with
-    a very small factor: 100,000 nodes with 300,000 random edges take seconds.
+    ``order`` has all nodes, each after those of its ``pred``. Descendants are computed for some
+    thousand nodes at a time, as the bits of one integer for each node of the stretch of ``order``
+    in which their edges end. Memory is linear, and so is time for edges that are short in
+    ``order``; for long ones it is quadratic with a very small factor: 100,000 nodes with 300,000
+    random edges take seconds.
     """
     place = [0] * len(order)
     until: dict[int, int] = {}
@@ -58,7 +54,6 @@ def implied_edges(order: Sequence[int], pred: Sequence[Sequence[int]]) -> set[tu
 def _implied_by(
     stretch: Sequence[int], pred: Sequence[Sequence[int]], batch: Sequence[int]
 ) -> set[tuple[int, int]]:
-    """The implied edges from nodes of ``batch`` to nodes of ``stretch``."""
     bit = {p: 1 << b for b, p in enumerate(batch)}
     reached_by: dict[int, int] = {}
     edges: set[tuple[int, int]] = set()
@@ -85,9 +80,8 @@ def fewest_chains(dag: Dag, order: Sequence[int], chain: Sequence[int]) -> list[
 
     The least number of chains is the largest number of nodes none of which depends on another
     (Dilworth 1950). It corresponds to a maximum bipartite matching between nodes and descendants
-    (Fulkerson 1956), found by alternating paths from the last nodes of all chains at once; each
-    path that reaches a first node joins two chains. Descendants are found by walking. Each round of
-    paths is linear; few rounds suffice in practice, and one if the chains are already fewest.
+    (Fulkerson 1956), computed by rounds of alternating paths from the last nodes of all chains at
+    once. Each round is linear, and few suffice in practice.
     """
     before, after = _links(order, chain)
     while _join(dag, order, chain, before, after):
@@ -205,10 +199,8 @@ class ChainEnds:
         self.above[i] = above[::-1]
 
     def behind(self, pred: Iterable[int]) -> list[int]:
-        """Chains that end at nodes of ``pred`` or at nodes that these depend on, nearest first.
-
-        All of them, unless the search visits too many nodes.
-        """
+        """Chains that end at nodes of ``pred`` or above them, nearest first; all, unless a search
+        would visit too many nodes."""
         queue = self._representatives(pred)[:_SEARCH]
         reached = set(queue)
         chains: list[int] = []
@@ -242,7 +234,6 @@ class ChainEnds:
         return list(distinct)
 
     def _next_nodes(self, i: int) -> list[int]:
-        """The next nodes of a search from node i; all, or more than a search may visit."""
         above = self.above[i]
         distinct: dict[int, None] = {}
         at = len(above) - 1
@@ -258,7 +249,6 @@ class ChainEnds:
         return list(distinct)
 
     def _shrink(self, i: int) -> None:
-        """Let another node represent node i if no chain ends there and at most one node follows."""
         above = self.above.get(i)
         if above is not None and len(above) < 2 and i not in self.chain:
             self.alias[i] = above[0] if above else _NONE

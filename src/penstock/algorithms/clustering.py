@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.algorithms.dag import Dag
+from penstock.algorithms.dag import Dag, expect_one_per_node
 from penstock.algorithms.ordering import topological_order
 
 # Maximum rounds of merging; each makes the graph several times smaller.
@@ -30,14 +30,10 @@ def cluster(
     wide. Nodes of different ``kinds[i]`` never share a group.
 
     The nodes of each group are in topological order, groups are in the order of their first nodes,
-    and the graph of groups has no cycle.
-
-    Raises:
-        ValueError: ``cost`` or ``kinds`` does not have one entry per node.
+    and the graph of groups has no cycle. Raises ``ValueError`` for arguments of other lengths.
     """
     kinds = [0] * dag.n if kinds is None else kinds
-    if len(cost) != dag.n or len(kinds) != dag.n:
-        raise ValueError(f"cost and kinds need an entry for each of {dag.n} nodes")
+    expect_one_per_node(dag, cost=cost, kinds=kinds)
     clusters = _Clusters(dag, cost, grain, kinds)
     for _ in range(_ROUNDS):
         before = clusters.count

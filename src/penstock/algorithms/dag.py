@@ -12,9 +12,8 @@ _SHOWN = 8
 class CycleError(ValueError):
     """Raised for edges that form a cycle.
 
-    ``cycle`` has the nodes of one cycle, each once, in the direction of the edges and beginning
-    with the lowest: ``[1, 4, 2]`` stands for 1 -> 4 -> 2 -> 1. The message omits the middle of a
-    long cycle.
+    ``cycle`` has its nodes in the direction of the edges, the lowest first: ``[1, 4, 2]`` stands
+    for 1 -> 4 -> 2 -> 1. The message omits the middle of a long cycle.
     """
 
     def __init__(self, cycle: list[int]) -> None:
@@ -35,10 +34,7 @@ class Dag:
 
     An edge (a, b) means that node b runs after node a. Duplicate edges count once, and the order
     of the given edges does not matter: ``edges`` and each ``succ[i]`` and ``pred[i]`` are sorted.
-
-    Built in time linear in nodes and edges, but for the sorting of each node's successors.
-    Acyclicity is checked by counting predecessors down (Kahn 1962, "Topological sorting of large
-    networks"), without recursion.
+    Building it takes nearly linear time (Kahn 1962, "Topological sorting of large networks").
 
     Raises:
         CycleError: the edges close a cycle; an edge from a node to itself is one.
@@ -96,14 +92,19 @@ def _refuse_cycles(succ: tuple[tuple[int, ...], ...], pred: tuple[tuple[int, ...
     raise CycleError(cycle[lowest:] + cycle[:lowest])
 
 
+def expect_one_per_node(dag: Dag, **arguments: Sequence[object]) -> None:
+    """Raise ``ValueError`` for arguments that do not have one entry per node."""
+    for name, entries in arguments.items():
+        if len(entries) != dag.n:
+            raise ValueError(f"{name} has {len(entries)} entries for {dag.n} nodes")
+
+
 def strongly_connected_components(successors: Sequence[Iterable[int]]) -> list[list[int]]:
     """Partition the nodes 0 to n - 1 of a directed graph into strongly connected components.
 
-    ``successors[i]`` are the nodes that edges from node i lead to. Nodes of one component reach
-    each other; a component comes after those that it reaches (reverse topological order).
-
-    Tarjan 1972, "Depth-first search and linear graph algorithms", without recursion; linear in
-    nodes and edges.
+    ``successors[i]`` are the nodes that edges from node i lead to. A component comes after those
+    that it reaches (reverse topological order). Linear in nodes and edges, without recursion
+    (Tarjan 1972, "Depth-first search and linear graph algorithms").
 
     >>> strongly_connected_components([[1], [2], [1, 3], []])
     [[3], [2, 1], [0]]

@@ -1,8 +1,8 @@
 """Placement of nodes on backends and their workers, and bounds on the makespan.
 
-``place`` chooses backends, workers and times, ``list_schedule`` is the makespan on workers that are
-alike, and ``bound`` is a lower bound on any makespan. ``place_serial`` places nodes that run one at
-a time, where only the sum of costs and transfers counts.
+``place`` chooses backends, workers and times, ``list_schedule`` workers and times where all workers
+are alike, and ``bound`` is a lower bound on any makespan. ``place_serial`` places nodes that run
+one at a time, where only the sum of costs and transfers counts.
 
 Times are in seconds, or in any other unit that costs and transfers share. A node runs on one worker
 of one backend from start to finish, and a worker runs one node at a time. Workers of one backend
@@ -13,10 +13,9 @@ edge: two consumers on the same backend wait for one each.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from itertools import product
 from math import dist, fsum, inf, sqrt
 from operator import attrgetter
 
@@ -82,13 +81,12 @@ def place(
 
     Returns the best of several such schedules: on all backends, on each backend that supports all
     nodes, on the cheapest backend of each node, and on those of least total cost and transfer that
-    a local search finds. So it is never worse than one node at a time on any of these, or than one
-    backend. Each is also tried with nodes whose costs differ much between backends made more urgent
-    (as in onert, the runtime of Samsung's ONE) or, on one backend, with list scheduling; and it is
-    scheduled backward and forward again (Li and Willis 1992, "An iterative scheduling technique for
-    resource-constrained project scheduling"). On random graphs with random costs, one backend and
-    2 to 8 workers, the makespan is 1.02 times ``bound`` on average; graphs whose branches join
-    repeatedly cannot be close to it. Time is nearly linear in nodes and edges, times workers.
+    a local search finds. So it is never worse than one node at a time on any of these. Each is also
+    tried with nodes whose costs differ much between backends made more urgent (as in onert) or, on
+    one backend, with list scheduling; and it is scheduled backward and forward again (Li and Willis
+    1992, "An iterative scheduling technique for resource-constrained project scheduling"). On
+    random graphs, one backend and 2 to 8 workers, the makespan is 1.02 times ``bound`` on average.
+    Time is nearly linear in nodes and edges, times workers.
 
     Raises:
         ValueError: no backend supports a node; ``cost`` does not have a row per node, with an entry
@@ -102,79 +100,65 @@ def place(
     return best
 
 
-def list_schedule(dag: Dag, cost: Costs, workers: int) -> float:
-    """The makespan on ``workers`` workers that are alike, each as good as a node's best backend.
-
-    A worker that is idle runs the ready node with the longest chain of nodes behind it (list
-    scheduling, Graham 1966). Errors as for ``place``.
+def bound(dag: Dag, cost: Sequence[float], workers: int = 1) -> float:
+    """A lower bound on the makespan of nodes that take ``cost[i]`` on any of all ``workers``:
+    max(critical path, total cost / workers). Transfers do not count. Errors as for ``ranks``.
     """
-    _expect_workers([workers])
-    return _list_schedule(dag, _cheapest(dag, cost), workers, backend=0).makespan
+    return max(critical_path(dag, cost), fsum(cost) / max(workers, 1))
 
 
-def bound(dag: Dag, cost: Costs, workers: int = 1) -> float:
-    """A lower bound on the makespan: max(critical path, total cost / workers).
-
-    Each node counts with its cost on its best backend, transfers do not count, and ``workers`` is
-    the number of workers of all backends. Errors as for ``place``.
+def list_schedule(
+    dag: Dag, cost: Sequence[float], workers: int, backend: int = 0
+) -> WorkerSchedule:
+    """A schedule on workers that are alike: one that is idle runs the ready node with the longest
+    chain of nodes behind it (list scheduling, Graham 1966). Errors as for ``ranks``.
     """
-    _expect_workers([workers])
-    return _bound(dag, _cheapest(dag, cost), workers)
-
-
-def _cheapest(dag: Dag, cost: Costs) -> list[float]:
-    """The cost of each node on its best backend."""
-    _expect_costs(dag, cost)
-    return [float(min(c for c in row if c is not None)) for row in cost]
+    rank = [-(a + b) for a, b in zip(cost, ranks(dag, cost), strict=True)]
+    waiting = [len(before) for before in dag.pred]
+    ready = [(rank[i], i) for i, count in enumerate(waiting) if not count]
+    heapify(ready)
+    idle = list(range(min(workers, dag.n)))
+    busy: list[tuple[float, int]] = []
+    worker, start, finish = [0] * dag.n, [0.0] * dag.n, [0.0] * dag.n
+    now = 0.0
+    while ready or busy:
+        while ready and idle:
+            i = heappop(ready)[1]
+            worker[i], start[i], finish[i] = heappop(idle), now, now + cost[i]
+            heappush(busy, (finish[i], i))
+        now = busy[0][0]
+        while busy and busy[0][0] == now:
+            i = heappop(busy)[1]
+            heappush(idle, worker[i])
+            for j in dag.succ[i]:
+                waiting[j] -= 1
+                if not waiting[j]:
+                    heappush(ready, (rank[j], j))
+    return WorkerSchedule((backend,) * dag.n, tuple(worker), tuple(start), tuple(finish))
 
 
 def place_serial(dag: Dag, cost: Costs, transfer: Delivery | None = None) -> tuple[int, ...]:
     """A backend for every node, such that running one node at a time is fast; deterministic.
 
-    ``cost[i][b]`` is the time of node i on backend b, or None if b does not support it.
     ``transfer(i, b1, b2)`` is the time to copy the results of node i from backend b1 to another
-    backend b2. It is paid once for each b2 on which successors run (see ``serial_time``); without
-    ``transfer``, copies take no time.
+    backend b2, paid once for each b2 on which successors run. ``cost`` and errors as for ``place``.
 
     Never worse than the best backend that supports all nodes, nor than the cheapest of each node.
     The least there is for chains and, with up to 5 backends, for trees; with two or three, where
-    branches part and join again; with two, for all graphs of up to 4096 nodes (``minsum.py``). Else
+    branches part and join again; with two, for all graphs of up to 4096 nodes (``min_sum``). Else
     the nodes on each two backends are placed anew, as well as can be, until little is gained by it
     (swaps: Boykov, Veksler and Zabih 2001, "Fast approximate energy minimization via graph cuts"),
     in large graphs region by region, so that time is nearly linear in nodes and edges.
-
-    Raises:
-        ValueError: as for ``place``.
     """
-    _expect_costs(dag, cost)
-    options = [{b: float(c) for b, c in enumerate(row) if c is not None} for row in cost]
+    options = _options(dag, cost)
     costs: list[dict[tuple[int, int], float]] = [{} for _ in options]
     if transfer:
         for i, after in enumerate(dag.succ):
             targets = sorted({b for j in after for b in options[j]})
             pairs = [(a, b) for a in options[i] for b in targets if a != b]
-            costs[i] = {(a, b): _delivery(transfer, i, a, b) for a, b in pairs}
+            costs[i] = {(a, b): transfer(i, a, b) for a, b in pairs}
+            _expect_times(costs[i], f"the results of node {i}")
     return tuple(Series(dag, options, costs).best())
-
-
-def serial_time(
-    dag: Dag, cost: Costs, backend: Sequence[int], transfer: Delivery | None = None
-) -> float:
-    """The time to run one node at a time: all costs, and all transfers.
-
-    A transfer copies the results of a node to another backend, for all its successors there. Raises
-    ``ValueError`` if a backend does not support its node.
-    """
-    times = []
-    for i, a in enumerate(backend):
-        own = cost[i][a]
-        if own is None:
-            raise ValueError(f"node {i} is placed on backend {a}, which does not support it")
-        times.append(own)
-        if transfer:
-            others = {b for j in dag.succ[i] if (b := backend[j]) != a}
-            times += [transfer(i, a, b) for b in others]
-    return fsum(times)
 
 
 # Time of an edge: table[b1][b2], from backend b1 to backend b2.
@@ -222,13 +206,13 @@ class _Problem:
 def _problem(
     dag: Dag, cost: Costs, transfer: Transfer | None, workers: Sequence[int] | None
 ) -> _Problem:
-    _expect_costs(dag, cost)
+    options = _options(dag, cost)
     width = len(cost[0]) if dag.n else 0
     workers = [1] * width if workers is None else workers
     if dag.n and len(workers) != width:
         raise ValueError(f"workers has {len(workers)} entries for {width} backends")
-    _expect_workers(workers)
-    options = [{b: float(c) for b, c in enumerate(row) if c is not None} for row in cost]
+    if min(workers, default=1) < 1:
+        raise ValueError(f"{min(workers)} workers cannot run anything")
     problem = _Problem(dag, topological_order(dag), options, workers)
     if transfer is None or width < 2:
         return problem
@@ -236,47 +220,37 @@ def _problem(
     leaving: list[list[_Table]] = [[] for _ in range(dag.n)]
     for i, j in dag.edges:
         table = [[0.0] * width for _ in range(width)]
-        for a, b in product(options[i], options[j]):
-            table[a][b] = _delay(transfer, i, j, a, b)
+        times = {(a, b): transfer(i, j, a, b) for a in options[i] for b in options[j] if a != b}
+        _expect_times(times, f"the edge {i} -> {j}")
+        for (a, b), time in times.items():
+            table[a][b] = time
         arriving[j].append(tuple(map(tuple, table)))
         leaving[i].append(tuple(zip(*table, strict=True)))
     return replace(problem, arriving=arriving, leaving=leaving)
 
 
-def _expect_costs(dag: Dag, cost: Costs) -> None:
+def _options(dag: Dag, cost: Costs) -> list[dict[int, float]]:
+    """The backends of each node and their costs, checked."""
     if len(cost) != dag.n:
         raise ValueError(f"cost has {len(cost)} rows for {dag.n} nodes")
+    options = []
     for i, row in enumerate(cost):
         if len(row) != len(cost[0]):
             raise ValueError(f"node {i} has {len(row)} costs, but node 0 has {len(cost[0])}")
-        costs = [c for c in row if c is not None]
+        costs = {b: float(c) for b, c in enumerate(row) if c is not None}
         if not costs:
             raise ValueError(f"no backend supports node {i}")
-        if not all(0 <= c < inf for c in costs):
-            raise ValueError(f"node {i} has costs {costs}; they must be finite and not negative")
+        if not all(0 <= c < inf for c in costs.values()):
+            given = [c for c in row if c is not None]
+            raise ValueError(f"node {i} has costs {given}; they must be finite and not negative")
+        options.append(costs)
+    return options
 
 
-def _expect_workers(workers: Sequence[int]) -> None:
-    if min(workers, default=1) < 1:
-        raise ValueError(f"{min(workers)} workers cannot run anything")
-
-
-def _delay(transfer: Transfer, i: int, j: int, a: int, b: int) -> float:
-    time = 0.0 if a == b else transfer(i, j, a, b)
-    if not 0 <= time < inf:
-        raise ValueError(f"the edge {i} -> {j} cannot take {time} from backend {a} to {b}")
-    return time
-
-
-def _delivery(transfer: Delivery, i: int, a: int, b: int) -> float:
-    time = transfer(i, a, b)
-    if not 0 <= time < inf:
-        raise ValueError(f"the results of node {i} cannot take {time} from backend {a} to {b}")
-    return time
-
-
-def _bound(dag: Dag, least: Sequence[float], workers: int) -> float:
-    return max(critical_path(dag, least), fsum(least) / max(workers, 1))
+def _expect_times(times: Mapping[tuple[int, int], float], moved: str) -> None:
+    for (a, b), time in times.items():
+        if not 0 <= time < inf:
+            raise ValueError(f"{moved} cannot take {time} from backend {a} to {b}")
 
 
 def _variants(problem: _Problem) -> Iterator[_Problem]:
@@ -315,13 +289,13 @@ def _near(problem: _Problem, plan: Sequence[int]) -> list[int]:
 def _improved(problem: _Problem, rival: WorkerSchedule | None) -> WorkerSchedule:
     used = {b for costs in problem.options for b in costs}
     least = [min(costs.values()) for costs in problem.options]
-    lowest = _bound(problem.dag, least, sum(problem.workers[b] for b in used))
+    lowest = bound(problem.dag, least, sum(problem.workers[b] for b in used))
     if rival and rival.makespan <= lowest:
         return rival
     best = _insert(problem, problem.by_rank(spread=0.0))
     if len(used) == 1:
         (b,) = used
-        best = _shortest(best, _list_schedule(problem.dag, least, problem.workers[b], b))
+        best = _shortest(best, list_schedule(problem.dag, least, problem.workers[b], b))
     elif any(len(costs) > 1 for costs in problem.options):
         best = _shortest(best, _insert(problem, problem.by_rank(spread=1.0)))
     for _ in range(_ROUNDS):
@@ -413,29 +387,3 @@ def _insert(problem: _Problem, order: Iterable[int]) -> WorkerSchedule:
         finish[j] = earliest[0]
         idle[backend[j]][worker[j]].take(start[j], finish[j], *best_slot)
     return WorkerSchedule(tuple(backend), tuple(worker), tuple(start), tuple(finish))
-
-
-def _list_schedule(dag: Dag, cost: Sequence[float], workers: int, backend: int) -> WorkerSchedule:
-    """On workers that are alike: the ready node of highest rank as soon as one is idle."""
-    rank = [-(a + b) for a, b in zip(cost, ranks(dag, cost), strict=True)]
-    waiting = [len(before) for before in dag.pred]
-    ready = [(rank[i], i) for i, count in enumerate(waiting) if not count]
-    heapify(ready)
-    idle = list(range(min(workers, dag.n)))
-    busy: list[tuple[float, int]] = []
-    worker, start, finish = [0] * dag.n, [0.0] * dag.n, [0.0] * dag.n
-    now = 0.0
-    while ready or busy:
-        while ready and idle:
-            i = heappop(ready)[1]
-            worker[i], start[i], finish[i] = heappop(idle), now, now + cost[i]
-            heappush(busy, (finish[i], i))
-        now = busy[0][0]
-        while busy and busy[0][0] == now:
-            i = heappop(busy)[1]
-            heappush(idle, worker[i])
-            for j in dag.succ[i]:
-                waiting[j] -= 1
-                if not waiting[j]:
-                    heappush(ready, (rank[j], j))
-    return WorkerSchedule((backend,) * dag.n, tuple(worker), tuple(start), tuple(finish))

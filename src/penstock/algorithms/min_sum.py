@@ -112,11 +112,8 @@ class Series:
         return None if chosen is None else [states[i][k][0] for i, k in enumerate(chosen)]
 
     def states(self, i: int) -> list[tuple[int, frozenset[int]]]:
-        """All states of node i: its backend, and the set of backends that have its results.
-
-        With a single successor the edge implies the set, which is left out. Empty if there were too
-        many sets.
-        """
+        """All states of node i: its backend, and the set of backends that have its results; none if
+        there were too many. With a single successor the edge implies the set, which is left out."""
         after = [self.options[j] for j in self.dag.succ[i]]
         targets = sorted(set().union(*after)) if len(after) > 1 else []
         forced = {b for options in after for b in options if len(options) == 1}
@@ -317,10 +314,8 @@ def _places(sizes: _Scope, strides: _Scope) -> list[int]:
 
 
 class OnceCost(NamedTuple):
-    """A cost that is paid once if any of ``readers`` is in ``state`` and ``maker`` is not.
-
-    If ``maker`` is -1, one reader in ``state`` suffices.
-    """
+    """A cost that is paid once if any of ``readers`` is in ``state`` and ``maker`` is not; if
+    ``maker`` is -1, one reader in ``state`` suffices."""
 
     maker: int
     readers: Sequence[int]
@@ -329,10 +324,8 @@ class OnceCost(NamedTuple):
 
 
 def minimum_cut(costs: Sequence[tuple[float, float]], terms: Iterable[OnceCost]) -> list[int]:
-    """The states, 0 or 1, of least sum; of equal ones those with the most zeros.
-
-    ``costs[v]`` has the cost of variable v in either state; one of them may be infinite.
-    """
+    """The states, 0 or 1, of least sum, with the most zeros; ``costs[v]`` has the cost of variable
+    v in either state, of which one may be infinite."""
     n = len(costs)
     network = _Network(n, n + 1, n + 2)
     for v, (in_0, in_1) in enumerate(costs):

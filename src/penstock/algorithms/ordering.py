@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from penstock.algorithms.dag import Dag
+from penstock.algorithms.dag import Dag, expect_one_per_node
 
 # An output of a node: its bytes, and the nodes that read it. See memory_order.
 Output = tuple[int, Sequence[int] | None]
@@ -19,17 +19,13 @@ def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list
     """The nodes of ``dag``, each after all its predecessors; deterministic.
 
     Of the nodes that are ready, the one with the highest ``priority[i]`` is next; of equal ones,
-    the one with the lowest index. Without ``priority``, nodes that are already in a topological
-    order keep it.
-
-    List scheduling (Graham 1966) over Kahn's count of predecessors (1962), with a heap.
-
-    Raises:
-        ValueError: ``priority`` does not have one entry per node.
+    the one with the lowest index, so that nodes already in order keep it (list scheduling, Graham
+    1966, over Kahn's count of predecessors, 1962). Raises ``ValueError`` for priorities of another
+    length.
     """
     choice: Sequence[int] = range(dag.n)
     if priority is not None:
-        _expect_one_per_node(dag, priority, "priority")
+        expect_one_per_node(dag, priority=priority)
         choice = sorted(choice, key=priority.__getitem__, reverse=True)
     place = [0] * dag.n
     for k, i in enumerate(choice):
@@ -51,16 +47,13 @@ def topological_order(dag: Dag, priority: Sequence[float] | None = None) -> list
 def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
     """For each node the cost of the longest chain of nodes that follows it, itself excluded.
 
-    ``cost[i]`` is the cost of node i, in any unit and not negative, by default 1, so that a rank is
-    a number of nodes. A node without successors has rank 0. As priorities, ranks give
-    the critical-path order (Hu 1961, "Parallel sequencing and assembly line problems").
-
-    Raises:
-        ValueError: ``cost`` does not have one entry per node, or an entry is negative.
+    ``cost[i]`` is the cost of node i, in any unit, by default 1. As priorities, ranks give the
+    critical-path order (Hu 1961, "Parallel sequencing and assembly line problems"). Raises
+    ``ValueError`` for costs that are negative or of another length.
     """
     if cost is None:
         cost = [1.0] * dag.n
-    _expect_one_per_node(dag, cost, "cost")
+    expect_one_per_node(dag, cost=cost)
     if min(cost, default=0.0) < 0:
         raise ValueError(f"a node cannot have the negative cost {min(cost)}")
     rank = [0.0] * dag.n
@@ -70,10 +63,8 @@ def ranks(dag: Dag, cost: Sequence[float] | None = None) -> list[float]:
 
 
 def critical_path(dag: Dag, cost: Sequence[float]) -> float:
-    """The cost of the longest chain of nodes, both ends included; 0.0 for an empty graph.
-
-    No number of workers runs the graph faster than this. Units and errors as for ``ranks``.
-    """
+    """The cost of the longest chain of nodes, both ends included; 0.0 for an empty graph. No number
+    of workers runs the graph faster. Units and errors as for ``ranks``."""
     return max((a + b for a, b in zip(cost, ranks(dag, cost), strict=True)), default=0.0)
 
 
@@ -87,15 +78,14 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
         (bytes, ())       during the step of node i only: a workspace, or an unused output
         (bytes, None)     for good: an output of the graph
 
-    A view has no buffer of its own: the consumers of the view are consumers of what it views.
+    The consumers of a view are consumers of what it views.
 
-    The order is the one of lowest peak of four: the lowest-index order (kept on a tie, so that
-    a graph that gains nothing stays as its author wrote it); greedy by net growth (the bytes that
-    a node adds less those that it frees), the node that became ready last first among equals; the
-    same from the end of the graph backward; and a post-order that evaluates the input with the
-    largest need beyond what it leaves behind first (Sethi and Ullman 1970, "The generation of
-    optimal code for arithmetic expressions"; with sizes, Liu 1986). The problem is NP-hard, and
-    the result is not always the minimum: on random graphs of 6 to 11 nodes it is in four of five,
+    The order is the one of lowest peak of four: the lowest-index order (kept on a tie); greedy by
+    net growth (the bytes that a node adds less those that it frees), the node that became ready
+    last first among equals; the same from the end of the graph backward; and a post-order that
+    evaluates the input with the largest need beyond what it leaves behind first (Sethi and Ullman
+    1970, "The generation of optimal code for arithmetic expressions"; with sizes, Liu 1986). The
+    problem is NP-hard: on random graphs of 6 to 11 nodes the result is the minimum in four of five,
     and 1 percent above in the mean. Nearly linear in nodes, edges and consumers.
 
     Raises:
@@ -118,16 +108,15 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
 class _Liveness:
     """The buffers of ``memory_order`` by number, and which nodes touch them.
 
-    A buffer lives from the first to the last of the nodes that touch it: its producer and its
-    consumers. This definition is symmetric in time, so that one greedy search serves both
-    directions. Node number n stands for the caller, who holds the outputs of the graph: it touches
-    the buffers that are never freed, and runs after all others.
+    A buffer lives from the first to the last of its producer and its consumers: a definition
+    symmetric in time, so that one greedy search serves both directions. Node number n stands for
+    the caller, who holds the outputs of the graph and runs after all others.
     """
 
     __slots__ = ("n", "sizes", "touched_by", "touches")
 
     def __init__(self, dag: Dag, outputs: Sequence[Sequence[Output]]) -> None:
-        _expect_one_per_node(dag, outputs, "outputs")
+        expect_one_per_node(dag, outputs=outputs)
         self.n = dag.n
         self.sizes: list[int] = []
         self.touched_by: list[tuple[int, ...]] = []  # per buffer, its producer first
@@ -272,8 +261,3 @@ def _postorder(dag: Dag, live: _Liveness) -> list[int]:
             done[i] = True
             order.append(i)
     return order
-
-
-def _expect_one_per_node(dag: Dag, entries: Sequence[object], name: str) -> None:
-    if len(entries) != dag.n:
-        raise ValueError(f"{name} has {len(entries)} entries for {dag.n} nodes")

@@ -41,7 +41,7 @@ _MOST_LEVELS = 90
 def write_control_flow(writer: StepWriter, step: Step) -> None:
     """An If or a loop; raises ``LimitExceeded`` if it is nested deeper than CPython compiles."""
     label = step.node.label
-    if writer.text.depth > _MOST_LEVELS:
+    if writer.depth > _MOST_LEVELS:
         raise LimitExceeded(f"{label}: more than {_MOST_LEVELS} branches nest")
     if step.node.op.name == "If":
         _write_if(writer, step)
@@ -61,7 +61,7 @@ def _write_if(writer: StepWriter, step: Step) -> None:
         if number:
             writer.line("else:")
         with writer.indented():
-            lines_before = len(writer.text.lines)
+            lines_before = len(writer.lines)
             writer.work = work_before
             _write_body(writer, step, number)
             work_after = max(work_after, writer.work)
@@ -74,7 +74,7 @@ def _write_if(writer: StepWriter, step: Step) -> None:
                 step,
             )
             writer.release(writer.lifetimes.handed_out[block])
-            if len(writer.text.lines) == lines_before:
+            if len(writer.lines) == lines_before:
                 writer.line("pass")
     writer.work = work_after
 
@@ -96,7 +96,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
     guarded = condition >= 0 and not _is_true(writer, condition)
     if guarded:
         writer.line(f"if {_condition(writer, condition)}:", step)
-        writer.text.depth += 1
+        writer.depth += 1
     trips = "count()" if limit < 0 else f"range(scalar({writer.name[limit]}))"
     iteration = _begin_iteration(writer, step, trips)
     with writer.indented():
@@ -117,7 +117,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
         if test:
             writer.line(f"if not {test}: break", step)
     if guarded:
-        writer.text.depth -= 1
+        writer.depth -= 1
     _end_carries(writer, step)
     _drop(writer, step, outputs.end(), entered=block.inputs[2:])
 
@@ -292,11 +292,11 @@ class _ScanOutputs:
                 continue
             type_, result = writer.slots[slot].type, writer.name[slot]
             if _is_static(type_):
-                writer.text.constants[f"k{slot}"] = (type_.dims, type_.dtype)  # type: ignore[union-attr]
+                writer.constants[f"k{slot}"] = (type_.dims, type_.dtype)  # type: ignore[union-attr]
                 writer.line(f"{result} = empty(*k{slot})", step)
                 writer.line(f"r{slot} = rows_of({result}, {axis}, {backward})", step)
             else:
-                writer.text.constants[f"k{slot}"] = row_type(type_, axis)
+                writer.constants[f"k{slot}"] = row_type(type_, axis)
                 writer.line(f"r{slot} = []", step)
 
     def collect(self, rows: Sequence[int], iteration: str) -> None:

@@ -17,12 +17,6 @@ from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step
 
 
-class RuntimeArgument:
-    """A placeholder for an array that is known only during the run, given to ``Kernel.bind``."""
-
-    __slots__ = ()
-
-
 def bind_names(
     plan: Plan, arena_plan: ArenaPlan, names: ProgramNames, memory: np.ndarray
 ) -> dict[str, Any]:
@@ -32,14 +26,12 @@ def bind_names(
     for index, slot in enumerate(plan.slots):
         name = names.slots[index]
         if slot.kind is SlotKind.DYNAMIC:
-            values.append(RuntimeArgument())
+            values.append(object())  # a placeholder, for ``Kernel.bind``
             continue
-        if name not in namespace:
-            namespace[name] = (
-                slot.const
-                if slot.kind is SlotKind.CONSTANT
-                else _array(memory, *view_key(arena_plan, slot, index))
-            )
+        if slot.kind is SlotKind.CONSTANT:
+            namespace[name] = slot.const
+        elif name not in namespace:
+            namespace[name] = _array(memory, *view_key(arena_plan, slot, index))
         values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1
     for number, step in enumerate(plan.walk()):
@@ -57,8 +49,7 @@ def _array(
 ) -> np.ndarray:
     if memory.size:
         return np.ndarray(dims, dtype, memory, offset, strides)
-    array = np.empty(dims, dtype)
-    return np.ndarray(dims, dtype, array, 0, strides) if strides else array
+    return np.ndarray(dims, dtype, np.empty(dims, dtype), 0, strides)
 
 
 def _bind_step(
@@ -87,13 +78,9 @@ def _bind_step(
         runtime = [values[i] for i in runtime_slots(plan, step)]
         if not runtime:
             namespace[f"a{number}"] = arguments
-        elif not _identical(arguments, runtime):
+        elif list(map(id, arguments)) != list(map(id, runtime)):
             function = _with_prepared(function, arguments, runtime)
         namespace[name] = function
-
-
-def _identical(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
 
 
 def _with_prepared(
@@ -104,8 +91,8 @@ def _with_prepared(
     place = {id(argument): i for i, argument in enumerate(runtime)}
     places = [place.get(id(argument), -1) for argument in arguments]
 
-    def call(*given: Any) -> Any:
+    def call(*arrays: Any) -> Any:
         values = zip(places, arguments, strict=True)
-        return function(*[argument if i < 0 else given[i] for i, argument in values])
+        return function(*[argument if i < 0 else arrays[i] for i, argument in values])
 
     return call

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames
-from penstock.codegen.text import ProgramText, printable
 from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import NO_SIGNALS, Tasks
@@ -17,17 +17,21 @@ from penstock.types import TensorType, Type
 _CHECK_EVERY = 50_000_000
 # The estimate for a step of unknown shapes.
 _UNKNOWN_WORK = 1_000_000
+# Where comments begin.
+_COMMENT_COLUMN = 60
 
 ControlFlowWriter: TypeAlias = "Callable[[StepWriter, Step], None]"
 
 
 class StepWriter:
-    """Writes steps into ``text``. ``control_flow`` writes an If or a loop, and calls ``block`` for
-    the blocks in it. If ``observed``, each step stands between calls of the run's observer.
+    """Writes steps as ``lines`` of Python. ``control_flow`` writes an If or a loop, and calls
+    ``block`` for the blocks in it. If ``observed``, each step stands between calls of the run's
+    observer.
 
-    ``stream`` is the name of the device stream that steps are put on, "" on the host; ``loops`` the
-    number of loops around the line at hand; ``work`` the estimated operations since the last check
-    for a stop.
+    ``step_of_line[i]`` is the step that line i runs, if any; ``constants`` are values that names in
+    the text stand for, the same in every arena. ``stream`` is the name of the device stream that
+    steps are put on, "" on the host; ``loops`` the number of loops around the line at hand;
+    ``work`` the estimated operations since the last check for a stop.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class StepWriter:
     ) -> None:
         self.plan = plan
         self.slots = plan.slots
-        self.text = ProgramText()
-        self.line = self.text.line
-        self.indented = self.text.indented
-        self.name: Sequence[str] = names.slots
+        self.name = names.slots
+        self.lines: list[str] = []
+        self.step_of_line: list[Step | None] = []
+        self.constants: dict[str, Any] = {}
+        self.depth = 0
         self.lifetimes = lifetimes
         self.max_iterations = max_iterations
         self.observed = observed
@@ -59,6 +64,17 @@ class StepWriter:
         self._shared = frozenset() if tasks is None else tasks.shared
         self._signals = NO_SIGNALS if tasks is None else tasks.signals
         self._checks: dict[object, str] = {}
+
+    def line(self, text: str, step: Step | None = None, comment: str = "") -> None:
+        text = "    " * self.depth + text
+        self.lines.append(f"{text:<{_COMMENT_COLUMN}}  # {comment}" if comment else text)
+        self.step_of_line.append(step)
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        self.depth += 1
+        yield
+        self.depth -= 1
 
     def names(self, slots: Iterable[int]) -> str:
         return ", ".join([self.name[i] for i in slots])
@@ -110,8 +126,8 @@ class StepWriter:
 
     def _observe(self, function: str, step: Step, slots: Sequence[int]) -> None:
         if self.observed:
-            name = f"n{len(self.text.lines)}"
-            self.text.constants[name] = step
+            name = f"n{len(self.lines)}"
+            self.constants[name] = step
             arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
             self.line(f"{function}({arguments})", step)
 
@@ -126,7 +142,7 @@ class StepWriter:
         if step.into:
             if kernel.check is not None:
                 name = self._checks.setdefault(kernel.check, f"check{len(self._checks)}")
-                self.text.constants[name] = kernel.check
+                self.constants[name] = kernel.check
                 call = f"if status := {call}: {name}(status)"
             self.line(call, step, comment(step))
             return
@@ -151,6 +167,13 @@ def comment(step: Step) -> str:
     """Where a step comes from in the model."""
     node = step.node
     return printable(node.origin or node.name or node.op.name)
+
+
+def printable(text: str) -> str:
+    """``text`` without characters that could end a comment: names come from model files."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
 
 
 def _may_be_scalar(type_: Type) -> bool:

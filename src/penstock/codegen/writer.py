@@ -39,11 +39,10 @@ from typing import Any
 import numpy as np
 
 from penstock.codegen.control_flow import write_control_flow
-from penstock.codegen.lifetimes import value_lifetimes
+from penstock.codegen.lifetimes import Lifetimes
 from penstock.codegen.names import ProgramNames, program_names
 from penstock.codegen.namespace import bind_names
-from penstock.codegen.steps import StepWriter
-from penstock.codegen.text import printable
+from penstock.codegen.steps import StepWriter, printable
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step
 from penstock.plan.tasks import Tasks
@@ -122,17 +121,17 @@ def write_program(
     writer = StepWriter(
         plan,
         names,
-        value_lifetimes(plan, order, tasks),
+        Lifetimes(plan, order, tasks),
         write_control_flow,
         max_iterations=max_iterations,
         tasks=tasks,
         observed=observed,
     )
     if tasks is None:
-        functions = [_write_run(writer, order)]
+        functions = _write_run(writer, order)
     else:
         functions = _write_tasks(writer, tasks)
-    text = writer.text
+    source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     program = Program(
         plan,
@@ -142,20 +141,19 @@ def write_program(
         observed,
         names,
         tuple(functions),
-        text.source,
-        tuple(text.steps),
-        text.constants,
+        source,
+        tuple(writer.step_of_line),
+        writer.constants,
         filename,
-        compile(text.source, filename, "exec", dont_inherit=True, optimize=2),
+        compile(source, filename, "exec", dont_inherit=True, optimize=2),
     )
     # Tracebacks through the program show its lines for as long as it exists.
-    lines = program.source.splitlines(True)
-    linecache.cache[filename] = (len(program.source), None, lines, filename)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     weakref.finalize(program, linecache.cache.pop, filename, None).atexit = False
     return program
 
 
-def _write_run(writer: StepWriter, order: Sequence[Step]) -> str:
+def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:
     inputs = writer.plan.inputs
     writer.line(f"def run({', '.join(['control', *[writer.name[i] for i in inputs]])}):")
     with writer.indented():
@@ -164,7 +162,7 @@ def _write_run(writer: StepWriter, order: Sequence[Step]) -> str:
             writer.line(f"# {writer.name[i]}: {printable(f'{slot.name!r}, {slot.type}')}")
         writer.block(order)
         _write_return(writer)
-    return "run"
+    return ["run"]
 
 
 def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.codegen.writer import Program
 from penstock.executors.arenas import Arenas
 from penstock.executors.control import Control
 from penstock.host.thread_share import ThreadShare
+from penstock.limits import Limits
 from penstock.ops.work_estimate import WORTH_THREADS, flops
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, StepTable
@@ -28,103 +30,104 @@ class Executor(Protocol):
 
     @property
     def table(self) -> StepTable:
-        """The steps that it runs: a ``Plan``, but of an executor that plans nothing."""
-        ...
+        """The steps that it runs: a ``Plan``, unless the executor plans nothing."""
 
     @property
     def tasks(self) -> Tasks | None:
         """The tasks that it runs, None if all of the plan is one."""
-        ...
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         """The outputs of one run, in memory of the caller's own."""
-        ...
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        """As ``run``, on the calling thread as long as that has something to do; what comes out is
-        handed to ``done``, perhaps later and on another thread."""
-        ...
+        """As ``run``, on the calling thread as long as that has something to do; call ``done`` with
+        the result, perhaps later and on another thread."""
 
     def observed(self) -> Executor:
         """An executor of the same plan that tells ``control.observer`` what it does."""
-        ...
 
     def trim(self) -> None:
         """Give up the arenas that no run holds."""
-        ...
 
     @property
     def source(self) -> str:
         """The generated program."""
-        ...
 
     @property
     def arena_plan(self) -> ArenaPlan | None:
         """Where values lie in the arena."""
-        ...
 
     @property
     def arena_bytes(self) -> int:
         """Bytes of all arenas."""
-        ...
 
     @property
     def plan_bytes(self) -> int:
         """About what plan and program take."""
-        ...
 
 
 Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
 """Takes the outputs of a run, or else the error that it ended with."""
 
 
-def run_inline(executor: Executor, inputs: Sequence[Any], control: Control, done: Done) -> None:
-    """``run_async`` of an executor that has all to do itself: on the calling thread, to the end."""
-    try:
-        outputs = executor.run(inputs, control)
-    except BaseException as error:
-        done(None, error)
-    else:
-        done(outputs, None)
+class InlineExecutor:
+    """An executor whose runs are on the calling thread from begin to end."""
+
+    def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
+        try:
+            outputs = self.run(inputs, control)
+        except BaseException as error:
+            done(None, error)
+        else:
+            done(outputs, None)
 
 
 class CompiledExecutor:
-    """An executor of a generated program. ``_arenas`` is None where no memory is planned."""
+    """An executor of a generated program, bound to the arenas of a pool.
 
-    _arenas: Arenas[Any] | None = None
+    The kernel threads of the backends ``hosts`` are shared by runs of ``workers`` each, of which
+    the session may use ``threads``.
+    """
 
-    def __init__(self, program: Program, name: str) -> None:
+    _arenas: Arenas[Any]
+
+    def __init__(
+        self,
+        program: Program,
+        name: str,
+        hosts: Sequence[Backend],
+        threads: int | None,
+        workers: int = 1,
+    ) -> None:
         self.name = name
-        self.plan = program.plan
+        self.plan = self.table = program.plan
+        self.tasks = program.tasks
+        self.arena_plan = program.arena_plan
+        self.source = program.source
+        self.plan_bytes = program.nbytes
         self._program = program
+        self._share = share_of(program.plan, hosts, workers, threads)
 
-    @property
-    def tasks(self) -> Tasks | None:
-        return self._program.tasks
-
-    @property
-    def arena_plan(self) -> ArenaPlan:
-        return self._program.arena_plan
-
-    @property
-    def table(self) -> StepTable:
-        return self.plan
-
-    @property
-    def source(self) -> str:
-        return self._program.source
-
-    @property
-    def plan_bytes(self) -> int:
-        return self._program.nbytes
+    def _allocate(
+        self, host: Backend, limits: Limits, bind: Callable[[np.ndarray], T]
+    ) -> Arenas[PerThreadCount[T]]:
+        """The pool of arenas, with one bound now, so that errors show when the plan is compiled."""
+        arenas = Arenas(self.arena_plan.size, host, limits, partial(PerThreadCount, bind))
+        arena = arenas.make()
+        with self._share as threads:
+            arena[threads]
+        arenas.give(arena)
+        return arenas
 
     @property
     def arena_bytes(self) -> int:
-        return 0 if self._arenas is None else self._arenas.nbytes
+        return self._arenas.nbytes
 
     def trim(self) -> None:
-        if self._arenas is not None:
-            self._arenas.trim()
+        self._arenas.trim()
 
 
 # Threads of kernels.
@@ -136,8 +139,8 @@ _MANY_FOR_BLAS = 18_000
 def share_of(
     plan: Plan, hosts: Sequence[Backend], streams: int = 1, threads: int | None = None
 ) -> ThreadShare:
-    """What a run of ``plan`` on so many workers enters to share the threads of kernels, of which
-    the session may use ``threads``."""
+    """What a run of ``plan`` on ``streams`` workers enters to share the threads of kernels, of
+    which the session may use ``threads``."""
     most: dict[str, int] = {}
     for step in plan.walk():
         work = 0 if step.node.op.moves else flops(step.node)

@@ -7,30 +7,30 @@ graphs of which nothing is known before, and each step by itself can be watched 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
-from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, run_inline, share_of
+from penstock.executors.base import CompiledExecutor, InlineExecutor, PerThreadCount
 from penstock.executors.control import Control
 from penstock.executors.errors import raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 
 
-class DataflowExecutor(CompiledExecutor):
+class DataflowExecutor(InlineExecutor, CompiledExecutor):
     """Runs a program of dynamic values task by task, the most urgent of those that are ready."""
 
+    arena_bytes = 0
+
     def __init__(
-        self, program: Program, hosts: Sequence[Backend], *, threads: int | None = None
+        self, program: Program, hosts: Sequence[Backend], threads: int | None = None
     ) -> None:
-        super().__init__(program, "dataflow")
-        self._make = partial(DataflowExecutor, hosts=hosts, threads=threads)
+        super().__init__(program, "dataflow", hosts, threads)
+        self._arguments = hosts, threads
         tasks = program.tasks
         assert tasks is not None
-        self._share = share_of(program.plan, hosts, threads=threads)
         worthwhile = [False] * len(tasks.tasks)
         self._flow = Flow(tasks, [Queue(1, None)], worthwhile, len(program.plan.slots))
         # Without an arena, all runs can share the functions.
@@ -39,7 +39,10 @@ class DataflowExecutor(CompiledExecutor):
             self._bound[now]
 
     def observed(self) -> DataflowExecutor:
-        return self._make(self._program.with_observers())
+        return DataflowExecutor(self._program.with_observers(), *self._arguments)
+
+    def trim(self) -> None:
+        """Do nothing: there are no arenas to give up."""
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         V = [None] * self._flow.slots
@@ -48,11 +51,8 @@ class DataflowExecutor(CompiledExecutor):
         control = control.own()
         try:
             with self._share as threads:
-                *functions, results = self._bound[threads]
+                functions = self._bound[threads]
                 TaskRun(self._flow, functions, V, control, observe=self._program.observed).run()
-            return results(V)
+            return functions[-1](V)
         except Exception as error:
             raise_explained(error, self._program, self.plan)
-
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        run_inline(self, inputs, control, done)

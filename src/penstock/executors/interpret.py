@@ -16,7 +16,7 @@ from penstock.analysis.interpreter import Interpreter, evaluate
 from penstock.backends.base import Backend
 from penstock.codegen.helpers import awaited, too_many, unshared
 from penstock.errors import InternalError
-from penstock.executors.base import Done, quiet, run_inline, share_of
+from penstock.executors.base import InlineExecutor, quiet, share_of
 from penstock.executors.control import Control
 from penstock.executors.errors import explained_at
 from penstock.ir.graph import Graph, Node, Value
@@ -26,7 +26,7 @@ from penstock.plan.plan import Plan, Step
 from penstock.types import accepts, type_of
 
 
-class InterpretExecutor:
+class InterpretExecutor(InlineExecutor):
     """Runs ``graph`` with the interpreter; ``plan``, of the same graph, is what observers see."""
 
     name = "interpret"
@@ -41,15 +41,13 @@ class InterpretExecutor:
         plan: Plan,
         hosts: Sequence[Backend],
         limits: Limits,
-        *,
         threads: int | None = None,
         observed: bool = False,
     ) -> None:
         self.graph = graph
         self.table = plan
-        self._arguments = graph, plan, hosts, limits
+        self._arguments = graph, plan, hosts, limits, threads
         self._limits = limits
-        self._threads = threads
         self._observed = observed
         self._share = share_of(plan, hosts, threads=threads)
         self._step_of = {step.node: step for step in plan.walk()}
@@ -60,7 +58,7 @@ class InterpretExecutor:
         return "\n".join(map(repr, self.graph.nodes)) + "\n"
 
     def observed(self) -> InterpretExecutor:
-        return InterpretExecutor(*self._arguments, threads=self._threads, observed=True)
+        return InterpretExecutor(*self._arguments, observed=True)
 
     def trim(self) -> None:
         pass
@@ -70,9 +68,6 @@ class InterpretExecutor:
         with self._share:
             outputs = quiet(interpreter.run, self.graph, inputs, {})
         return tuple([unshared(output) for output in outputs])
-
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        run_inline(self, inputs, control, done)
 
 
 class _CheckedInterpreter(Interpreter):

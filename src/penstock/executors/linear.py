@@ -11,15 +11,7 @@ import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.codegen.writer import Program
-from penstock.executors.arenas import Arenas
-from penstock.executors.base import (
-    CompiledExecutor,
-    Done,
-    PerThreadCount,
-    run_inline,
-    share_of,
-    silent,
-)
+from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import Control
 from penstock.executors.errors import raise_explained
 from penstock.limits import Limits
@@ -33,7 +25,7 @@ def _bind_run(program: Program, memory: np.ndarray) -> Run:
     return partial(silent().run, function)
 
 
-class LinearExecutor(CompiledExecutor):
+class LinearExecutor(InlineExecutor, CompiledExecutor):
     """Runs a program that is one function.
 
     ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
@@ -45,27 +37,15 @@ class LinearExecutor(CompiledExecutor):
         program: Program,
         hosts: Sequence[Backend],
         limits: Limits,
-        *,
         threads: int | None = None,
         name: str = "linear",
     ) -> None:
-        super().__init__(program, name)
-        self._make = partial(LinearExecutor, hosts=hosts, limits=limits, threads=threads, name=name)
-        self._share = share_of(program.plan, hosts, threads=threads)
-        self._arenas: Arenas[PerThreadCount[Run]] = Arenas(
-            self.arena_plan.size,
-            hosts[0],
-            limits,
-            partial(PerThreadCount, partial(_bind_run, program)),
-        )
-        # The first arena is made now, so that errors show when the plan is compiled.
-        arena = self._arenas.make()
-        with self._share as now:
-            arena[now]
-        self._arenas.give(arena)
+        super().__init__(program, name, hosts, threads)
+        self._arguments = hosts, limits, threads, name
+        self._arenas = self._allocate(hosts[0], limits, partial(_bind_run, program))
 
     def observed(self) -> LinearExecutor:
-        return self._make(self._program.with_observers())
+        return LinearExecutor(self._program.with_observers(), *self._arguments)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         arenas = self._arenas
@@ -92,6 +72,3 @@ class LinearExecutor(CompiledExecutor):
             arenas.give(arena)
             if self._program.observed:
                 control.observer.allocation(control.run, -arenas.size)
-
-    def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
-        run_inline(self, inputs, control, done)

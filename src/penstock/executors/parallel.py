@@ -9,31 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.backends.base import Backend, Device
 from penstock.codegen.writer import Program
-from penstock.executors.arenas import Arenas
-from penstock.executors.base import CompiledExecutor, Done, PerThreadCount, share_of
+from penstock.executors.base import CompiledExecutor, Done, PerThreadCount
 from penstock.executors.control import Control
 from penstock.executors.errors import explained, raise_explained
 from penstock.executors.task_loop import Flow, Queue, TaskRun
 from penstock.limits import Limits
 
-
-class _Bound(NamedTuple):
-    """The program in one arena."""
-
-    functions: list[Callable[..., Any]]
-    results: Callable[[list[Any]], tuple[Any, ...]]
+# The functions of a program's tasks in one arena, and last the one that returns the outputs.
+_Functions = list[Callable[..., Any]]
 
 
-def _bind_tasks(program: Program, task_devices: Mapping[int, Device], memory: np.ndarray) -> _Bound:
-    streams = {f"d{task}": device.stream() for task, device in task_devices.items()}
-    *functions, results = program.bind(memory, streams)
-    return _Bound(functions, results)
+def _bind_tasks(
+    program: Program, task_devices: Mapping[int, Device], memory: np.ndarray
+) -> _Functions:
+    return program.bind(memory, {f"d{t}": device.stream() for t, device in task_devices.items()})
 
 
 class ParallelExecutor(CompiledExecutor):
@@ -53,41 +48,22 @@ class ParallelExecutor(CompiledExecutor):
         limits: Limits,
         queues: Sequence[Queue],
         worthwhile: float,
-        *,
         threads: int | None = None,
         name: str = "parallel",
         devices: Mapping[str, Device] | None = None,
     ) -> None:
-        super().__init__(program, name)
-        self._make = partial(
-            ParallelExecutor,
-            hosts=hosts,
-            limits=limits,
-            queues=queues,
-            worthwhile=worthwhile,
-            threads=threads,
-            name=name,
-            devices=devices,
-        )
+        super().__init__(program, name, hosts, threads, queues[0].workers)
+        self._arguments = hosts, limits, queues, worthwhile, threads, name, devices
         tasks = program.tasks
         assert tasks is not None
-        self._share = share_of(program.plan, hosts, queues[0].workers, threads)
         worth = [task.seconds >= worthwhile for task in tasks.tasks]
         self._flow = Flow(tasks, queues, worth, len(program.plan.slots))
         task_devices = {t: (devices or {})[name] for t, name in tasks.signals.devices.items()}
-        self._arenas: Arenas[PerThreadCount[_Bound]] = Arenas(
-            self.arena_plan.size,
-            hosts[0],
-            limits,
-            partial(PerThreadCount, partial(_bind_tasks, program, task_devices)),
-        )
-        arena = self._arenas.make()
-        with self._share as now:
-            arena[now]
-        self._arenas.give(arena)
+        bind = partial(_bind_tasks, program, task_devices)
+        self._arenas = self._allocate(hosts[0], limits, bind)
 
     def observed(self) -> ParallelExecutor:
-        return self._make(self._program.with_observers())
+        return ParallelExecutor(self._program.with_observers(), *self._arguments)
 
     def run(self, inputs: Sequence[Any], control: Control) -> tuple[Any, ...]:
         control = control.own()
@@ -101,9 +77,9 @@ class ParallelExecutor(CompiledExecutor):
                 V = self._values(inputs)
                 self._allocated(control, arenas.size)
                 with self._share as threads:
-                    bound = arena[threads]
-                    self._flow_run(bound, V, control, threads).run()
-                outputs = bound.results(V)
+                    functions = arena[threads]
+                    self._task_run(functions, V, control, threads).run()
+                outputs = functions[-1](V)
             except Exception as error:
                 raise_explained(error, self._program, self.plan)
             finally:
@@ -118,17 +94,17 @@ class ParallelExecutor(CompiledExecutor):
         arenas.give(arena)
         return outputs
 
-    def _flow_run(self, bound: _Bound, V: list[Any], control: Control, threads: int) -> TaskRun:
-        adopt = partial(self._share.adopt, threads)
-        return TaskRun(
-            self._flow, bound.functions, V, control, observe=self._program.observed, adopt=adopt
-        )
+    def _task_run(
+        self, functions: _Functions, V: list[Any], control: Control, threads: int
+    ) -> TaskRun:
+        adopt, observe = partial(self._share.adopt, threads), self._program.observed
+        return TaskRun(self._flow, functions, V, control, observe=observe, adopt=adopt)
 
     def run_async(self, inputs: Sequence[Any], control: Control, done: Done) -> None:
         _ArenaRequest(self, inputs, control.own(), done).begin()
 
     def _start(
-        self, arena: PerThreadCount[_Bound], inputs: Sequence[Any], control: Control, done: Done
+        self, arena: PerThreadCount[_Functions], inputs: Sequence[Any], control: Control, done: Done
     ) -> None:
         """Run in an arena, as long as there is something to do for the calling thread."""
         arenas, share = self._arenas, self._share
@@ -141,7 +117,7 @@ class ParallelExecutor(CompiledExecutor):
                     share.leave()
                     error, run.error = run.error, None
                 if error is None:
-                    outputs = results(V)
+                    outputs = functions[-1](V)
                 self._allocated(control, -arenas.size)
             except BaseException as raised:
                 outputs, error = None, raised
@@ -157,15 +133,14 @@ class ParallelExecutor(CompiledExecutor):
             self._allocated(control, arenas.size)
             threads = share.enter()
             try:
-                bound = arena[threads]
+                functions = arena[threads]
             except BaseException:
                 share.leave()
                 raise
         except BaseException as error:
             end(error=error)
             return
-        results = bound.results
-        run = self._flow_run(bound, V, control, threads)
+        run = self._task_run(functions, V, control, threads)
         run.on_end = partial(end, run)
         run.start()
 
@@ -213,13 +188,13 @@ class _ArenaRequest:
         elif control.stopped and control.error is not None:
             self._stop(control.error)  # ``set`` may have called it before the arena was asked for
 
-    def _receive(self, received: PerThreadCount[_Bound] | None) -> None:
+    def _receive(self, received: PerThreadCount[_Functions] | None) -> None:
         # Not on the thread of the run that gave the arena.
         pool = self._executor._flow.queues[0].pool
         assert pool is not None
         pool.submit(partial(self._accept, received))
 
-    def _accept(self, received: PerThreadCount[_Bound] | None) -> None:
+    def _accept(self, received: PerThreadCount[_Functions] | None) -> None:
         self._control.remove_listener(self._stop)
         try:
             arena = self._executor._arenas.accept(received)
@@ -228,7 +203,7 @@ class _ArenaRequest:
         else:
             self._start(arena)
 
-    def _start(self, arena: PerThreadCount[_Bound]) -> None:
+    def _start(self, arena: PerThreadCount[_Functions]) -> None:
         self._executor._start(arena, self._inputs, self._control, self._done)
 
     def _stop(self, error: Exception) -> None:

@@ -64,11 +64,10 @@ def forecast(plan: StepTable, seconds: Seconds, workers: int) -> Forecast:
     whole = ClusteredGrouping(plan, seconds, 1)
     dag = step_dag(plan.slots, plan.steps)
     single = [whole.seconds(step) for step in plan.steps]
-    cost = [[seconds] for seconds in single]
     return Forecast(
         workers,
         sum(single),
-        place(dag, cost, workers=[workers]).makespan,
+        place(dag, [[seconds] for seconds in single], workers=[workers]).makespan,
         critical_path(dag, single),
-        bound(dag, cost, workers),
+        bound(dag, single, workers),
     )

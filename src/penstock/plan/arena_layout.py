@@ -26,20 +26,12 @@ bytes of one of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from penstock.algorithms.arena_planner import (
-    Arena,
-    Buffer,
-    lower_bound,
-    plan_memory,
-    plan_memory_dag,
-)
-from penstock.algorithms.dag import Dag
+from penstock.algorithms.arena_planner import Buffer, lower_bound, plan_memory, plan_memory_dag
 from penstock.algorithms.ordering import memory_order
-from penstock.plan.plan import Plan, SlotKind, Step, memory_of
+from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks, reads, step_dag
 from penstock.types import TensorType
 
@@ -62,14 +54,14 @@ class ArenaPlan:
 
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
-    """Choose order and offsets: of the given order and memory-aware ones, the smallest arena."""
+    """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
-    for order in _other_orders(plan):
+    order = _memory_order(plan)
+    if order is not None:
         buffers = assign_buffers(plan, intervals(plan, order))
         if lower_bound(buffers.live(plan)) < best.lower_bound:
             candidate = _arena_plan(plan, order, buffers, planner)
-            if candidate.size < best.size:
-                best = candidate
+            return min(best, candidate, key=lambda arena_plan: arena_plan.size)
     return best
 
 
@@ -85,9 +77,8 @@ def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> Ar
     """
     task_of = {step: number for number, task in enumerate(tasks.tasks) for step in task.steps}
     order = range(len(plan.steps))
-    lifetimes = intervals(plan, order, task_of)
     precedes = partial_order(tasks)
-    buffers = assign_buffers(plan, lifetimes, precedes)
+    buffers = assign_buffers(plan, intervals(plan, order, task_of), precedes)
     if len(buffers.owners) > _MOST_BUFFERS and planner != "bump":
         planner = "reuse"
         precedes = partial_order(tasks, exclusive=False)
@@ -103,7 +94,7 @@ def _arena_plan(
 ) -> ArenaPlan:
     live = buffers.live(plan)
     if precedes is None:
-        arena: Arena = plan_memory(live, planner)
+        arena = plan_memory(live, planner)
     else:
         conflict = buffers.conflicts(precedes, both_ways=planner != "reuse")
         arena = plan_memory_dag([buffer.size for buffer in live], conflict, planner=planner)
@@ -117,17 +108,18 @@ def _arena_plan(
 _MOST_BUFFERS = 2500
 
 
-# Other orders of the outermost steps.
+# Another order of the outermost steps.
 
 
-def _other_orders(plan: Plan) -> Iterator[list[int]]:
+def _memory_order(plan: Plan) -> list[int] | None:
+    """An order of the outermost steps for little memory; None for chains, which have one order."""
     dag = step_dag(plan.slots, plan.steps)
     if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
-        return  # chains have no other order that could pay
-    yield memory_order(dag, _released_outputs(plan, dag))
+        return None
+    return memory_order(dag, _released_outputs(plan))
 
 
-def _released_outputs(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]:
+def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
     """For each outermost step, the bytes of its outputs, each with the steps that must run before
     it is released."""
     readers: dict[int, set[int]] = {}
@@ -136,15 +128,14 @@ def _released_outputs(plan: Plan, dag: Dag) -> list[list[tuple[int, list[int]]]]
             for root in memory_of(plan.slots, slot):
                 readers.setdefault(root, set()).add(i)
     leaving = {root for slot in plan.outputs for root in memory_of(plan.slots, slot)}
-    outputs_of = []
-    for i, step in enumerate(plan.steps):
-        outputs = []
-        for slot in step.outputs:
-            if slot >= 0 and plan.slots[slot].kind is SlotKind.ARENA and slot not in leaving:
-                after = sorted(readers.get(slot, set()) - {i})
-                outputs.append((_nbytes(plan, slot), after))
-        outputs_of.append(outputs)
-    return outputs_of
+    return [
+        [
+            (_nbytes(plan, slot), sorted(readers.get(slot, set()) - {i}))
+            for slot in step.outputs
+            if slot >= 0 and plan.slots[slot].kind is SlotKind.ARENA and slot not in leaving
+        ]
+        for i, step in enumerate(plan.steps)
+    ]
 
 
 def _nbytes(plan: Plan, slot: int) -> int:
@@ -196,9 +187,7 @@ class _Clock:
     loops: list[set[int]] = field(default_factory=list)
 
     def touch(self, index: int) -> None:
-        if index < 0:
-            return
-        for root in memory_of(self.plan.slots, index):
+        for root in memory_of(self.plan.slots, index) if index >= 0 else ():
             self._touch_root(root)
             for loop in self.loops:
                 loop.add(root)
@@ -231,20 +220,19 @@ class _Clock:
 
     def _run_blocks(self, step: Step) -> None:
         begin = self.now
-        looping = step.node.op.name != "If"
         buffers = [slot for carry in step.carries for slot in carry.buffers or ()]
         for slot in buffers:
             self.start(slot)
-        if looping:
-            self.loops.append(set())
+        self.loops.append(set())
         for block in step.blocks:
             self.now += 1
             self.run(block.steps)
             for slot in block.outputs:
                 self.touch(slot)
         self.now += 1
-        if looping:
-            for root in self.loops.pop():
+        roots = self.loops.pop()
+        if step.node.op.name != "If":
+            for root in roots:
                 if self.intervals.first[root] <= begin:
                     self._touch_root(root)
         for slot in (*buffers, *step.inputs, *step.outputs):
@@ -320,7 +308,6 @@ class Buffers:
         owners, lifetimes = self.owners, self.lifetimes
 
         def gone(a: int, b: int) -> bool:
-            """Whether buffer ``a`` is gone before ``b`` is first written."""
             task = next(iter(lifetimes.touched[b]))
             last = lifetimes.touched[a].get(task)
             if last is not None and last >= lifetimes.first[b]:
@@ -340,85 +327,21 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
     ``precedes`` is the order of tasks, if tasks run the plan. ``lifetimes`` become those of the
     buffers.
     """
-    buffers = Buffers({}, lifetimes)
-    buffer_of = buffers.buffer_of
+    buffer_of: dict[int, int] = {}
+    buffers = Buffers(buffer_of, lifetimes)
     for time, step in lifetimes.steps:
         taken_over = _taken_over(plan, buffers, precedes, time, step)
         for slot in step.outputs:
             if slot in lifetimes.first and slot not in buffer_of:
+                buffer_of[slot] = slot
                 if taken_over >= 0 and slot == step.outputs[0]:
                     buffer = buffer_of[slot] = buffer_of[taken_over]
                     lifetimes.last[buffer] = lifetimes.last[slot]
                     lifetimes.touched[buffer] |= lifetimes.touched[slot]
-                else:
-                    buffer_of[slot] = slot
     for slot in lifetimes.first:
         buffer_of.setdefault(slot, slot)
     assert all(plan.slots[b].kind is SlotKind.ARENA for b in buffer_of.values())
     return buffers
-
-
-class _Takeover(NamedTuple):
-    """A step whose first output may take over the memory of ``candidate``, one of its inputs."""
-
-    plan: Plan
-    buffers: Buffers
-    precedes: Precedes | None
-    time: int
-    step: Step
-    candidate: int
-
-    @property
-    def buffer(self) -> int:
-        return self.buffers.buffer_of[self.candidate]
-
-
-def _is_outside_arena(t: _Takeover) -> bool:
-    return t.plan.slots[t.candidate].kind is not SlotKind.ARENA
-
-
-def _is_live_afterwards(t: _Takeover) -> bool:
-    lifetimes = t.buffers.lifetimes
-    return lifetimes.last[t.buffer] != t.time or lifetimes.first[t.buffer] == t.time
-
-
-def _is_touched_by_other_tasks(t: _Takeover) -> bool:
-    if t.precedes is None:
-        return False
-    task = next(iter(t.buffers.lifetimes.touched[t.step.outputs[0]]))
-    return not t.buffers.gone_before(t.buffer, task, t.precedes)
-
-
-def _has_other_type(t: _Takeover) -> bool:
-    source, target = t.plan.slots[t.candidate], t.plan.slots[t.step.outputs[0]]
-    if source.strides != target.strides or not isinstance(source.type, TensorType):
-        return True
-    if not isinstance(target.type, TensorType):
-        return True
-    return source.type.without_data() != target.type.without_data()
-
-
-def _is_read_through_another_input(t: _Takeover) -> bool:
-    """Another input may see the same memory differently (a transpose of it, say), or be the very
-    value, and be read by the kernel after the output is written."""
-    assert t.step.kernel is not None
-    inplace, slots, buffer_of = t.step.kernel.inplace, t.plan.slots, t.buffers.buffer_of
-    for i, slot in enumerate(t.step.inputs):
-        if slot >= 0 and (slot != t.candidate or i not in inplace):
-            for root in memory_of(slots, slot):
-                if buffer_of.get(root) == t.buffer:
-                    return True
-    return False
-
-
-# What forbids a takeover; each may rely on those before it.
-_VETOES: tuple[Callable[[_Takeover], bool], ...] = (
-    _is_outside_arena,
-    _is_live_afterwards,
-    _is_touched_by_other_tasks,
-    _has_other_type,
-    _is_read_through_another_input,
-)
 
 
 def _taken_over(
@@ -431,13 +354,33 @@ def _taken_over(
     output = step.outputs[0]
     if output < 0 or plan.slots[output].kind is not SlotKind.ARENA:
         return -1
+    lifetimes, buffer_of, slots = buffers.lifetimes, buffers.buffer_of, plan.slots
     for i in kernel.inplace:
         candidate = step.inputs[i] if i < len(step.inputs) else -1
-        if candidate >= 0:
-            takeover = _Takeover(plan, buffers, precedes, time, step, candidate)
-            for veto in _VETOES:
-                if veto(takeover):
-                    break
-            else:
-                return candidate
+        if candidate < 0 or slots[candidate].kind is not SlotKind.ARENA:
+            continue
+        buffer = buffer_of[candidate]
+        if lifetimes.last[buffer] != time or lifetimes.first[buffer] == time:
+            continue  # it is live afterwards
+        if precedes is not None:
+            task = next(iter(lifetimes.touched[output]))
+            if not buffers.gone_before(buffer, task, precedes):
+                continue
+        source, target = slots[candidate], slots[output]
+        if source.strides != target.strides or _shape_and_dtype(source) != _shape_and_dtype(target):
+            continue
+        # Another input may see the same memory differently (a transpose of it, say), or be the very
+        # value, and be read by the kernel after the output is written.
+        others = [
+            slot
+            for k, slot in enumerate(step.inputs)
+            if slot >= 0 and (slot != candidate or k not in kernel.inplace)
+        ]
+        if all(buffer_of.get(root) != buffer for slot in others for root in memory_of(slots, slot)):
+            return candidate
     return -1
+
+
+def _shape_and_dtype(slot: Slot) -> TensorType:
+    assert isinstance(slot.type, TensorType)
+    return slot.type.without_data()

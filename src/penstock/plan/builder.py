@@ -118,21 +118,16 @@ class _Builder:
         return Plan(graph.name, steps, tuple(self.slots), tuple(inputs), outputs, self.views)
 
     def steps(self, graph: Graph, *, certain: bool) -> tuple[Step, ...]:
-        steps: list[Step] = []
+        steps: list[Step | None] = []
         for node in graph.nodes:
             if node not in self.compiled:
-                build = self.branches if node.op.name == "If" else self.loop
-                steps.append(build(node))
-                continue
-            step = self.view(node, certain) if self.kernel(node).view else self.step(node)
-            if step is None:
-                self.views += 1
+                steps.append(self.branches(node) if node.op.name == "If" else self.loop(node))
+            elif self.compiled[node].kernel.view:
+                steps.append(self.view(node, certain))
             else:
-                steps.append(step)
-        return tuple(steps)
-
-    def kernel(self, node: Node) -> Kernel:
-        return self.compiled[node].kernel
+                steps.append(self.step(node))
+        self.views += steps.count(None)
+        return tuple(filter(None, steps))
 
     # Slots.
 
@@ -154,17 +149,15 @@ class _Builder:
     def slot(self, value: Value | None) -> int:
         if value is None:
             return -1
-        index = self.slot_of.get(value)
-        if index is not None:
-            return index
-        if value.const is None:
-            raise InternalError(f"value {value.name!r} is used before it is computed")
-        index = self.constants.get(id(value.const))
-        if index is None:
-            index = self.add(Slot(value.name, value.type, SlotKind.CONSTANT, value.const))
-            self.constants[id(value.const)] = index
-        self.slot_of[value] = index
-        return index
+        if value not in self.slot_of:
+            if value.const is None:
+                raise InternalError(f"value {value.name!r} is used before it is computed")
+            key = id(value.const)
+            if key not in self.constants:
+                slot = Slot(value.name, value.type, SlotKind.CONSTANT, value.const)
+                self.constants[key] = self.add(slot)
+            self.slot_of[value] = self.constants[key]
+        return self.slot_of[value]
 
     def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:
         return tuple([self.slot(value) for value in values])
@@ -188,21 +181,19 @@ class _Builder:
             return self.define(value, SlotKind.DYNAMIC, roots=self.buffers[inside])
         return self.define(value, SlotKind.ARENA, strides=self.memory.strides[value])
 
+    def allocated(self, value: Value | None) -> int:
+        """The slot of an output that its step allocates during the run."""
+        if value is None:
+            return -1
+        return self.define(value, SlotKind.DYNAMIC, owned=_is_tensor(value.type))
+
     # Steps with kernels.
 
     def step(self, node: Node) -> Step:
         kernel, backend = self.compiled[node]
         inputs = self.inputs_of(node)
         into = node in self.memory.orders
-        if into:
-            outputs = tuple([self.written(value) for value in node.outputs])
-        else:
-            outputs = tuple(
-                [
-                    -1 if v is None else self.define(v, SlotKind.DYNAMIC, owned=_is_tensor(v.type))
-                    for v in node.outputs
-                ]
-            )
+        outputs = tuple([self.written(v) if into else self.allocated(v) for v in node.outputs])
         workspace = -1
         if into and kernel.workspace:
             type_ = TensorType(np.dtype(np.uint8), (kernel.workspace,))
@@ -246,10 +237,9 @@ class _Builder:
         if outputs and all(value in self.memory.views for value in outputs):
             for value in outputs:
                 view = self.memory.views[value]
-                base, place = self.slot_of[view.base], (view.offset, view.strides)
-                self.define(
-                    value, SlotKind.ALIAS, view.type, base=base, offset=place[0], strides=place[1]
-                )
+                base, offset = self.slot_of[view.base], view.offset
+                place = {"base": base, "offset": offset, "strides": view.strides}
+                self.define(value, SlotKind.ALIAS, view.type, **place)
             return None
         source = inputs[0]
         slots = self.define_all(
@@ -293,16 +283,15 @@ class _Builder:
                     for index, holder in zip(results, holders, strict=True)
                 ]
             )
-        outputs = []
+        outputs = [-1] * len(node.outputs)
         for i, value in enumerate(node.outputs):
             if value is None:
-                outputs.append(-1)
                 continue
             roots = dict.fromkeys(r for block in blocks for r in self.roots(block.outputs[i]))
             # The roots of a long chain of Ifs would add up without end.
             owned = all(flags[i] for flags in owned_by_branch) or len(roots) > _MOST_ROOTS
             place: dict[str, Any] = {"owned": True} if owned else {"roots": tuple(roots)}
-            outputs.append(self.define(value, SlotKind.DYNAMIC, **place))
+            outputs[i] = self.define(value, SlotKind.DYNAMIC, **place)
         return Step(node, None, inputs, tuple(outputs), blocks=tuple(blocks))
 
     def loop(self, node: Node) -> Step:
@@ -324,13 +313,11 @@ class _Builder:
         block = Block(self.read(body.inputs), self.read(body.outputs), steps)
         results = []
         for i, output in enumerate(node.outputs):
-            if output is None:
-                results.append(-1)
-            elif i < len(pairs):
+            if output is None or i >= len(pairs):
+                results.append(self.allocated(output))
+            else:
                 roots = pairs[i] or self.roots(initial[i])
                 results.append(self.define(output, SlotKind.DYNAMIC, roots=roots))
-            else:
-                results.append(self.define(output, SlotKind.DYNAMIC, owned=_is_tensor(output.type)))
         carries = [
             Carry(
                 initial[i],
@@ -348,12 +335,11 @@ class _Builder:
         """Two alternating buffers for a carried value, if its type is fixed and it changes."""
         if not (self.planned and has_buffers(inside, updated)):
             return None
-        pair = (
-            self.add(Slot(f"{inside.name}/0", inside.type, SlotKind.ARENA)),
-            self.add(Slot(f"{inside.name}/1", inside.type, SlotKind.ARENA)),
-        )
-        self.buffers[inside] = pair
-        return pair
+        first, second = [
+            self.add(Slot(f"{inside.name}/{i}", inside.type, SlotKind.ARENA)) for i in (0, 1)
+        ]
+        self.buffers[inside] = first, second
+        return first, second
 
     def is_direct(self, updated: Value, inside: Value) -> bool:
         """Whether a step of the body writes the updated value straight into a buffer."""

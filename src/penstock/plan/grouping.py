@@ -1,8 +1,8 @@
-"""Groups the steps of a plan into tasks: one step each, or enough work to pay for a hand-over."""
+"""Groups the steps of a plan into tasks with enough work to pay for a hand-over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import inf
 
@@ -10,9 +10,8 @@ from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import list_schedule
 from penstock.algorithms.ordering import critical_path
-from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Step, StepTable, walk
-from penstock.plan.tasks import step_dag
+from penstock.plan.tasks import Grouping, step_dag
 
 Seconds = Callable[[Step], float]
 
@@ -31,26 +30,7 @@ _CHAIN = 0.95
 DEFAULT_TRIP_COUNT = 10
 
 
-class OneByOne:
-    """A task for each step, every If and loop expanded: for the dataflow executor."""
-
-    def expands(self, step: Step) -> bool:
-        return step.control
-
-    def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
-        return [[i] for i in range(dag.n)]
-
-    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
-        return ()
-
-    def queue(self, step: Step) -> int:
-        return 0
-
-    def seconds(self, step: Step) -> float:
-        return sum(estimated(inner.node) for inner in walk((step,)) if not inner.control)
-
-
-class ClusteredGrouping:
+class ClusteredGrouping(Grouping):
     """Tasks that are each worth a worker, if a simulated schedule is faster than one task.
 
     ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers`` the number that
@@ -74,8 +54,6 @@ class ClusteredGrouping:
         self._grouped: dict[tuple[Step, ...], tuple[list[list[int]], float]] = {}
         self._expanded: dict[Step, bool] = {}
 
-    # The protocol ``Grouping``.
-
     def queue(self, step: Step) -> int:
         return self._queues.get(step.backend, 0)
 
@@ -83,21 +61,22 @@ class ClusteredGrouping:
         """The time of a step whose blocks run one step after the other."""
         seconds = self._seconds.get(step)
         if seconds is None:
-            seconds = self._of_kernel(step) if not step.control else self._of_blocks(step)
+            if step.control:
+                times = [sum(map(self.seconds, block.steps)) for block in step.blocks]
+                seconds = control_flow_cost(self.plan, step, times)
+            else:
+                seconds = self._of_kernel(step)
             self._seconds[step] = seconds
         return seconds
 
     def expands(self, step: Step) -> bool:
         expanded = self._expanded.get(step)
         if expanded is None:
-            expanded = self._expanded[step] = any(map(self._wins, self._blocks(step)))
+            expanded = self._expanded[step] = any(self._wins(block.steps) for block in step.blocks)
         return expanded
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         return self._best(steps, dag)[0]
-
-    def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
-        return ()
 
     # Whether several workers pay.
 
@@ -128,20 +107,6 @@ class ClusteredGrouping:
         """Seconds of a run as it is grouped, by a simulated schedule."""
         return self._best(self.plan.steps)[1]
 
-    def _blocks(self, step: Step) -> Iterator[Sequence[Step]]:
-        return (block.steps for block in step.blocks)
-
-    def _of_blocks(self, step: Step) -> float:
-        return control_flow_cost(
-            self.plan, step, [sum(map(self.seconds, b)) for b in self._blocks(step)]
-        )
-
-    def _of_tasks(self, step: Step) -> float:
-        """The time of an expanded step, its blocks as they are grouped."""
-        return control_flow_cost(
-            self.plan, step, [self._best(steps)[1] for steps in self._blocks(step)]
-        )
-
     def _wins(self, steps: Sequence[Step]) -> bool:
         """Whether a block runs faster as tasks of its own."""
         if any(self.queue(step) for step in walk(steps)):
@@ -153,9 +118,8 @@ class ClusteredGrouping:
         key = tuple(steps)
         grouped = self._grouped.get(key)
         if grouped is None:
-            if dag is None:
-                dag = step_dag(self.plan.slots, steps)
-            grouped = self._grouped[key] = self._group(steps, dag)
+            grouped = self._group(steps, dag or step_dag(self.plan.slots, steps))
+            self._grouped[key] = grouped
         return grouped
 
     def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
@@ -164,10 +128,11 @@ class ClusteredGrouping:
             -1 - i if step.control and self.expands(step) else self.queue(step)
             for i, step in enumerate(steps)
         ]
-        cost = [
-            self._of_tasks(step) if class_ < 0 else self.seconds(step)
-            for step, class_ in zip(steps, classes, strict=True)
-        ]
+        cost = [self.seconds(step) for step in steps]
+        for i, step in enumerate(steps):
+            if classes[i] < 0:
+                times = [self._best(block.steps)[1] for block in step.blocks]
+                cost[i] = control_flow_cost(self.plan, step, times)
         # Python itself runs on one worker at a time.
         floor = sum(min(c, PYTHON_S) for c in cost)
         # The baseline: one after the other, in as few tasks as possible.
@@ -183,8 +148,9 @@ class ClusteredGrouping:
             group_of = {i: g for g, group in enumerate(groups) for i in group}
             pairs = [(group_of[a], group_of[b]) for a, b in dag.edges]
             group_dag = Dag(len(groups), [(a, b) for a, b in pairs if a != b])
-            total = [[sum(cost[i] for i in group) + DISPATCH_S] for group in groups]
-            makespan = max(list_schedule(group_dag, total, self.workers), floor) + HAND_OVER_S
+            total = [sum(cost[i] for i in group) + DISPATCH_S for group in groups]
+            schedule = list_schedule(group_dag, total, self.workers)
+            makespan = max(schedule.makespan, floor) + HAND_OVER_S
             if makespan < least:
                 best, least = groups, makespan
         return best, least

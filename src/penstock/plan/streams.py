@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
 from penstock.ops.internal.transfer import is_transfer
 from penstock.plan.grouping import HAND_OVER_S, PYTHON_S, Seconds, control_flow_cost
 from penstock.plan.plan import Plan, Step, StepTable
-from penstock.plan.tasks import Arranger, Draft, Signals, Tasks, arrange, step_dag
+from penstock.plan.tasks import Arranger, Draft, Grouping, Signals, Tasks, arrange, step_dag
 
 # Several streams must take less than this part of the time of one.
 _MARGIN = 0.95
@@ -43,7 +43,7 @@ class BlockSchedule:
         return max(self.finish, default=0.0)
 
 
-class StreamSchedules:
+class StreamSchedules(Grouping):
     """The schedules of a plan's blocks, computed on demand.
 
     ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
@@ -71,17 +71,14 @@ class StreamSchedules:
     def of(self, steps: Sequence[Step]) -> BlockSchedule:
         """The schedule of a block."""
         key = tuple(steps)
-        schedule = self._scheduled.get(key)
-        if schedule is None:
-            schedule = self._scheduled[key] = self._schedule(steps)
-        return schedule
+        if key not in self._scheduled:
+            self._scheduled[key] = self._schedule(steps)
+        return self._scheduled[key]
 
     @property
     def one(self) -> bool:
         """Whether the whole plan is on one stream of the host."""
         return self._is_inline(self.plan.steps)
-
-    # The protocol ``Grouping``.
 
     def expands(self, step: Step) -> bool:
         """Whether the blocks of a step have streams of their own."""
@@ -108,9 +105,6 @@ class StreamSchedules:
             for before, after in pairwise(segments):
                 yield before[-1], after[0]
 
-    def queue(self, step: Step) -> int:
-        return 0
-
     def seconds(self, step: Step) -> float:
         if not step.control:
             return self._of_kernel(step)
@@ -123,7 +117,7 @@ class StreamSchedules:
         dag = step_dag(self.plan.slots, steps)
         cost = [self.seconds(step) for step in steps]
         commands = [step.node.op.full_name for step in steps]
-        devices = [(self.device(step),) for step in steps]
+        devices = [self.device(step) for step in steps]
         used = len(set(devices))
 
         def scheduled(most: int) -> BlockSchedule:
@@ -167,47 +161,41 @@ class _StreamArranger(Arranger):
         self.schedules = schedules
         self.waits: dict[Step, tuple[int, ...]] = {}
         self.emits: dict[Step, tuple[int, ...]] = {}
-        self.ranges: dict[int, tuple[int, int]] = {}
+        self.of_block: list[tuple[int, int]] = []
         self.events: set[int] = set()
         # The device of each task, by its draft; none for the host.
         self.devices: dict[Draft, str] = {}
-        self.count = 0
 
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
         block_schedule = self.schedules.of(steps)
         schedule = block_schedule.schedule
-        waited = {signal for waits in schedule.waits for signal in waits}
-        self.ranges[number] = self.count, self.count + schedule.n_signals
+        waited = set(chain(*schedule.waits))
+        # Blocks come in the order of their numbers, each with the signals after those before.
+        first = self.of_block[-1][1] if self.of_block else 0
+        self.of_block.append((first, first + schedule.n_signals))
         drafts = []
         for segments in block_schedule.segments:
+            run = tuple([steps[i] for i in chain(*segments)])
+            device = self.schedules.device(run[0])
             for piece in segments:
                 # A segment waits before its first step, and emits after its last.
-                waits = [self.count + k for i in piece for k in schedule.waits[i]]
-                emits = [self.count + k for i in piece for k in schedule.emits[i] if k in waited]
+                waits = [first + k for i in piece for k in schedule.waits[i]]
+                emits = [first + k for i in piece for k in schedule.emits[i] if k in waited]
                 if waits:
                     self.waits[steps[piece[0]]] = tuple(waits)
                 if emits:
                     self.emits[steps[piece[-1]]] = tuple(emits)
-            run = tuple([steps[i] for piece in segments for i in piece])
-            seconds = sum(map(self.schedules.seconds, run))
-            drafts.append(Draft(run, number, 0, seconds))
-            device = self.schedules.device(run[0])
+                    self.events.update(emits if device else ())
+            draft = Draft(run, number, 0, sum(map(self.schedules.seconds, run)))
             if device:
-                self.devices[drafts[-1]] = self.schedules.devices[device]
-        self.events.update(
-            self.count + k for k, s in enumerate(schedule.stream_of) if schedule.device_of[s]
-        )
-        self.count += schedule.n_signals
+                self.devices[draft] = self.schedules.devices[device]
+            drafts.append(draft)
         return drafts
 
     def signals(self) -> Signals:
-        return Signals(
-            self.waits,
-            self.emits,
-            tuple([self.ranges[k] for k in sorted(self.ranges)]),
-            {draft.number: name for draft, name in self.devices.items()},
-            frozenset(self.events),
-        )
+        devices = {draft.number: name for draft, name in self.devices.items()}
+        of_block, events = tuple(self.of_block), frozenset(self.events)
+        return Signals(self.waits, self.emits, of_block, devices, events)
 
 
 def stream_programs(plan: Plan, schedules: StreamSchedules) -> Tasks:

@@ -5,8 +5,7 @@ ready when the tasks that it waits for have ended; of the ready tasks the most u
 The dataflow executor has a task for each step; a plan as one task is what the linear executor runs.
 The example of ``penstock.plan.plan``, a task for each step:
 
-    >>> from penstock.plan.grouping import OneByOne
-    >>> tasks = arrange(plan, OneByOne())
+    >>> tasks = arrange(plan, Grouping())
     >>> [[step.node.op.name for step in task.steps] for task in tasks.tasks]
     [['Exp'], ['Neg'], ['Add']]
     >>> tasks.waits, tasks.consumers
@@ -29,11 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import ranks, topological_order
 from penstock.ir.graph import Node
+from penstock.ops.work_estimate import seconds as estimated
 from penstock.plan.plan import Plan, Slot, SlotKind, Step, walk
 
 
@@ -104,30 +103,31 @@ class Tasks:
     signals: Signals = NO_SIGNALS
 
 
-class Grouping(Protocol):
-    """Decides which steps form a task, and which queue runs it."""
+class Grouping:
+    """Decides which steps form a task, and which queue runs it. This one has a task for each step,
+    with every If and loop expanded: the tasks of the dataflow executor."""
 
     def expands(self, step: Step) -> bool:
         """Whether the blocks of an If or a loop have tasks of their own."""
-        ...
+        return step.control
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         """The steps of a block in groups, each in an order in which they can run, such that no two
         groups wait for each other. An expanded step has a group of its own."""
-        ...
+        return [[i] for i in range(dag.n)]
 
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
         """Pairs (before, after) of steps of a block that always run in this order, although they do
         not depend on each other."""
-        ...
+        return ()
 
     def queue(self, step: Step) -> int:
         """The queue whose workers run a step."""
-        ...
+        return 0
 
     def seconds(self, step: Step) -> float:
         """The estimated time of a step."""
-        ...
+        return sum(estimated(inner.node) for inner in walk((step,)) if not inner.control)
 
 
 def arrange(plan: Plan, grouping: Grouping) -> Tasks:
@@ -137,11 +137,7 @@ def arrange(plan: Plan, grouping: Grouping) -> Tasks:
 
 def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
     """The dependencies between steps of one block: through slots, control inputs and effects."""
-    producer: dict[int, int] = {}
-    for i, step in enumerate(steps):
-        for slot in step.outputs:
-            if slot >= 0:
-                producer[slot] = i
+    producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
     effect = -1
@@ -197,18 +193,18 @@ def touches(step: Step, *, inside: bool = True) -> Iterator[int]:
                 yield carry.result
 
 
+@dataclass(eq=False)
 class Draft:
     """A task that has no number yet."""
 
-    def __init__(self, steps: tuple[Step, ...], block: int, queue: int, seconds: float) -> None:
-        self.steps = steps
-        self.block = block
-        self.queue = queue
-        self.seconds = seconds
-        self.blocks: list[int] = []
-        self.waits = 0
-        self.consumers: list[Draft] = []
-        self.number = -1
+    steps: tuple[Step, ...]
+    block: int
+    queue: int
+    seconds: float
+    blocks: list[int] = field(default_factory=list)
+    waits: int = 0
+    consumers: list[Draft] = field(default_factory=list)
+    number: int = -1
 
 
 class Arranger:
@@ -231,7 +227,13 @@ class Arranger:
         self.block(self.plan.steps, self.plan.outputs, None)
         for number, draft in enumerate(self.drafts):
             draft.number = number
-        shared, readers, releases, counted = self.slots()
+        shared = self.shared_slots()
+        readers = self.readers(shared)
+        releases: list[list[int]] = [[] for _ in self.drafts]
+        counted: list[list[int]] = [[] for _ in self.drafts]
+        for i, tasks in readers.items():
+            for task in tasks:
+                (releases if len(tasks) == 1 else counted)[task].append(i)
         return Tasks(
             tuple(
                 [Task(d.steps, d.block, tuple(d.blocks), d.queue, d.seconds) for d in self.drafts]
@@ -243,7 +245,7 @@ class Arranger:
             frozenset(shared),
             tuple(map(tuple, releases)),
             tuple(map(tuple, counted)),
-            readers,
+            {i: len(tasks) for i, tasks in readers.items() if len(tasks) > 1},
             self.expanded,
             self.signals(),
         )
@@ -283,49 +285,46 @@ class Arranger:
             Draft(tuple([steps[i] for i in group]), number, self.grouping.queue(steps[group[0]]), c)
             for group, c in zip(groups, cost, strict=True)
         ]
-        for g, draft in enumerate(drafts):
-            draft.waits = len(over.pred[g])
-            draft.consumers = [drafts[s] for s in over.succ[g]]
+        for draft, before, after in zip(drafts, over.pred, over.succ, strict=True):
+            draft.waits = len(before)
+            draft.consumers = [drafts[g] for g in after]
         # The urgency of a task: the time of the longest chain that begins with it.
         urgency = [own + rest for own, rest in zip(cost, ranks(over, cost), strict=True)]
         return [drafts[g] for g in topological_order(over, urgency)]
 
-    def slots(
-        self,
-    ) -> tuple[set[int], dict[int, int], list[list[int]], list[list[int]]]:
-        """The fields ``shared``, ``readers``, ``releases`` and ``counted`` of ``Tasks``."""
+    def shared_slots(self) -> set[int]:
+        """The dynamic slots that several tasks touch, or that enter or leave the plan."""
         slots = self.plan.slots
-        first: dict[int, int] = {}
-        shared = {
-            i for i in (*self.plan.inputs, *self.plan.outputs) if slots[i].kind is SlotKind.DYNAMIC
-        }
+        ends = (*self.plan.inputs, *self.plan.outputs)
+        shared = {i for i in ends if slots[i].kind is SlotKind.DYNAMIC}
+        first: dict[int, Draft] = {}
         for draft in self.drafts:
             for step in draft.steps:
                 for i in touches(step, inside=step not in self.expanded):
-                    if slots[i].kind is SlotKind.DYNAMIC and first.setdefault(i, draft.number) != (
-                        draft.number
-                    ):
+                    dynamic = slots[i].kind is SlotKind.DYNAMIC
+                    if dynamic and first.setdefault(i, draft) is not draft:
                         shared.add(i)
-        # A slot is released by tasks of the block that computes it: a read in a block inside counts
-        # as a read of the task that runs that block.
-        writers: dict[int, int] = {}
-        for draft in self.drafts:
-            for step in draft.steps:
-                for i in step.outputs:
-                    if i in shared and i not in self.kept[draft.block]:
-                        writers[i] = draft.number
+        return shared
+
+    def readers(self, shared: set[int]) -> dict[int, list[int]]:
+        """The tasks after which each of the ``shared`` slots can be released.
+
+        A slot is released by tasks of the block that computes it: a read in a block inside counts
+        as a read of the task that runs that block.
+        """
+        writers = {
+            i: draft
+            for draft in self.drafts
+            for step in draft.steps
+            for i in step.outputs
+            if i in shared and i not in self.kept[draft.block]
+        }
         readers: dict[int, list[int]] = {}
         for draft in self.drafts:
             for i in sorted({i for step in draft.steps for i in reads(step)}):
                 writer = writers.get(i)
-                if writer is None or self.drafts[writer].block != draft.block:
+                if writer is None or writer.block != draft.block:
                     continue
-                if writer != draft.number or self.overlapping:
+                if writer is not draft or self.overlapping:
                     readers.setdefault(i, []).append(draft.number)
-        releases: list[list[int]] = [[] for _ in self.drafts]
-        counted: list[list[int]] = [[] for _ in self.drafts]
-        for i, tasks in readers.items():
-            for task in tasks:
-                (releases if len(tasks) == 1 else counted)[task].append(i)
-        counts = {i: len(tasks) for i, tasks in readers.items() if len(tasks) > 1}
-        return shared, counts, releases, counted
+        return readers

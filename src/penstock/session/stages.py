@@ -58,10 +58,10 @@ from penstock.passes.pipeline import LOWER, optimize, run_passes
 from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
-from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, OneByOne, Seconds
+from penstock.plan.grouping import HAND_OVER_S, ClusteredGrouping, Seconds
 from penstock.plan.plan import Plan
 from penstock.plan.streams import StreamSchedules, stream_programs, stream_segments
-from penstock.plan.tasks import Tasks, arrange
+from penstock.plan.tasks import Grouping, Tasks, arrange
 from penstock.session.options import CompileOptions
 from penstock.tuning.measure import CostModel, GraphProfiler
 from penstock.tuning.placement import Placement, choose
@@ -321,7 +321,7 @@ def schedule_step_by_step(planned: Planned, context: CompileContext) -> Schedule
     """Each step as a task of its own, with nothing planned."""
     plan = planned.plan
     order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
-    tasks = arrange(plan, OneByOne())
+    tasks = arrange(plan, Grouping())
     return Scheduled(plan, order, planned.costs, "dataflow", tasks)
 
 
