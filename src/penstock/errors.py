@@ -7,7 +7,7 @@ bug of Penstock's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_PROBLEMS = 50
@@ -56,6 +56,14 @@ class Unsupported(PenstockError):  # noqa: N818
         self.operations = tuple(operations)
         lines = "\n".join(f"  {operation}" for operation in self.operations)
         super().__init__(f"{len(self.operations)} unsupported operation(s):\n{lines}")
+
+    @classmethod
+    def of(cls, uses: Iterable[tuple[str, str, str]]) -> Unsupported:
+        """The error for uses of operations: the full name of each, the reason, and the node."""
+        nodes: dict[tuple[str, str], list[str]] = {}
+        for operation, reason, node in uses:
+            nodes.setdefault((operation, reason), []).append(node)
+        return cls([UnsupportedOperation(*key, tuple(users)) for key, users in nodes.items()])
 
     def __reduce__(self) -> tuple[type, tuple[tuple[UnsupportedOperation, ...]]]:
         return type(self), (self.operations,)

@@ -93,8 +93,7 @@ class ThreadShare:
                     setting = _process.settings[library.name] = _ThreadSetting(library)
                 stack.callback(setting.divide, _process.streams, 1 if self._own else self._limit)
 
-    def __enter__(self) -> int:
-        return self.enter()
+    __enter__ = enter
 
     def __exit__(self, *exception: object) -> None:
         self.leave()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from penstock.algorithms.heft import bound, place
 from penstock.algorithms.ordering import critical_path
-from penstock.errors import Unsupported, UnsupportedOperation
-from penstock.ir.op import Op, Role
+from penstock.errors import Unsupported
+from penstock.ir.op import Role
 from penstock.plan.grouping import ClusteredGrouping, Seconds
 from penstock.plan.plan import StepTable
 from penstock.plan.tasks import step_dag
@@ -38,17 +38,11 @@ def check_static(plan: StepTable) -> None:
         Role.NEXT_ITERATION: "how often its loop runs is known only during a run",
         Role.RECV: "the parts of the graph on its devices wait for one another during a run",
     }
-    nodes: dict[Op, list[str]] = {}
-    for step in plan.steps:
-        if step.node.op.role in reasons:
-            nodes.setdefault(step.node.op, []).append(step.node.label)
+    advice = "no schedule can be simulated; measure runs with profile() or a trace instead"
+    nodes = [step.node for step in plan.steps if step.node.op.role in reasons]
     if nodes:
-        advice = "no schedule can be simulated; measure runs with profile() or a trace instead"
-        raise Unsupported(
-            [
-                UnsupportedOperation(op.full_name, f"{reasons[op.role]}: {advice}", tuple(labels))
-                for op, labels in nodes.items()
-            ]
+        raise Unsupported.of(
+            (node.op.full_name, f"{reasons[node.op.role]}: {advice}", node.label) for node in nodes
         )
 
 

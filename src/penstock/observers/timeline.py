@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 from penstock.observers.base import ObservedRun
@@ -211,13 +212,11 @@ class Replay:
 
     def _finish(self, run: RunSpan, now: int, place: int, state: str) -> None:
         """End a run, and with it all of its executions and waits in progress."""
-        for spans in run.working.values():
-            for span in spans:
-                span.close(now, place, state or "not ended")
-        for waits in run.waiting.values():
-            for wait in waits:
-                wait.close(now, place, "never began")
-                _count(self.ready, now, -1)
+        for span in chain(*run.working.values()):
+            span.close(now, place, state or "not ended")
+        for wait in chain(*run.waiting.values()):
+            wait.close(now, place, "never began")
+            _count(self.ready, now, -1)
         run.span.close(now, place, state)
         _count(self.memory, now, -run.live)
 

@@ -10,12 +10,13 @@ from penstock.analysis.type_inference import infer_types
 from penstock.backends.kernels import KernelTable
 from penstock.errors import InvalidInput, InvalidModel
 from penstock.executors.base import Executor
-from penstock.inspect.forecast import Forecast, check_static, forecast
+from penstock.inspect.forecast import check_static
 from penstock.ir.graph import Graph
 from penstock.observers.profile import Profile
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Unraised
 from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
+from penstock.plan.grouping import Seconds
 from penstock.plan.plan import StepTable
 from penstock.plan.streams import StreamSchedules
 from penstock.session import stages
@@ -118,10 +119,10 @@ class Compiler:
         profiler.allowed = placement.candidates(feeds.graph)
         return profiler.profile(runs)
 
-    def forecast(self, plan: StepTable, workers: int) -> Forecast:
-        """The simulated time of ``plan`` on ``workers`` workers of one thread each."""
-        seconds = self.context.seconds(self.context.costs, single_threaded=True)
-        return forecast(plan, seconds, workers)
+    @property
+    def seconds(self) -> Seconds:
+        """The known cost of a step with one thread for each kernel."""
+        return self.context.seconds(self.context.costs, single_threaded=True)
 
     def streams(self, plan: StepTable, max_streams: int | None) -> StreamSchedules:
         """The schedule of ``plan`` on streams by known costs: on as many as pay off, or on up to
@@ -129,7 +130,7 @@ class Compiler:
         check_static(plan)
         return StreamSchedules(
             plan,
-            self.context.seconds(self.context.costs, single_threaded=True),
+            self.seconds,
             max_streams or self.context.workers,
             forced=max_streams is not None,
             devices=self.context.accelerators,

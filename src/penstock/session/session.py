@@ -21,7 +21,7 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.threads import pool
 from penstock.inspect.explain import format_plan
-from penstock.inspect.forecast import Forecast
+from penstock.inspect.forecast import Forecast, forecast
 from penstock.inspect.gantt import Chart, charts
 from penstock.ir.graph import Model
 from penstock.limits import DEFAULT_LIMITS
@@ -187,7 +187,7 @@ class Session:
         """The simulated time of the last plan on ``workers`` workers of one thread each, by
         measured costs (``profile``), or else estimated ones.
         """
-        return self._compiler.forecast(self.plan, workers)
+        return forecast(self.plan, self._compiler.seconds, workers)
 
     def schedule(self, max_streams: int | None = None) -> list[Chart]:
         """The static schedule of the last plan on streams, and of its blocks with streams of their

@@ -33,7 +33,7 @@ from penstock.backends.base import Backend, Device
 from penstock.backends.kernels import KernelTable, placed_kernels
 from penstock.backends.numpy import NumpyBackend
 from penstock.codegen.writer import Program, write_program
-from penstock.errors import PenstockError, Unsupported, UnsupportedOperation
+from penstock.errors import PenstockError, Unsupported
 from penstock.executors.base import Executor
 from penstock.executors.dataflow import DataflowExecutor
 from penstock.executors.frames.builder import FrameGraphBuilder
@@ -418,15 +418,9 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
         infer_types(graph)
     frames = find_frames(graph)  # first, since an invalid graph is not unsupported but invalid
     if context.executor not in ("auto", "frames"):
-        raise Unsupported(
-            [
-                UnsupportedOperation(
-                    primitive.node.op.full_name,
-                    f'{primitive.reason}, so that only executor="frames" or "auto" runs it',
-                    (primitive.node.label,),
-                )
-                for primitive in feeds.unraised
-            ]
+        reason = 'so that only executor="frames" or "auto" runs it'
+        raise Unsupported.of(
+            (p.node.op.full_name, f"{p.reason}, {reason}", p.node.label) for p in feeds.unraised
         )
     builder = FrameGraphBuilder(
         partial(_host_kernel, context),
@@ -462,7 +456,7 @@ def _host_kernel(context: CompileContext, node: Node) -> Kernel:
         raise compile_error(node, error) from error
     if kernel is None:
         reason = f"no kernel is available for it on {backend.name}"
-        raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
+        raise Unsupported.of([(node.op.full_name, reason, node.label)])
     return kernel
 
 

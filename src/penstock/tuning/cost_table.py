@@ -206,11 +206,8 @@ class CostTable:
         except OSError as error:
             _LOG.debug("costs are not read from %s: %s", self.path, error)
         except ValueError as error:
-            warnings.warn(
-                f"the measured costs in {self.path} cannot be read and will be replaced: {error}",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            message = f"the measured costs in {self.path} cannot be read and will be replaced"
+            warnings.warn(f"{message}: {error}", RuntimeWarning, stacklevel=4)
         return {}
 
     def _write(self, fresh: _Records) -> _Records:

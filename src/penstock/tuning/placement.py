@@ -11,7 +11,7 @@ from penstock.algorithms.dag import Dag
 from penstock.algorithms.heft import place, place_serial
 from penstock.backends.base import Backend
 from penstock.backends.kernels import KernelTable
-from penstock.errors import InvalidInput, Unsupported, UnsupportedOperation
+from penstock.errors import InvalidInput, Unsupported
 from penstock.ir.graph import Graph, Node, dependencies
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.internal.transfer import HOST
@@ -174,7 +174,7 @@ class Placement:
 
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
-        faults: dict[tuple[str, str], list[str]] = {}
+        faults = []
         for node in graph.walk():
             if is_control(node):
                 continue
@@ -183,14 +183,9 @@ class Placement:
                 continue
             names = ", ".join(backend.name for backend in self._allowed(node))
             reason = f"no kernel is available for it on {names}"
-            faults.setdefault((node.op.full_name, reason), []).append(node.label)
+            faults.append((node.op.full_name, reason, node.label))
         if faults:
-            raise Unsupported(
-                [
-                    UnsupportedOperation(operation, reason, tuple(nodes))
-                    for (operation, reason), nodes in faults.items()
-                ]
-            )
+            raise Unsupported.of(faults)
         return chosen
 
 

@@ -8,7 +8,7 @@ everything, so that a user learns of all faults of a file in one attempt.
 
 from __future__ import annotations
 
-from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported, UnsupportedOperation, used_by
+from penstock.errors import MAX_PROBLEMS, InvalidModel, Unsupported, used_by
 from penstock.limits import Limits
 
 NO_KERNEL = "no kernel is available for it"
@@ -38,7 +38,7 @@ class Diagnostics:
         self.limits = limits
         self.problems: list[str] = []
         self._shared_problems: dict[str, list[str]] = {}
-        self._unsupported: dict[tuple[str, str], list[str]] = {}
+        self._unsupported: list[tuple[str, str, str]] = []
         self._nodes = 0
 
     def problem(self, message: str) -> None:
@@ -51,7 +51,7 @@ class Diagnostics:
 
     def unsupported(self, operation: str, reason: str, origin: str) -> None:
         """Add a node whose operation (its full name) Penstock cannot run."""
-        self._unsupported.setdefault((operation, reason), []).append(origin)
+        self._unsupported.append((operation, reason, origin))
 
     def record(self, error: ConversionError, operation: str, origin: str, subject: str) -> None:
         """Add the error that converting one node raised. ``subject`` begins the sentence."""
@@ -89,9 +89,4 @@ class Diagnostics:
         if self.problems:
             raise InvalidModel(self.problems)
         if self._unsupported:
-            raise Unsupported(
-                [
-                    UnsupportedOperation(operation, reason, tuple(origins))
-                    for (operation, reason), origins in self._unsupported.items()
-                ]
-            )
+            raise Unsupported.of(self._unsupported)

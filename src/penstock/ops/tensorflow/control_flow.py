@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import Unsupported, UnsupportedOperation
+from penstock.errors import Unsupported
 from penstock.ir.graph import Graph, Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Role, Types
 from penstock.ops.common.dtypes import INT32
@@ -52,7 +52,7 @@ def _infer_merge(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 def _without(node: Node, types: Types) -> Kernel:
     reason = "only the frames executor runs it"
-    raise Unsupported([UnsupportedOperation(node.op.full_name, reason, (node.label,))])
+    raise Unsupported.of([(node.op.full_name, reason, node.label)])
 
 
 def _register(role: Role, names: Sequence[str], infer: Infer, arity: Arity) -> None:
