@@ -11,11 +11,12 @@ PYTEST_ARGS ?=
 
 # Installations share one environment, and must not run at once: `make -j lint test` is serial too.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench bench-full bench-tf proto clean
+.PHONY: help setup demo test test-full lint bench bench-full bench-tf proto clean
 
 help:
 	@echo "make demo    say what type every file of this repository has, with a neural network"
 	@echo "make test    run all tests; make test PYTEST_ARGS='tests/session/test_session.py -x' runs some"
+	@echo "make test-full  run what 'make test' runs only a sample of: the longest sweeps"
 	@echo "make lint    check format, style and types"
 	@echo "make bench   measure against other runtimes, write bench/results.md; a few whole models"
 	@echo "make bench-full  measure all models against all peers (an hour or two), write bench/models.md"
@@ -31,6 +32,9 @@ demo: setup
 
 test: $(VENV)/.installed-test
 	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+
+test-full: $(VENV)/.installed-test
+	$(RUN) -m pytest -n 2 -m full $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(RUN) -m ruff check .

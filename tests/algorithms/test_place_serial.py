@@ -27,6 +27,7 @@ from tests.algorithms.test_heft import (
     stencil,
 )
 from tests.support.placement_replay import serial_time
+from tests.support.sweeps import scaled
 
 # What an example takes says more about the machine than about the code.
 # Sums in another order differ in the last bits.
@@ -392,8 +393,9 @@ def test_place_serial_on_three_backends_gains_by_search(family):
 # Large graphs
 
 
-def test_place_serial_of_a_chain_of_100_000_nodes_is_optimal():
-    draw, n = random.Random(0), 100_000
+@pytest.mark.parametrize("n", scaled(10_000, 100_000))
+def test_place_serial_of_a_long_chain_is_optimal(n):
+    draw = random.Random(0)
     cost = [[draw.uniform(1, 10) for _ in "123"] for _ in range(n)]
     problem = Problem(Dag(n, pairwise(range(n))), cost, flat(2.0))
     # Node by node (Viterbi 1967): of all plans so far that end on a backend, the best.
@@ -408,11 +410,12 @@ def hub(n: int) -> Dag:
     return Dag(n, [(0, i) for i in range(1, n)] + [(i, i + 1) for i in range(1, n - 1)])
 
 
+@pytest.mark.parametrize("n", scaled(2_000, 20_000))
 @pytest.mark.parametrize(
     "graph", [hub, lambda n: layered(random.Random(0), n)], ids=["hub", "layered"]
 )
-def test_place_serial_of_large_graphs_takes_near_linear_work(graph: Callable[[int], Dag]):
-    draw, dag = random.Random(0), graph(20_000)
+def test_place_serial_of_large_graphs_takes_near_linear_work(graph: Callable[[int], Dag], n: int):
+    draw, dag = random.Random(0), graph(n)
     cost = [[draw.uniform(1, 10) for _ in "12"] for _ in range(dag.n)]
     problem = Problem(dag, cost, flat(1.0))
     cheapest = tuple([row.index(min(row)) for row in cost])

@@ -23,6 +23,7 @@ from tests.executors.conformance import Recorder
 from tests.executors.frames import test_executor
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
+from tests.support.sweeps import sweep
 from tests.support.tf_cases import Case, cases, feeds, follow
 from tests.support.tf_graphs import Builder
 from tests.support.tf_loops import INT, Names, add, const, counting, enter, while_loop
@@ -83,7 +84,7 @@ def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict
     return outputs, {n: k for n, k in trace.counts.items() if n in graph.names}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", sweep(range(60), 15))
 def test_random_graphs_on_several_devices_equal_one_device(seed):
     graph = RandomGraph(seed)
     whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])
