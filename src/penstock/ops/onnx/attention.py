@@ -9,8 +9,8 @@ A query that sees no key gets zeros, not the NaNs of a softmax over nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import FLOAT64, is_float
 from penstock.ops.common.shape_rules import (
     check_shape,
+    dim_product,
     dtype_attribute,
     given,
     pad_with_none,
@@ -97,10 +98,12 @@ class Core:
         total = layout.field((lines,), FLOAT64 if precise else dtype)
         self.blocks = []
         for b, kv, s in slices:
-            shape = (b.stop - b.start, (kv.stop - kv.start) * heads.group, s.stop - s.start)
+            query_heads = slice(kv.start * heads.group, kv.stop * heads.group)
+            part = b, query_heads, s
+            shape = [x.stop - x.start for x in part]
             self.blocks.append(
                 _Block(
-                    (b, slice(kv.start * heads.group, kv.stop * heads.group), s),
+                    part,
                     (b, kv),
                     q.reshaped(*shape, heads.size),
                     scores.reshaped(*shape, heads.keys),
@@ -132,9 +135,8 @@ class Core:
         keys = k.swapaxes(2, 3)
         for block in self.blocks:
             part = block.part
-            queries = block.q(workspace)
+            queries, scores = block.q(workspace), block.scores(workspace)
             np.multiply(q[part], self.scale, queries)
-            scores = block.scores(workspace)
             self._multiply(queries, keys[block.kv_part], scores)
             self._show(RAW, scores, show, part)
             if self.softcap:
@@ -197,29 +199,22 @@ def _exponentials(scores: np.ndarray, total: np.ndarray, masked: bool) -> None:
 
 def _blocks(heads: Heads, itemsize: int) -> list[tuple[slice, slice, slice]]:
     """Slices of batch, key heads and queries whose scores fit into a block."""
+    row = max(heads.keys * heads.group * itemsize, 1)
+    per_head = max(row * heads.queries, 1)
+    per_sample = per_head * heads.kv_heads
+    if per_sample <= _BLOCK_BYTES:
+        steps = _BLOCK_BYTES // max(per_sample, 1), heads.kv_heads, heads.queries
+    elif per_head <= _BLOCK_BYTES:
+        steps = 1, _BLOCK_BYTES // per_head, heads.queries
+    else:
+        steps = 1, 1, _BLOCK_BYTES // row
 
     def cut(size: int, step: int) -> list[slice]:
         step = max(step, 1)
         return [slice(i, min(i + step, size)) for i in range(0, size, step)]
 
-    row = max(heads.keys * heads.group * itemsize, 1)
-    per_head = max(row * heads.queries, 1)
-    per_sample = per_head * heads.kv_heads
-    if per_sample <= _BLOCK_BYTES:
-        cuts = (
-            (heads.batch, _BLOCK_BYTES // per_sample),
-            (heads.kv_heads,) * 2,
-            (heads.queries,) * 2,
-        )
-    elif per_head <= _BLOCK_BYTES:
-        cuts = (heads.batch, 1), (heads.kv_heads, _BLOCK_BYTES // per_head), (heads.queries,) * 2
-    else:
-        cuts = (heads.batch, 1), (heads.kv_heads, 1), (heads.queries, _BLOCK_BYTES // row)
-    batches, kv_heads, queries = (cut(*c) for c in cuts)
-    return [(b, h, s) for b in batches for h in kv_heads for s in queries]
-
-
-# Attention
+    batches, kv_heads, queries = map(cut, (heads.batch, heads.kv_heads, heads.queries), steps)
+    return list(product(batches, kv_heads, queries))
 
 
 def share(hidden: Dim, heads: int, name: str) -> Dim:
@@ -268,8 +263,7 @@ def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
         check_shape("past_key", old_k, (k[0], k[1], None, k[3]))
         check_shape("past_value", old_v, (v[0], v[1], None, v[3]))
         before = same_dim((old_k or _ANY)[2], (old_v or _ANY)[2], "lengths of the past")
-        both = isinstance(before, int) and isinstance(keys, int)
-        keys = before + keys if both else None  # type: ignore[operator]
+        keys = before + keys if isinstance(before, int) and isinstance(keys, int) else None
     return batch, heads, kv_heads, q[2], keys, size, v[3]
 
 
@@ -277,13 +271,12 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     q, v = tensor(types, 0), tensor(types, 2)
     batch, heads, kv_heads, queries, keys, size, value_size = _dims(types, attrs)
     shape: tuple[Dim, ...] | None = None
-    if q.shape is not None and len(q.shape) == 4:
+    if q.shape is not None:
         shape = (batch, heads, queries, value_size)
-    elif q.shape is not None:
-        both = isinstance(heads, int) and isinstance(value_size, int)
-        shape = (batch, queries, heads * value_size if both else None)  # type: ignore[operator]
-    for name, low in (("left_window_size", -1), ("right_window_size", -1)):
-        if attrs.get(name, -1) < low:
+        if len(q.shape) == 3:
+            shape = (batch, queries, dim_product((heads, value_size)))
+    for name in ("left_window_size", "right_window_size"):
+        if attrs.get(name, -1) < -1:
             raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")
     return (
         TensorType(q.dtype, shape),
@@ -328,9 +321,7 @@ def out_of_sight(
     if left < 0 and right < 0:
         return None
     ahead = np.arange(keys) - (np.arange(queries)[:, None] + offset)
-    blocked = np.zeros(ahead.shape, BOOL)
-    if right >= 0:
-        blocked |= ahead > right
+    blocked = ahead > right if right >= 0 else np.zeros(ahead.shape, BOOL)
     if left >= 0:
         blocked |= ahead < -left
     return blocked
@@ -338,36 +329,21 @@ def out_of_sight(
 
 @operator("Attention", since=23, infer=_infer_attention, work=attention_work)
 def attention(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    precision = dtype_attribute(attrs, "softmax_precision")
-    # To NumPy, None equals the default dtype, float64.
-    precise = precision is not None and precision == FLOAT64
-    unseen = partial(
-        out_of_sight,
-        causal=bool(attrs.get("is_causal", 0)),
-        left=attrs.get("left_window_size", -1),
-        right=attrs.get("right_window_size", -1),
-    )
-
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        return _attention_routine(inputs, outputs, attrs, precise, unseen)
+        return _attention_routine(inputs, outputs, node.attrs)
 
     return specialized(node, types, make)
 
 
-def _attention_routine(
-    inputs: Tensors,
-    outputs: Tensors,
-    attrs: Attrs,
-    precise: bool,
-    unseen: Callable[..., np.ndarray | None],
-) -> Routine:
+def _attention_routine(inputs: Tensors, outputs: Tensors, attrs: Attrs) -> Routine:
     dims = _dims(inputs, attrs)
     assert all(isinstance(dim, int) for dim in dims)
     heads = Heads(*dims)  # type: ignore[arg-type]
-    q, mask, old = inputs[0], pad_with_none(inputs, 4)[3], pad_with_none(inputs, 5)[4]
-    assert q is not None and q.dtype is not None
+    q, _, _, mask, old = pad_with_none(inputs[:5], 5)
     scale = attrs.get("scale")
+    # To NumPy, None equals the default dtype, float64.
+    precision = dtype_attribute(attrs, "softmax_precision")
+    precise = precision is not None and precision == FLOAT64 != q.dtype
     layout = ScratchLayout()
     core = Core(
         layout,
@@ -376,19 +352,17 @@ def _attention_routine(
         scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
         softcap=attrs.get("softcap", 0.0),
         shown=attrs.get("qk_matmul_output_mode", 0) if given(outputs, 3) else None,
-        precise=precise and q.dtype != FLOAT64,
+        precise=precise,
     )
-    if mask is not None:
-        _check_mask(mask.dims, heads)
     past = 0 if old is None else old.dims[2]
     caches = []
     for i, size in ((1, heads.size), (2, heads.value_size)):
-        type_ = inputs[i]
-        assert type_ is not None and type_.dtype is not None
         shape = (heads.batch, heads.kv_heads, heads.keys, size)
         own = old is not None and not given(outputs, i)
-        caches.append(Cache(past, layout.field(shape, type_.dtype) if own else None))
-    fixed = None if given(inputs, 6) else unseen(heads.queries, heads.keys, past)
+        caches.append(Cache(past, layout.field(shape, tensor(inputs, i).dtype) if own else None))
+    fixed = None if given(inputs, 6) else _unseen(heads, past, attrs)
+    if mask is not None:
+        _check_mask(mask.dims, heads)
     n_inputs = len(inputs)
 
     def into(*arguments: Any) -> None:
@@ -398,21 +372,25 @@ def _attention_routine(
         q = split_heads(q, heads.heads)
         k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
         v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
-        blocked, biases = [] if fixed is None else [fixed], []
+        flags, biases = [fixed], []
         if lengths is not None:
             ends = lengths.reshape(-1, 1, 1, 1)
-            blocked.append(np.arange(heads.keys) >= ends)
-            ahead = unseen(heads.queries, heads.keys, ends - heads.queries)
-            if ahead is not None:
-                blocked.append(ahead)
+            flags += [np.arange(heads.keys) >= ends, _unseen(heads, ends - heads.queries, attrs)]
         if mask is not None and mask.dtype == BOOL:
-            blocked.append(_blocked_by(mask, heads.keys))
+            flags.append(_blocked_by(mask, heads.keys))
         elif mask is not None:
             biases.append(mask)
+        blocked = [unseen for unseen in flags if unseen is not None]
         y = split_heads(y, heads.heads)
         core.run(q, k, v, y, workspace, blocked=blocked, biases=biases, show=show)
 
     return Routine(into, layout.size)
+
+
+def _unseen(heads: Heads, offset: Any, attrs: Attrs) -> np.ndarray | None:
+    left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
+    causal = bool(attrs.get("is_causal", 0))
+    return out_of_sight(heads.queries, heads.keys, offset, causal=causal, left=left, right=right)
 
 
 def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:

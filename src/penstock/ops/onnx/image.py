@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product as choices
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, choice, ints, one_element, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    choice,
+    ints,
+    one_element,
+    pad_with_none,
+    same_dim,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
-# GridSample
-
 # Version 16 has names for two dimensions only.
-_MODES = {
-    "nearest": "nearest",
-    "linear": "linear",
-    "cubic": "cubic",
-    "bilinear": "linear",
-    "bicubic": "cubic",
-}
+_MODES = {mode: mode for mode in ("nearest", "linear", "cubic")}
 _CUBIC_A = -0.75
 
 
@@ -47,10 +47,8 @@ def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     rank = len(x.shape) - 2
     if rank < 1 or len(grid.shape) != rank + 2:
         raise ShapeError(f"X of shape {x.shape} cannot be sampled by a grid of {grid.shape}")
-    for name, a, b in (("batch sizes", x.shape[0], grid.shape[0]), ("ranks", grid.shape[-1], rank)):
-        if isinstance(a, int) and isinstance(b, int) and a != b:
-            raise ShapeError(f"X of shape {x.shape} and grid of {grid.shape} have other {name}")
-    batch = x.shape[0] if isinstance(x.shape[0], int) else grid.shape[0]
+    batch = same_dim(x.shape[0], grid.shape[0], "batch sizes of X and grid")
+    same_dim(grid.shape[-1], rank, f"coordinates of the grid {grid.shape} and axes of X")
     return (TensorType(x.dtype, (batch, x.shape[1], *grid.shape[1:-1])),)
 
 
@@ -64,10 +62,12 @@ def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.where((x >= low) & (x <= high), x, low + np.minimum(folded, 2 * extent - folded))
 
 
+_Tap: TypeAlias = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+"""Pixel, weight (``None`` for one) and inside (``None`` for all)"""
+
+
 class _Sampling:
     """What positions along one axis read: ``taps`` of index, weight and whether it is inside."""
-
-    __slots__ = ("border", "corners", "mode", "padding", "size")
 
     def __init__(self, size: int, mode: str, padding: str, align_corners: bool) -> None:
         self.size, self.mode, self.padding = size, mode, padding
@@ -91,41 +91,33 @@ class _Sampling:
         # Bounded, so that integers can hold them; what is not a number is nowhere.
         return np.clip(np.where(np.isnan(x), -4, x), -4, self.size + 4)
 
-    def index(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """The pixel at each whole position, and which are inside; ``None`` if all count."""
-        if self.padding == "reflection":
-            place = _reflected(place, *self.border)
-        pixel = np.clip(place, 0, self.size - 1).astype(np.intp)
-        return pixel, (pixel == place) if self.padding == "zeros" else None
-
-    def taps(
-        self, grid: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray | None]]:
-        """Pixel, weight (``None`` for one) and inside (``None`` for all) of each tap."""
+    def taps(self, grid: np.ndarray) -> Iterator[_Tap]:
         x = self.positions(grid)
-        if self.mode == "nearest":
-            pixel, inside = self.index(x)
-            yield pixel, None, inside
-            return
-        left = np.floor(x)
-        t = x - left
-        weights = (1 - t, t) if self.mode == "linear" else _cubic_weights(t)
-        first = 0 if self.mode == "linear" else -1
+        left = x if self.mode == "nearest" else np.floor(x)
+        first = 0
+        weights: Sequence[np.ndarray | None] = (None,)
+        if self.mode == "linear":
+            t = x - left
+            weights = (1 - t, t)
+        elif self.mode == "cubic":
+            t = x - left
+            first, weights = -1, (_far(1 + t), _near(t), _near(1 - t), _far(2 - t))
         for k, weight in enumerate(weights, first):
-            pixel, inside = self.index(left + k)
-            yield pixel, weight, inside
+            place = left + k
+            if self.padding == "reflection":
+                place = _reflected(place, *self.border)
+            pixel = np.clip(place, 0, self.size - 1).astype(np.intp)
+            yield pixel, weight, pixel == place if self.padding == "zeros" else None
 
 
-def _cubic_weights(t: np.ndarray) -> tuple[np.ndarray, ...]:
-    a = _CUBIC_A
+def _near(x: np.ndarray) -> np.ndarray:
+    """The cubic weight of a pixel at a distance of at most 1."""
+    return ((_CUBIC_A + 2) * x - (_CUBIC_A + 3)) * x * x + 1
 
-    def near(x: np.ndarray) -> np.ndarray:
-        return ((a + 2) * x - (a + 3)) * x * x + 1
 
-    def far(x: np.ndarray) -> np.ndarray:
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-    return far(1 + t), near(t), near(1 - t), far(2 - t)
+def _far(x: np.ndarray) -> np.ndarray:
+    """The cubic weight of a pixel at a distance between 1 and 2."""
+    return ((_CUBIC_A * x - 5 * _CUBIC_A) * x + 8 * _CUBIC_A) * x - 4 * _CUBIC_A
 
 
 @operator("GridSample", since=16, infer=_infer_grid_sample, strings=True)
@@ -137,20 +129,17 @@ def grid_sample(node: Node, types: Types) -> Kernel:
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None and x.dtype is not None
         _, channels, *sizes = x.dims
-        points, pixels = prod(y.dims[2:]), prod(sizes)
+        shape, pixels = (channels, prod(y.dims[2:])), prod(sizes)
         axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
-        wide = x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
-        if mode == "nearest":
-            wide = x.dtype
-        elif x.dtype == STRING:
+        wide = x.dtype if mode == "nearest" or x.dtype.kind in "fc" else np.dtype(np.float64)
+        if x.dtype == STRING and mode != "nearest":
             raise ShapeError("strings have a nearest, but nothing between them")
-        if not pixels and points:
+        if not pixels and shape[1]:
             raise ShapeError(f"X of shape {x.dims} has no pixels to sample")
         zero: Any = "" if x.dtype == STRING else 0
         layout = ScratchLayout()
-        shape = channels, points
         # Objects must not live in raw memory.
-        rooms = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
+        fields = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
 
         def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
             # The grid counts axes from the last.
@@ -174,13 +163,13 @@ def grid_sample(node: Node, types: Types) -> Kernel:
                     np.add(total, value, total)
 
         def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
-            if rooms is None:
+            if fields is None:
                 total, value = (np.empty(shape, wide) for _ in range(2))
             else:
-                total, value = (room(workspace) for room in rooms)
+                total, value = (field(workspace) for field in fields)
             for image, where, out in zip(x, grid, y, strict=True):
                 flat = image.reshape(channels, pixels).astype(wide, copy=False)
-                sample(flat, where.reshape(points, len(sizes)), total, value)
+                sample(flat, where.reshape(shape[1], len(sizes)), total, value)
                 np.copyto(out, total.reshape(out.shape), casting="unsafe")
 
         return Routine(into, layout.size)
@@ -188,12 +177,8 @@ def grid_sample(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, widen=mode != "nearest")
 
 
-# AffineGrid
-
-
 def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    theta = tensor(types, 0)
-    size = ints(types, consts, 1)
+    theta, size = tensor(types, 0), ints(types, consts, 1)
     rank: Dim = None if size is None else len(size) - 2
     if theta.shape is not None:
         if len(theta.shape) != 3:
@@ -212,11 +197,10 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     if size is None:
         dims = None if rank is None else (batch, *[None] * int(rank), rank)
         return (TensorType(theta.dtype, dims),)
-    if isinstance(batch, int) and isinstance(size[0], int) and batch != size[0]:
-        raise ShapeError(f"theta has a batch of {batch}, size one of {size[0]}")
+    batch = same_dim(batch, size[0], "batches of theta and size")
     if any(isinstance(dim, int) and dim < 0 for dim in size):
         raise ShapeError(f"size must not be negative: {size}")
-    return (TensorType(theta.dtype, (batch or size[0], *size[2:], rank)),)
+    return (TensorType(theta.dtype, (batch, *size[2:], rank)),)
 
 
 @operator("AffineGrid", since=20, infer=_infer_affine_grid)
@@ -242,9 +226,6 @@ def affine_grid(node: Node, types: Types) -> Kernel:
         return Routine(into, prepared=(1,))
 
     return specialized(node, types, make, contiguous=True, values=(1,))
-
-
-# NonMaxSuppression
 
 
 def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -307,40 +288,32 @@ def _suppress(corners: np.ndarray, most: int, threshold: float) -> list[int]:
     return kept
 
 
-def _number(x: np.ndarray | None, name: str) -> Any:
-    """The element of an optional scalar input."""
-    return None if x is None else one_element(x, name).item()
-
-
 @operator("NonMaxSuppression", since=10, infer=_infer_nms)
 def non_max_suppression(node: Node, types: Types) -> Kernel:
     center_point_box = bool(node.attrs.get("center_point_box", 0))
+    names = "max_output_boxes_per_class", "iou_threshold", "score_threshold"
 
-    def function(
-        boxes: np.ndarray,
-        scores: np.ndarray,
-        max_output_boxes_per_class: np.ndarray | None = None,
-        iou_threshold: np.ndarray | None = None,
-        score_threshold: np.ndarray | None = None,
-    ) -> np.ndarray:
+    def function(boxes: np.ndarray, scores: np.ndarray, *limits: np.ndarray | None) -> np.ndarray:
         _infer_nms([TensorType(x.dtype, x.shape) for x in (boxes, scores)], {}, ())
-        most = _number(max_output_boxes_per_class, "max_output_boxes_per_class") or 0
-        threshold = _number(iou_threshold, "iou_threshold") or 0.0
-        least = _number(score_threshold, "score_threshold")
+        most, threshold, least = (
+            None if limit is None else one_element(limit, name).item()
+            for name, limit in zip(names, pad_with_none(limits, 3), strict=True)
+        )
+        most, threshold = most or 0, threshold or 0.0
         if not 0 <= threshold <= 1:
             raise ShapeError(f"iou_threshold must lie in 0 to 1, it is {threshold}")
         # The threshold in the precision of the quotients that it is compared with.
         threshold = boxes.dtype.type(threshold)
-        selected: list[np.ndarray] = []
-        for batch, (each_boxes, each_scores) in enumerate(zip(boxes, scores, strict=True)):
-            corners = _corners(each_boxes, center_point_box)
-            for number, score in enumerate(each_scores if most > 0 else ()):
+        selected = [np.empty((0, 3), np.int64)]
+        for batch, (batch_boxes, batch_scores) in enumerate(zip(boxes, scores, strict=True)):
+            corners = _corners(batch_boxes, center_point_box)
+            for number, score in enumerate(batch_scores if most > 0 else ()):
                 every = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
                 best = every[np.argsort(-score[every], kind="stable")]
                 kept = best[_suppress(corners[:, best], most, threshold)]
                 chosen = np.empty((len(kept), 3), np.int64)
                 chosen[:, 0], chosen[:, 1], chosen[:, 2] = batch, number, kept
                 selected.append(chosen)
-        return np.concatenate(selected) if selected else np.empty((0, 3), np.int64)
+        return np.concatenate(selected)
 
     return Kernel(function)

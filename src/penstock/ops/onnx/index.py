@@ -17,6 +17,7 @@ from penstock.ops.common.shape_rules import (
     ints,
     known_ints,
     normalize_axis,
+    pad_with_none,
     same_type,
     tensor,
     with_data,
@@ -25,49 +26,43 @@ from penstock.ops.onnx.shape import unknown_shape, view_kernel
 from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, ShapeError, TensorType, Type
 
-_LARGE = 32 * 1024
-"""Bytes of an output from which checking indices beforehand costs less than copying it again."""
+_LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
 
 
 def out_of_range(error: IndexError, x: np.ndarray) -> ShapeError:
     return ShapeError(f"an index does not fit data of shape {list(x.shape)}: {error}")
 
 
-# Gather
+def _check_range(low: int, high: int, axis: int, dim: int) -> None:
+    """Raise ``ShapeError`` unless indices from ``low`` to ``high`` are in range for ``axis``."""
+    if low < -dim or high >= dim:
+        index = low if low < -dim else high
+        raise ShapeError(f"index {index} is out of range for axis {axis} of {dim} elements")
 
 
-def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     data, indices = tensor(types, 0), tensor(types, 1)
     if data.shape is None:
         return (TensorType(data.dtype),)
     axis = normalize_axis(attrs.get("axis", 0), len(data.shape))
     if not data.shape:
         raise ShapeError("cannot gather from a tensor without dims")
-    dim = data.shape[axis]
-    picked = consts[1]
+    dim, picked = data.shape[axis], consts[1]
     if isinstance(dim, int) and picked is not None and picked.size:
-        low, high = int(picked.min()), int(picked.max())
-        if low < -dim or high >= dim:
-            raise ShapeError(f"index {low if low < -dim else high} is out of range for dim {dim}")
+        _check_range(int(picked.min()), int(picked.max()), axis, dim)
     if indices.shape is None:
         return (TensorType(data.dtype),)
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
     type_ = TensorType(data.dtype, shape)
-    if data.data is None or len(shape) > 1:
-        return (type_,)
     positions = ints(types, consts, 1)
-    if positions is None:
+    if data.data is None or positions is None or len(shape) > 1:
         return (type_,)
-    contents = [_element(data.data, i) for i in positions]
+    contents: list[Dim] = []
+    for i in positions:
+        if isinstance(i, int):
+            _check_range(i, i, axis, len(data.data))
+        contents.append(data.data[i] if isinstance(i, int) else None)
     return (with_data(type_, lambda: tuple(contents)),)
-
-
-def _element(data: Sequence[Dim], index: Dim) -> Dim:
-    if not isinstance(index, int):
-        return None
-    if not -len(data) <= index < len(data):
-        raise ShapeError(f"index {index} is out of range for dim {len(data)}")
-    return data[index]
 
 
 @operator("Gather", infer=_infer_gather, moves=True, strings=True)
@@ -77,55 +72,48 @@ def gather(node: Node, types: Types) -> Kernel:
     if shape:
         axis = normalize_axis(axis, len(shape))
     dim = shape[axis] if shape else None
-    value = node.inputs[1]
-    constant = None if value is None else value.const
+    constant = None if node.inputs[1] is None else node.inputs[1].const
     if constant is not None and constant.size:
         picked = _basic_index(constant, dim)
         if picked is not None:
             return _gather_view(constant, picked, axis, dim)
     if constant is not None and isinstance(dim, int):
         return _gather_checked(constant, axis, dim)
-    before, after = _around(axis)
 
     def run(x: np.ndarray, indices: np.ndarray) -> Any:
         try:
-            if x.flags.c_contiguous:
-                return x.take(indices, axis)
-            # take would first copy all of x
-            return x[(*before, indices, *after)]
+            # take would first copy all of a strided x
+            return x.take(indices, axis) if x.flags.c_contiguous else x[_index(axis, indices)]
         except IndexError as error:
             raise out_of_range(error, x) from None
 
     def into_large(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
-        n = x.shape[axis]
-        if indices.size and (indices.max() >= n or indices.min() < -n):
-            raise ShapeError(f"an index is out of range for axis {axis} of shape {list(x.shape)}")
+        if indices.size:
+            _check_range(indices.min(), indices.max(), axis, x.shape[axis])
         if x.flags.c_contiguous:
             # It buffers its output unless it may trust the indices; "wrap" takes negative ones.
             x.take(indices, axis, out, "wrap")
         else:
-            out[...] = x[(*before, indices, *after)]
+            out[...] = x[_index(axis, indices)]
 
     (type_,) = _infer_gather(types, node.attrs, (None, None))
-    large = isinstance(type_, TensorType) and type_.static and type_.nbytes >= _LARGE
+    large = type_.static and type_.nbytes >= _LARGE
     return Kernel(run, into_large) if large else returning(run)
 
 
-def _around(axis: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What stands before and after the entry for ``axis`` in an index, whatever the rank."""
+def _index(axis: int, picked: Any) -> tuple[Any, ...]:
+    """The index that picks along ``axis``, whatever the rank."""
     if axis < 0:
-        return (...,), (slice(None),) * (-axis - 1)
-    return (slice(None),) * axis, (...,)
+        return (..., picked, *(slice(None),) * (-axis - 1))
+    return (*(slice(None),) * axis, picked, ...)
 
 
 def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
     """The int or slice that picks the same as constant ``indices``, if there is one."""
-    if indices.dtype.kind not in "iu":
+    if indices.dtype.kind not in "iu" or indices.ndim > 1:
         return None
     if indices.ndim == 0:
         return int(indices)
-    if indices.ndim > 1:
-        return None
     if isinstance(dim, int):
         indices = np.where(indices < 0, indices + dim, indices)
     first, last = int(indices[0]), int(indices[-1])
@@ -137,19 +125,13 @@ def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
 
 
 def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim) -> Kernel:
-    before, after = _around(axis)
-    index = (*before, picked, *after)
+    index = _index(axis, picked)
     low, high = int(constant.min()), int(constant.max())
     if isinstance(dim, int) and -dim <= low and high < dim:
         return view_kernel(lambda x, _: x[index])
 
     def run(x: np.ndarray, _: Any) -> np.ndarray:
-        n = x.shape[axis] if -x.ndim <= axis < x.ndim else 0
-        if low < -n or high >= n:
-            raise ShapeError(
-                f"index {low if low < -n else high} is out of range for axis {axis} of "
-                f"shape {list(x.shape)}"
-            )
+        _check_range(low, high, axis, x.shape[axis] if -x.ndim <= axis < x.ndim else 0)
         return x[index]
 
     return view_kernel(run)
@@ -157,11 +139,10 @@ def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim)
 
 def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
     """Gather at indices that are in range, so that a run need not check them."""
-    if constant.size and (constant.min() < -dim or constant.max() >= dim):
-        raise ShapeError(f"an index is out of range for dim {dim}")
+    if constant.size:
+        _check_range(int(constant.min()), int(constant.max()), axis, dim)
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
-    before, after = _around(axis)
-    index = (*before, indices, *after)
+    index = _index(axis, indices)
 
     def run(x: np.ndarray, _: Any) -> Any:
         return x.take(indices, axis, None, "clip") if x.flags.c_contiguous else x[index]
@@ -173,9 +154,6 @@ def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
             out[...] = x[index]
 
     return Kernel(run, into)
-
-
-# GatherElements, GatherND
 
 
 def _infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -203,31 +181,28 @@ def _open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]
     return [np.arange(n).reshape(n, *[1] * (rank - 1 - i)) for i, n in enumerate(dims)]
 
 
-def element_index(indices: np.ndarray, axis: int) -> tuple[np.ndarray, ...]:
-    """The index whose element i is at ``indices[i]`` along ``axis``, else where i is."""
-    index = _open_grid(indices.shape)
+def element_index(
+    indices: np.ndarray, axis: int, grid: Sequence[np.ndarray] | None = None
+) -> tuple[np.ndarray, ...]:
+    """The index whose element i is at ``indices[i]`` along ``axis``, else where i is.
+
+    ``grid``: the open grid of the indices' shape, if it is known beforehand.
+    """
+    index = _open_grid(indices.shape) if grid is None else list(grid)
     index[axis] = indices
     return tuple(index)
 
 
 @operator("GatherElements", since=11, infer=_infer_gather_elements, moves=True, strings=True)
 def gather_elements(node: Node, types: Types) -> Kernel:
-    axis = node.attrs.get("axis", 0)
-    dims = all_known(tensor(types, 1).shape)
-    before: tuple[np.ndarray, ...] = ()
-    after: tuple[np.ndarray, ...] = ()
-    if dims is not None:
-        where = normalize_axis(axis, len(dims))
-        grid = _open_grid(dims)
-        before, after = tuple(grid[:where]), tuple(grid[where + 1 :])
+    axis, dims = node.attrs.get("axis", 0), all_known(tensor(types, 1).shape)
+    grid = None if dims is None else _open_grid(dims)
 
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         if x.ndim != indices.ndim:
             raise ShapeError(f"data has {x.ndim} dims, indices have {indices.ndim}")
         try:
-            if dims is not None:
-                return x[(*before, indices, *after)]
-            return x[element_index(indices, normalize_axis(axis, x.ndim))]
+            return x[element_index(indices, axis, grid)]
         except IndexError as error:
             raise out_of_range(error, x) from None
 
@@ -278,9 +253,6 @@ def gather_nd(node: Node, types: Types) -> Kernel:
     return returning(run)
 
 
-# Slice
-
-
 def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is None:
@@ -288,22 +260,17 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rank = len(x.shape)
     starts, ends = ints(types, consts, 1), ints(types, consts, 2)
     count = next((len(v) for v in (starts, ends, unknown_shape(types, 1)) if v is not None), None)
-    axes: Sequence[Dim] | None = None if count is None else range(count)
-    if given(types, 3):
-        axes = ints(types, consts, 3)
-    known_axes = all_known(axes)
-    if known_axes is None or count is None:
+    axes = None
+    if count is not None:
+        axes = all_known(ints(types, consts, 3) if given(types, 3) else range(count))
+    if axes is None or count is None:
         return (TensorType(x.dtype, (None,) * rank),)
-    steps: Sequence[Dim] | None = (1,) * count
-    if given(types, 4):
-        steps = ints(types, consts, 4)
-    dims = list(x.shape)
-    data = x.data
-    unknown: Sequence[Dim] = (None,) * count
-    bounds = (starts or unknown, ends or unknown, steps or unknown)
-    if any(len(bound) != len(known_axes) for bound in bounds):
+    steps = ints(types, consts, 4) if given(types, 4) else (1,) * count
+    dims, data = list(x.shape), x.data
+    bounds = [(None,) * count if bound is None else bound for bound in (starts, ends, steps)]
+    if any(len(bound) != len(axes) for bound in bounds):
         raise ShapeError("starts, ends, axes and steps differ in length")
-    for axis, start, end, step in zip(known_axes, *bounds, strict=True):
+    for axis, start, end, step in zip(axes, *bounds, strict=True):
         i = normalize_axis(axis, rank)
         whole = all_known((start, end, step, x.shape[i]))
         if whole is not None:
@@ -313,8 +280,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         else:
             dims[i] = _sliced_dim(x.shape[i], start, end, step)
             data = data if dims[i] == x.shape[i] and dims[i] is not None else None
-    type_ = TensorType(x.dtype, tuple(dims))
-    return (with_data(type_, lambda: data),)
+    return (with_data(TensorType(x.dtype, tuple(dims)), lambda: data),)
 
 
 def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
@@ -341,14 +307,12 @@ def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
 
 @operator("Slice", since=10, infer=_infer_slice, moves=True, strings=True)
 def slice_(node: Node, types: Types) -> Kernel:
-    fixed = [known_ints(node, types, i) for i in range(5)]
-    bounded = [i for i in range(1, 5) if given(node.inputs, i)]
+    fixed = [known_ints(node, types, i) for i in range(1, 5)]
     shape = tensor(types, 0).shape
 
     def index(dims: Sequence[Dim], values: Sequence[Sequence[int] | None]) -> Any:
-        starts, ends, axes, steps = values[1:]
-        assert starts is not None
-        assert ends is not None
+        starts, ends, axes, steps = values
+        assert starts is not None and ends is not None
         axes = range(len(starts)) if axes is None else axes
         steps = (1,) * len(starts) if steps is None else steps
         if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -357,27 +321,24 @@ def slice_(node: Node, types: Types) -> Kernel:
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             i = normalize_axis(axis, len(dims))
             dim = dims[i]
-            if isinstance(dim, int):
-                result[i] = slice(*_clamped(start, end, step, dim))
-            elif step < 0 and start < -1:
+            if not isinstance(dim, int) and step < 0 and start < -1:
                 return None  # depends on the dim
-            else:
-                result[i] = slice(*_clamped(start, end, step, sys.maxsize))
+            limit = dim if isinstance(dim, int) else sys.maxsize
+            result[i] = slice(*_clamped(start, end, step, limit))
         return (*result, ...)
 
-    if shape is not None and all(fixed[i] is not None for i in bounded):
+    if shape is not None and all(
+        bound is not None for i, bound in enumerate(fixed, 1) if given(node.inputs, i)
+    ):
         picked = index(shape, fixed)
         if picked is not None:
             return view_kernel(lambda x, *_: x[picked])
 
     def run(x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
-        values = [None if v is None else v.reshape(-1).tolist() for v in (None, *bounds)]
-        return x[index(x.shape, values + [None] * (5 - len(values)))]
+        values = [None if v is None else v.reshape(-1).tolist() for v in bounds]
+        return x[index(x.shape, pad_with_none(values, 4))]
 
     return view_kernel(run)
-
-
-# Compress, NonZero, Unique: how much they return depends on the contents
 
 
 def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -393,11 +354,9 @@ def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 
 @operator("Compress", since=9, infer=_infer_compress, strings=True)
 def compress(node: Node, types: Types) -> Kernel:
-    axis = node.attrs.get("axis")
-
     def run(x: np.ndarray, condition: np.ndarray) -> np.ndarray:
         try:
-            return np.compress(condition.reshape(-1), x, axis)
+            return np.compress(condition.reshape(-1), x, node.attrs.get("axis"))
         except ValueError as error:  # an index past the end, or an axis that is not there
             raise ShapeError(
                 f"{condition.size} conditions, shape {list(x.shape)}: {error}"
@@ -423,14 +382,11 @@ def nonzero(node: Node, types: Types) -> Kernel:
 
 
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
+    shape, axis = tensor(types, 0).shape, attrs.get("axis")
     (type_,) = _infer_compress(types, attrs, consts)
-    axis = attrs.get("axis")
     total: Dim = None
-    if x.shape is not None:
-        total = (
-            dim_product(x.shape) if axis is None else x.shape[normalize_axis(axis, len(x.shape))]
-        )
+    if shape is not None:
+        total = dim_product(shape) if axis is None else shape[normalize_axis(axis, len(shape))]
     one = TensorType(INT64, (None,))
     return (type_, one, TensorType(INT64, (total,)), one)
 
@@ -441,35 +397,25 @@ def unique(node: Node, types: Types) -> Kernel:
     count = len(node.outputs)
 
     def run(x: np.ndarray) -> Any:
+        values = x
         if x.dtype == object and axis is not None and x.ndim > 1:
             # NumPy compares no rows of strings: number them in order, and compare the numbers.
-            numbers = np.unique(x, return_inverse=True)[1].reshape(x.shape)
-            _, *rest = _unique(numbers, axis)
-        else:
-            _, *rest = _unique(x, axis)
-        first, inverse, counts = rest
+            values = np.unique(x, return_inverse=True)[1].reshape(x.shape)
+        try:
+            _, first, inverse, counts = np.unique(values, True, True, True, axis=axis)
+        except np.exceptions.AxisError as error:
+            raise ShapeError(str(error)) from None
+        inverse = inverse.reshape(-1)
         if not ascending:
             order = np.argsort(first)
             rank = np.empty_like(order)
             rank[order] = np.arange(len(order))
             first, inverse, counts = first[order], rank[inverse], counts[order]
-        flat, along = (x.reshape(-1), 0) if axis is None else (x, axis)
-        every = flat.take(first, along), first, inverse, counts
-        results = [every[0], *[v.astype(np.int64, copy=False) for v in every[1:]]][:count]
-        return tuple(results) if count != 1 else results[0]
+        distinct = x.reshape(-1).take(first) if axis is None else x.take(first, axis)
+        numbers = [v.astype(np.int64, copy=False) for v in (first, inverse, counts)]
+        return (distinct, *numbers)[:count] if count != 1 else distinct
 
     return Kernel(run)
-
-
-def _unique(x: np.ndarray, axis: int | None) -> tuple[np.ndarray, ...]:
-    try:
-        values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
-    except np.exceptions.AxisError as error:
-        raise ShapeError(str(error)) from None
-    return values, first, inverse.reshape(-1), counts
-
-
-# ReverseSequence
 
 
 @operator("ReverseSequence", since=10, infer=same_type, strings=True)
@@ -487,12 +433,8 @@ def reverse_sequence(node: Node, types: Types) -> Kernel:
         n = x.shape[time_axis]
         if lengths.size and (lengths.min() < 0 or lengths.max() > n):
             raise ShapeError(f"a sequence length is not in [0, {n}]")
-        times, batches = np.arange(n), np.arange(len(lengths))
-        if time_axis == 0:
-            times, lengths = times[:, None], lengths[None, :]
-        else:
-            batches, lengths = batches[:, None], lengths[:, None]
+        times, batches = np.ogrid[:n, : len(lengths)]
         source = np.where(times < lengths, lengths - 1 - times, times)
-        return x[(source, batches) if time_axis == 0 else (batches, source)]
+        return x[source, batches] if time_axis == 0 else x[batches.T, source.T]
 
     return returning(run)
