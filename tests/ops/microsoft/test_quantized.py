@@ -102,7 +102,7 @@ def test_concat_of_shapes_that_do_not_fit() -> None:
     assert isinstance(kind, TensorType)
     assert kind.shape is not None
     assert kind.shape[1:] == (3, 6)
-    with pytest.raises(ShapeError, match="cannot be joined"):
+    with pytest.raises(ShapeError, match="cannot be concatenated"):
         op.infer(types, {"axis": 0}, [])
 
 

@@ -38,6 +38,11 @@ def pad_with_none(sequence: Sequence[Any], count: int) -> list[Any]:
     return [*sequence, *(None,) * (count - len(sequence))]
 
 
+def constants(node: Node, count: int = 0) -> list[np.ndarray | None]:
+    """The constants among a node's inputs; for at least ``count`` inputs."""
+    return pad_with_none([None if v is None else v.const for v in node.inputs], count)
+
+
 def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
     """The contents of an integer input, as far as known from a constant or shape arithmetic."""
     const = consts[index] if index < len(consts) else None

@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node, Value
-from penstock.ir.op import Attrs, Consts, Kernel, Op, Types
+from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.common.elementwise import BLOCK
 from penstock.ops.common.shape_rules import (
     broadcast_shapes,
+    constants,
     normalize_axes,
     normalize_axis,
     one_element,
     pad_with_none,
+    reduced_shape,
     same_type,
     tensor,
 )
@@ -28,8 +31,8 @@ from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, spec
 from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
 from penstock.ops.onnx.quantization import blocks, store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized_conv import channels_back, channels_first
-from penstock.ops.registry import MICROSOFT, find, operator
-from penstock.types import FLOAT32, Dim, Shape, ShapeError, TensorType, Type
+from penstock.ops.registry import MICROSOFT, operator, standard
+from penstock.types import FLOAT32, ShapeError, TensorType, Type
 
 Function = Callable[[np.ndarray, np.ndarray], Any]  # from an array, or in place
 
@@ -54,52 +57,60 @@ def _quantize(values: np.ndarray, scale: np.ndarray, zero: Any, out: np.ndarray)
     store(values, _zero(zero, "y"), out, True)
 
 
-# Functions of one input, as tables
+# Functions of one input, and codes of another scale and zero point: as tables
 
 
-def _table(
-    dtype: np.dtype,
-    x: tuple[np.ndarray, np.ndarray | None],
-    y: tuple[np.ndarray, np.ndarray | None],
-    function: Function | None,
-) -> bytes:
-    """The code of the result for each byte of the input; ``x`` and ``y`` are scale, zero point."""
-    codes = np.arange(256, dtype=np.uint8).view(dtype)
-    values = np.empty(256, np.float32)
-    _dequantize(codes, *x, values)
+def _table(dtype: np.dtype, parameters: Sequence[Any], function: Function | None) -> bytes | None:
+    """The code of the result for each byte of the input; ``None`` if both are the same.
+
+    ``parameters`` are scale and zero point of the input and of the result.
+    """
+    x_scale, x_zero, y_scale, y_zero = parameters
+    if function is None and x_scale == y_scale and x_zero == y_zero:
+        return None
+    values, out = np.empty(256, np.float32), np.empty(256, dtype)
+    _dequantize(np.arange(256, dtype=np.uint8).view(dtype), x_scale, x_zero, values)
     if function is not None:
         function(values, values)
-    out = np.empty(256, dtype)
-    _quantize(values, *y, out)
+    _quantize(values, y_scale, y_zero, out)
     return out.tobytes()
 
 
-def _look_up(x: np.ndarray, table: bytes, out: np.ndarray) -> None:
-    """Faster than indexing, which needs indices of 64 bits."""
-    codes = x.tobytes().translate(table)
-    np.copyto(out, np.frombuffer(codes, out.dtype).reshape(x.shape))
+def _recoder(
+    node: Node, places: tuple[int, int, int, int], function: Function | None = None
+) -> Callable[[np.ndarray, Sequence[Any], np.ndarray], None]:
+    """``recode(x, inputs, out)``: the codes of ``function`` of ``x``, with other parameters.
+
+    ``places`` are where the node's inputs have scale and zero point of ``x``, and of the result.
+    """
+    count = max(places) + 1
+    values = pad_with_none(node.inputs, count)
+    tables: dict[np.dtype, bytes | None] = {}
+    if all(values[i] is None or values[i].const is not None for i in places):
+        parameters = [constants(node, count)[i] for i in places]
+        for dtype in (UINT8, INT8):
+            tables[dtype] = _table(dtype, parameters, function)
+
+    def recode(x: np.ndarray, inputs: Sequence[Any], out: np.ndarray) -> None:
+        if x.dtype in tables:
+            table = tables[x.dtype]
+        else:
+            inputs = pad_with_none(inputs, count)
+            table = _table(x.dtype, [inputs[i] for i in places], function)
+        if table is None:
+            np.copyto(out, x)
+        else:  # faster than indexing, which needs indices of 64 bits
+            codes = x.tobytes().translate(table)
+            np.copyto(out, np.frombuffer(codes, out.dtype).reshape(x.shape))
+
+    return recode
 
 
 def _one_input(function: Function, node: Node, types: Types) -> Kernel:
-    consts = pad_with_none([None if v is None else v.const for v in node.inputs], 5)
-    given = pad_with_none([v is not None for v in node.inputs], 5)
-    constant = all(consts[i] is not None for i in range(1, 5) if given[i])
-    tables: dict[np.dtype, bytes] = {}
-    if constant:
-        _, x_scale, x_zero, y_scale, y_zero = consts[:5]
-        assert x_scale is not None
-        assert y_scale is not None
-        for name in ("uint8", "int8"):
-            dtype = np.dtype(name)
-            tables[dtype] = _table(dtype, (x_scale, x_zero), (y_scale, y_zero), function)
+    recode = _recoder(node, (1, 2, 3, 4), function)
 
     def into(*args: Any) -> None:
-        *values, out = args
-        x, x_scale, x_zero, y_scale, y_zero = pad_with_none(values, 5)
-        table = tables.get(x.dtype)
-        if table is None:
-            table = _table(x.dtype, (x_scale, x_zero), (y_scale, y_zero), function)
-        _look_up(x, table, out)
+        recode(args[0], args[:-1], args[-1])
 
     return specialized(node, types, lambda *_: Routine(into), inplace=(0,))
 
@@ -127,9 +138,7 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         a_type, b_type, c_type = inputs[0], inputs[3], outputs[0]
-        assert a_type is not None
-        assert b_type is not None
-        assert c_type is not None
+        assert a_type is not None and b_type is not None and c_type is not None
         # Block by block, so that values stay in the cache and scratch memory is bounded.
         in_blocks = math.prod(c_type.dims) > BLOCK
         shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
@@ -167,9 +176,7 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
 
 @operator("QLinearAdd", domain=MICROSOFT, infer=_infer_binary)
 def qlinear_add(node: Node, types: Types) -> Kernel:
-    def combine(
-        a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
-    ) -> None:
+    def combine(a: Any, b: Any, sa: Any, sb: Any, sc: Any, values: np.ndarray) -> None:
         np.multiply(a, sa / sc, a)
         np.multiply(b, sb / sc, b)
         np.add(a, b, values)
@@ -179,9 +186,7 @@ def qlinear_add(node: Node, types: Types) -> Kernel:
 
 @operator("QLinearMul", domain=MICROSOFT, infer=_infer_binary)
 def qlinear_mul(node: Node, types: Types) -> Kernel:
-    def combine(
-        a: np.ndarray, b: np.ndarray, sa: Any, sb: Any, sc: Any, values: np.ndarray
-    ) -> None:
+    def combine(a: Any, b: Any, sa: Any, sb: Any, sc: Any, values: np.ndarray) -> None:
         np.multiply(a, b, values)  # exact
         np.multiply(values, sa * sb / sc, values)
 
@@ -191,59 +196,10 @@ def qlinear_mul(node: Node, types: Types) -> Kernel:
 # Choosing and joining: each input has codes of its own
 
 
-def _recoder(
-    node: Node, x: tuple[int, int], y: tuple[int, int]
-) -> Callable[[np.ndarray, Sequence[Any], np.ndarray], None]:
-    """``recode(x, inputs, out)``: codes of one scale and zero point as codes of another.
-
-    ``x`` and ``y`` are where the node's inputs have them.
-    """
-    consts = [None if v is None else v.const for v in node.inputs]
-    tables: dict[np.dtype, bytes | None] = {}
-
-    def table(dtype: np.dtype, inputs: Sequence[Any]) -> bytes | None:
-        """``None`` where both codes are the same."""
-        x_scale, x_zero, y_scale, y_zero = (inputs[i] for i in (*x, *y))
-        if x_scale == y_scale and x_zero == y_zero:
-            return None
-        return _table(dtype, (x_scale, x_zero), (y_scale, y_zero), None)
-
-    if all(consts[i] is not None for i in (*x, *y)):
-        tables = {np.dtype(d): table(np.dtype(d), consts) for d in (np.uint8, np.int8)}
-
-    def recode(codes: np.ndarray, inputs: Sequence[Any], out: np.ndarray) -> None:
-        dtype = codes.dtype
-        lookup = tables[dtype] if dtype in tables else table(dtype, inputs)
-        if lookup is None:
-            np.copyto(out, codes)
-        else:
-            _look_up(codes, lookup, out)
-
-    return recode
-
-
 def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    parts = [tensor(types, i) for i in range(2, len(types), 3)]
-    dtype = tensor(types, 1).dtype
-    if not parts or any(part.shape is None for part in parts):
-        return (TensorType(dtype),)
-    shapes: list[Shape] = [part.shape for part in parts if part.shape is not None]
-    rank = len(shapes[0])
-    axis = normalize_axis(attrs["axis"], rank)
-    dims: list[Dim] = list(shapes[0])
-    for shape in shapes[1:]:
-        if len(shape) != rank:
-            raise ShapeError(f"tensors of shapes {shapes[0]} and {shape} cannot be joined")
-        for i, (x, y) in enumerate(zip(dims, shape, strict=True)):
-            if i == axis:
-                dims[i] = x + y if isinstance(x, int) and isinstance(y, int) else None
-            elif isinstance(x, int) and isinstance(y, int) and x != y:
-                raise ShapeError(
-                    f"tensors of shapes {shapes[0]} and {shape} cannot be joined along axis {axis}"
-                )
-            elif not isinstance(x, int):
-                dims[i] = y
-    return (TensorType(dtype, tuple(dims)),)
+    parts = [TensorType(shape=tensor(types, i).shape) for i in range(2, len(types), 3)]
+    (joined,) = standard("Concat").infer(parts, attrs, ())
+    return (TensorType(tensor(types, 1).dtype, tensor((joined,), 0).shape),)
 
 
 @operator("QLinearConcat", domain=MICROSOFT, infer=_infer_concat)
@@ -251,7 +207,7 @@ def qlinear_concat(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
     if count < 5 or count % 3 != 2:
         raise ShapeError(f"QLinearConcat takes 2 inputs and some triples, not {count} inputs")
-    recoders = [_recoder(node, (i + 1, i + 2), (0, 1)) for i in range(2, count, 3)]
+    recoders = [_recoder(node, (i + 1, i + 2, 0, 1)) for i in range(2, count, 3)]
     axis = node.attrs["axis"]
 
     def into(*args: Any) -> None:
@@ -274,15 +230,14 @@ def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("QLinearWhere", domain=MICROSOFT, infer=_infer_where)
 def qlinear_where(node: Node, types: Types) -> Kernel:
-    recoders = [_recoder(node, (i + 1, i + 2), (7, 8)) for i in (1, 4)]
+    recoders = [_recoder(node, (i + 1, i + 2, 7, 8)) for i in (1, 4)]
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         layout = ScratchLayout()
         rooms = []
         for i in (1, 4):
             type_ = inputs[i]
-            assert type_ is not None
-            assert type_.dtype is not None
+            assert type_ is not None and type_.dtype is not None
             rooms.append(layout.field(type_.dims, type_.dtype))
 
         def into(*args: Any) -> None:
@@ -334,89 +289,57 @@ def qlinear_softmax(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, inplace=(0,))
 
 
-def _mean_kernel(
-    node: Node,
-    types: Types,
-    axes_of: Callable[[int], tuple[int, ...]],
-    keepdims: bool,
-) -> Kernel:
-    """The mean over some axes; ``axes_of`` gives them for a rank."""
+def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) -> None:
+    """Register the mean over some axes; ``axes_of`` gives them for attributes and a rank."""
 
-    def into(*args: Any) -> None:
-        *given, out = args
-        x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
-        axes = axes_of(x.ndim)
-        total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
-        count = math.prod(x.shape[i] for i in axes)
-        offset = 0 if x_zero is None else int(x_zero.reshape(()))
-        values = np.asarray((total - offset * count) / np.float64(count), np.float32)
-        np.multiply(values, _scale(x_scale, "x"), values)
-        _quantize(values, y_scale, y_zero, out)
+    def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+        x = tensor(types, 0)
+        if x.shape is None:
+            return (TensorType(x.dtype),)
+        axes = axes_of(attrs, len(x.shape))
+        return (TensorType(x.dtype, reduced_shape(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
 
-    return specialized(node, types, lambda *_: Routine(into))
+    @operator(name, domain=MICROSOFT, infer=infer)
+    def compile(node: Node, types: Types) -> Kernel:
+        keepdims = bool(node.attrs.get("keepdims", 1))
 
+        def into(*args: Any) -> None:
+            *given, out = args
+            x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
+            axes = axes_of(node.attrs, x.ndim)
+            total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
+            count = math.prod(x.shape[i] for i in axes)
+            offset = 0 if x_zero is None else int(x_zero.reshape(()))
+            values = np.asarray((total - offset * count) / np.float64(count), np.float32)
+            np.multiply(values, _scale(x_scale, "x"), values)
+            _quantize(values, y_scale, y_zero, out)
 
-def _reduced(shape: Shape | None, axes: Sequence[int], keepdims: bool) -> Shape | None:
-    if shape is None:
-        return None
-    if keepdims:
-        return tuple(1 if i in axes else dim for i, dim in enumerate(shape))
-    return tuple(dim for i, dim in enumerate(shape) if i not in axes)
+        return specialized(node, types, lambda *_: Routine(into))
 
 
-def _global_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
-    channels_last = bool(attrs.get("channels_last", 0))
-
-    def axes(rank: int) -> tuple[int, ...]:
-        if rank < 3:
-            raise ShapeError(f"pooling needs batch, channels and spatial axes, not rank {rank}")
-        return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
-
-    return axes
+def _global_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    if rank < 3:
+        raise ShapeError(f"pooling needs batch, channels and spatial axes, not rank {rank}")
+    return tuple(range(1, rank - 1)) if attrs.get("channels_last") else tuple(range(2, rank))
 
 
-def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    axes = () if x.rank is None else _global_axes(attrs)(x.rank)
-    return (TensorType(x.dtype, _reduced(x.shape, axes, True)),)
+def _mean_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    axes = attrs.get("axes")
+    return normalize_axes(axes, rank) if axes else tuple(range(rank))
 
 
-@operator("QLinearGlobalAveragePool", domain=MICROSOFT, infer=_infer_global)
-def qlinear_global_average_pool(node: Node, types: Types) -> Kernel:
-    return _mean_kernel(node, types, _global_axes(node.attrs), True)
-
-
-def _mean_axes(attrs: Attrs) -> Callable[[int], tuple[int, ...]]:
-    listed = attrs.get("axes") or ()
-    return lambda rank: normalize_axes(listed, rank) if listed else tuple(range(rank))
-
-
-def _infer_reduce_mean(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = tensor(types, 0)
-    axes = () if x.rank is None else _mean_axes(attrs)(x.rank)
-    return (TensorType(x.dtype, _reduced(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
-
-
-@operator("QLinearReduceMean", domain=MICROSOFT, infer=_infer_reduce_mean)
-def qlinear_reduce_mean(node: Node, types: Types) -> Kernel:
-    return _mean_kernel(node, types, _mean_axes(node.attrs), bool(node.attrs.get("keepdims", 1)))
+_register_mean("QLinearGlobalAveragePool", _global_axes)
+_register_mean("QLinearReduceMean", _mean_axes)
 
 
 # Average pooling, which is that of real numbers between DequantizeLinear and QuantizeLinear
-
-
-def _average_pool() -> Op:
-    op = find("AveragePool")
-    assert op is not None
-    return op
 
 
 def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     last = bool(attrs.get("channels_last", 0))
     inner = TensorType(FLOAT32, channels_first(x.shape, last))
-    (y,) = _average_pool().infer([inner], attrs, [None])
-    assert isinstance(y, TensorType)
+    y = tensor(standard("AveragePool").infer([inner], attrs, [None]), 0)
     return (TensorType(x.dtype, channels_back(y.shape, last)),)
 
 
@@ -426,14 +349,13 @@ def qlinear_average_pool(node: Node, types: Types) -> Kernel:
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x_type, y_type = inputs[0], outputs[0]
-        assert x_type is not None
-        assert y_type is not None
+        assert x_type is not None and y_type is not None
         inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
-        inner = Node(_average_pool(), [Value("x", inner_type)], [Value("y")], node.attrs)
+        inner = Node(standard("AveragePool"), [Value("x", inner_type)], [Value("y")], node.attrs)
         pool = inner.op.compile(inner, [inner_type])
         layout = ScratchLayout()
         room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
-        scratch = layout.field((pool.workspace,), np.dtype(np.uint8)) if pool.workspace else None
+        scratch = layout.field((pool.workspace,), UINT8) if pool.workspace else None
 
         def into(*args: Any) -> None:
             *given, out, workspace = args
