@@ -233,6 +233,14 @@ def same_dtype(types: Types, indices: Iterable[int]) -> np.dtype | None:
     return common
 
 
+def dim_sum(dims: Iterable[Dim]) -> Dim:
+    """The sum of dims; that of one symbolic dim and zeros is the symbolic dim."""
+    dims = [dim for dim in dims if dim != 0]
+    if all(isinstance(dim, int) for dim in dims):
+        return sum(dims)  # type: ignore[arg-type]
+    return dims[0] if len(dims) == 1 else None
+
+
 def dim_product(dims: Iterable[Dim]) -> Dim:
     """The product of dims; that of one symbolic dim and ones is the symbolic dim."""
     constant, symbol = 1, None

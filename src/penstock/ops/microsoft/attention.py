@@ -14,7 +14,14 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, given, pad_with_none, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    dim_product,
+    dim_sum,
+    given,
+    pad_with_none,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
@@ -27,12 +34,6 @@ def _heads_of(attrs: Attrs) -> int:
     if heads < 1:
         raise ShapeError("num_heads must be positive")
     return int(heads)
-
-
-def _sum(a: Dim, b: Dim) -> Dim:
-    if a == 0 or b == 0:
-        return b if a == 0 else a
-    return a + b if isinstance(a, int) and isinstance(b, int) else None
 
 
 def _hidden_keys(mask: np.ndarray, heads: Heads) -> np.ndarray:
@@ -62,29 +63,47 @@ def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys:
 
 
 class _Attend:
-    """What both operations do once queries, keys and values are there."""
+    """What both operations do once queries, keys and values are there.
+
+    ``own``: whether keys, and values, need room in the workspace to follow those of the past.
+    """
 
     def __init__(
-        self, layout: ScratchLayout, heads: Heads, dtype: np.dtype, attrs: Attrs, past: int
-    ):
+        self,
+        layout: ScratchLayout,
+        heads: Heads,
+        dtype: np.dtype,
+        attrs: Attrs,
+        past: int,
+        own: Sequence[bool],
+    ) -> None:
         scale = attrs.get("scale") or 1 / math.sqrt(max(heads.size, 1))
         self.heads = heads
         self.core = Core(layout, heads, dtype, scale=scale)
         self.filter = dtype.type(attrs.get("mask_filter_value", -10000.0))
-        self.unseen = out_of_sight(
-            heads.queries, heads.keys, past, causal=bool(attrs.get("unidirectional", 0))
-        )
+        causal = bool(attrs.get("unidirectional", 0))
+        self.unseen = out_of_sight(heads.queries, heads.keys, past, causal=causal)
+        dims = heads.batch, heads.heads, heads.keys
+        sizes = zip((heads.size, heads.value_size), own, strict=True)
+        self.caches = [
+            Cache(past, layout.field((*dims, size), dtype) if room else None)
+            for size, room in sizes
+        ]
 
     def run(
         self,
         q: np.ndarray,
-        k: np.ndarray,
-        v: np.ndarray,
+        news: Sequence[np.ndarray],
+        olds: Any,
+        presents: Any,
         y: np.ndarray,
         mask: np.ndarray | None,
         bias: np.ndarray | None,
         workspace: np.ndarray,
     ) -> None:
+        """Attend to new and old keys and values, of which ``presents`` have both afterwards."""
+        pairs = zip(self.caches, news, olds, presents, strict=True)
+        k, v = (cache.join(new, old, out, workspace) for cache, new, old, out in pairs)
         biases = [] if bias is None else [bias]
         if mask is not None:
             hidden = _hidden_keys(mask, self.heads)
@@ -120,7 +139,7 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     batch, length, width = x.shape or (None, None, None)
     check_shape("weights", weights.shape, (width, None))
     q, _, v = _sections(attrs, weights.shape)
-    check_shape("bias", bias.shape, (_sum(_sum(q, q), v),))
+    check_shape("bias", bias.shape, (dim_sum((q, q, v)),))
     size, value_size = share(q, heads, "queries"), share(v, heads, "values")
     keys, before = length, None
     if given(types, 4):
@@ -128,7 +147,7 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         if isinstance(size, int) and isinstance(value_size, int) and size != value_size:
             raise ShapeError("a past needs keys and values of one size")
         before = past.shape[3] if past.shape is not None else None
-        keys = _sum(length, before)
+        keys = dim_sum((length, before))
     if given(types, 3):
         _check_mask(mask.shape, batch, length, keys)
     if given(types, 5):
@@ -154,17 +173,9 @@ def attention(node: Node, types: Types) -> Kernel:
         heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
         layout, total = ScratchLayout(), q_size + k_size + v_size
         projected = layout.field((batch * length, total), x.dtype)
-        attend = _Attend(layout, heads, x.dtype, attrs, past)
-        n_inputs, asked = len(inputs), given(outputs, 1)
-        caches = [
-            Cache(
-                past,
-                layout.field((batch, count, past + length, size), x.dtype)
-                if past_type is not None and not asked
-                else None,
-            )
-            for size in (heads.size, heads.value_size)
-        ]
+        own = past_type is not None and not given(outputs, 1)
+        attend = _Attend(layout, heads, x.dtype, attrs, past, (own, own))
+        n_inputs, ends = len(inputs), (q_size, q_size + k_size, total)
 
         def into(*arguments: Any) -> None:
             x, w, b, mask, old, added = pad_with_none(arguments[:n_inputs], 6)
@@ -175,17 +186,11 @@ def attention(node: Node, types: Types) -> Kernel:
             if b is not None:
                 np.add(qkv, b, qkv)
             qkv = qkv.reshape(batch, length, total)
-            q, k, v = (
-                split_heads(qkv[..., start : start + size], count)
-                for start, size in ((0, q_size), (q_size, k_size), (q_size + k_size, v_size))
-            )
+            starts = zip((0, *ends), ends, strict=False)
+            q, *news = (split_heads(qkv[..., low:high], count) for low, high in starts)
             olds = (None, None) if old is None else old
             presents = (None, None) if present is None else present
-            k, v = (
-                cache.join(new, before, out, workspace)
-                for cache, new, before, out in zip(caches, (k, v), olds, presents, strict=True)
-            )
-            attend.run(q, k, v, y, mask, added, workspace)
+            attend.run(q, news, olds, presents, y, mask, added, workspace)
 
         return Routine(into, layout.size)
 
@@ -222,15 +227,9 @@ def _unpacked(shapes: Sequence[Shape | None], heads: int) -> tuple[Shape, Shape,
 
 def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
     """Shapes of queries, keys and values with the past, and its length."""
-    shapes: list[Shape | None] = []
-    for i in range(3):
-        if not given(types, i):
-            shapes.append(None)
-            continue
-        shape = tensor(types, i).shape
-        if shape is None:  # nothing can be said where the packing is unknown
-            return (None,) * 4, (None,) * 4, (None,) * 4, None
-        shapes.append(shape)
+    shapes = [tensor(types, i).shape if given(types, i) else None for i in range(3)]
+    if any(shape is None and given(types, i) for i, shape in enumerate(shapes)):
+        return (None,) * 4, (None,) * 4, (None,) * 4, None  # the packing is unknown
     q, k, v = _unpacked(shapes, _heads_of(attrs))
     for name, a, b in (("key", k[:1], q[:1]), ("value", v[:3], k[:3]), ("key", k[3:], q[3:])):
         check_shape(f"{name} (as batch, heads, sequence, size)", a, b)
@@ -242,8 +241,8 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
         past = None if before is None or len(before) < 3 else before[2]
         check_shape("past_key", before, (k[0], k[1], None, k[3]))
         check_shape("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
-    joined = [(*shape[:2], _sum(shape[2], past), shape[3]) for shape in (k, v)]
-    return q, joined[0], joined[1], past
+    k, v = ((*shape[:2], dim_sum((shape[2], past)), shape[3]) for shape in (k, v))
+    return q, k, v, past
 
 
 def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -252,14 +251,13 @@ def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
     q, k, v, _ = _mha_shapes(types, attrs)
     if given(types, 3):
-        hidden = [shape[3] * heads if isinstance(shape[3], int) else None for shape in (q, k, v)]
-        check_shape("bias", tensor(types, 3).shape, (_sum(_sum(hidden[0], hidden[1]), hidden[2]),))
+        hidden = dim_sum([dim_product((shape[3], heads)) for shape in (q, k, v)])
+        check_shape("bias", tensor(types, 3).shape, (hidden,))
     if given(types, 4):
         _check_mask(tensor(types, 4).shape, q[0], q[2], k[2])
     if given(types, 5):
         _check_bias(tensor(types, 5).shape, q[0], heads, q[2], k[2])
-    size = v[3]
-    y = (q[0], q[2], size * heads if isinstance(size, int) else None)
+    y = (q[0], q[2], dim_product((v[3], heads)))
     return (TensorType(dtype, y), TensorType(dtype, k), TensorType(dtype, v))
 
 
@@ -286,27 +284,26 @@ def multi_head_attention(node: Node, types: Types) -> Kernel:
         batch, _, queries, size = q_shape
         heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
         assert isinstance(past, int)
-        layout = ScratchLayout()
-        attend = _Attend(layout, heads, dtype, attrs, past)
-        n_inputs = len(inputs)
+        layout, n_inputs = ScratchLayout(), len(inputs)
+        own = [given(inputs, 6) and not given(outputs, i) for i in (1, 2)]
+        attend = _Attend(layout, heads, dtype, attrs, past, own)
         # Keys and values of a cache had their bias added when they entered it.
         fresh = [True, *[x is None or len(x.dims) != 4 for x in (*inputs[1:3], None, None)[:2]]]
         biased = given(inputs, 3)
-        news = [(heads.queries, heads.size), (heads.keys - past, heads.size)]
-        news.append((heads.keys - past, heads.value_size))
+        new_keys = heads.keys - past
         sums = [
-            layout.field((batch, count, n, each), dtype) if biased and new else None  # type: ignore[arg-type]
-            for (n, each), new in zip(news, fresh, strict=True)
+            layout.field((heads.batch, count, n, size), dtype) if biased and new else None
+            for n, size, new in zip(
+                (heads.queries, new_keys, new_keys),
+                (heads.size, heads.size, heads.value_size),
+                fresh,
+                strict=True,
+            )
         ]
-        caches = []
-        for i, each in ((1, heads.size), (2, heads.value_size)):
-            own = given(inputs, 6) and not given(outputs, i)
-            shape = (heads.batch, count, heads.keys, each)
-            caches.append(Cache(past, layout.field(shape, dtype) if own else None))
 
         def into(*arguments: Any) -> None:
             q, k, v, bias, mask, added, old_k, old_v = pad_with_none(arguments[:n_inputs], 8)
-            y, new_k, new_v = pad_with_none(arguments[n_inputs:-1], 3)
+            y, *presents = pad_with_none(arguments[n_inputs:-1], 3)
             workspace = arguments[-1]
             parts, start = unpack(q, k, v), 0
             for i, field in enumerate(sums):
@@ -315,9 +312,8 @@ def multi_head_attention(node: Node, types: Types) -> Kernel:
                     own = bias[start : start + width].reshape(count, 1, -1)
                     parts[i] = np.add(parts[i], own, field(workspace))
                 start += width
-            k = caches[0].join(parts[1], old_k, new_k, workspace)
-            v = caches[1].join(parts[2], old_v, new_v, workspace)
-            attend.run(parts[0], k, v, y, mask, added, workspace)
+            q, *news = parts
+            attend.run(q, news, (old_k, old_v), presents, y, mask, added, workspace)
 
         return Routine(into, layout.size)
 

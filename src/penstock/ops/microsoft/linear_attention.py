@@ -10,7 +10,14 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, choice, given, pad_with_none, tensor
+from penstock.ops.common.shape_rules import (
+    check_shape,
+    choice,
+    dim_product,
+    given,
+    pad_with_none,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
@@ -39,7 +46,7 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
     batch, length, hidden = q.shape or (None, None, None)
     size = share(hidden, heads, "query")
     value_size = share(None if v.shape is None else v.shape[2], kv_heads, "value")
-    keys = size * kv_heads if isinstance(size, int) else None
+    keys = dim_product((size, kv_heads))
     check_shape("key", k.shape, (batch, length, keys))
     check_shape("value", v.shape, (batch, length, None))
     state = (batch, kv_heads, size, value_size)
@@ -47,9 +54,8 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
     check_shape("past_state", past.shape, state)
     check_shape("decay", decay, (batch, length, kv_heads), (batch, length, keys))
     check_shape("beta", beta, (batch, length, kv_heads), (batch, length, 1))
-    out = value_size * heads if isinstance(value_size, int) else None
     return (
-        TensorType(q.dtype, (batch, length, out)),
+        TensorType(q.dtype, (batch, length, dim_product((value_size, heads)))),
         TensorType(past.dtype if given(types, 3) else q.dtype, state),
     )
 

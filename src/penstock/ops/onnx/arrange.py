@@ -14,6 +14,7 @@ from penstock.ops.common.shape_rules import (
     all_known,
     choice,
     dim_product,
+    dim_sum,
     given,
     ints,
     known_ints,
@@ -97,15 +98,6 @@ def tile_1(node: Node, types: Types) -> Kernel:
     return Kernel(run, run)
 
 
-def _total(dims: Sequence[Dim]) -> Dim:
-    """The sum of dims; a single symbolic one plus zeros keeps its name."""
-    total = sum(d for d in dims if isinstance(d, int))
-    others = [d for d in dims if not isinstance(d, int)]
-    if not others:
-        return total
-    return others[0] if len(others) == 1 and total == 0 else None
-
-
 def _listed(shapes: Sequence[Shape]) -> str:
     shown = ", ".join(str(list(dims)) for dims in shapes[:8])
     return shown if len(shapes) <= 8 else f"{shown} and {len(shapes) - 8} more"
@@ -125,7 +117,7 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     for i, dims in enumerate(zip(*shapes, strict=True)):
         sizes = {d for d in dims if isinstance(d, int)}
         if i == where:
-            result.append(_total(dims) if len(shapes) == len(types) else None)
+            result.append(dim_sum(dims) if len(shapes) == len(types) else None)
         elif len(sizes) > 1:
             raise ShapeError(
                 f"shapes {_listed(shapes)} cannot be concatenated along axis {where}: "
