@@ -72,12 +72,15 @@ class KernelTable:
         key = (backend.name, node)
         answer = self._answers.get(key)
         inputs = node.inputs
-        types = [None if v is None else v.type for v in inputs]
-        types += [None if v is None else v.type for v in node.outputs]
+        types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
         constants = [None if v is None else v.const for v in inputs]
         if answer is None or not answer.holds(types, constants):
-            answer = _asked(backend, node, types[: len(inputs)], types, constants)
-            self._answers[key] = answer
+            kernel, error = None, None
+            try:
+                kernel = backend.kernel(node, types[: len(inputs)])
+            except Exception as raised:
+                error = raised
+            answer = self._answers[key] = _Answer(types, constants, kernel, error)
         return answer
 
 
@@ -100,16 +103,3 @@ def placed_kernels(
         return None
 
     return compiled
-
-
-def _asked(
-    backend: Backend,
-    node: Node,
-    inputs: Sequence[Type | None],
-    types: list[Type | None],
-    constants: list[np.ndarray | None],
-) -> _Answer:
-    try:
-        return _Answer(types, constants, backend.kernel(node, inputs), None)
-    except Exception as error:
-        return _Answer(types, constants, None, error)

@@ -13,46 +13,27 @@ from penstock.ops.internal.fused import parts
 from penstock.ops.work_estimate import seconds
 from penstock.types import Type
 
-# Fixed costs of kernels that consist of many calls, in seconds.
-_CALLS_S = {
-    "AveragePool": 10e-6,
-    "BatchNormalization": 6e-6,
-    "Conv": 12e-6,
-    "ConvInteger": 20e-6,
-    "ConvTranspose": 20e-6,
-    "DequantizeLinear": 1.5e-6,
-    "Gelu": 5e-6,
-    "GRU": 20e-6,
-    "HardSwish": 3e-6,
-    "InstanceNormalization": 10e-6,
-    "LSTM": 20e-6,
-    "LayerNormalization": 6e-6,
-    "LeakyRelu": 2e-6,
-    "LogSoftmax": 4e-6,
-    "MatMulInteger": 4e-6,
-    "MaxPool": 10e-6,
-    "Mish": 5e-6,
-    "QGemm": 12e-6,
-    "QLinearAdd": 14e-6,
-    "QLinearConv": 26e-6,
-    "QLinearMatMul": 12e-6,
-    "QuantizeLinear": 5.5e-6,
-    "RNN": 20e-6,
-    "Resize": 10e-6,
-    "Sigmoid": 1.5e-6,
-    "Softmax": 3e-6,
-    "Swish": 2e-6,
+# Seconds that a kernel takes beyond the usual estimate: the fixed cost of a kernel that makes many
+# calls. A call of one of NumPy's own functions takes a quarter of the estimate.
+_OVERHEADS = {
+    -0.75e-6: """
+        Abs Add And Ceil Cos Div Equal Exp Floor Greater Less Log Max Min Mul Neg Not Or Pow
+        Reciprocal Sin Sqrt Sub Tanh
+    """,
+    1.5e-6: "DequantizeLinear Sigmoid",
+    2e-6: "LeakyRelu Swish",
+    3e-6: "HardSwish Softmax",
+    4e-6: "LogSoftmax MatMulInteger",
+    5e-6: "Gelu Mish",
+    5.5e-6: "QuantizeLinear",
+    6e-6: "BatchNormalization LayerNormalization",
+    10e-6: "AveragePool InstanceNormalization MaxPool Resize",
+    12e-6: "Conv QGemm QLinearMatMul",
+    14e-6: "QLinearAdd",
+    20e-6: "ConvInteger ConvTranspose GRU LSTM RNN",
+    26e-6: "QLinearConv",
 }
-
-
-# A call of one of NumPy's own functions takes a quarter of the usual estimate.
-_CALLS_S |= dict.fromkeys(
-    """
-    Abs Add And Ceil Cos Div Equal Exp Floor Greater Less Log Max Min Mul Neg Not Or Pow Reciprocal
-    Sin Sqrt Sub Tanh
-    """.split(),  # noqa: SIM905 - names are easier to read without quotes
-    -0.75e-6,
-)
+_OVERHEAD = {name: time for time, names in _OVERHEADS.items() for name in names.split()}
 
 
 class NumpyBackend(HostBackend):
@@ -64,7 +45,7 @@ class NumpyBackend(HostBackend):
         return node.op.compile(node, types)
 
     def seconds(self, node: Node) -> float:
-        return sum(seconds(part) + _CALLS_S.get(part.op.name, 0.0) for part in parts(node))
+        return sum(seconds(part) + _OVERHEAD.get(part.op.name, 0.0) for part in parts(node))
 
     @property
     def threads(self) -> int:
@@ -72,21 +53,17 @@ class NumpyBackend(HostBackend):
 
     def set_threads(self, threads: int) -> None:
         for library in _blas():
-            # From threadpoolctl 3.8 on, the first thread to set OpenBLAS's number is the only one
-            # that can, until it is forgotten; all others are ignored without a word.
-            forget = getattr(library, "clear_controlling_thread", None)
-            if forget is None:
-                library.set_num_threads(threads)
-            else:
-                forget(force=True)
-                library.set_num_threads(threads)
-                forget(force=True)
+            # From threadpoolctl 3.8 on, only the first thread to set OpenBLAS's number can set it,
+            # until that thread is forgotten; calls of others are ignored silently.
+            forget = getattr(library, "clear_controlling_thread", lambda *, force: None)
+            forget(force=True)
+            library.set_num_threads(threads)
+            forget(force=True)
 
 
 @cache
 def _blas() -> tuple[Any, ...]:
-    """The libraries of matrix products that NumPy has loaded: what in NumPy has threads."""
+    """The libraries of matrix products that NumPy has loaded: the part of NumPy with threads."""
     from threadpoolctl import ThreadpoolController
 
-    controllers = ThreadpoolController().select(user_api="blas").lib_controllers
-    return tuple(controllers)
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)

@@ -1,4 +1,4 @@
-"""The backends that come with Penstock, by name. They are imported when they are asked for."""
+"""The backends that come with Penstock, by name. Each is imported when a session uses it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BACKENDS = {
     "numpy": "penstock.backends.numpy.NumpyBackend",
     "onednn": "penstock.backends.onednn.backend.OneDnnBackend",
 }
-"""the class of each backend that goes by a name"""
+"""the class of each backend, by its name"""
 _WITH_PRECISION = {"onednn"}
 
 
 def available() -> tuple[str, ...]:
-    """The names of the backends that this machine can run, those to prefer first: oneDNN if its
-    library is there, and NumPy for all that it has no kernels for."""
+    """The names of the backends that this machine can run, the preferred first: oneDNN if its
+    library is installed, and NumPy for all other kernels."""
     from penstock.backends.onednn.library import library
 
     return ("numpy",) if library() is None else ("onednn", "numpy")
@@ -62,7 +62,7 @@ def backends_of(
 
     Raises ``ValueError`` for two of one name, and as ``backend_of`` does.
     """
-    backends = [backend_of(each, precision) for each in chosen or available()]
+    backends = [backend_of(backend, precision) for backend in chosen or available()]
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise ValueError(f"backends= has two of one name: {names}")

@@ -57,13 +57,9 @@ def regrouped_strides(
         return tuple(strides)
     # Dims above 1 with their strides, to be joined where they are adjacent in memory.
     rest = [(n, step) for n, step in zip(dims, strides, strict=True) if n != 1]
-    found: list[int] = []
+    joined: list[int] = []
     for n in target:
-        if n == 1:
-            found.append(-1)
-            continue
-        size = 1
-        step = 0
+        size, step = 1, -1  # for a dim of 1
         while size < n and rest:
             m, step = rest.pop(0)
             size *= m
@@ -71,11 +67,11 @@ def regrouped_strides(
                 raise DnnlError(UNIMPLEMENTED)
         if size != n:
             raise DnnlError(UNIMPLEMENTED)
-        found.append(step)
+        joined.append(step)
     # A dim of 1 gets the stride that it would have if there were no gaps.
     step = item
-    for i in reversed(range(len(found))):
-        if found[i] < 0:
-            found[i] = step
-        step = found[i] * target[i]
-    return tuple(found)
+    for i in reversed(range(len(joined))):
+        if joined[i] < 0:
+            joined[i] = step
+        step = joined[i] * target[i]
+    return tuple(joined)

@@ -112,13 +112,13 @@ def library() -> Library | None:
     """
     named = os.environ.get(_PATH)
     if named:
-        found = _open(named)
-        if found is None:
+        loaded = _open(named)
+        if loaded is None:
             raise PenstockError(
                 f"{_PATH}={named} cannot be loaded as oneDNN 3: unset it, or name another"
             )
-        return found
-    return next((found for path in _places() if (found := _open(path)) is not None), None)
+        return loaded
+    return next(filter(None, map(_open, _places())), None)
 
 
 def _places() -> Iterator[str]:

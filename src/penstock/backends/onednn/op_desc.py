@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,31 +89,23 @@ def op_desc_of(
     """The descriptor of a node with these types of inputs; None if no primitive can run it: for
     tensors of other dtypes, of unknown shapes or without elements, and chains that post-ops do not
     express."""
-    tensors_and_constants = tensors_of(node, types, dtypes)
-    if tensors_and_constants is None:
+    desc = whole_desc_of(node, types, dtypes)
+    if desc is None or not is_fused(node):
+        return desc
+    region = node.attrs["region"]
+    index = {value: i for i, value in enumerate(region.inputs)}
+    post_ops = post_ops_of(region.nodes, index, desc.tensors, desc.constants)
+    if post_ops is None or any(t is not None and t.dtype != FLOAT32 for t in desc.tensors):
         return None
-    tensors, constants = tensors_and_constants
-    count = len(node.inputs)
-    first, post_ops = node, PostOps()
-    inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
-    if is_fused(node):
-        region = node.attrs["region"]
-        first = region.nodes[0]
-        index = {value: i for i, value in enumerate(region.inputs)}
-        inputs = tuple([-1 if v is None else index[v] for v in first.inputs])
-        chain = post_ops_of(region.nodes, index, tensors, constants)
-        if chain is None or any(t is not None and t.dtype != FLOAT32 for t in tensors):
-            return None
-        post_ops = chain
-    outputs = tuple(range(count, len(tensors)))
-    return OpDesc(first, tuple(tensors), tuple(constants), inputs, outputs, post_ops)
+    first = region.nodes[0]
+    inputs = tuple([-1 if value is None else index[value] for value in first.inputs])
+    return replace(desc, node=first, inputs=inputs, post_ops=post_ops)
 
 
-def tensors_of(
+def whole_desc_of(
     node: Node, types: Sequence[Type | None], dtypes: Collection[np.dtype]
-) -> tuple[list[TensorType | None], list[np.ndarray | None]] | None:
-    """The types of the inputs and outputs of a node, and the constants among them; None if one has
-    another dtype, an unknown shape or no elements, or if all outputs are left out."""
+) -> OpDesc | None:
+    """As ``op_desc_of``, without looking into a fused node."""
     outputs = [None if value is None else value.type for value in node.outputs]
     constants = [None if value is None else value.const for value in node.inputs]
     constants += [None] * len(outputs)
@@ -129,4 +121,9 @@ def tensors_of(
             tensors.append(type_)
         else:
             return None
-    return (tensors, constants) if any(tensors[len(node.inputs) :]) else None
+    count = len(node.inputs)
+    if not any(tensors[count:]):
+        return None
+    inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
+    indices = inputs, tuple(range(count, len(tensors)))
+    return OpDesc(node, tuple(tensors), tuple(constants), *indices, PostOps())

@@ -1,7 +1,7 @@
 """Convolutions, products and sums of 8-bit codes.
 
-The primitive computes with the codes, less their zero points, what the operation computes with real
-numbers, and multiplies the result by one factor, the product of all scales.
+The primitive applies the operation to codes less their zero points, and multiplies the result by
+one factor, the product of all scales.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.backends.onednn.eltwise_algorithms import Eltwise
 from penstock.backends.onednn.layouts import broadcasts
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
 from penstock.backends.onednn.matmul import batched, product
-from penstock.backends.onednn.op_desc import OpDesc, tensors_of
+from penstock.backends.onednn.op_desc import OpDesc, whole_desc_of
 from penstock.backends.onednn.post_ops import PostOp, PostOps
 from penstock.backends.onednn.primitive import DST, SRC, SRC_1, WEIGHTS
 from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpec, SpecContext
@@ -32,66 +32,60 @@ from penstock.types import FLOAT32, Type
 
 _MOST_DIMS = 6
 
+_WRONG = "gemm_"
+"""oneDNN 3.2's name of its code for channels apart over three axes, which is wrong for some numbers
+of channels, and for some numbers of threads"""
+
 
 def quantized(node: Node, types: Sequence[Type | None]) -> PrimitiveSpec | None:
     """The specification of a node that begins with one of ``OPERATIONS``, with these types of
     inputs."""
-    found = tensors_of(node, types, DTYPES)
-    if found is None or len(node.outputs) != 1:
+    desc = whole_desc_of(node, types, DTYPES)
+    if desc is None or len(node.outputs) != 1:
         return None
-    tensors, constants = found
-    inputs = tuple([-1 if value is None else i for i, value in enumerate(node.inputs)])
-    desc = OpDesc(node, tuple(tensors), tuple(constants), inputs, (len(inputs),), PostOps())
     form = form_of(desc)
     if form is None or not form.output.single:
         return None
     return _FAMILIES[form.node.op.name](desc, form)
 
 
-# What forms are made of
+# Facts about codes.
 
 
-def _constant(desc: OpDesc, codes: Codes | None) -> np.ndarray | None:
+def _constant(desc: OpDesc, codes: Codes) -> np.ndarray | None:
     """The real numbers that constant codes represent, in float64."""
-    known = None if codes is None else desc.constants[codes.tensor]
-    if known is None or codes is None:
+    constant = desc.constants[codes.tensor]
+    if constant is None:
         return None
     zero, scale = codes.zero, codes.scale.astype(np.float64)
     if not codes.single:
-        along = [1] * known.ndim
+        along = [1] * constant.ndim
         along[codes.axis] = -1
         zero, scale = zero.reshape(along), scale.reshape(along)
-    numbers: np.ndarray = (known - zero.astype(np.float64)) * scale
-    return numbers.reshape(known.shape)
+    numbers: np.ndarray = (constant - zero.astype(np.float64)) * scale
+    return numbers.reshape(constant.shape)
 
 
-def _weights(desc: OpDesc, codes: Codes, axis: int) -> Shared[np.ndarray | None] | None:
+def _weights(desc: OpDesc, codes: Codes | None, axis: int) -> Shared[np.ndarray] | None:
     """Constant codes less their zero points; None if int8 does not hold them. There may be a scale
     for each index of ``axis``, the first in convolutions and the last in matrices."""
-    known, zero = desc.constants[codes.tensor], codes.zero
-    if known is None or known.dtype not in (INT8, UINT8):
+    constant = None if codes is None else desc.constants[codes.tensor]
+    if codes is None or constant is None or constant.dtype not in (INT8, UINT8):
         return None
-    if not codes.single and codes.axis % known.ndim != axis:
+    if not codes.single and codes.axis % constant.ndim != axis:
         return None
-    turned = known.ndim == 2 and axis == 0
+    zero = codes.zero
 
-    def made() -> np.ndarray | None:
-        spread = zero.reshape(-1, *[1] * (known.ndim - 1 - axis)) if zero.size > 1 else zero
-        less = known.astype(np.int32) - spread if np.any(zero) else known
+    def shifted() -> np.ndarray | None:
+        spread = zero.reshape(-1, *[1] * (constant.ndim - 1 - axis)) if zero.size > 1 else zero
+        less = constant.astype(np.int32) - spread if np.any(zero) else constant
         if less.min() < -128 or less.max() > 127:
             return None
         less = less.astype(INT8, copy=False)
-        return less.T if turned else less
+        return less.T if less.ndim == 2 and axis == 0 else less
 
-    return shared(("onednn codes", axis, zero.tobytes()), made, known)
-
-
-def _dims(desc: OpDesc, codes: Codes) -> tuple[int, ...]:
-    known, type_ = desc.constants[codes.tensor], desc.tensors[codes.tensor]
-    if known is not None:
-        return known.shape
-    assert type_ is not None
-    return type_.dims
+    weights = shared(("onednn codes", axis, zero.tobytes()), shifted, constant)
+    return None if weights.value is None else weights  # type: ignore[return-value]
 
 
 def _dtype(desc: OpDesc, codes: Codes) -> np.dtype | None:
@@ -99,30 +93,41 @@ def _dtype(desc: OpDesc, codes: Codes) -> np.dtype | None:
     return None if type_ is None else type_.dtype
 
 
-def _is_read(desc: OpDesc, codes: Codes | None) -> bool:
+def _is_read(desc: OpDesc, codes: Codes) -> bool:
     """Whether these codes are no constants, with one scale for all."""
-    if codes is None or not codes.single or desc.constants[codes.tensor] is not None:
+    if not codes.single or desc.constants[codes.tensor] is not None:
         return False
     return _dtype(desc, codes) in (INT8, UINT8)
+
+
+def _is_whole(desc: OpDesc, codes: Codes) -> bool:
+    """Whether these codes are no constants, and have the shape of the result."""
+    return _is_read(desc, codes) and desc.dims(codes.tensor) == desc.output.dims
+
+
+def _zeros(*codes: Codes) -> dict[int, int]:
+    """The zero points of the source and of the result that are not 0, by argument."""
+    both = zip((SRC, DST), codes, strict=False)
+    return {argument: int(c.zero[0]) for argument, c in both if c.zero[0]}
 
 
 def _posts(desc: OpDesc, form: Form) -> list[PostOp]:
     """Post-ops that bound the result, in units of its scale, before it is rounded and its zero
     point added; none where the range of the integers is as narrow."""
-    type_, y = desc.output, form.output
+    dtype, y = desc.output.dtype, form.output
     scale, zero = float(y.scale[0]), int(y.zero[0])
     low, high = form.low / scale, form.high / scale
     posts = []
-    assert type_.dtype is not None
-    if type_.dtype != FLOAT32:
-        ends = np.iinfo(type_.dtype)
+    assert dtype is not None
+    if dtype != FLOAT32:
+        ends = np.iinfo(dtype)
         low = low if np.rint(low) + zero > ends.min else -math.inf
         high = high if np.rint(high) + zero < ends.max else math.inf
     if low > -math.inf or high < math.inf:
         posts.append(PostOp(Eltwise("clip", low, high)))
     if zero:
-        # oneDNN adds the zero point before it rounds: halves would go to another even number, and
-        # what is nearly one would become one.
+        # oneDNN adds the zero point before it rounds: halves would be rounded to another even
+        # number, and numbers near 1 would become 1.
         posts.append(PostOp(Eltwise("round")))
     return posts
 
@@ -130,43 +135,37 @@ def _posts(desc: OpDesc, form: Form) -> list[PostOp]:
 def _bias(desc: OpDesc, form: Form) -> np.ndarray | None:
     """The term of each channel or column, one for all, or 0; None if the addend has another form or
     is no constant."""
-    given = form.inputs[2] if len(form.inputs) > 2 else None
-    bias = form.bias
-    if given is not None:
-        known = _constant(desc, given)
-        bias = None if known is None else known * form.node.attrs.get("beta", 1.0)
-    elif bias is None:
-        bias = np.zeros(1)
-    return bias.reshape(-1) if bias is not None and math.prod(bias.shape[:-1]) == 1 else None
+    addend = form.inputs[2] if len(form.inputs) > 2 else None
+    bias = np.zeros(1) if form.bias is None else form.bias
+    if addend is not None:
+        constant = _constant(desc, addend)
+        if constant is None:
+            return None
+        bias = constant * form.node.attrs.get("beta", 1.0)
+    return bias.reshape(-1) if math.prod(bias.shape[:-1]) == 1 else None
 
 
 def _scaled(
-    desc: OpDesc, form: Form, weights: Shared[np.ndarray | None], mask: int, bias: np.ndarray
+    desc: OpDesc, form: Form, weights: Shared[np.ndarray], mask: int, bias: np.ndarray
 ) -> OpDesc:
     """The ``OpDesc`` of a product of codes with ``weights``, whose factors lie along the axes in
     ``mask``, plus a ``bias`` of a shape that broadcasts."""
-    x, w = form.inputs[:2]
+    x, w = form.operands
     y = form.output
-    assert x is not None and w is not None
     factor = np.float32(form.node.attrs.get("alpha", 1.0)) * (x.scale * w.scale / y.scale)
     posts, constants = _posts(desc, form), (*desc.constants, weights.value)
     inputs = (x.tensor, len(constants) - 1)
     if np.any(bias):
         posts.insert(0, PostOp(binary="add", tensor=len(constants)))
         constants = (*constants, (bias / y.scale).astype(FLOAT32))
-    zeros = {argument: int(c.zero[0]) for argument, c in ((SRC, x), (DST, y)) if c.zero[0]}
+    scales = {WEIGHTS: (mask if factor.size > 1 else 0, factor)}
     return replace(
         desc,
         node=form.node,
         constants=constants,
         inputs=inputs,
         post_ops=PostOps(desc.output.dims, (*posts, *form.post_ops.ops), constants),
-        scaling=Scaling(
-            {WEIGHTS: (mask if factor.size > 1 else 0, factor)},
-            zeros,
-            weights,
-            _late(x),
-        ),
+        scaling=Scaling(scales, _zeros(x, y), weights, _late(x)),
     )
 
 
@@ -179,41 +178,35 @@ def _late(x: Codes) -> dict[int, int]:
 
 
 def _conv(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
-    x, w = form.inputs[:2]
-    weights, bias = None if w is None else _weights(desc, w, 0), _bias(desc, form)
-    if not _is_read(desc, x) or weights is None or weights.value is None or bias is None:
+    x, w = form.operands
+    weights, bias = _weights(desc, w, 0), _bias(desc, form)
+    if not _is_read(desc, x) or weights is None or bias is None:
         return None
     mask = 0b11 if form.node.attrs.get("group", 1) > 1 else 0b1
     bias = bias.reshape(-1, *[1] * (weights.value.ndim - 2))
     spec = convolution(_scaled(desc, form, weights, mask, bias))
+    if spec is None:
+        return None
 
-    def create_primitive(context: SpecContext) -> BoundPrimitive:
-        assert spec is not None
-        made = spec.create(context)
-        if _WRONG in made.primitive.implementation:
+    def create(context: SpecContext) -> BoundPrimitive:
+        bound = spec.create(context)
+        if _WRONG in bound.primitive.implementation:
             raise DnnlError(UNIMPLEMENTED)
-        return made
+        return bound
 
-    return None if spec is None else replace(spec, create=create_primitive)
-
-
-_WRONG = "gemm_"
-"""What oneDNN 3.2 calls the code that it has for channels apart over three axes, which is wrong for
-some numbers of channels, and for some of threads."""
+    return replace(spec, create=create)
 
 
 def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A product with a constant matrix, or of two matrices of codes."""
-    x, w = form.inputs[:2]
-    if w is not None and desc.constants[w.tensor] is None:
+    x, w = form.operands
+    if desc.constants[w.tensor] is None:
         return _matrices(desc, form) if "MatMul" in form.node.op.name else None
     across, down = (bool(form.node.attrs.get(name, 0)) for name in ("transA", "transB"))
-    weights = None if w is None else _weights(desc, w, 0 if down else 1)
-    bias = _bias(desc, form)
-    if not _is_read(desc, x) or weights is None or weights.value is None or bias is None:
+    weights, bias = _weights(desc, w, 0 if down else 1), _bias(desc, form)
+    if not _is_read(desc, x) or weights is None or bias is None:
         return None
-    assert x is not None
-    dims = _dims(desc, x)
+    dims = desc.dims(x.tensor)
     if weights.value.ndim != 2 or len(dims) < 2:
         return None
     *rows, inner = dims[::-1] if across else dims
@@ -223,28 +216,30 @@ def _matrix(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
 
 def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A product of two matrices of codes; oneDNN takes int8 for the second."""
-    x, w = form.inputs[:2]
-    y = form.output
-    if x is None or w is None or not (_is_read(desc, x) and _is_read(desc, w)):
+    (x, w), y = form.operands, form.output
+    if not (_is_read(desc, x) and _is_read(desc, w)):
         return None
-    ranks = [len(_dims(desc, each)) for each in (x, w)]
+    ranks = [len(desc.dims(codes.tensor)) for codes in (x, w)]
     if min(ranks) < 2 or max(ranks) > _MOST_DIMS or x.tensor == w.tensor:
         return None
     unsigned = _dtype(desc, w) == UINT8
-    zeros = {SRC: int(x.zero[0]), WEIGHTS: int(w.zero[0]) - 128 * unsigned, DST: int(y.zero[0])}
+    zeros = _zeros(x, y)
+    shift = int(w.zero[0]) - 128 * unsigned
+    if shift:
+        zeros[WEIGHTS] = shift
+    scaling = Scaling(
+        {WEIGHTS: (0, x.scale * w.scale / y.scale)},
+        zeros,
+        late=_late(x),
+        signed=(w.tensor,) if unsigned else (),
+    )
+    posts = (*_posts(desc, form), *form.post_ops.ops)
     desc = replace(
         desc,
         node=form.node,
         inputs=(x.tensor, w.tensor),
-        post_ops=PostOps(
-            desc.output.dims, (*_posts(desc, form), *form.post_ops.ops), desc.constants
-        ),
-        scaling=Scaling(
-            {WEIGHTS: (0, x.scale * w.scale / y.scale)},
-            {argument: zero for argument, zero in zeros.items() if zero},
-            late=_late(x),
-            signed=(w.tensor,) if unsigned else (),
-        ),
+        post_ops=PostOps(desc.output.dims, posts, desc.constants),
+        scaling=scaling,
     )
     return batched(desc, max(ranks))
 
@@ -252,19 +247,19 @@ def _matrices(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
 def _sum(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A sum of codes that have the shape of the result and others, which may be constants."""
     y, constants = form.output, desc.constants
-    first, second = sorted(form.inputs, key=lambda codes: not _is_whole(desc, codes))
-    if first is None or second is None or not _is_whole(desc, first):
+    first, second = sorted(form.operands, key=lambda codes: not _is_whole(desc, codes))
+    if not _is_whole(desc, first):
         return None
     read, tensor = [(SRC, first)], second.tensor
-    known = _constant(desc, second)
-    if known is not None:
+    numbers = _constant(desc, second)
+    if numbers is not None:
         tensor = len(constants)
-        constants = (*constants, (known / y.scale).astype(FLOAT32))
+        constants = (*constants, (numbers / y.scale).astype(FLOAT32))
     elif _is_read(desc, second):
         read.append((SRC_1, second))
     else:
         return None
-    if not broadcasts(_dims(desc, second), desc.output.dims):
+    if not broadcasts(desc.dims(second.tensor), desc.output.dims):
         return None
     factors = {argument: (0, codes.scale / y.scale) for argument, codes in read}
     shift = -sum(float(factors[argument][1][0]) * int(c.zero[0]) for argument, c in read)
@@ -273,20 +268,13 @@ def _sum(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     return _by_element(desc, form, first, posts, constants)
 
 
-def _is_whole(desc: OpDesc, codes: Codes | None) -> bool:
-    if codes is None or not _is_read(desc, codes):
-        return False
-    return _dims(desc, codes) == desc.output.dims
-
-
 def _converted(desc: OpDesc, form: Form) -> PrimitiveSpec | None:
     """A conversion to or from codes, exactly as NumPy computes it."""
     (x,), y = form.inputs, form.output
     if x is None or desc.constants[x.tensor] is not None or not desc.output.dims:
         return None
     if desc.output.dtype == FLOAT32:
-        zeros = {SRC: int(x.zero[0])} if x.zero[0] else {}
-        return copy_spec(replace(desc, scaling=Scaling({SRC: (0, x.scale)}, zeros)))
+        return copy_spec(replace(desc, scaling=Scaling({SRC: (0, x.scale)}, _zeros(x))))
     # A copy would multiply by the inverse of the scale.
     posts = [PostOp(binary="div", tensor=len(desc.constants))]
     return _by_element(desc, form, x, posts, (*desc.constants, y.scale))
@@ -303,27 +291,20 @@ def _by_element(
     dims, zero = desc.output.dims, int(form.output.zero[0])
     if not dims:
         return None
-    every = [*posts, *_posts(desc, form)]
-    if zero:
-        every.append(PostOp(Eltwise("linear", 1.0, zero)))
-    spec = binary_spec(replace(desc, post_ops=PostOps(dims, tuple(every), constants)), first.tensor)
     read = [post.tensor for post in posts if post.tensor >= 0 and constants[post.tensor] is None]
-    whole = [i for i in (first.tensor, *read) if _dims(desc, Codes(i)) == dims]
+    chain = [*posts, *_posts(desc, form)]
+    if zero:
+        chain.append(PostOp(Eltwise("linear", 1.0, zero)))
+    spec = binary_spec(replace(desc, post_ops=PostOps(dims, tuple(chain), constants)), first.tensor)
+    whole = [i for i in (first.tensor, *read) if desc.dims(i) == dims]
     return replace(spec, contiguous_inputs=tuple(whole))
 
 
 _FAMILIES: Mapping[str, Callable[[OpDesc, Form], PrimitiveSpec | None]] = {
     "Add": _sum,
-    "Conv": _conv,
-    "ConvInteger": _conv,
-    "DequantizeLinear": _converted,
-    "Gemm": _matrix,
-    "MatMul": _matrix,
-    "MatMulInteger": _matrix,
-    "QGemm": _matrix,
     "QLinearAdd": _sum,
-    "QLinearConv": _conv,
-    "QLinearMatMul": _matrix,
-    "QuantizeLinear": _converted,
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _converted),
+    **dict.fromkeys(("Conv", "ConvInteger", "QLinearConv"), _conv),
+    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger", "QGemm", "QLinearMatMul"), _matrix),
 }
 """by the operation of a form, the function that specifies its primitive"""

@@ -23,7 +23,7 @@ from penstock.ops.registry import MICROSOFT
 from penstock.types import FLOAT32, TensorType
 
 DTYPES: Collection[np.dtype] = frozenset({FLOAT32, INT8, UINT8})
-"""of tensors that such nodes read and make"""
+"""of the inputs and outputs of such nodes"""
 INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.int32)
 
@@ -31,8 +31,8 @@ _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.int32)
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
     """The scales and zero points of tensor ``tensor`` of an ``OpDesc``: one, or one for each index
-    of ``axis``. Real numbers have the scale 1. If the zero point is no constant, tensor ``late``
-    has it."""
+    of ``axis``. Real numbers have the scale 1. A zero point that is no constant is tensor
+    ``late``."""
 
     tensor: int
     scale: np.ndarray = field(default_factory=lambda: _ONE)
@@ -48,9 +48,9 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """An operation of real numbers, any of which may be codes: that of ``node``, of ``inputs``,
-    plus ``bias``, followed by ``post_ops``. The result, at most ``high`` and at least ``low``,
-    becomes ``output``."""
+    """The operation of ``node`` on ``inputs``, which are real numbers or codes, plus ``bias``,
+    followed by ``post_ops``. The result is bounded by ``low`` and ``high``, and stored as
+    ``output``."""
 
     node: Node
     inputs: Sequence[Codes | None]
@@ -59,6 +59,18 @@ class Form:
     high: float = math.inf
     bias: np.ndarray | None = None
     post_ops: PostOps = field(default_factory=PostOps)
+
+    @property
+    def operands(self) -> tuple[Codes, Codes]:
+        """The first two inputs, which no operation of two inputs leaves out."""
+        x, w = self.inputs[:2]
+        assert x is not None and w is not None
+        return x, w
+
+    def within(self, low: float, high: float) -> Form:
+        """The same with its result bounded by ``low`` and ``high``."""
+        bounds = [min(max(bound, low), high) for bound in (self.low, self.high)]
+        return replace(self, low=bounds[0], high=bounds[1])
 
 
 def form_of(desc: OpDesc) -> Form | None:
@@ -92,17 +104,18 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Fo
 
     def form(desc: OpDesc) -> Form | None:
         attrs = desc.node.attrs
-        given = [*desc.inputs, *[-1] * 9][:9]
-        # What has scales of its own is each filter of a convolution, each column of a matrix.
+        index = [desc.index(i) for i in range(9)]
+        # Filters of a convolution and columns of a matrix may have scales of their own.
         axis = 0 if "Conv" in desc.node.op.name or attrs.get("transB") else -1
-        x, w = _codes(desc, *given[:3]), _codes(desc, given[3], given[4], given[5], axis)
-        y = _codes(desc, desc.outputs[0], given[output[0]], given[output[1]])
-        term = desc.constant(bias) if bias >= 0 else None
+        x, w = _codes(desc, *index[:3]), _codes(desc, index[3], index[4], index[5], axis)
+        y = _codes(desc, desc.outputs[0], index[output[0]], index[output[1]])
         if x is None or w is None or y is None or attrs.get("channels_last"):
             return None
+        if bias < 0 or index[bias] < 0:
+            return Form(desc.node, (x, w), y)
+        term = desc.constant(bias)
         if term is None:
-            left_out = bias < 0 or given[bias] < 0
-            return Form(desc.node, (x, w), y) if left_out else None
+            return None
         factor = attrs.get("alpha", 1.0) * x.scale.astype(np.float64) * w.scale
         return Form(desc.node, (x, w), y, bias=term * factor)
 
@@ -111,13 +124,14 @@ def _operation(output: tuple[int, int], bias: int = -1) -> Callable[[OpDesc], Fo
 
 def _conversion(desc: OpDesc) -> Form | None:
     """The form of a QuantizeLinear or DequantizeLinear alone."""
-    given = _parameters(desc, desc.node, dict(zip(desc.node.inputs, desc.inputs, strict=True)))
-    if given is None or not given.single:
+    place = dict(zip(desc.node.inputs, desc.inputs, strict=True))
+    codes = _parameters(desc, desc.node, place)
+    if codes is None or not codes.single:
         return None
     target = Codes(desc.outputs[0])
     if desc.node.op.name == "DequantizeLinear":
-        return Form(desc.node, (given,), target)
-    return Form(desc.node, (Codes(given.tensor),), replace(given, tensor=target.tensor))
+        return Form(desc.node, (codes,), target)
+    return Form(desc.node, (Codes(codes.tensor),), replace(codes, tensor=target.tensor))
 
 
 _FORMS: Mapping[str, Callable[[OpDesc], Form | None]] = {
@@ -132,13 +146,12 @@ _FORMS: Mapping[str, Callable[[OpDesc], Form | None]] = {
     f"{MICROSOFT}.QuantizeLinear": _conversion,
 }
 OPERATIONS = frozenset({*_FORMS, *INTEGERS})
-"""what nodes with codes begin with"""
+"""the first operations of nodes with codes"""
 
 
 def _parameters(desc: OpDesc, node: Node, place: Mapping[Value | None, int]) -> Codes | None:
     """Scale and zero point of a QuantizeLinear or DequantizeLinear, for the tensor it reads."""
-    values = (node.inputs[0], node.outputs[0])
-    types_ = [None if value is None else value.type for value in values]
+    types_ = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
     dtypes = {type_.dtype if isinstance(type_, TensorType) else None for type_ in types_}
     if node.attrs.get("block_size") or node.attrs.get("precision"):
         return None
@@ -153,18 +166,17 @@ def _between_conversions(desc: OpDesc) -> Form | None:
     """The form of a fused node that begins with DequantizeLinear."""
     region = desc.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
-    known: dict[Value | None, Codes] = {}
+    codes_of: dict[Value | None, Codes] = {}
     form = None
     for node in region.nodes:
         if node.op.name == "DequantizeLinear":
             codes = _parameters(desc, node, place)
             if codes is None:
                 return None
-            known[node.outputs[0]] = codes
+            codes_of[node.outputs[0]] = codes
         elif form is None:
             inputs = [
-                None if value is None else known.get(value) or Codes(place[value])
-                for value in node.inputs
+                None if v is None else codes_of.get(v) or Codes(place[v]) for v in node.inputs
             ]
             form = Form(node, inputs, Codes(desc.outputs[0]))
         elif node.op.name == "QuantizeLinear":
@@ -172,11 +184,13 @@ def _between_conversions(desc: OpDesc) -> Form | None:
             if output is None:
                 return None
             form = replace(form, output=output)
+        elif node.op.name == "Relu":
+            form = form.within(0.0, math.inf)
         else:
-            bounds = _BOUNDS[node.op.name](node)
-            if bounds is None:
+            clip = ELTWISE["Clip"](node)
+            if clip is None:
                 return None
-            form = _within(form, *bounds)
+            form = form.within(clip[0].alpha, clip[0].beta)
     return form
 
 
@@ -190,31 +204,14 @@ def _of_integers(desc: OpDesc) -> Form | None:
     if chain is None or cast.outputs[0].type.dtype != FLOAT32:
         return None
     x, w, *zeros = [-1 if v is None else place[v] for v in [*node.inputs, None, None][:4]]
-    one, many = [_ZERO if i < 0 else desc.constants[i] for i in zeros]
-    type_ = desc.tensors[zeros[0]] if one is None else None
-    if many is None or many.ndim > 1 or (type_ is not None and math.prod(type_.dims) > 1):
+    zero, zero_w = [_ZERO if i < 0 else desc.constants[i] for i in zeros]
+    type_ = desc.tensors[zeros[0]] if zero is None else None
+    if zero_w is None or zero_w.ndim > 1 or (type_ is not None and math.prod(type_.dims) > 1):
         return None
     axis = 0 if node.op.name == "ConvInteger" else -1
-    weights = Codes(w, zero=many.reshape(-1).astype(np.int32), axis=axis)
-    if one is None:
+    weights = Codes(w, zero=zero_w.reshape(-1).astype(np.int32), axis=axis)
+    if zero is None:
         source = Codes(x, late=zeros[0])
     else:
-        source = Codes(x, zero=one.reshape(-1).astype(np.int32))
+        source = Codes(x, zero=zero.reshape(-1).astype(np.int32))
     return Form(node, (source, weights), Codes(desc.outputs[0]), post_ops=chain)
-
-
-def _relu(node: Node) -> tuple[float, float]:
-    return 0.0, math.inf
-
-
-def _clip(node: Node) -> tuple[float, float] | None:
-    chain = ELTWISE["Clip"](node)
-    return None if chain is None else (chain[0].alpha, chain[0].beta)
-
-
-_BOUNDS: Mapping[str, Callable[[Node], tuple[float, float] | None]] = {"Clip": _clip, "Relu": _relu}
-
-
-def _within(form: Form, low: float, high: float) -> Form:
-    """``form`` with its result bounded by ``low`` and ``high``."""
-    return replace(form, low=min(max(form.low, low), high), high=max(min(form.high, high), low))
