@@ -94,13 +94,9 @@ def cut(
     upstream of a feed are not among them.
 
     The inputs of the copy are the feeds, its outputs the fetches. An input of ``graph`` that is
-    needed but not fed is read by nodes of the copy without being one of its inputs (see ``unfed``).
+    needed but not fed is read by nodes of the copy without being one of its inputs (see
+    ``captures``).
     """
     copy = clone(graph, feeds, fetches, targets)
     prune(copy)
     return copy
-
-
-def unfed(graph: Graph) -> list[Value]:
-    """The values that nodes read, but that are neither fed, produced nor constant."""
-    return captures(graph)

@@ -78,7 +78,7 @@ LOWER: tuple[Pass, ...] = (
     AssignLayouts(),
 )
 
-PASSES = {each.name: each for each in (*STRUCTURE, *OPTIMIZE, *LOWER)}
+PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER)}
 
 
 def optimize(graph: Graph, context: PassContext | None = None) -> bool:
@@ -88,8 +88,8 @@ def optimize(graph: Graph, context: PassContext | None = None) -> bool:
     """
     context = context or PassContext()
     changed, unchanged_in_a_row = False, 0
-    for each in OPTIMIZE * _MAX_ROUNDS:
-        if run_passes((each,), graph, context):
+    for step in OPTIMIZE * _MAX_ROUNDS:
+        if run_passes((step,), graph, context):
             changed, unchanged_in_a_row = True, 0
         else:
             unchanged_in_a_row += 1
@@ -101,10 +101,10 @@ def optimize(graph: Graph, context: PassContext | None = None) -> bool:
 def run_passes(passes: Sequence[Pass], graph: Graph, context: PassContext) -> bool:
     """Run each of ``passes`` once, in order; return whether any of them changed ``graph``."""
     changed = False
-    for each in passes:
-        changed |= each.run(graph, context)
+    for step in passes:
+        changed |= step.run(graph, context)
         if context.after_pass is not None:
-            context.after_pass(each, graph)
+            context.after_pass(step, graph)
         if os.environ.get(CHECK_PASSES):
-            check_graph(each, graph)
+            check_graph(step, graph)
     return changed

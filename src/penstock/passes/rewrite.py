@@ -18,7 +18,32 @@ def forward(graph: Graph, visit: Visit) -> bool:
     ``True`` if it changed the node in place. When a node is visited, replacements have already been
     applied to its inputs.
     """
-    return _Forward(visit).run(graph)
+    substitution = Substitution()
+    changed = False
+
+    def walk(graph: Graph) -> None:
+        nonlocal changed
+        kept = []
+        for node in graph.nodes:
+            if substitution:
+                substitution.apply(node)
+            for _, inner in node.graphs:
+                walk(inner)
+            values = visit(node)
+            if values is None or isinstance(values, bool):
+                kept.append(node)
+                changed |= bool(values)
+                continue
+            changed = True
+            substitution.drop(node)
+            for old, new in zip(node.outputs, values, strict=False):
+                if old is not None and new is not None:
+                    substitution[old] = new
+        graph.nodes = kept
+        substitution.apply_outputs(graph)
+
+    walk(graph)
+    return changed
 
 
 class Substitution:
@@ -71,6 +96,13 @@ class Substitution:
             graph.outputs = [self.of(value) for value in graph.outputs]
             self.used = True
 
+    def apply_throughout(self, graph: Graph) -> None:
+        """Apply the replacements to ``graph`` and all graphs nested in it."""
+        for inner in graph.graphs() if self else ():
+            for node in inner.nodes:
+                self.apply(node)
+            self.apply_outputs(inner)
+
     def _without_removed(self, nodes: Sequence[Node]) -> list[Node]:
         """``nodes``, with each removed node replaced by the nodes that it depended on."""
         remaining: dict[Node, None] = {}
@@ -86,31 +118,3 @@ class Substitution:
             else:
                 remaining[node] = None
         return list(remaining)
-
-
-class _Forward:
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
-        self.substitution = Substitution()
-        self.changed = False
-
-    def run(self, graph: Graph) -> bool:
-        kept = []
-        for node in graph.nodes:
-            if self.substitution:
-                self.substitution.apply(node)
-            for _, inner in node.graphs:
-                self.run(inner)
-            values = self.visit(node)
-            if values is None or isinstance(values, bool):
-                kept.append(node)
-                self.changed |= bool(values)
-                continue
-            self.changed = True
-            self.substitution.drop(node)
-            for old, new in zip(node.outputs, values, strict=False):
-                if old is not None and new is not None:
-                    self.substitution[old] = new
-        graph.nodes = kept
-        self.substitution.apply_outputs(graph)
-        return self.changed

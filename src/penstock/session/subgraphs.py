@@ -16,10 +16,10 @@ from penstock.analysis.type_inference import infer_types
 from penstock.errors import InvalidInput, LimitExceeded
 from penstock.executors.base import Executor
 from penstock.host import gc_pause
-from penstock.ir.graph import Graph, Node, Value, clone
+from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Unraised
-from penstock.passes.dead_code import cut, unfed
+from penstock.passes.dead_code import cut
 from penstock.session.feeds import checked, convert
 from penstock.types import ANY, AnyType, TensorType, Type
 
@@ -212,7 +212,7 @@ class Subgraphs:
         fetched = [self.value(name, "fetch") for name in fetches]
         target_values, nodes = self._targets(targets)
         graph = cut(self._graph, fed, [*fetched, *target_values], nodes)
-        missing = unfed(graph)
+        missing = captures(graph)
         if missing:
             names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")

@@ -12,13 +12,13 @@ import pytest
 import penstock as ps
 from penstock.analysis.interpreter import interpret
 from penstock.analysis.type_inference import infer_types
-from penstock.ir.graph import Graph, Model, Node, Value, clone
+from penstock.ir.graph import Graph, Model, Node, Value, captures, clone
 from penstock.ir.op import Kernel, Op
 from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.ops import find
 from penstock.ops.common.shape_rules import same_type
 from penstock.passes.context import PassContext
-from penstock.passes.dead_code import cut, prune, unfed
+from penstock.passes.dead_code import cut, prune
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants, owned_bytes
 from penstock.passes.optimize.simplify import Simplify
@@ -284,7 +284,7 @@ def test_a_feed_cuts_off_what_is_upstream_of_it():
     values = {v.name: v for n in graph.nodes for v in (*n.inputs, *n.outputs)}
     part = cut(graph, [values["b"], values["w"]], [values["y"]])
     assert ops(part) == {"Add": 1}
-    assert [v.name for v in unfed(cut(graph, [values["b"]], [values["y"]]))] == ["w"]
+    assert [v.name for v in captures(cut(graph, [values["b"]], [values["y"]]))] == ["w"]
     assert ops(graph) == {"Exp": 1, "Neg": 1, "Add": 1}  # the model itself is untouched
 
 

@@ -36,7 +36,7 @@ def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
         if fitting[node.device] is None:
             missing.setdefault(node.device, []).append(node.label)
     if missing:
-        names = "; ".join(f"{name!r}, for {', '.join(who)}" for name, who in missing.items())
+        names = "; ".join(f"{name!r}, for {', '.join(nodes)}" for name, nodes in missing.items())
         raise InvalidModel(
             f"nodes name devices that are not among those of the session, "
             f"{', '.join(devices)}: {names}. Give it more with devices=, or leave that option out, "

@@ -4,9 +4,8 @@ chains of elementwise operations.
     x -> Conv -> Add -> Relu -> y      becomes      x -> Fused(Conv Add Relu) -> y
                   z -'                              z -'
 
-This pass proposes chains. A ``FusionPolicy`` decides: whether a backend has a kernel for a chain,
-and whether that kernel is expected to be faster than the nodes one by one. Only chains that are
-decided for are replaced.
+This pass proposes chains. A ``FusionPolicy`` decides whether a backend has a kernel for a chain,
+and whether that kernel is expected to be faster than the nodes one by one. Other chains stay.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Fuse(Pass):
         changed = False
         for heavy in (True, False):
             readers = readers_of(graph)
-            # A node that others wait for by a control edge must keep its own moment.
+            # A node with outgoing control edges must run at its own time.
             awaited = {before for node in graph.walk() for before in node.control_inputs}
             for subgraph in list(graph.graphs()):
                 search = _ChainSearch(subgraph, readers, awaited, context.fusion)
@@ -93,9 +92,10 @@ class _ChainSearch:
         self.awaited = awaited
         self.policy = policy
         self.replacements: dict[Node, Node] = {}
-        # Nodes of chains that are faster apart, and so is every part of these chains.
+        # Nodes of chains that are faster unfused, as are all parts of these chains.
         self.left: set[Node] = set()
-        # Whether the last chain could not even begin: the next one, one node on, probably cannot.
+        # Whether there was no kernel for the first two nodes of the last chain: probably, there is
+        # none for those of the next chain, which is the same chain without its first node.
         self.doubtful = False
 
     def run(self, heavy: bool) -> None:
@@ -216,7 +216,4 @@ def _replace(graph: Graph, replacements: Mapping[Node, Node]) -> None:
         if replacement is not node or node not in replacements:
             nodes.append(replacement)
     graph.nodes = nodes
-    for subgraph in graph.graphs():
-        for node in subgraph.nodes:
-            substitution.apply(node)
-        substitution.apply_outputs(subgraph)
+    substitution.apply_throughout(graph)

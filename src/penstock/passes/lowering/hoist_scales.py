@@ -1,5 +1,9 @@
-"""Numbers that the operands of a product are multiplied by, as attention does with its queries and
-keys: what is multiplied by them instead is the product, where a backend does it on the way.
+"""Move scalar factors from the operands of a product to its result.
+
+Attention scales its queries and keys. A backend that fuses multiplies the result of a MatMul in the
+same kernel, and saves the multiplications of the operands::
+
+    MatMul(Mul(q, 0.5), Transpose(Mul(k, 0.5)))      becomes      Mul(MatMul(q, Transpose(k)), 0.25)
 """
 
 from __future__ import annotations
@@ -13,11 +17,14 @@ from penstock.passes.dead_code import prune
 from penstock.types import FLOAT32, TensorType
 
 _MOST_VIEWS = 8
+_SMALLEST, _LARGEST = 1e-6, 1e6
+
+_FACTORS = {"Mul": (1, 0), "Div": (1,)}
+"""the inputs of an operation that may be the constant factor"""
 
 
 class HoistScales(Pass):
-    """Multiply the result of a MatMul instead of its operands, for backends that do it in the same
-    kernel."""
+    """Multiply the result of a MatMul instead of its operands, where a backend fuses nodes."""
 
     name = "hoist_scales"
     requires = frozenset({Property.TYPED})
@@ -36,7 +43,7 @@ class HoistScales(Pass):
                     continue
                 factor = _unscale(node, 0, readers, inside) * _unscale(node, 1, readers, inside)
                 if factor != 1.0:
-                    nodes.append(_times(node, factor))
+                    nodes.append(_scale_output(node, factor))
                     changed = True
             inner.nodes = nodes
         if changed:
@@ -45,40 +52,39 @@ class HoistScales(Pass):
 
 
 def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
-    """Let ``node`` read what its input ``i`` is a multiple of; return the factor, 1 if none."""
+    """Skip a multiplication by a constant behind input ``i`` of ``node``, on the other side of
+    views; return the factor, 1 if there is none."""
     for _ in range(_MOST_VIEWS):
         value = node.inputs[i]
         before = None if value is None else value.producer
         if value is None or before is None or readers.get(value) != [node]:
-            return 1.0
-        if before not in inside:
-            return 1.0
-        if before.op.domain or before.control_inputs:
-            return 1.0
+            break
+        if before not in inside or before.op.domain or before.control_inputs:
+            break
         if before.op.view:
             node, i = before, 0
             continue
-        for j in (1, 0) if before.op.name == "Mul" else (1,) if before.op.name == "Div" else ():
-            known, x = before.inputs[j], before.inputs[1 - j]
-            if known is None or x is None or known.const is None or known.const.size != 1:
+        for j in _FACTORS.get(before.op.name, ()):
+            factor, x = before.inputs[j], before.inputs[1 - j]
+            const = None if factor is None else factor.const
+            if x is None or const is None or const.size != 1 or const.dtype != FLOAT32:
                 continue
-            number = float(known.const.reshape(()))
-            if known.const.dtype != FLOAT32 or not 1e-6 < abs(number) < 1e6 or not _same(x, value):
+            number = float(const.reshape(()))
+            if not _SMALLEST < abs(number) < _LARGEST or not _are_of_one_type(x, value):
                 continue
             readers[x] = [node if reader is before else reader for reader in readers[x]]
             node.inputs[i] = x
             return number if before.op.name == "Mul" else 1 / number
-        return 1.0
+        break
     return 1.0
 
 
-def _same(a: Value, b: Value) -> bool:
-    kinds = a.type, b.type
-    return isinstance(kinds[0], TensorType) and kinds[0].shape is not None and kinds[0] == kinds[1]
+def _are_of_one_type(a: Value, b: Value) -> bool:
+    return isinstance(a.type, TensorType) and a.type.shape is not None and a.type == b.type
 
 
-def _times(node: Node, factor: float) -> Node:
-    """A node that multiplies what ``node`` makes, under the name that this had."""
+def _scale_output(node: Node, factor: float) -> Node:
+    """A node that multiplies the result of ``node``, and takes over its output."""
     (output,) = node.outputs
     op = find("Mul")
     assert output is not None and op is not None

@@ -1,13 +1,12 @@
-"""Transfers between the memories of backends, where a node cannot read what another has made."""
+"""Insert transfers where a node reads a value that is in the memory of another backend."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from penstock.ir.graph import Graph, Node, Value, captures
 from penstock.ops.internal.transfer import HOST, TRANSFER
 from penstock.ops.onnx.control_flow import is_control
 from penstock.passes.context import Pass, PassContext, Place, Property
+from penstock.passes.rewrite import Substitution
 
 
 class InsertTransfers(Pass):
@@ -50,12 +49,11 @@ def _insert(graph: Graph, placement: dict[Node, Place]) -> None:
             value, source = read(value, home), home
         key = (value, there.memory)
         if key not in moved:
-            copy = Value(f"{value.name}/{there.memory}", value.type)
+            name = f"{value.name}/{there.memory}"
+            copy = Value(name, value.type)
             attrs = {"source": source.backend, "target": there.backend}
             origin = value.producer.origin if value.producer is not None else ""
-            node = Node(
-                TRANSFER, [value], [copy], attrs, name=f"{value.name}/{there.memory}", origin=origin
-            )
+            node = Node(TRANSFER, [value], [copy], attrs, name=name, origin=origin)
             nodes.append(node)
             placement[node] = there if there.memory != HOST else source
             moved[key] = copy
@@ -67,24 +65,13 @@ def _insert(graph: Graph, placement: dict[Node, Place]) -> None:
             if value is not None:
                 node.inputs[i] = read(value, place)
         for _, inner in node.graphs:
-            _rewire(inner, {v: new for v in captures(inner) if (new := read(v, home)) is not v})
+            substitution = Substitution()
+            for value in captures(inner):
+                if (copy := read(value, home)) is not value:
+                    substitution[value] = copy
+            substitution.apply_throughout(inner)
         nodes.append(node)
         if place.memory != HOST:
             places.update((v, place) for v in node.outputs if v is not None)
-    graph.nodes[:] = nodes
     graph.outputs[:] = [read(value, home) for value in graph.outputs]
     graph.nodes[:] = nodes
-
-
-def _rewire(graph: Graph, new: dict[Value, Value]) -> None:
-    """Let a nested graph take other values from around it."""
-    if not new:
-        return
-
-    def changed(values: Iterable[Value | None]) -> list[Value | None]:
-        return [v if v is None else new.get(v, v) for v in values]
-
-    for node in graph.walk():
-        node.inputs[:] = changed(node.inputs)
-    for each in graph.graphs():
-        each.outputs[:] = [new.get(v, v) for v in each.outputs]

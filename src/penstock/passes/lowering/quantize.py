@@ -1,9 +1,8 @@
-"""Operations of real numbers that are there as 8-bit codes: DequantizeLinear before them, and
-QuantizeLinear behind, as tools that quantise models write it.
+"""Rewrite float32 operations between DequantizeLinear and QuantizeLinear to work on 8-bit codes.
 
-What only moves codes is asked for codes. Convolutions, products and sums become one node with the
-conversions around them, which a backend may have a kernel of integers for; to all others such a
-node means what it is made of.
+Operations that only move elements move the codes instead. Convolutions, products and sums become
+one fused node with the conversions around them, for which a backend may have an integer kernel; on
+other backends its parts run one after the other.
 """
 
 from __future__ import annotations
@@ -22,18 +21,14 @@ from penstock.passes.rewrite import Substitution, forward
 from penstock.types import FLOAT32, TensorType
 
 BOUNDING = frozenset({"Clip", "Relu"})
-"""what may stand between these and the conversion of their results"""
-MOVING = {
-    **dict.fromkeys(
-        """
-        DepthToSpace Expand Flatten Gather GatherElements GatherND Identity MaxPool Reshape Slice
-        SpaceToDepth Squeeze Tile Transpose Unsqueeze
-        """.split(),  # noqa: SIM905 - names are easier to read without quotes
-        1,
-    ),
-    "Concat": 0,
-}
-"""what gives elements of its first inputs as they are, and of how many: 0 stands for all"""
+"""operations that may stand between one of ``COMPUTING`` and the conversion of its result"""
+MOVING = frozenset(
+    """
+    Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity MaxPool Reshape Slice
+    SpaceToDepth Squeeze Tile Transpose Unsqueeze
+    """.split()  # noqa: SIM905 - names are easier to read without quotes
+)
+"""operations whose result consists of elements of the first input; a Concat's, of all inputs"""
 
 _MOST_BOUNDS = 2
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -61,77 +56,79 @@ class Quantize(Pass):
         return changed
 
 
-def _is_alone(node: Node, apart: Collection[Node]) -> bool:
-    """Whether a node waits for what it reads only, and only who reads it waits for it."""
-    return not node.control_inputs and node not in apart and len(node.outputs) == 1
+def _is_alone(node: Node, awaited: Collection[Node]) -> bool:
+    """Whether a node has one output and no control edges."""
+    return not node.control_inputs and node not in awaited and len(node.outputs) == 1
 
 
-def _apart(graph: Graph) -> set[Node]:
-    """The nodes that others wait for without reading anything of them."""
+def _awaited(graph: Graph) -> set[Node]:
+    """The nodes with outgoing control edges."""
     return {before for node in graph.walk() for before in node.control_inputs}
 
 
 class _Moving:
-    """A visit of each QuantizeLinear: what it reads may be had of codes that are the same."""
+    """A visit of each QuantizeLinear: drop it if its input only moves elements whose codes are the
+    codes that it would compute."""
 
     def __init__(self, graph: Graph) -> None:
         self.readers = readers_of(graph)
-        self.apart = _apart(graph)
+        self.awaited = _awaited(graph)
 
     def __call__(self, node: Node) -> Sequence[Value | None] | None:
-        if not is_conversion(node, "QuantizeLinear") or node in self.apart:
+        if not is_conversion(node, "QuantizeLinear") or node in self.awaited:
             return None
         value, output = node.inputs[0], node.outputs[0]
         moving = None if value is None else value.producer
         if value is None or output is None or moving is None or moving.op.domain:
             return None
-        if len(self.readers.get(value, ())) != 1 or not _is_alone(moving, self.apart):
+        if len(self.readers.get(value, ())) != 1 or not _is_alone(moving, self.awaited):
             return None
         if moving.op.name not in MOVING:
             return None
-        count = MOVING[moving.op.name] or len(moving.inputs)
-        before = [producer(each, "DequantizeLinear") for each in moving.inputs[:count]]
-        if not all(each is not None and _are_inverse(each, node) for each in before):
+        count = len(moving.inputs) if moving.op.name == "Concat" else 1
+        sources = [producer(operand, "DequantizeLinear") for operand in moving.inputs[:count]]
+        if not all(source is not None and _are_inverse(source, node) for source in sources):
             return None
-        moving.inputs[:count] = [each.inputs[0] for each in before if each is not None]
+        moving.inputs[:count] = [source.inputs[0] for source in sources if source is not None]
         value.type = output.type
         self.readers[value] = self.readers.get(output, [])
         return (value,)
 
 
 def _are_inverse(before: Node, after: Node) -> bool:
-    """Whether codes that are dequantised and then quantised come back as they were."""
-    kinds = [
-        each.type for node in (before, after) for each in (node.inputs[0], node.outputs[0]) if each
-    ]
-    dtypes = [kind.dtype if isinstance(kind, TensorType) else None for kind in kinds]
+    """Whether codes that are dequantised and then quantised are the same again."""
+    values = [v for node in (before, after) for v in (node.inputs[0], node.outputs[0]) if v]
+    dtypes = [v.type.dtype if isinstance(v.type, TensorType) else None for v in values]
     if dtypes not in ([INT8, FLOAT32, FLOAT32, INT8], [UINT8, FLOAT32, FLOAT32, UINT8]):
         return False
-    one, other = _parameters(before), _parameters(after)
-    # Of a scale that is no denormal number, nor near infinity, products and quotients are right.
-    return one is not None and one == other and _SMALLEST < one[0] < _LARGEST
+    parameters = _parameters(before)
+    if parameters is None or parameters != _parameters(after):
+        return False
+    # With a scale near infinity or denormal, products and quotients lose digits.
+    return _SMALLEST < parameters[0] < _LARGEST
 
 
 def _parameters(node: Node) -> tuple[float, int] | None:
-    """The scale and zero point of a conversion, if they are known and one for all elements."""
+    """The scale and zero point of a conversion, if both are constant and one for all elements."""
     scale, zero = [*node.inputs, None][1:3]
-    if scale is None or scale.const is None or scale.const.dtype != FLOAT32:
+    scales = None if scale is None else scale.const
+    zeros = np.zeros(1) if zero is None else zero.const
+    if scales is None or zeros is None or scales.dtype != FLOAT32:
         return None
-    if scale.const.size != 1 or (zero is not None and zero.const is None):
+    if not scales.size == zeros.size == 1:
         return None
-    known = np.zeros(1) if zero is None or zero.const is None else zero.const
-    return (float(scale.const.item()), int(known.item())) if known.size == 1 else None
+    return float(scales.item()), int(zeros.item())
 
 
 class _Computing:
-    """A walk that puts one node in the place of an operation and the conversions around it, which
-    ends with one of the operations ``last``."""
+    """A walk that fuses each operation with the conversions around it. The fused nodes end with one
+    of the operations ``last``."""
 
     def __init__(
         self, graph: Graph, accepts: Callable[[Node], bool], last: Collection[str]
     ) -> None:
         self.readers = readers_of(graph)
-        self.apart = _apart(graph)
+        self.awaited = _awaited(graph)
         self.accepts = accepts
         self.last = last
         self.substitution = Substitution()
@@ -142,49 +139,49 @@ class _Computing:
             self.substitution.apply(node)
             for _, inner in node.graphs:
                 self.run(inner)
-            made = self.instead(node, inside) if node.op.name in self.last else None
-            if made is not None:
-                (old,), (new,) = node.outputs, made.outputs
+            replacement = self.fused(node, inside) if node.op.name in self.last else None
+            if replacement is not None:
+                (old,), (new,) = node.outputs, replacement.outputs
                 assert old is not None and new is not None
                 self.substitution[old] = new
-            kept.append(node if made is None else made)
+            kept.append(replacement or node)
         graph.nodes = kept
         self.substitution.apply_outputs(graph)
         return len(self.substitution) > 0
 
-    def instead(self, last: Node, inside: Collection[Node]) -> Node | None:
-        """The node that does what ``last``, those that it alone follows, and conversions before
-        them do; None if there is none that is accepted."""
+    def fused(self, last: Node, inside: Collection[Node]) -> Node | None:
+        """The fused node of copies of the conversions of operands, the operation, and the nodes
+        behind it up to ``last``; None if there is none that is accepted."""
         chain = self.chain(last, inside)
         if chain is None:
             return None
-        found = [producer(value, "DequantizeLinear") for value in chain[0].inputs]
-        before = dict.fromkeys([each for each in found if each is not None])
-        if not before or not all(_is_alone(each, self.apart) for each in before):
+        sources = [producer(value, "DequantizeLinear") for value in chain[0].inputs]
+        before = dict.fromkeys([source for source in sources if source is not None])
+        if not before or not all(_is_alone(source, self.awaited) for source in before):
             return None
         copies: list[Node] = []
-        instead: dict[Value | None, Value | None] = {}
+        copy_of: dict[Value | None, Value | None] = {}
         for node in (*before, *chain):
-            output = node.outputs[0]
+            (output,) = node.outputs
             assert output is not None
-            inputs = [instead.get(value, value) for value in node.inputs]
-            instead[output] = made = Value(output.name, output.type)
+            inputs = [copy_of.get(value, value) for value in node.inputs]
+            copy_of[output] = copy = Value(output.name, output.type)
             copies.append(
-                Node(node.op, inputs, [made], node.attrs, name=node.name, origin=node.origin)
+                Node(node.op, inputs, [copy], node.attrs, name=node.name, origin=node.origin)
             )
         candidate = fused(copies)
         return candidate if self.accepts(candidate) else None
 
     def chain(self, last: Node, inside: Collection[Node]) -> list[Node] | None:
-        """The nodes from one that computes up to the ``last``."""
+        """The nodes from one of ``COMPUTING`` to ``last``, each read by the next one alone."""
         chain = [last]
         while chain[0].op.name not in COMPUTING:
             value = chain[0].inputs[0]
             node = None if value is None else value.producer
-            if node is None or len(self.readers.get(value, ())) != 1:  # type: ignore[arg-type]
+            if value is None or node is None or len(self.readers.get(value, ())) != 1:
                 return None
             if node.op.name not in COMPUTING | BOUNDING or len(chain) > _MOST_BOUNDS + 1:
                 return None
             chain.insert(0, node)
-        fits = all(each in inside and _is_alone(each, self.apart) for each in chain)
-        return chain if fits and not any(each.op.domain for each in chain[:-1]) else None
+        fits = all(node in inside and _is_alone(node, self.awaited) for node in chain)
+        return chain if fits and not any(node.op.domain for node in chain[:-1]) else None
