@@ -7,7 +7,6 @@ these. Expected results come from ONNX Runtime, which runs opsets from 7 on, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -582,9 +581,8 @@ def test_upgrade_tables_cover_every_operation_with_several_versions() -> None:
         assert listed or registered or len(numbers) == 1, name
         if (domain, name) in UPGRADES:
             assert name not in UNCHANGED
-            upgrades = UPGRADES[domain, name]
-            assert upgrades[0].first == numbers[0]
-            assert all(a.last + 1 == b.first for a, b in pairwise(upgrades))
+            last = [version for version, _ in UPGRADES[domain, name]]
+            assert numbers[0] <= last[0] and last == sorted(last)
     names = {name for _, name in versions()}
     assert set(UNCHANGED) <= names
     assert {name for _, name in UPGRADES} <= names

@@ -51,7 +51,7 @@ from penstock.frontends.onnx.scopes import (
 )
 from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.types import value_type
-from penstock.frontends.onnx.upgrades import Meaning, Rule, meaning
+from penstock.frontends.onnx.upgrades import Meaning, meaning
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -293,17 +293,13 @@ class _Importer:
         old = NodeUpgrade(
             name, inputs, outputs, attrs, types=self.types, unique=self.names.unique, origin=origin
         )
-        old.version = meaning.schema.version
-        self.upgrade(old, meaning.rule, key)
+        old.op, old.version = meaning.schema.name, meaning.schema.version
+        try:
+            meaning.rule(old)
+        except ConversionError as error:
+            self.diagnostics.record(error, _full_name(*key), origin, origin)
         into += old.nodes
         return None
-
-    def upgrade(self, old: NodeUpgrade, rule: Rule, key: tuple[str, str]) -> None:
-        """Write a node of an older version as nodes of the current ones."""
-        try:
-            rule(old)
-        except ConversionError as error:
-            self.diagnostics.record(error, _full_name(*key), old.origin, old.origin)
 
     def meaning(self, domain: str, op_type: str, context: ImportContext) -> Meaning | Refusal:
         """What the nodes of one operation mean in a context, or why they are refused."""

@@ -27,9 +27,10 @@ def current(name: str) -> tuple[Op, OnnxSchema]:
 
 
 class NodeUpgrade(NodeBuilder):
-    """A node of schema version ``version``. Emitted nodes are of the current versions, and get the
-    defaults of these for attributes that are not given."""
+    """A node of operation ``op`` in schema version ``version``. Emitted nodes are of the current
+    versions, and get the defaults of these for attributes that are not given."""
 
+    op: str
     version: int
 
     def input(self, index: int) -> Value:

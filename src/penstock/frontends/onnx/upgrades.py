@@ -33,50 +33,79 @@ from penstock.types import BOOL, FLOAT32
 
 Rule = Callable[[NodeUpgrade], None]
 
+UPGRADES: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
+"""Rules by domain and name, each with the last version that it is for, in ascending order."""
 
-@dataclass(frozen=True, slots=True)
-class Upgrade:
-    """The rule for versions ``first`` to ``last`` of an operation."""
 
-    first: int
-    last: int
-    rule: Rule
+def upgrade(last: int, *names: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """A decorator that registers a rule for operations up to version ``last``."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            UPGRADES.setdefault((domain, name), []).append((last, rule))
+        return rule
+
+    return register
+
+
+upgrade(1, "FlexAttention", domain="ai.onnx.preview")(flex_attention)
+upgrade(8, "Scan")(scan_8)
 
 
 # Rules that serve many operations.
 
-
-def to(name: str, **attrs: Any) -> Rule:
-    """Operation ``name`` of the same inputs; attributes that it lacks are left out."""
-
-    def rule(old: NodeUpgrade) -> None:
-        old.become(name, old.inputs, {**old.attrs, **attrs})
-
-    return rule
+_REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare"
 
 
-def axes_to_input(name: str) -> Rule:
-    """The attribute ``axes`` became an input; absent or empty, it stands for all axes."""
+@upgrade(6, "Gemm", "GRU", "LSTM", "RNN")
+@upgrade(3, "Concat")
+@upgrade(11, "Scatter")
+@upgrade(15, "RoiAlign")
+@upgrade(19, "GridSample")
+def other_attributes(old: NodeUpgrade) -> None:
+    """The same inputs; attributes that the current version lacks are left out, those that it has
+    now get the old meaning."""
+    name = {"Scatter": "ScatterElements"}.get(old.op, old.op)
+    attrs = {**_OLD_DEFAULTS.get(old.op, {}), **old.attrs}
+    for key, values in _RENAMED_VALUES.items():
+        if key in attrs:
+            attrs[key] = values.get(attrs[key], attrs[key])
+    old.become(name, old.inputs, attrs)
 
-    def rule(old: NodeUpgrade) -> None:
-        axes = old.attrs.get("axes")
-        inputs = [old.input(0), old.constant(np.array(axes, np.int64))] if axes else old.inputs
-        old.become(name, inputs, old.attrs)
 
-    return rule
+_OLD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "Concat": {"axis": 1},
+    "RoiAlign": {"coordinate_transformation_mode": "output_half_pixel"},
+}
+_RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "direction": {"foward": "forward"},  # a misspelt default of a first version
+    "mode": {"bilinear": "linear", "bicubic": "cubic"},
+}
 
 
-def legacy_broadcast(name: str) -> Rule:
+@upgrade(17, *(f"Reduce{name}" for name in _REDUCTIONS.split()))
+@upgrade(12, "ReduceSum", "Squeeze", "Unsqueeze")
+@upgrade(9, "TopK")
+@upgrade(4, "Reshape")
+def attribute_to_input(old: NodeUpgrade) -> None:
+    """An attribute became the second input. Without axes, all are reduced or squeezed."""
+    key = {"Reshape": "shape", "TopK": "k"}.get(old.op, "axes")
+    entries = old.attrs.get(key)
+    if entries is None and key == "shape":
+        raise NodeError("lacks attribute 'shape'; add it")
+    inputs = [old.input(0)]
+    if entries or key != "axes" or old.op == "Unsqueeze":
+        inputs.append(old.constant([entries] if key == "k" else entries))
+    old.become(old.op, inputs, old.attrs)
+
+
+@upgrade(6, "Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
+def legacy_broadcast(old: NodeUpgrade) -> None:
     """Binary operations before NumPy's broadcasting: ``axis`` says where B's dims stand in A's."""
-
-    def rule(old: NodeUpgrade) -> None:
-        a, b = old.input(0), old.input(1)
-        axis = old.attrs.get("axis")
-        if old.attrs.get("broadcast") and axis is not None:
-            b = aligned(old, axis)
-        old.become(name, [a, b])
-
-    return rule
+    b, axis = old.input(1), old.attrs.get("axis")
+    if old.attrs.get("broadcast") and axis is not None:
+        b = aligned(old, axis)
+    old.become(old.op, [old.input(0), b])
 
 
 def aligned(old: NodeUpgrade, axis: int) -> Value:
@@ -100,25 +129,21 @@ def rank_of(old: NodeUpgrade, value: Value) -> Value:
     return old.emit("Size", [old.emit("Shape", [value])])
 
 
-def integral_p(name: str) -> Rule:
-    """Lp pooling whose ``p`` was a float."""
-
-    def rule(old: NodeUpgrade) -> None:
-        p = old.attrs["p"]
-        if not float(p).is_integer():
-            raise InexpressibleError(
-                f"p = {p} is not a whole number, and no other norm is supported"
-            )
-        if name == "LpPool" and "kernel_shape" not in old.attrs:
-            raise NodeError("lacks attribute 'kernel_shape'; add it")
-        old.become(name, old.inputs, {**old.attrs, "p": int(p)})
-
-    return rule
+@upgrade(1, "GlobalLpPool", "LpPool")
+def integral_p(old: NodeUpgrade) -> None:
+    """``p`` was a float."""
+    p = old.attrs["p"]
+    if not float(p).is_integer():
+        raise InexpressibleError(f"p = {p} is not a whole number, and no other norm is supported")
+    if old.op == "LpPool" and "kernel_shape" not in old.attrs:
+        raise NodeError("lacks attribute 'kernel_shape'; add it")
+    old.become(old.op, old.inputs, {**old.attrs, "p": int(p)})
 
 
 # Rules of one operation each.
 
 
+@upgrade(13, "BatchNormalization")
 def batch_normalization(old: NodeUpgrade) -> None:
     """The mode was given by ``is_test``, and from version 7 to 13 by the number of outputs; with
     ``spatial`` 0, statistics were kept for each element instead of each channel.
@@ -148,6 +173,7 @@ def batch_normalization(old: NodeUpgrade) -> None:
     old.become("Add", [old.emit("Mul", [shifted, factor]), bias], outputs=old.outputs[:1])
 
 
+@upgrade(5, "Cast")
 def cast(old: NodeUpgrade) -> None:
     """The target was named by a string."""
     code = ELEMENT_TYPES.get(old.attrs["to"].upper())
@@ -156,6 +182,7 @@ def cast(old: NodeUpgrade) -> None:
     old.become("Cast", old.inputs, {**old.attrs, "to": code})
 
 
+@upgrade(10, "Clip")
 def clip(old: NodeUpgrade) -> None:
     """The bounds were attributes."""
     x = old.input(0)
@@ -166,11 +193,7 @@ def clip(old: NodeUpgrade) -> None:
     old.become("Clip", inputs)
 
 
-def concat(old: NodeUpgrade) -> None:
-    """The axis was 1 unless given."""
-    old.become("Concat", old.inputs, {"axis": 1, **old.attrs})
-
-
+@upgrade(11, "Dropout")
 def dropout(old: NodeUpgrade) -> None:
     """The ratio was an attribute; so was the mode, which versions 7 to 11 fix to inference. Before
     version 10 the mask had the dtype of the input.
@@ -189,6 +212,7 @@ def dropout(old: NodeUpgrade) -> None:
     old.become("CastLike", [bool_mask, x], outputs=[mask])
 
 
+@upgrade(20, "GroupNormalization")
 def group_normalization(old: NodeUpgrade) -> None:
     """Scale and bias were per group: groups are the channels of an InstanceNormalization."""
     x = old.input(0)
@@ -199,41 +223,18 @@ def group_normalization(old: NodeUpgrade) -> None:
     old.become("Reshape", [result, old.emit("Shape", [x])], {"allowzero": 1})
 
 
-def grid_sample(old: NodeUpgrade) -> None:
-    """The modes had the names of image processing."""
-    modes = {"bilinear": "linear", "bicubic": "cubic"}
-    mode = old.attrs["mode"]
-    old.become("GridSample", old.inputs, {**old.attrs, "mode": modes.get(mode, mode)})
-
-
+@upgrade(10, "Pad")
 def pad(old: NodeUpgrade) -> None:
     """Pads and value were attributes."""
     x = old.input(0)
     pads = old.attrs["paddings" if old.version < 2 else "pads"]
-    inputs = [x, old.constant(np.array(pads, np.int64))]
+    inputs = [x, old.constant(pads)]
     if old.attrs["value"]:
         inputs.append(old.like(old.attrs["value"], x))
     old.become("Pad", inputs, old.attrs)
 
 
-def recurrent(name: str) -> Rule:
-    """The first versions have a flag about outputs, and one a misspelt default."""
-
-    def rule(old: NodeUpgrade) -> None:
-        direction = old.attrs["direction"]
-        direction = "forward" if direction == "foward" else direction
-        old.become(name, old.inputs, {**old.attrs, "direction": direction})
-
-    return rule
-
-
-def reshape(old: NodeUpgrade) -> None:
-    """The shape was an attribute."""
-    if "shape" not in old.attrs:
-        raise NodeError("lacks attribute 'shape'; add it")
-    old.become("Reshape", [old.input(0), old.constant(np.array(old.attrs["shape"], np.int64))])
-
-
+@upgrade(10, "Resize", "Upsample")
 def resample(old: NodeUpgrade) -> None:
     """Upsample, and Resize as it began: output i is taken from i / scale of the input.
 
@@ -263,6 +264,7 @@ def resample(old: NodeUpgrade) -> None:
 _HALF_PIXEL_ROUNDING = {"floor": "round_prefer_ceil", "round_prefer_floor": "ceil"}
 
 
+@upgrade(12, "Resize")
 def resize_11(old: NodeUpgrade) -> None:
     """One coordinate mode was dropped later, and unused inputs were empty tensors."""
     x, roi, scales = old.input(0), old.optional(1), old.optional(2)
@@ -282,15 +284,16 @@ def resize_11(old: NodeUpgrade) -> None:
     old.become("Resize", inputs, attrs)
 
 
+@upgrade(9, "Slice")
 def slice_1(old: NodeUpgrade) -> None:
     """Starts, ends and axes were attributes."""
-    starts = old.attrs["starts"]
-    ends = old.attrs["ends"]
+    starts, ends = old.attrs["starts"], old.attrs["ends"]
     axes = old.attrs.get("axes") or list(range(len(starts)))
-    constants = [old.constant(np.array(x, np.int64)) for x in (starts, ends, axes)]
+    constants = [old.constant(x) for x in (starts, ends, axes)]
     old.become("Slice", [old.input(0), *constants])
 
 
+@upgrade(17, "Split")
 def split(old: NodeUpgrade) -> None:
     """The lengths were an attribute (in version 1 also an input of the data's type); without them,
     the data are cut into as many parts as there are outputs.
@@ -298,7 +301,7 @@ def split(old: NodeUpgrade) -> None:
     attrs = {"axis": old.attrs.get("axis", 0)}
     lengths, given = old.attrs.get("split"), old.optional(1)
     if lengths:
-        given = old.constant(np.array(lengths, np.int64))
+        given = old.constant(lengths)
     elif given is not None and old.version < 2:
         given = old.emit("Cast", [given], to=ELEMENT_TYPES["INT64"])
     if given is None:
@@ -306,56 +309,6 @@ def split(old: NodeUpgrade) -> None:
     else:
         old.become("Split", [old.input(0), given], attrs)
 
-
-def top_k(old: NodeUpgrade) -> None:
-    """The number was an attribute."""
-    old.become("TopK", [old.input(0), old.constant([old.attrs["k"]])], old.attrs)
-
-
-def unsqueeze(old: NodeUpgrade) -> None:
-    """The axes were an attribute."""
-    axes = np.array(old.attrs["axes"], np.int64)
-    old.become("Unsqueeze", [old.input(0), old.constant(axes)])
-
-
-_BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less")
-_REDUCE = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-
-UPGRADES: Mapping[tuple[str, str], tuple[Upgrade, ...]] = {
-    **{("", name): (Upgrade(1, 6, legacy_broadcast(name)),) for name in _BINARY},
-    **{
-        ("", f"Reduce{name}"): (Upgrade(1, 17, axes_to_input(f"Reduce{name}")),) for name in _REDUCE
-    },
-    ("", "BatchNormalization"): (Upgrade(1, 13, batch_normalization),),
-    ("", "Cast"): (Upgrade(1, 5, cast),),
-    ("", "Clip"): (Upgrade(1, 10, clip),),
-    ("", "Concat"): (Upgrade(1, 3, concat),),
-    ("", "Dropout"): (Upgrade(1, 11, dropout),),
-    ("", "Gemm"): (Upgrade(1, 6, to("Gemm")),),
-    ("", "GlobalLpPool"): (Upgrade(1, 1, integral_p("GlobalLpPool")),),
-    ("", "GridSample"): (Upgrade(16, 19, grid_sample),),
-    ("", "GroupNormalization"): (Upgrade(18, 20, group_normalization),),
-    ("", "GRU"): (Upgrade(1, 6, recurrent("GRU")),),
-    ("", "LpPool"): (Upgrade(1, 1, integral_p("LpPool")),),
-    ("", "LSTM"): (Upgrade(1, 6, recurrent("LSTM")),),
-    ("", "Pad"): (Upgrade(1, 10, pad),),
-    ("", "ReduceSum"): (Upgrade(1, 12, axes_to_input("ReduceSum")),),
-    ("", "Reshape"): (Upgrade(1, 4, reshape),),
-    ("", "Resize"): (Upgrade(10, 10, resample), Upgrade(11, 12, resize_11)),
-    ("", "RNN"): (Upgrade(1, 6, recurrent("RNN")),),
-    ("", "RoiAlign"): (
-        Upgrade(10, 15, to("RoiAlign", coordinate_transformation_mode="output_half_pixel")),
-    ),
-    ("", "Scan"): (Upgrade(8, 8, scan_8),),
-    ("", "Scatter"): (Upgrade(9, 11, to("ScatterElements")),),
-    ("", "Slice"): (Upgrade(1, 9, slice_1),),
-    ("", "Split"): (Upgrade(1, 17, split),),
-    ("", "Squeeze"): (Upgrade(1, 12, axes_to_input("Squeeze")),),
-    ("", "TopK"): (Upgrade(1, 9, top_k),),
-    ("", "Unsqueeze"): (Upgrade(1, 12, unsqueeze),),
-    ("", "Upsample"): (Upgrade(1, 10, resample),),
-    ("ai.onnx.preview", "FlexAttention"): (Upgrade(1, 1, flex_attention),),
-}
 
 # The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime
 # implements that, and version 11 corrects the text.
@@ -405,10 +358,13 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     op = find(name, domain, version)
     if op is not None and op.version < newest.version:
         return Meaning(schema, op=op, defaults=schema.defaults)  # registered as an old version
-    rule = _rule(name, domain, version)
-    if rule is not None:
-        return Meaning(schema, rule, defaults=schema.defaults)
-    if op is None and _unchanged(name, domain, version):
+    upgrades = UPGRADES.get((domain, name), [])
+    for last, rule in upgrades:
+        if version <= last:
+            return Meaning(schema, rule, defaults=schema.defaults)
+    # Versions after those with a rule mean the same as the newest.
+    unchanged = domain in ("", "ai.onnx.ml") and name in UNCHANGED
+    if op is None and (upgrades or unchanged):
         op = find(name, domain)
     if op is not None:
         added = {k: v for k, v in newest.defaults.items() if k not in schema.attributes}
@@ -416,18 +372,3 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
     if schema.function is not None:
         return Meaning(schema, function=schema.function, defaults=schema.defaults)
     return Meaning(schema, op=reference_op(name, domain, version), defaults=schema.defaults)
-
-
-def _rule(name: str, domain: str, version: int) -> Rule | None:
-    for upgrade in UPGRADES.get((domain, name), ()):
-        if upgrade.first <= version <= upgrade.last:
-            return upgrade.rule
-    return None
-
-
-def _unchanged(name: str, domain: str, version: int) -> bool:
-    """Whether a version means the same as the newest one."""
-    upgrades = UPGRADES.get((domain, name))
-    if upgrades is not None:
-        return version > max(upgrade.last for upgrade in upgrades)
-    return domain in ("", "ai.onnx.ml") and name in UNCHANGED
