@@ -27,22 +27,30 @@ _MAX_INTEGERS = 65536
 
 class UniqueNames:
     """Names that nothing in a model has. ``taken`` gives those of the file, when the first new name
-    is asked for."""
+    is asked for; ``plain`` is the form of a name, ``numbered`` that with a number."""
 
-    def __init__(self, taken: Callable[[], Iterable[str]]) -> None:
-        self._given = taken
+    def __init__(
+        self,
+        taken: Callable[[], Iterable[str]],
+        plain: str = "{}",
+        numbered: str = "{}_{}",
+    ) -> None:
+        self._of_file = taken
+        self._forms = plain, numbered
         self._taken: set[str] | None = None
-        self._suffixes: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def unique(self, name: str) -> str:
         """``name``, or ``name_1``, ``name_2``, ... if it is taken; from now on it is."""
         if self._taken is None:
-            self._taken = set(self._given())
-        candidate, n = name, self._suffixes.get(name, 0)
+            self._taken = set(self._of_file())
+        plain, numbered = self._forms
+        n = self._numbers.get(name, 0)
+        candidate = plain.format(name)
         while candidate in self._taken:
             n += 1
-            candidate = f"{name}_{n}"
-        self._suffixes[name] = n
+            candidate = numbered.format(name, n)
+        self._numbers[name] = n
         self._taken.add(candidate)
         return candidate
 

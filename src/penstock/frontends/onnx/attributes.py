@@ -5,11 +5,11 @@ A graph among the attributes is made empty, and noted for the importer, which fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
@@ -20,65 +20,57 @@ from penstock.frontends.onnx.scopes import ImportContext, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.types import value_type
 from penstock.ir.graph import Graph
-from penstock.types import STRING
+from penstock.types import FLOAT32, INT64, STRING, Type
 
-PLAIN: Mapping[int, Callable[[AttributeProto], Any]] = {
-    AttributeProto.FLOAT: lambda a: a.f,
-    AttributeProto.INT: lambda a: a.i,
-    AttributeProto.STRING: lambda a: decode_text(a.s),
-    AttributeProto.FLOATS: lambda a: list(a.floats),
-    AttributeProto.INTS: lambda a: list(a.ints),
-    AttributeProto.STRINGS: lambda a: [decode_text(item) for item in a.strings],
-    AttributeProto.TYPE_PROTO: lambda a: value_type(a.tp),
-    AttributeProto.TYPE_PROTOS: lambda a: [value_type(item) for item in a.type_protos],
-}
-"""Readers of attributes by ``AttributeProto`` type, except for tensors and graphs."""
 
-_FIELDS: Mapping[str, int] = {
-    "f": AttributeProto.FLOAT,
-    "i": AttributeProto.INT,
-    "s": AttributeProto.STRING,
-    "t": AttributeProto.TENSOR,
-    "g": AttributeProto.GRAPH,
-    "tp": AttributeProto.TYPE_PROTO,
-    "sparse_tensor": AttributeProto.SPARSE_TENSOR,
+def _texts(items: Iterable[bytes]) -> list[str]:
+    return [decode_text(item) for item in items]
+
+
+def _types(protos: Iterable[TypeProto]) -> list[Type]:
+    return [value_type(proto) for proto in protos]
+
+
+_FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
+    AttributeProto.FLOAT: ("f", float),
+    AttributeProto.INT: ("i", int),
+    AttributeProto.STRING: ("s", decode_text),
+    AttributeProto.TENSOR: ("t", None),
+    AttributeProto.GRAPH: ("g", None),
+    AttributeProto.TYPE_PROTO: ("tp", value_type),
+    AttributeProto.SPARSE_TENSOR: ("sparse_tensor", None),
+    AttributeProto.FLOATS: ("floats", list),
+    AttributeProto.INTS: ("ints", list),
+    AttributeProto.STRINGS: ("strings", _texts),
+    AttributeProto.TENSORS: ("tensors", None),
+    AttributeProto.GRAPHS: ("graphs", None),
+    AttributeProto.TYPE_PROTOS: ("type_protos", _types),
+    AttributeProto.SPARSE_TENSORS: ("sparse_tensors", None),
 }
-_LISTS: Mapping[str, int] = {
-    "floats": AttributeProto.FLOATS,
-    "ints": AttributeProto.INTS,
-    "strings": AttributeProto.STRINGS,
-    "tensors": AttributeProto.TENSORS,
-    "graphs": AttributeProto.GRAPHS,
-    "type_protos": AttributeProto.TYPE_PROTOS,
-    "sparse_tensors": AttributeProto.SPARSE_TENSORS,
-}
+"""By ``AttributeProto`` type: the field, and how to read it, except for tensors and graphs."""
+
+_CODES = {field: code for code, (field, _) in _FIELDS.items()}
 
 
 def attribute_type(proto: AttributeProto) -> int:
     """The ``AttributeProto`` type; IR version 1 lacks it, so it is that of the field in use."""
     if proto.type:
         return proto.type
-    for name, code in _FIELDS.items():
-        if proto.HasField(name):
-            return code
-    return next((code for name, code in _LISTS.items() if getattr(proto, name)), 0)
+    return next((_CODES[f.name] for f, _ in proto.ListFields() if f.name in _CODES), 0)
 
 
-def _strings(value: Any) -> np.ndarray:
-    return np.array(value, STRING)
-
-
-CONSTANTS: Mapping[str, tuple[int, Callable[[Any], np.ndarray]]] = {
-    "value": (AttributeProto.TENSOR, np.asarray),
-    "sparse_value": (AttributeProto.SPARSE_TENSOR, np.asarray),
-    "value_float": (AttributeProto.FLOAT, lambda value: np.array(value, np.float32)),
-    "value_floats": (AttributeProto.FLOATS, lambda value: np.array(value, np.float32)),
-    "value_int": (AttributeProto.INT, lambda value: np.array(value, np.int64)),
-    "value_ints": (AttributeProto.INTS, lambda value: np.array(value, np.int64)),
-    "value_string": (AttributeProto.STRING, _strings),
-    "value_strings": (AttributeProto.STRINGS, _strings),
+CONSTANTS: Mapping[str, tuple[int, np.dtype | None]] = {
+    "value": (AttributeProto.TENSOR, None),
+    "sparse_value": (AttributeProto.SPARSE_TENSOR, None),
+    "value_float": (AttributeProto.FLOAT, FLOAT32),
+    "value_floats": (AttributeProto.FLOATS, FLOAT32),
+    "value_int": (AttributeProto.INT, INT64),
+    "value_ints": (AttributeProto.INTS, INT64),
+    "value_string": (AttributeProto.STRING, STRING),
+    "value_strings": (AttributeProto.STRINGS, STRING),
 }
-"""Attributes that can be the value of a Constant: their type, and how to make an array of one."""
+"""Attributes that can be the value of a Constant: their type, and the dtype that numbers and
+strings get."""
 
 
 class AttributeReader:
@@ -118,29 +110,27 @@ class AttributeReader:
         if key in LEGACY:
             return
         code = types[key] = attribute_type(proto)
-        read_plain = PLAIN.get(code)
-        if read_plain is not None:
+        field, read = _FIELDS.get(code, ("", None))
+        where = f"of {name} in {context.where}"
+        if read is not None:
             try:
-                attrs[key] = read_plain(proto)
+                attrs[key] = read(getattr(proto, field))
             except InvalidModel as error:
-                self.diagnostics.problem(f"attribute {key!r} of {name} in {context.where}: {error}")
+                self.diagnostics.problem(f"attribute {key!r} {where}: {error}")
         elif code == AttributeProto.GRAPH:
-            where = f"{key} of {name} in {context.where}"
-            self.diagnostics.check_depth(context.depth + 1, where)
+            title = f"{key} {where}"
+            self.diagnostics.check_depth(context.depth + 1, title)
             graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
-            self.pending.append((graph, proto.g, context.nested(where)))
+            self.pending.append((graph, proto.g, context.nested(title)))
         elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
-            tensor = proto.t if code == AttributeProto.TENSOR else proto.sparse_tensor
-            attrs[key] = self.tensor(tensor, "attribute", key, f"of {name} in {context.where}")
+            attrs[key] = self.tensor(getattr(proto, field), "attribute", key, where)
         elif code in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
-            tensors = proto.tensors if code == AttributeProto.TENSORS else proto.sparse_tensors
-            where = f"of {name} in {context.where}"
+            tensors = getattr(proto, field)
             attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
         else:
             fault = "is a list of graphs" if code == AttributeProto.GRAPHS else "has no value"
             self.diagnostics.problem(
-                f"attribute {key!r} of {name} in {context.where} {fault}, which no operation "
-                "takes; remove it"
+                f"attribute {key!r} {where} {fault}, which no operation takes; remove it"
             )
 
     def referred(
@@ -170,21 +160,21 @@ class AttributeReader:
         types: dict[str, int] = {}
         for attribute in proto.attribute:
             self.read(attribute, attrs, types, name, context)
-        given = [key for key in attrs if key in CONSTANTS]
-        if len(given) != 1 or len(types) != 1:
+        if len(types) != 1 or not attrs.keys() & CONSTANTS.keys():
             self.diagnostics.problem(
                 f"{name} in {context.where} is a Constant with attributes {sorted(types)}; it must "
                 f"have one of {', '.join(CONSTANTS)}"
             )
             return None
-        code, to_array = CONSTANTS[given[0]]
-        if types[given[0]] != code:
+        ((key, value),) = attrs.items()
+        code, dtype = CONSTANTS[key]
+        if types[key] != code:
             self.diagnostics.problem(
-                f"{given[0]} of {name} in {context.where} is of kind "
-                f"{TYPE_NAMES.get(types[given[0]])}, not {TYPE_NAMES[code]}; write it as that"
+                f"{key} of {name} in {context.where} is of kind {TYPE_NAMES.get(types[key])}, not "
+                f"{TYPE_NAMES[code]}; write it as that"
             )
             return None
-        array = to_array(attrs[given[0]])
+        array = np.asarray(value, dtype)
         array.flags.writeable = False
         return array
 

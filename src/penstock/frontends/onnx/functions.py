@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
+from itertools import chain
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetIdProto
 
@@ -38,27 +40,26 @@ class OnnxFunction:
     defaults: Mapping[str, AttributeProto]
     attributes: frozenset[str]
 
-    @staticmethod
-    def of(
-        proto: FunctionProto, title: str, defaults: Mapping[str, AttributeProto]
-    ) -> OnnxFunction:
-        return OnnxFunction(
-            title,
-            tuple(proto.input),
-            tuple(proto.output),
-            proto.node,
-            opsets_of(proto.opset_import),
-            defaults,
-            frozenset(proto.attribute) | frozenset(defaults),
-        )
 
-    @staticmethod
-    def of_schema(schema: OnnxSchema) -> OnnxFunction:
-        """The function by which ONNX defines an operation."""
-        assert schema.function is not None
-        return OnnxFunction.of(
-            schema.function, f"the definition of {schema}", schema.default_protos
-        )
+def _function(
+    proto: FunctionProto, title: str, defaults: Mapping[str, AttributeProto]
+) -> OnnxFunction:
+    return OnnxFunction(
+        title,
+        tuple(proto.input),
+        tuple(proto.output),
+        proto.node,
+        opsets_of(proto.opset_import),
+        defaults,
+        frozenset(proto.attribute) | frozenset(defaults),
+    )
+
+
+@cache
+def definition_of(schema: OnnxSchema) -> OnnxFunction:
+    """The function by which ONNX defines an operation."""
+    assert schema.function is not None
+    return _function(schema.function, f"the definition of {schema}", schema.default_protos)
 
 
 class FunctionTable:
@@ -73,15 +74,15 @@ class FunctionTable:
                 decode_text(proto.name),
                 proto.overload,
             )
-            title = f"{domain}.{name}" if domain else name
-            title = f"function {title}:{decode_text(overload)}" if overload else f"function {title}"
+            suffix = f":{decode_text(overload)}" if overload else ""
+            title = f"function {f'{domain}.' if domain else ''}{name}{suffix}"
             key = (domain, name, overload)
             if not name:
                 self.problems.append("the model has a function without a name; name it")
             if key in self.table:
                 self.problems.append(f"the model has {title} twice; remove one")
             defaults = {a.name: a for a in proto.attribute_proto}
-            self.table[key] = OnnxFunction.of(proto, title, defaults)
+            self.table[key] = _function(proto, title, defaults)
 
     def find(self, node: NodeProto) -> OnnxFunction | None:
         """The function that a node calls, if it calls one."""
@@ -93,13 +94,14 @@ class FunctionTable:
         """
         census = {key: self.census(function.nodes) for key, function in self.table.items()}
         titles = {key: function.title for key, function in self.table.items()}
-        calls = {titles[key]: [titles[c] for c in called] for key, (_, called) in census.items()}
-        cycle = function_cycle(calls)
+        cycle = function_cycle(
+            {titles[key]: [titles[c] for c in called] for key, (_, called) in census.items()}
+        )
         if cycle is not None:
-            chain = " -> ".join([*cycle, cycle[0]])
+            circle = " -> ".join([*cycle, cycle[0]])
             raise InvalidModel(
-                f"functions of the model call themselves: {chain}; ONNX allows no recursion: use a "
-                "Loop"
+                f"functions of the model call themselves: {circle}; ONNX allows no recursion: use "
+                "a Loop"
             )
         sizes: dict[Key, int] = {}
 
@@ -136,12 +138,9 @@ class FunctionTable:
 
 def nested_graphs(node: NodeProto) -> list[GraphProto]:
     """The graphs among a node's attributes."""
-    graphs = []
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            graphs.append(attribute.g)
-        graphs.extend(attribute.graphs)
-    return graphs
+    attributes = node.attribute
+    graphs = [attribute.g for attribute in attributes if attribute.HasField("g")]
+    return [*graphs, *chain.from_iterable(attribute.graphs for attribute in attributes)]
 
 
 def plain_domain(name: str) -> str:

@@ -33,12 +33,13 @@ from penstock.frontends.onnx.file import Source, Weights, opened
 from penstock.frontends.onnx.functions import (
     FunctionTable,
     OnnxFunction,
+    definition_of,
     nested_graphs,
     opsets_of,
     plain_domain,
 )
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
-from penstock.frontends.onnx.schemas import OnnxSchema, newest_opset
+from penstock.frontends.onnx.schemas import newest_opset
 from penstock.frontends.onnx.scopes import (
     DeclaredNode,
     Expansion,
@@ -84,7 +85,6 @@ class _Importer:
         tensors = TensorReader(None if path is None else path.parent, limits)
         self.attributes = AttributeReader(tensors, self.diagnostics, self.pending)
         self.functions = FunctionTable(proto.functions)
-        self.definitions: dict[OnnxSchema, OnnxFunction] = {}
         self.bodies: dict[OnnxFunction, tuple[dict[int, np.ndarray | None], Meanings]] = {}
         self.types = InferredTypes()
         self.top = NameScope()
@@ -272,7 +272,10 @@ class _Importer:
             meaning = self.meaning(plain_domain(key[0]), op_type, context)
             context.meanings[key] = meaning
         if isinstance(meaning, Refusal):
-            self.refuse(meaning, key, origin)
+            if meaning.undeclared:
+                self.diagnostics.shared_problem(meaning.reason, origin)
+            else:
+                self.diagnostics.unsupported(_full_name(*key), meaning.reason, origin)
             return None
         types: dict[str, int] = {}
         attrs = dict(meaning.defaults)
@@ -288,7 +291,7 @@ class _Importer:
             return None
         assert meaning.schema is not None
         if meaning.rule is None:
-            definition = self.definition(meaning.schema)
+            definition = definition_of(meaning.schema)
             return self.call(definition, proto, inputs, outputs, name, context)
         old = NodeUpgrade(
             name, inputs, outputs, attrs, types=self.types, unique=self.names.unique, origin=origin
@@ -325,19 +328,7 @@ class _Importer:
             return Refusal(NO_KERNEL)
         return result
 
-    def refuse(self, refusal: Refusal, key: tuple[str, str], origin: str) -> None:
-        if refusal.undeclared:
-            self.diagnostics.shared_problem(refusal.reason, origin)
-        else:
-            self.diagnostics.unsupported(_full_name(*key), refusal.reason, origin)
-
     # Functions
-
-    def definition(self, schema: OnnxSchema) -> OnnxFunction:
-        """The function by which ONNX defines an operation."""
-        if schema not in self.definitions:
-            self.definitions[schema] = OnnxFunction.of_schema(schema)
-        return self.definitions[schema]
 
     def call(
         self,
@@ -446,13 +437,8 @@ def _names(graph: GraphProto) -> Iterator[str]:
     stack = [graph]
     while stack:
         graph = stack.pop()
-        for tensor in graph.initializer:
-            yield tensor.name
-        for sparse in graph.sparse_initializer:
-            yield sparse.values.name
-        for info in graph.input:
-            yield info.name
+        yield from (named.name for named in chain(graph.initializer, graph.input))
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
         for node in graph.node:
             yield from node.output
-            if node.attribute:
-                stack += nested_graphs(node)
+            stack += nested_graphs(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -70,15 +70,8 @@ class ImportContext:
 
     def nested(self, where: str) -> ImportContext:
         """The context of a graph among the attributes of a node."""
-        return ImportContext(
-            NameScope(self.scope),
-            self.opsets,
-            where,
-            self.depth + 1,
-            self.prefix,
-            self.call,
-            meanings=self.meanings,
-        )
+        scope = NameScope(self.scope)
+        return replace(self, scope=scope, where=where, depth=self.depth + 1, is_body=False)
 
 
 DeclaredNode: TypeAlias = tuple[int, NodeProto, list[Value | None] | None]

@@ -23,8 +23,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.schemas import OnnxSchema, find_schema, newest_opset
 from penstock.frontends.onnx.tensors import ELEMENT_TYPES
-from penstock.frontends.onnx.upgrade_attention import flex_attention
-from penstock.frontends.onnx.upgrade_scan import scan_8
+from penstock.frontends.onnx.upgrade_graphs import flex_attention, scan_8
 from penstock.ir.graph import Value
 from penstock.ir.op import Op
 from penstock.ops import find
@@ -54,6 +53,14 @@ upgrade(8, "Scan")(scan_8)
 
 # Rules that serve many operations.
 
+_OLD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "Concat": {"axis": 1},
+    "RoiAlign": {"coordinate_transformation_mode": "output_half_pixel"},
+}
+_RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "direction": {"foward": "forward"},  # a misspelt default of a first version
+    "mode": {"bilinear": "linear", "bicubic": "cubic"},
+}
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod SumSquare"
 
 
@@ -71,16 +78,6 @@ def other_attributes(old: NodeUpgrade) -> None:
         if key in attrs:
             attrs[key] = values.get(attrs[key], attrs[key])
     old.become(name, old.inputs, attrs)
-
-
-_OLD_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "Concat": {"axis": 1},
-    "RoiAlign": {"coordinate_transformation_mode": "output_half_pixel"},
-}
-_RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
-    "direction": {"foward": "forward"},  # a misspelt default of a first version
-    "mode": {"bilinear": "linear", "bicubic": "cubic"},
-}
 
 
 @upgrade(17, *(f"Reduce{name}" for name in _REDUCTIONS.split()))

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.frontends.common.builder import NodeBuilder
+from penstock.frontends.common.builder import NodeBuilder, UniqueNames
 from penstock.frontends.common.diagnostics import Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes, constant_of
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
-from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference, UniquePrefixes
+from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference
 from penstock.frontends.tensorflow.variables import Variables
 from penstock.ir.graph import Node, Value
 from penstock.ops.common.shape_rules import element_number
@@ -47,7 +47,7 @@ class ConversionContext:
     library: FunctionLibrary
     variables: Variables
     types: InferredTypes
-    prefixes: UniquePrefixes
+    prefixes: UniqueNames
     producer: int
     import_nodes: Callable[[GraphScope, Sequence[NodeDef]], None]
 

@@ -7,16 +7,14 @@ from typing import Any
 
 from penstock.algorithms.dag import strongly_connected_components
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
-from penstock.frontends.tensorflow.attrs import FunctionReference, decode_attribute
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
-    AttrValue,
     FunctionDef,
     FunctionDefLibrary,
     NodeDef,
     OpDef,
 )
 from penstock.frontends.tensorflow.schemas import Argument, TfSchema, schemas
-from penstock.frontends.tensorflow.tensors import type_name
+from penstock.frontends.tensorflow.tensors import FunctionReference, decode_attribute, type_name
 
 
 class FunctionLibrary:
@@ -87,15 +85,9 @@ def called_functions(node: NodeDef) -> Iterator[str]:
     """Names in a node that may be those of functions: its operation, and some attributes."""
     yield node.op
     for value in node.attr.values():
-        yield from _functions_of(value)
-
-
-def _functions_of(value: AttrValue) -> Iterator[str]:
-    if value.HasField("func"):
-        yield value.func.name
-    elif value.HasField("list"):
-        for function in value.list.func:
-            yield function.name
+        if value.HasField("func"):
+            yield value.func.name
+        yield from (function.name for function in value.list.func)
 
 
 def _recursive(calls: Mapping[str, set[str]]) -> set[str]:

@@ -40,7 +40,6 @@ from penstock.frontends.tensorflow import (  # noqa: F401 - modules register the
     rules_functions,
     rules_images,
 )
-from penstock.frontends.tensorflow.attrs import decode_attribute
 from penstock.frontends.tensorflow.conversion import RULES, Conversion, ConversionContext
 from penstock.frontends.tensorflow.file import read_graph
 from penstock.frontends.tensorflow.function_library import FunctionLibrary
@@ -50,10 +49,10 @@ from penstock.frontends.tensorflow.scope import (
     DeclaredNode,
     GraphScope,
     Reference,
-    UniquePrefixes,
     producers_first,
+    unique_prefixes,
 )
-from penstock.frontends.tensorflow.tensors import declared_type
+from penstock.frontends.tensorflow.tensors import declared_type, decode_attribute
 from penstock.frontends.tensorflow.variables import Variables
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Value
@@ -105,7 +104,7 @@ class Importer:
             self.library,
             self.variables,
             InferredTypes(),
-            UniquePrefixes(node.name for node in proto.node),
+            unique_prefixes(node.name for node in proto.node),
             proto.versions.producer,
             self.import_nodes,
         )

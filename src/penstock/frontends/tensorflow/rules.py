@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
-from penstock.frontends.tensorflow.attrs import EncodedTensor
 from penstock.frontends.tensorflow.conversion import Conversion, listed, rule
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
 from penstock.frontends.tensorflow.tensors import declared_type, decode_tensor
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
@@ -89,10 +89,10 @@ def as_in_tensorflow(c: Conversion) -> None:
 
 @rule("Const")
 def const(c: Conversion) -> None:
-    value = c.attrs.get("value")
-    if not isinstance(value, EncodedTensor):
+    tensor = c.attrs.get("value")
+    if not isinstance(tensor, TensorProto):
         raise NodeError("has no tensor as its value")
-    array = decode_tensor(value.proto, c.context.diagnostics.limits)
+    array = decode_tensor(tensor, c.context.diagnostics.limits)
     array.flags.writeable = False  # a run may return it
     c.emit_final("Const", [], {"value": array}, domain=TENSORFLOW)
 

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.frontends.common.diagnostics import ConversionError, NodeError
-from penstock.frontends.tensorflow.attrs import FunctionReference
 from penstock.frontends.tensorflow.conversion import Conversion, ConversionContext, rule
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import FunctionDef
 from penstock.frontends.tensorflow.scope import GraphScope
-from penstock.frontends.tensorflow.tensors import declared_type
+from penstock.frontends.tensorflow.tensors import FunctionReference, declared_type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.internal.case import case_condition
@@ -129,17 +128,16 @@ class FunctionExpansion:
             self.starts.append(c.append("NoOp", TENSORFLOW, [], [], None, f"{c.name}#start"))
         return copies
 
-    def function(self, key: str) -> FunctionReference:
-        """The function that an attribute names."""
-        return self.checked(self.c.attrs.get(key), key)
-
-    def checked(self, function: Any, key: str) -> FunctionReference:
-        """``function`` if it is one of the library. Raises ``NodeError``."""
-        if not isinstance(function, FunctionReference):
-            raise NodeError(f"has no function as its attribute {key!r}")
-        if self.c.context.library.schema(function.name) is None:
-            raise NodeError(f"names a function {function.name!r}, which is not in the library")
-        return function
+    def functions(self, key: str) -> list[FunctionReference]:
+        """The functions that an attribute names. Raises ``NodeError``."""
+        value = self.c.attrs.get(key)
+        functions: list[Any] = value if isinstance(value, list) else [value]
+        for function in functions:
+            if not isinstance(function, FunctionReference):
+                raise NodeError(f"has no function as its attribute {key!r}")
+            if self.c.context.library.schema(function.name) is None:
+                raise NodeError(f"names a function {function.name!r}, which is not in the library")
+        return functions
 
     def body(
         self,
@@ -218,7 +216,8 @@ def _node(
 def call(c: Conversion) -> None:
     """PartitionedCall, and the stateful one."""
     expansion = FunctionExpansion(c)
-    _call(c, expansion, expansion.function("f"), run_all=False)
+    (function,) = expansion.functions("f")
+    _call(c, expansion, function, run_all=False)
 
 
 def direct_call(c: Conversion) -> None:
@@ -241,8 +240,9 @@ def if_(c: Conversion) -> None:
     expansion = FunctionExpansion(c)
     condition, *arguments = c.inputs
     branches = {
-        key: expansion.graph(expansion.function(key), arguments, key)
+        key: expansion.graph(function, arguments, key)
         for key in ("then_branch", "else_branch")
+        for function in expansion.functions(key)
     }
     truth = c.emit("ToBool", [condition], domain=TENSORFLOW, type_=_TRUTH)
     c.emit_final("If", [truth], branches)
@@ -253,10 +253,9 @@ def case(c: Conversion) -> None:
     """A binary tree of If nodes; an index out of range takes the last branch."""
     expansion = FunctionExpansion(c)
     index, *arguments = c.inputs
-    named = c.attrs.get("branches")
-    if not isinstance(named, list) or not named:
+    functions = expansion.functions("branches")
+    if not functions:
         raise NodeError("has no branches")
-    functions = [expansion.checked(function, "branches") for function in named]
     graphs = [
         expansion.graph(function, arguments, f"branch_{i}") for i, function in enumerate(functions)
     ]
@@ -278,7 +277,7 @@ def case(c: Conversion) -> None:
 def while_(c: Conversion) -> None:
     """A Loop whose condition is computed before it, and again at the end of each iteration."""
     expansion = FunctionExpansion(c)
-    condition, body = expansion.function("cond"), expansion.function("body")
+    condition, body = expansion.functions("cond") + expansion.functions("body")
     carried = expansion.arguments(c.inputs)
     types = [Value(f"{c.name}#truth", TensorType(BOOL))]
     before = expansion.body(condition, carried, "cond", expansion.starts, types)

@@ -229,8 +229,10 @@ class _Reader:
     def shared_name(self, name: str) -> str:
         """The name of a node's variable in the store."""
         attrs = self.nodes[name].attr
-        shared = decode_text(attrs["shared_name"].s) if "shared_name" in attrs else ""
-        container = decode_text(attrs["container"].s) if "container" in attrs else ""
+        container, shared = (
+            decode_text(attrs[key].s) if key in attrs else ""
+            for key in ("container", "shared_name")
+        )
         return "/".join(filter(None, (container, shared or name)))
 
 

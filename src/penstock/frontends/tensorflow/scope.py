@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.frontends.tensorflow.attrs import EncodedTensor
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
+from penstock.frontends.common.builder import UniqueNames
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef, TensorProto
 from penstock.frontends.tensorflow.schemas import Argument
 from penstock.frontends.tensorflow.tensors import decode_tensor
 from penstock.ir.graph import Node, Value
@@ -119,10 +119,10 @@ class GraphScope:
                 return None
             proto = declared.proto
             if proto.op == "Const":
-                value = declared.attrs.get("value")
-                if not isinstance(value, EncodedTensor):
+                tensor = declared.attrs.get("value")
+                if not isinstance(tensor, TensorProto):
                     return None
-                return decode_tensor(value.proto, self.limits)
+                return decode_tensor(tensor, self.limits)
             if proto.op not in _IDENTITIES or not proto.input:
                 return None
             source = proto.input[0].split(":")[0]
@@ -154,22 +154,11 @@ class GraphScope:
         return self.final_nodes[name]
 
 
-class UniquePrefixes:
-    """Prefixes of names, ``folder/``, that no name in the file begins with."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._taken = {
-            name[: i + 1] for name in names for i, letter in enumerate(name) if letter == "/"
-        }
-
-    def unique(self, name: str) -> str:
-        """``name/``, or ``name/~1/``, ``name/~2/``, ... if it is taken; from now on it is."""
-        prefix, n = f"{name}/", 0
-        while prefix in self._taken:
-            n += 1
-            prefix = f"{name}/~{n}/"
-        self._taken.add(prefix)
-        return prefix
+def unique_prefixes(names: Iterable[str]) -> UniqueNames:
+    """Prefixes of names, ``folder/``, that no name in the file begins with: ``name/``, or
+    ``name/~1/``, ``name/~2/``, ... if it is taken."""
+    folders = (name[: i + 1] for name in names for i, char in enumerate(name) if char == "/")
+    return UniqueNames(lambda: folders, "{}/", "{}/~{}/")
 
 
 def producers_first(protos: Sequence[NodeDef]) -> list[NodeDef]:

@@ -1,66 +1,61 @@
-"""TensorFlow's element types, shapes and tensors."""
+"""TensorFlow's element types, shapes, tensors and other attributes of nodes, as Python values.
+
+Element types become their names ("float32", "resource"), shapes tuples with ``None`` for unknown
+dims (``None`` for an unknown rank), strings ``str``, functions ``FunctionReference``. Tensors among
+attributes stay ``TensorProto``, and are decoded when their elements are needed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto, TensorShapeProto
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
+    AttrValue,
+    TensorProto,
+    TensorShapeProto,
+)
 from penstock.limits import Limits
 from penstock.types import ANY, STRING, Dim, Shape, TensorType, Type, dtypes
 
-_DTYPES: Mapping[int, np.dtype] = {
-    1: np.dtype(np.float32),
-    2: np.dtype(np.float64),
-    3: np.dtype(np.int32),
-    4: np.dtype(np.uint8),
-    5: np.dtype(np.int16),
-    6: np.dtype(np.int8),
-    7: STRING,
-    8: np.dtype(np.complex64),
-    9: np.dtype(np.int64),
-    10: np.dtype(np.bool_),
-    # Quantised types are the integers in which they are stored.
-    11: np.dtype(np.int8),
-    12: np.dtype(np.uint8),
-    13: np.dtype(np.int32),
-    14: np.dtype(ml_dtypes.bfloat16),
-    15: np.dtype(np.int16),
-    16: np.dtype(np.uint16),
-    17: np.dtype(np.uint16),
-    18: np.dtype(np.complex128),
-    19: np.dtype(np.float16),
-    22: np.dtype(np.uint32),
-    23: np.dtype(np.uint64),
-    24: np.dtype(ml_dtypes.float8_e5m2),
-    25: np.dtype(ml_dtypes.float8_e4m3fn),
-    29: np.dtype(ml_dtypes.int4),
-    30: np.dtype(ml_dtypes.uint4),
-}
-_OPAQUE = {20: "resource", 21: "variant"}
+# Names of element types by their numbers. Quantised types are the integers that they are stored as.
+_TYPE_NAMES = (
+    *("", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
+    *("bool", "int8", "uint8", "int32", "bfloat16", "int16", "uint16", "uint16", "complex128"),
+    *("float16", "resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"),
+    *("", "", "", "int4", "uint4"),
+)
 _REFERENCE = 100  # is added to the number of a type for a reference to a variable of it
+
+# Fields of TensorProto that hold the elements of a type as they are.
+_FIELDS = {
+    "float32": "float_val",
+    "float64": "double_val",
+    "bool": "bool_val",
+    "int64": "int64_val",
+    "uint32": "uint32_val",
+    "uint64": "uint64_val",
+}
 
 
 def type_name(number: int) -> str:
-    """The name of the element type with this number, as attributes have it."""
-    number = number - _REFERENCE if number > _REFERENCE else number
-    if number in _OPAQUE:
-        return _OPAQUE[number]
-    dtype = _DTYPES.get(number)
-    if dtype is None:
+    """The name of the element type with this number, as attributes have it. Raises
+    ``TensorError``."""
+    index = number - _REFERENCE if number > _REFERENCE else number
+    if not 0 <= index < len(_TYPE_NAMES) or not _TYPE_NAMES[index]:
         raise TensorError(f"element type {number} is not one of TensorFlow's")
-    return "string" if dtype == STRING else dtype.name
+    return _TYPE_NAMES[index]
 
 
 def numpy_dtype(number: int) -> np.dtype:
-    """The dtype of a tensor of the element type with this number."""
-    dtype = _DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
+    """The dtype of a tensor of the element type with this number. Raises ``TensorError``."""
+    dtype = dtypes().get(type_name(number))
     if dtype is None:
         raise TensorError(
             f"tensors of element type {number} are not supported; use numbers or strings"
@@ -105,7 +100,12 @@ def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
     shape: tuple[int, ...] = dims  # type: ignore[assignment]
     count = math.prod(shape)
     if proto.tensor_content:
-        return _decoded(proto.tensor_content, dtype, count).reshape(shape)
+        if dtype == STRING:
+            raise TensorError("has strings as tensor_content, a form that is not defined")
+        size, needed = len(proto.tensor_content), count * dtype.itemsize
+        if size != needed:
+            raise TensorError(f"has {size} bytes, but takes {needed}; export the model again")
+        return array_from_bytes(proto.tensor_content, dtype).reshape(shape)
     elements = _elements(proto, dtype)
     if elements.size > count:
         raise TensorError(f"has {elements.size} elements, but its shape {list(shape)} has {count}")
@@ -113,18 +113,14 @@ def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
         return elements.reshape(shape)
     # Elements that the file leaves out equal the last one; they are 0 if there is none.
     if elements.size <= 1:
-        one = elements.reshape(()) if elements.size else _zero(dtype)
-        return np.broadcast_to(one, shape)
+        zero = np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
+        return np.broadcast_to(elements.reshape(()) if elements.size else zero, shape)
     if count * dtype.itemsize > max(limits.max_folded_bytes, 2**20) * 64:
         raise TensorError(f"repeats its last element to {count} elements; store them all")
     full = np.empty(count, dtype)
     full[: elements.size] = elements
     full[elements.size :] = elements[-1]
     return full.reshape(shape)
-
-
-def _zero(dtype: np.dtype) -> np.ndarray:
-    return np.array("", STRING) if dtype == STRING else np.zeros((), dtype)
 
 
 def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
@@ -138,18 +134,8 @@ def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
         if len(parts) % 2:
             raise TensorError("has half a complex number; export the model again")
         return np.array(parts, np.float32 if dtype.itemsize == 8 else np.float64).view(dtype)
-    if dtype == np.float32:
-        return np.array(proto.float_val, np.float32)
-    if dtype == np.float64:
-        return np.array(proto.double_val, np.float64)
-    if dtype == np.bool_:
-        return np.array(proto.bool_val, np.bool_)
-    if dtype == np.int64:
-        return np.array(proto.int64_val, np.int64)
-    if dtype == np.uint32:
-        return np.array(proto.uint32_val, np.uint32)
-    if dtype == np.uint64:
-        return np.array(proto.uint64_val, np.uint64)
+    if dtype.name in _FIELDS:
+        return np.array(getattr(proto, _FIELDS[dtype.name]), dtype)
     if dtype.kind in "iu":
         return np.array(proto.int_val, np.int64).astype(dtype)
     if dtype.itemsize == 2:  # bit patterns of bfloat16 and float16
@@ -159,12 +145,38 @@ def _elements(proto: TensorProto, dtype: np.dtype) -> np.ndarray:
     return np.array(proto.int_val, np.int64).astype(np.int8).astype(dtype)
 
 
-def _decoded(data: bytes, dtype: np.dtype, count: int) -> np.ndarray:
-    """Elements of little-endian bytes: a view where they are aligned."""
-    if dtype == STRING:
-        raise TensorError("has strings as tensor_content, a form that is not defined")
-    if len(data) != count * dtype.itemsize:
-        raise TensorError(
-            f"has {len(data)} bytes, but takes {count * dtype.itemsize}; export the model again"
-        )
-    return array_from_bytes(data, dtype)
+@dataclass(frozen=True, slots=True)
+class FunctionReference:
+    """A function of the library by name, with the attributes that its body refers to."""
+
+    name: str
+    attrs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def decode_attribute(proto: AttrValue, bound: Mapping[str, Any], limits: Limits) -> Any:
+    """The value of an attribute. ``bound`` has those of a function, by the name with which its body
+    refers to them. Raises ``TensorError``."""
+    field_name = proto.WhichOneof("value")
+    if field_name == "list":
+        for descriptor, elements in proto.list.ListFields():
+            return [_decoded(descriptor.name, element, bound, limits) for element in elements]
+        return []
+    if field_name == "placeholder":
+        if proto.placeholder not in bound:
+            raise TensorError(f"stands for {proto.placeholder!r}, which has no value here")
+        return bound[proto.placeholder]
+    return field_name and _decoded(field_name, getattr(proto, field_name), bound, limits)
+
+
+def _decoded(field_name: str, content: Any, bound: Mapping[str, Any], limits: Limits) -> Any:
+    """The content of a field of an attribute, or an element of one."""
+    if field_name == "s":
+        return decode_text(content)
+    if field_name == "type":
+        return type_name(content)
+    if field_name == "shape":
+        return decode_shape(content, limits)
+    if field_name == "func":
+        attrs = {key: decode_attribute(a, bound, limits) for key, a in content.attr.items()}
+        return FunctionReference(content.name, attrs)
+    return content
