@@ -80,11 +80,6 @@ class Statistics:
         return mean, inverse
 
 
-def _contiguous(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """``x`` as a contiguous array of ``shape``: the same memory where that can be."""
-    return np.ascontiguousarray(x).reshape(shape)
-
-
 def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape == ():
@@ -188,7 +183,7 @@ def group_normalization(node: Node, types: Types) -> Kernel:
         factors = layout.field((n, *parts), x.dtype)
 
         def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
-            matrix = _contiguous(x, (rows, columns))
+            matrix = np.ascontiguousarray(x).reshape(rows, columns)
             _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
             factor = factors(workspace)
             np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
@@ -249,7 +244,8 @@ def layer_normalization(node: Node, types: Types) -> Kernel:
         def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
             out, *saved, workspace = rest[count - 2 :]
             matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
-            moments = statistics(_contiguous(x, (rows, columns)), matrix, workspace)
+            x = np.ascontiguousarray(x).reshape(rows, columns)
+            moments = statistics(x, matrix, workspace)
             y = matrix.reshape(shape)
             np.multiply(y, scale, y)
             if has_bias:

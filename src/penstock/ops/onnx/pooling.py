@@ -20,6 +20,7 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF, UINT8, is_float
+from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
@@ -62,11 +63,9 @@ def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
 def _lowest(dtype: np.dtype | None) -> Any:
     """The value that no element is below."""
     assert dtype is not None
-    if dtype.kind in "iu":
-        return np.iinfo(dtype).min
-    if not is_float(dtype):
+    if dtype.kind not in "iu" and not is_float(dtype):
         raise ShapeError(f"there is no maximum of {dtype_name(dtype)}")
-    return dtype.type(-np.inf)
+    return smallest(dtype)
 
 
 def _reduction(

@@ -17,6 +17,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types, returning
 from penstock.ops.common.dtypes import FLOAT64, INT32
 from penstock.ops.common.shape_rules import (
+    check_shape,
     dtype_attribute,
     given,
     one_element,
@@ -111,8 +112,7 @@ def bernoulli(node: Node, types: Types) -> Kernel:
 
 def _infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
-    if x.shape is not None and len(x.shape) != 2:
-        raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
+    check_shape("the input", x.shape, (None, None))
     shape: Shape = (None if x.shape is None else x.shape[0], attrs.get("sample_size", 1))
     return (TensorType(dtype_attribute(attrs, "dtype") or INT32, shape),)
 

@@ -50,31 +50,20 @@ Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 def _affine(dtype: np.dtype, attrs: Attrs) -> Body:
-    def body(x: Any, out: Any) -> None:
-        np.multiply(x, attrs["alpha"], out)
-        np.add(out, attrs["beta"], out)
-
-    return body
+    return lambda x, out: np.add(np.multiply(x, attrs["alpha"], out), attrs["beta"], out)
 
 
 def _scaled_tanh(dtype: np.dtype, attrs: Attrs) -> Body:
     def body(x: Any, out: Any) -> None:
-        np.multiply(x, attrs["beta"], out)
-        np.tanh(out, out)
+        np.tanh(np.multiply(x, attrs["beta"], out), out)
         np.multiply(out, attrs["alpha"], out)
 
     return body
 
 
 def _thresholded_relu(dtype: np.dtype, attrs: Attrs) -> Body:
-    """Unlike the operation of this name, this one keeps what is equal to ``alpha``."""
-
-    def body(x: Any, out: Any) -> None:
-        dropped = np.less(x, attrs["alpha"])
-        np.copyto(out, x)
-        np.copyto(out, 0, where=dropped)
-
-    return body
+    """Unlike the operation of this name, this one keeps elements equal to ``alpha``."""
+    return lambda x, out: np.copyto(out, np.where(np.less(x, attrs["alpha"]), 0, x))
 
 
 class _Function(NamedTuple):
@@ -180,30 +169,29 @@ def sizes_of(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
     """
     n, gates = len(layer.reverse), layer.gates
     state = ("B", n, "H") if layer.batch_first else (n, "B", "H")
-    patterns: tuple[tuple[str, tuple[Any, ...]], ...] = (
-        ("X", ("B", "T", "I") if layer.batch_first else ("T", "B", "I")),
-        ("W", (n, (gates, "H"), "I")),
-        ("R", (n, (gates, "H"), "H")),
-        ("B", (n, (2 * gates, "H"))),
-        ("sequence_lens", ("B",)),
-        ("initial_h", state),
-        ("initial_c", state),
-        ("P", (n, (3, "H"))),
-    )
+    patterns: dict[str, tuple[Any, ...]] = {
+        "X": ("B", "T", "I") if layer.batch_first else ("T", "B", "I"),
+        "W": (n, (gates, "H"), "I"),
+        "R": (n, (gates, "H"), "H"),
+        "B": (n, (2 * gates, "H")),
+        "sequence_lens": ("B",),
+        "initial_h": state,
+        "initial_c": state,
+        "P": (n, (3, "H")),
+    }
     sizes: dict[str, Dim] = {"H": layer.hidden}
-    for (name, pattern), shape in zip(patterns, shapes, strict=False):
+    for (name, pattern), shape in zip(patterns.items(), shapes, strict=False):
         if shape is None:
             continue
         if len(shape) != len(pattern):
             raise ShapeError(f"{name} must have rank {len(pattern)}, its shape is {shape}")
         for entry, dim in zip(pattern, shape, strict=True):
             factor, size = entry if isinstance(entry, tuple) else (1, entry)
-            if not isinstance(dim, int):
-                if factor == 1 and isinstance(size, str) and sizes.get(size) is None:
-                    sizes[size] = dim
-                continue
             bound = sizes.get(size) if isinstance(size, str) else size
-            if isinstance(bound, int):
+            if not isinstance(dim, int):
+                if factor == 1 and bound is None:
+                    sizes[size] = dim
+            elif isinstance(bound, int):
                 if factor * bound != dim:
                     raise ShapeError(
                         f"{name} has shape {shape} where {factor * bound} is expected for {dim}"

@@ -18,7 +18,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import is_float, is_small, wide
-from penstock.ops.common.elementwise import in_range
+from penstock.ops.common.elementwise import in_range, largest, smallest
 from penstock.ops.common.shape_rules import (
     all_known,
     dim_product,
@@ -127,10 +127,7 @@ def _extreme(dtype: np.dtype, sign: int) -> Any:
     """The maximum (sign -1) or minimum (sign 1) of nothing."""
     if dtype.kind == "b":
         return sign > 0
-    if is_float(dtype):
-        return sign * math.inf
-    info = np.iinfo(dtype)
-    return info.max if sign > 0 else info.min
+    return largest(dtype) if sign > 0 else smallest(dtype)
 
 
 def _multiplied(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:

@@ -26,11 +26,11 @@ from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
 MAX_SAMPLES = 2**24
-"""samples of one region along one axis; a region that asks for more is no region"""
+"""samples of one region along one axis; a region with more is refused"""
 
 
 def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
-    """The feature map, and the number of regions, each a row of so many columns."""
+    """The feature map, and the number of regions, each a row of ``columns`` numbers."""
     x, rois = tensor(types, 0), tensor(types, 1)
     check_shape("X", x.shape, (None,) * 4)
     check_shape("rois", rois.shape, (None, columns))
@@ -63,9 +63,7 @@ def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 
 class _Samples:
-    """Where the bins (rows) of one region sample an axis: two neighbours and their weights."""
-
-    __slots__ = ("high", "low", "weight_high", "weight_low")
+    """The samples of the bins (rows) of one region along an axis: ``neighbours`` with weights."""
 
     def __init__(self, start: Any, extent: Any, bins: int, ratio: int, size: int) -> None:
         step = extent / bins
@@ -79,19 +77,20 @@ class _Samples:
         inside = (at >= -1) & (at <= size)
         at = np.maximum(at, 0)
         low = np.minimum(at, size - 1).astype(np.int64)
-        self.low = low
-        self.high = np.minimum(low + 1, size - 1)
         # From the last element on there is no other neighbour: all weight is on the first.
         fraction = np.where(low >= size - 1, 0, at - low)
-        self.weight_low = (1 - fraction) * inside
-        self.weight_high = fraction * inside
+        self.samples = low.shape
+        self.neighbours = (
+            (low, (1 - fraction) * inside),
+            (np.minimum(low + 1, size - 1), fraction * inside),
+        )
 
     def matrix(self, size: int, dtype: np.dtype) -> np.ndarray:
         """Sums over the samples of each bin as a matrix (bins, elements)."""
-        dense = np.zeros((len(self.low), size), np.float64)
-        rows = np.arange(len(self.low))[:, None]
-        np.add.at(dense, (rows, self.low), self.weight_low)
-        np.add.at(dense, (rows, self.high), self.weight_high)
+        dense = np.zeros((self.samples[0], size), np.float64)
+        rows = np.arange(len(dense))[:, None]
+        for elements, weights in self.neighbours:
+            np.add.at(dense, (rows, elements), weights)
         return dense.astype(dtype)
 
 
@@ -116,12 +115,11 @@ def roi_align(node: Node, types: Types) -> Kernel:
         return tables
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = inputs[0]
-        assert x is not None and x.dtype is not None
-        n, _, *sizes = x.dims
+        x = tensor(inputs, 0)
+        (n, _, *sizes), dtype = x.dims, x.dtype
+        assert dtype is not None
         if 0 in sizes:
             raise ShapeError(f"no pixels in shape {x.dims}")
-        dtype = x.dtype
 
         def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
             images = _check_batch(batch, n)
@@ -130,7 +128,7 @@ def roi_align(node: Node, types: Types) -> Kernel:
                 if highest:
                     np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
                     continue
-                count = max(rows.low.shape[1] * columns.low.shape[1], 1)
+                count = max(rows.samples[1] * columns.samples[1], 1)
                 across = np.matmul(x[image], columns.matrix(sizes[1], dtype).T)
                 np.matmul(rows.matrix(sizes[0], dtype) / dtype.type(count), across, result)
 
@@ -141,14 +139,12 @@ def roi_align(node: Node, types: Types) -> Kernel:
 
 def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
     """The greatest weighted neighbour of any sample of each bin; weights are not summed up."""
-    if not rows.low.size or not columns.low.size:
+    if 0 in rows.samples + columns.samples:
         return 0
-    shape = (image.shape[0], *rows.low.shape, *columns.low.shape)
-    maxima = np.full(shape, -np.inf)
-    for y, weight_y in ((rows.low, rows.weight_low), (rows.high, rows.weight_high)):
-        for x, weight_x in ((columns.low, columns.weight_low), (columns.high, columns.weight_high)):
-            values = image[:, y[:, :, None, None], x]
-            np.maximum(maxima, values * (weight_y[:, :, None, None] * weight_x), out=maxima)
+    maxima = np.full((image.shape[0], *rows.samples, *columns.samples), -np.inf)
+    for (y, weight_y), (x, weight_x) in choices(rows.neighbours, columns.neighbours):
+        values = image[:, y[:, :, None, None], x]
+        np.maximum(maxima, values * (weight_y[:, :, None, None] * weight_x), out=maxima)
     return maxima.max(axis=(2, 4))
 
 
@@ -176,8 +172,7 @@ def max_roi_pool(node: Node, types: Types) -> Kernel:
     bins = node.attrs["pooled_shape"]
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = inputs[0]
-        assert x is not None and x.dtype is not None
+        x = tensor(inputs, 0)
         n, _, height, width = x.dims
 
         def into(x: np.ndarray, rois: np.ndarray, out: np.ndarray) -> None:
@@ -262,9 +257,9 @@ def deform_conv(node: Node, types: Types) -> Kernel:
     group, groups = attrs.get("group", 1), attrs.get("offset_group", 1)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, w = inputs[:2]
-        assert x is not None and w is not None and x.dtype is not None
-        (n, channels, *sizes), (filters, depth, *kernel) = x.dims, w.dims
+        x = tensor(inputs, 0)
+        assert x.dtype is not None
+        (n, channels, *sizes), (filters, depth, *kernel) = x.dims, tensor(inputs, 1).dims
         axes = windows(attrs, kernel, sizes)
         rank, taps = len(axes), prod(kernel)
         counts = [axis.count for axis in axes]

@@ -16,8 +16,8 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.shape_rules import choice, given, ints, normalize_axes, tensor
-from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.shape_rules import all_known, choice, given, ints, normalize_axes, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
@@ -89,16 +89,12 @@ def _by_sizes(
             else (size, 1.0, 0.0)
             for dim, size in zip(dims, sizes, strict=True)
         ]
-    choose = min if policy == "not_larger" else max
-    pairs: list[tuple[int, int]] = [
-        (dim, size)
-        for dim, size in zip(dims, sizes, strict=True)
-        if isinstance(dim, int) and isinstance(size, int) and dim
-    ]
-    if len(pairs) < len(dims):
+    old, new = all_known(dims), all_known(sizes)
+    if old is None or new is None or 0 in old:
         return [(None, 1.0, 0.0)] * len(dims)
-    scale = choose(size / dim for dim, size in pairs)
-    return [(int(scale * dim + 0.5), scale, scale * dim) for dim, _ in pairs]
+    choose = min if policy == "not_larger" else max
+    scale = choose(size / dim for dim, size in zip(old, new, strict=True))
+    return [(int(scale * dim + 0.5), scale, scale * dim) for dim in old]
 
 
 def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, float, float]] | None:
@@ -120,9 +116,11 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
         policies = ("stretch", "not_larger", "not_smaller")
         policy = choice(attrs, "keep_aspect_ratio_policy", "stretch", policies)
         return _by_sizes(dims, sizes, policy)
-    if scales == () and sizes == () and axes:
+    if not axes:
+        return []
+    if scales == () and sizes == ():
         raise ShapeError("one of scales and sizes must be given")
-    return [] if not axes else None
+    return None
 
 
 def _infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -146,14 +144,14 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
     if attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         roi = _floats(types, consts, 1) or ()
         _count("roi", roi, axes, 2)
-    tables = []
+    every = []
     for i, (axis, (out, scale, width)) in enumerate(zip(axes, resized, strict=True)):
         assert isinstance(out, int)
         if out and not shape[axis]:
             raise ShapeError(f"axis {axis} is empty and cannot be resized to {out}")
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
-        tables.append(_Axis(axis, shape[axis], out, scale, width, start, end))
-    return tables
+        every.append(_Axis(axis, shape[axis], out, scale, width, start, end))
+    return every
 
 
 def _corners(axis: _Axis, x: np.ndarray) -> np.ndarray:
@@ -231,8 +229,14 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
     mode = choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
     if mode == "nearest":
         rounding = _NEAREST[choice(attrs, "nearest_mode", "round_prefer_floor", _NEAREST)]
-        nearest = np.clip(rounding(x), 0, last).astype(np.intp)
-        return Table(axis.axis, axis.size, axis.out, nearest[None], np.ones((1, axis.out)), outside)
+        indices, weights = rounding(x).astype(np.intp)[None], np.ones((1, axis.out))
+    else:
+        indices, weights = _filtered(axis, attrs, mode, x)
+    return Table(axis.axis, axis.size, axis.out, np.clip(indices, 0, last), weights, outside)
+
+
+def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices, which may lie outside, and weights of each tap at positions ``x``."""
     radius, shape = _FILTERS[mode]
     # Antialiasing stretches the filter over as many pixels as fall onto one.
     stretch = min(axis.scale, 1.0) if attrs.get("antialias") and axis.out else 1.0
@@ -244,18 +248,16 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
         weights = weights / weights.sum(0)
     indices = (left + offsets).astype(np.intp)
     if attrs.get("exclude_outside"):
-        weights = np.where((indices < 0) | (indices > last), 0.0, weights)
+        weights = np.where((indices < 0) | (indices >= axis.size), 0.0, weights)
         total = weights.sum(0)
         weights = weights / np.where(total == 0, 1, total)
     used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
     used = used if len(used) else np.zeros(1, np.intp)
-    return Table(
-        axis.axis, axis.size, axis.out, np.clip(indices, 0, last)[used], weights[used], outside
-    )
+    return indices[used], weights[used]
 
 
 def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
-    """What each axis reads that is not left as it is; all shapes and parameters are known."""
+    """The tables of the axes that change; all shapes and parameters are known."""
     return [_table(axis, attrs) for axis in _every_axis(types, attrs, consts) if not axis.identity]
 
 
@@ -358,15 +360,6 @@ def _repeater(
     return run, layout.size
 
 
-class _Pass(NamedTuple):
-    """Interpolation along one axis."""
-
-    axis: int
-    taps: list[tuple[np.ndarray, np.ndarray]]  # indices, and weights shaped to broadcast
-    result: Field | None  # None for the last, which writes the output
-    spare: Field
-
-
 def _interpolate(
     tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype
 ) -> tuple[Resampler, int]:
@@ -375,23 +368,17 @@ def _interpolate(
     wide = FLOAT64 if dtype.itemsize >= 4 and dtype != FLOAT32 else FLOAT32
     if dtype.kind == "c":
         wide = dtype
-    order = _sorted(tables)
-    layout = ScratchLayout()
+    order, layout, current = _sorted(tables), ScratchLayout(), list(shape)
     widened = layout.field(shape, wide) if dtype != wide else None
-    current, passes = list(shape), []
+    passes = []  # of each axis: its taps as indices and weights, the result, and scratch memory
     for table in order:
         current[table.axis] = table.out
         last = table is order[-1] and widened is None
         trailing = (1,) * (len(shape) - table.axis - 1)
         weights = table.weights.astype(wide).reshape(-1, table.out, *trailing)
-        passes.append(
-            _Pass(
-                table.axis,
-                list(zip(table.indices, weights, strict=True)),
-                None if last else layout.field(current, wide),
-                layout.field(current, wide),
-            )
-        )
+        taps = list(zip(table.indices, weights, strict=True))
+        result = None if last else layout.field(current, wide)  # the last writes the output
+        passes.append((table.axis, taps, result, layout.field(current, wide)))
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
 
     def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
@@ -456,8 +443,7 @@ def resize(node: Node, types: Types) -> Kernel:
     nearest = (attrs.get("mode") or "nearest") == "nearest"
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, y = inputs[0], outputs[0]
-        assert x is not None and y is not None
+        x, y = tensor(inputs, 0), tensor(outputs, 0)
         tables = resize_tables(inputs, attrs, consts)
         position, prepared = len(inputs), (1, 2, 3)
         if 0 in y.dims:

@@ -16,7 +16,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import by_attributes
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.common.shape_rules import choice, same_shape, same_type, tensor
+from penstock.ops.common.shape_rules import choice, dim_product, same_shape, same_type, tensor
 from penstock.ops.onnx.text import strings
 from penstock.ops.registry import operator
 from penstock.types import (
@@ -118,9 +118,7 @@ def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     x, y = tensor(types, 0), tensor(types, 1)
     if x.shape is None:
         return (TensorType(x.dtype),)
-    count: Dim = None
-    if y.shape is not None and all(isinstance(dim, int) for dim in y.shape):
-        count = int(np.prod(y.shape))  # type: ignore[arg-type]
+    count = None if y.shape is None else dim_product(y.shape)
     # A single row of features stays a row.
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
@@ -139,9 +137,7 @@ def array_feature_extractor(node: Node, types: Types) -> Kernel:
 
 def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     first = tensor(types, 0).shape
-    rows: Dim = None
-    if first is not None:
-        rows = first[0] if len(first) > 1 else 1
+    rows: Dim = None if first is None else first[0] if len(first) > 1 else 1
     widths = attrs.get("inputdimensions")
     return (TensorType(FLOAT32, (rows, sum(widths) if widths else None)),)
 

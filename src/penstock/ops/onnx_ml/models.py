@@ -19,7 +19,7 @@ from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx.text import strings
 from penstock.ops.onnx_ml.features import DOMAIN, one_of
 from penstock.ops.registry import operator
-from penstock.types import FLOAT32, INT64, STRING, Dim, ShapeError, TensorType, Type
+from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
@@ -82,27 +82,18 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
     return _probit(pair) if transform == "PROBIT" else pair
 
 
-class Labels:
-    """The labels of the classes of a classifier."""
-
-    def __init__(self, attrs: Attrs, ints: str) -> None:
-        name, labels = one_of(attrs, ints, "classlabels_strings")
-        self.dtype, self.count = INT64 if name == ints else STRING, len(labels)
-        self.values: np.ndarray = (
-            np.array(labels, np.int64) if name == ints else strings(labels, (len(labels),))
-        )
-
-    def __getitem__(self, places: np.ndarray) -> np.ndarray:
-        return self.values[places]
+def class_labels(attrs: Attrs, ints: str) -> np.ndarray:
+    """The labels of the classes of a classifier; ``ints`` names the attribute for integers."""
+    name, labels = one_of(attrs, ints, "classlabels_strings")
+    return np.array(labels, np.int64) if name == ints else strings(labels, (len(labels),))
 
 
 def infer_classifier(ints: str, width: Callable[[Attrs, int], Dim]) -> Infer:
     """Labels [N] and scores [N, E]; ``width`` gives E from attributes and number of labels."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-        labels = Labels(attrs, ints)
-        rows = row_count(tensor(types, 0))
-        scores = TensorType(FLOAT32, (rows, width(attrs, labels.count)))
+        labels, rows = class_labels(attrs, ints), row_count(tensor(types, 0))
+        scores = TensorType(FLOAT32, (rows, width(attrs, len(labels))))
         return TensorType(labels.dtype, (rows,)), scores
 
     return infer
@@ -175,13 +166,13 @@ def linear_regressor(node: Node, types: Types) -> Kernel:
 @by_attributes
 def linear_classifier(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    labels = Labels(attrs, "classlabels_ints")
-    rows = len(attrs.get("intercepts") or range(labels.count))
+    labels = class_labels(attrs, "classlabels_ints")
+    rows = len(attrs.get("intercepts") or range(len(labels)))
     weights, bias = _coefficients(attrs, rows)
     transform = transform_of(attrs)
-    single = rows == 1 and labels.count == 2
-    if rows != labels.count and not single:
-        raise ShapeError(f"{labels.count} class labels for {rows} rows of coefficients")
+    single = rows == 1 and len(labels) == 2
+    if rows != len(labels) and not single:
+        raise ShapeError(f"{len(labels)} class labels for {rows} rows of coefficients")
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scores = matrix(x, len(weights)) @ weights + bias
@@ -276,16 +267,16 @@ def svm_classifier(node: Node, types: Types) -> Kernel:
 
 def _linear_svm_classifier(attrs: Attrs) -> Kernel:
     """One row of coefficients for each class, whatever the kernel."""
-    labels = Labels(attrs, "classlabels_ints")
+    labels = class_labels(attrs, "classlabels_ints")
     rho = _first_rho(attrs)
-    weights = _rows(attrs.get("coefficients"), labels.count, "coefficients").astype(np.float64)
+    weights = _rows(attrs.get("coefficients"), len(labels), "coefficients").astype(np.float64)
     positive = bool((weights >= 0).all())
     transform = transform_of(attrs)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scores = matrix(x, weights.shape[1]).astype(np.float64, copy=False) @ weights.T + rho
         places = scores.argmax(1)
-        if labels.count == 2:
+        if len(labels) == 2:
             # ONNX Runtime's rule for two classes.
             best = scores.max(1)
             places = np.where(best >= 0.5 if positive else best > 0, 1, places)
@@ -296,11 +287,11 @@ def _linear_svm_classifier(attrs: Attrs) -> Kernel:
 
 def _support_vector_classifier(attrs: Attrs) -> Kernel:
     """One against one: each pair of classes has a decision, which is a vote for one of the two."""
-    labels = Labels(attrs, "classlabels_ints")
+    labels = class_labels(attrs, "classlabels_ints")
     counts = [int(n) for n in attrs["vectors_per_class"]]
     classes, total = len(counts), sum(counts)
-    if classes != labels.count or min(counts) < 0 or classes < 2:
-        raise ShapeError(f"vectors_per_class {counts} do not fit {labels.count} class labels")
+    if classes != len(labels) or min(counts) < 0 or classes < 2:
+        raise ShapeError(f"vectors_per_class {counts} do not fit {len(labels)} class labels")
     kernel = _kernel_function(attrs)
     vectors = _rows(attrs.get("support_vectors"), total, "support_vectors").astype(np.float64)
     duals = np.array(attrs.get("coefficients") or [], np.float64)

@@ -19,7 +19,7 @@ from penstock.ops.common.shape_rules import choice, tensor
 from penstock.ops.onnx_ml.features import DOMAIN
 from penstock.ops.onnx_ml.models import (
     TRANSFORMS,
-    Labels,
+    class_labels,
     infer_classifier,
     infer_regressor,
     matrix,
@@ -193,24 +193,20 @@ class _Votes:
         if len(target) and (target.min() < 0 or target.max() >= targets):
             raise ShapeError(f"a leaf has a weight for target {target.max()} of {targets}")
         self.targets, self.aggregate = targets, aggregate
-        self.one_each = len(np.unique(leaf)) == len(leaf)
+        self.table: np.ndarray | None = None
         sums = aggregate in ("SUM", "AVERAGE")
         # What leaves every aggregate as it is.
         neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
-        if self.one_each and (targets == 1 or sums):
-            self.weight = np.full(nodes, neutral)
-            self.weight[leaf] = weight
-            self.target = np.zeros(nodes, np.intp)
-            self.target[leaf] = target
-            self.table = None
-        else:
-            self.one_each = False
-            self.table = np.zeros((nodes, targets))
-            np.add.at(self.table, (leaf, target), weight)
-            if not sums:
-                voted = np.zeros((nodes, targets), np.bool_)
-                voted[leaf, target] = True
-                self.table[~voted] = neutral
+        if len(np.unique(leaf)) == len(leaf) and (targets == 1 or sums):
+            self.weight, self.target = np.full(nodes, neutral), np.zeros(nodes, np.intp)
+            self.weight[leaf], self.target[leaf] = weight, target
+            return
+        self.table = np.zeros((nodes, targets))
+        np.add.at(self.table, (leaf, target), weight)
+        if not sums:
+            voted = np.zeros((nodes, targets), np.bool_)
+            voted[leaf, target] = True
+            self.table[~voted] = neutral
 
     def __call__(self, leaves: np.ndarray) -> np.ndarray:
         """Scores [N, targets] of rows whose leaves [trees, N] are known; 0 without any vote."""
@@ -382,9 +378,9 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
     number 1, the other keeps the score 0. A single label stands for 1, its absence for 0.
     """
     attrs = node.attrs
-    labels = Labels(attrs, "classlabels_int64s")
-    classes = labels.count
-    if classes == 1 and labels.values.dtype.kind == "O":
+    labels = class_labels(attrs, "classlabels_int64s")
+    classes = len(labels)
+    if classes == 1 and labels.dtype.kind == "O":
         raise ShapeError("a single class label must be an integer")
     forest, places = _forest(attrs)
     votes, ids, weights = _votes(attrs, "class", classes, places, "SUM")
