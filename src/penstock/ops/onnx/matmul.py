@@ -60,21 +60,17 @@ def _product_into(a: Any, b: Any) -> Any:
     return tall
 
 
-def _permutation(rank: int, transpose: bool, batch: bool) -> tuple[int, ...] | None:
-    """How the axes of an operand of FusedMatMul are permuted; ``None`` if they are not."""
-    axes = list(range(rank))
-    if batch and rank > 2:
-        axes = [*axes[1:-1], 0, axes[-1]]
-    if transpose and rank > 1:
-        axes[-2:] = axes[:-3:-1]
-    return None if axes == sorted(axes) else tuple(axes)
-
-
 def _permutations(attrs: Attrs, ranks: Sequence[int]) -> list[tuple[int, ...] | None]:
-    return [
-        _permutation(rank, bool(attrs.get(f"trans{x}", 0)), bool(attrs.get(f"transBatch{x}", 0)))
-        for rank, x in zip(ranks, "AB", strict=True)
-    ]
+    """How the axes of both operands of FusedMatMul are permuted; ``None`` if they are not."""
+    result = []
+    for rank, x in zip(ranks, "AB", strict=True):
+        axes = list(range(rank))
+        if attrs.get(f"transBatch{x}") and rank > 2:
+            axes = [*axes[1:-1], 0, axes[-1]]
+        if attrs.get(f"trans{x}") and rank > 1:
+            axes[-2:] = axes[:-3:-1]
+        result.append(None if axes == sorted(axes) else tuple(axes))
+    return result
 
 
 def _permuted(shape: Shape, axes: tuple[int, ...] | None) -> Shape:

@@ -100,14 +100,11 @@ def random_uniform(node: Node, types: Types) -> Kernel:
 def bernoulli(node: Node, types: Types) -> Kernel:
     generator, dtype = _generator(node.attrs), dtype_attribute(node.attrs, "dtype")
 
-    def run(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def run(x: np.ndarray) -> np.ndarray:
         draws = generator.random(x.shape, np.float64 if x.dtype == np.float64 else np.float32)
-        if out is None:
-            return np.asarray(draws < x).astype(dtype or x.dtype)
-        out[...] = draws < x
-        return out
+        return np.asarray(draws < x).astype(dtype or x.dtype)
 
-    return Kernel(run, run)
+    return returning(run)
 
 
 def _infer_multinomial(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -147,14 +147,14 @@ def _square_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
     return _total(np.square(x), form, out)
 
 
-def _norm(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
-    result = _square_sum(x, form, out)
-    return np.sqrt(result, result)
+def _then(reduce: Reduce, ufunc: Callable[..., Any]) -> Reduce:
+    """``ufunc`` of a reduction."""
 
+    def function(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
+        result = reduce(x, form, out)
+        return ufunc(result, result)
 
-def _log_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
-    result = _total(x, form, out)
-    return np.log(result, result)
+    return function
 
 
 def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> Any:
@@ -205,8 +205,8 @@ _ALL = (
     _Reduction("ReduceMin", 18, _lowest, native=True, combine=_of_known(min)),
     _Reduction("ReduceProd", 18, _multiplied, _multiplied, combine=dim_product),
     _Reduction("ReduceL1", 18, _absolute_sum, _absolute_sum),
-    _Reduction("ReduceL2", 18, _norm),
-    _Reduction("ReduceLogSum", 18, _log_sum),
+    _Reduction("ReduceL2", 18, _then(_square_sum, np.sqrt)),
+    _Reduction("ReduceLogSum", 18, _then(_total, np.log)),
     _Reduction("ReduceLogSumExp", 18, _log_sum_exp),
     _Reduction("ReduceSumSquare", 18, _square_sum, _square_sum),
 )

@@ -20,36 +20,6 @@ from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, Type
 
 
-def _rotate(
-    x: np.ndarray,
-    cos: np.ndarray,
-    sin: np.ndarray,
-    out: np.ndarray,
-    spare: np.ndarray,
-    interleaved: bool,
-) -> None:
-    """Turn the pairs of ``x`` [batch, heads, sequence, size]; ``cos`` and ``sin`` broadcast to it.
-
-    As many features turn as there are angles, two for each, the first with the last half or, if
-    ``interleaved``, each with its neighbour. ``spare`` has room for a half.
-    """
-    half = cos.shape[-1]
-    first, second = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
-        if interleaved
-        else (slice(0, half), slice(half, 2 * half))
-    )
-    a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
-    np.multiply(a, cos, out_a)
-    np.multiply(b, sin, spare)
-    np.subtract(out_a, spare, out_a)
-    np.multiply(a, sin, out_b)
-    np.multiply(b, cos, spare)
-    np.add(out_b, spare, out_b)
-    if 2 * half < x.shape[-1]:
-        np.copyto(out[..., 2 * half :], x[..., 2 * half :])
-
-
 def _angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
@@ -123,6 +93,10 @@ def rotary_embedding(node: Node, types: Types) -> Kernel:
         batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
         four = len(x.dims) == 4
         layout = ScratchLayout()
+        # Half of the turning features, and their partners; those beyond stay as they are.
+        first, second = slice(0, half), slice(half, 2 * half)
+        if interleaved:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
         spare_field = layout.field((batch, heads, length, half), x.dtype)
 
         def into(*arguments: Any) -> None:
@@ -138,7 +112,16 @@ def rotary_embedding(node: Node, types: Types) -> Kernel:
                 if positions.ndim == 1:
                     positions = positions + np.arange(length)[None]
                 cos, sin = _angles(cos, positions), _angles(sin, positions)
-            _rotate(x, cos, sin, out, spare_field(workspace), interleaved)
+            a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
+            spare = spare_field(workspace)
+            np.multiply(a, cos, out_a)
+            np.multiply(b, sin, spare)
+            np.subtract(out_a, spare, out_a)
+            np.multiply(a, sin, out_b)
+            np.multiply(b, cos, spare)
+            np.add(out_b, spare, out_b)
+            if 2 * half < size:
+                np.copyto(out[..., 2 * half :], x[..., 2 * half :])
 
         return Routine(into, layout.size)
 

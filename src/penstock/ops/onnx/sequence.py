@@ -147,13 +147,11 @@ def _infer_sequence_insert(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 def sequence_insert(node: Node, types: Types) -> Kernel:
     def run(sequence: list[Any], x: np.ndarray, position: np.ndarray | None = None) -> list[Any]:
         n = len(sequence)
-        where = n
-        if position is not None:
-            # One place more than there are elements, but -1 is still before the last element.
-            at = int(position.item()) if position.size == 1 else n + 1
-            where = at + n if at < 0 else at
-            if not 0 <= where <= n:
-                raise ShapeError(f"position {position.tolist()} is out of range for {n} elements")
+        # One place more than there are elements, but -1 is still before the last element.
+        where = n if position is None else int(one_element(position, "position"))
+        where += n if where < 0 else 0
+        if not 0 <= where <= n:
+            raise ShapeError(f"position {where} is out of range for {n} elements")
         return [*sequence[:where], x, *sequence[where:]]
 
     return Kernel(run)

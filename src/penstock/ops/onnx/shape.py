@@ -162,12 +162,7 @@ def reshape(node: Node, types: Types) -> Kernel:
         _refill(x, out)
 
     if target is None:
-
-        def run(x: np.ndarray, shape: np.ndarray) -> np.ndarray:
-            return resolved(x, shape.tolist())
-
-        return Kernel(run, into, view=True)
-
+        return Kernel(lambda x, shape: resolved(x, shape.tolist()), into, view=True)
     fixed: Any = target if dims is None else _reshaped(dims, target, allowzero)
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)

@@ -8,6 +8,7 @@ where a regression has one target: of the transforms only PROBIT is applied to t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -246,15 +247,11 @@ def svm_regressor(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-def _pairs(classes: int) -> list[tuple[int, int]]:
-    return [(i, j) for i in range(classes) for j in range(i + 1, classes)]
-
-
 def _svm_width(attrs: Attrs, labels: int) -> Dim:
     classes = len(attrs.get("vectors_per_class") or ())
     if not classes or attrs.get("prob_a") or labels <= 2:
         return labels
-    return len(_pairs(classes))
+    return classes * (classes - 1) // 2
 
 
 @operator("SVMClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_ints", _svm_width))
@@ -295,7 +292,7 @@ def _support_vector_classifier(attrs: Attrs) -> Kernel:
     kernel = _kernel_function(attrs)
     vectors = _rows(attrs.get("support_vectors"), total, "support_vectors").astype(np.float64)
     duals = np.array(attrs.get("coefficients") or [], np.float64)
-    pairs = _pairs(classes)
+    pairs = list(combinations(range(classes), 2))
     rho = np.array(attrs.get("rho") or [], np.float64)
     if duals.size != (classes - 1) * total or len(rho) != len(pairs):
         raise ShapeError(

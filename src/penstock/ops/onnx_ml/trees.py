@@ -226,8 +226,12 @@ class _Votes:
         return np.where(np.isinf(scores), 0, scores) if combine is not np.add else scores
 
 
-def _scores(forest: _Forest, votes: _Votes, x: np.ndarray) -> np.ndarray:
+def _scores(
+    forest: _Forest, votes: _Votes, x: np.ndarray, base: np.ndarray | None = None
+) -> np.ndarray:
     """Scores [N, targets], a chunk of rows at a time."""
+    # float64 holds more integers than float32.
+    x = matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
     if x.shape[1] < forest.features:
         raise ShapeError(
             f"the trees look at {forest.features} features, the input has {x.shape[1]}"
@@ -237,7 +241,7 @@ def _scores(forest: _Forest, votes: _Votes, x: np.ndarray) -> np.ndarray:
     result = np.empty((len(x), votes.targets))
     for low in range(0, len(x), step):
         result[low : low + step] = votes(forest.leaves(x[low : low + step]))
-    return result
+    return result if base is None or not len(base) else result + base
 
 
 def _counted(name: str, values: Any, count: int) -> Any:
@@ -330,13 +334,6 @@ def _votes(
     return votes, ids, weights
 
 
-def _input(x: np.ndarray) -> np.ndarray:
-    """Integers as float64, which holds more of them than float32."""
-    if x.dtype.kind in "iu":
-        x = x.astype(np.float64)
-    return matrix(x)
-
-
 def _base(attrs: Attrs, targets: int) -> np.ndarray:
     base = _floats(attrs, "base_values").astype(np.float64)
     if len(base) not in (0, 1, targets):
@@ -356,9 +353,7 @@ def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     transform = transform_of(attrs)
 
     def run(x: np.ndarray) -> np.ndarray:
-        scores = _scores(forest, votes, _input(x))
-        if len(base):
-            scores += base
+        scores = _scores(forest, votes, x, base)
         return transformed(scores, transform).astype(np.float32)
 
     return Kernel(run)
@@ -392,9 +387,7 @@ def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
         base = base if len(base) == 2 else np.eye(2)[single] * (base[0] if len(base) else 0)
 
     def run(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores = _scores(forest, votes, _input(x))
-        if len(base):
-            scores += base
+        scores = _scores(forest, votes, x, base)
         score = scores[:, single or 0]
         if classes == 1:
             labelled = (score > 0).astype(np.int64)
@@ -435,7 +428,7 @@ def tree_ensemble(node: Node, types: Types) -> Kernel:
     )
 
     def run(x: np.ndarray) -> np.ndarray:
-        scores = _scores(forest, votes, _input(x))
+        scores = _scores(forest, votes, x)
         return transformed(scores, _TRANSFORMS[transform]).astype(x.dtype)
 
     return Kernel(run)
