@@ -8,7 +8,7 @@ only the part of a graph that a run needs: other parts may be broken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.errors import InvalidModel
@@ -19,22 +19,20 @@ FramePath: TypeAlias = tuple[str, ...]
 """The names of the frames around a node, from the outermost one inwards."""
 
 
+@dataclass(slots=True, eq=False)
 class Frame:
     """A frame of a graph; a run creates an instance each time that it is entered.
 
-    ``enters``: the nodes that enter it, of which the first says how many iterations may run at once
-    (``parallel_iterations``). ``parent`` is None for the root. ``loop_cond``: the one node that
+    ``parent`` is None for the root. ``enters``: the nodes that enter it, of which the first says
+    how many iterations may run at once (``parallel_iterations``). ``loop_cond``: the one node that
     says whether its loop continues, if there is a loop.
     """
 
-    __slots__ = ("enters", "loop_cond", "name", "parallel_iterations", "parent")
-
-    def __init__(self, name: str, parent: Frame | None, parallel_iterations: int = 1) -> None:
-        self.name = name
-        self.parent = parent
-        self.parallel_iterations = parallel_iterations
-        self.enters: list[Node] = []
-        self.loop_cond: Node | None = None
+    name: str
+    parent: Frame | None
+    parallel_iterations: int = 1
+    enters: list[Node] = field(default_factory=list)
+    loop_cond: Node | None = None
 
     @property
     def path(self) -> FramePath:
@@ -45,9 +43,6 @@ class Frame:
     def depth(self) -> int:
         """How many frames are around it."""
         return len(self.path)
-
-    def __repr__(self) -> str:
-        return f"Frame({self.name!r}, depth {self.depth})"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -157,11 +152,9 @@ class _Finder:
 
     def entered(self, node: Node, parent: Frame) -> Frame:
         name = node.attrs["frame_name"]
-        frame = self.by_name.get(name)
-        if frame is None:
-            limit = node.attrs.get("parallel_iterations", 10)
-            frame = self.by_name[name] = Frame(name, parent, limit)
-        elif frame.parent is not parent:
+        limit = node.attrs.get("parallel_iterations", 10)
+        frame = self.by_name.setdefault(name, Frame(name, parent, limit))
+        if frame.parent is not parent:
             assert frame.parent is not None
             raise InvalidModel(
                 f"{_name(frame)} is entered from {_name(parent)} by {node.label}, and from "
@@ -174,9 +167,7 @@ class _Finder:
         """Check that the inputs of a Merge from the iteration before are in its frame as well."""
         for value in node.inputs:
             source = None if value is None else value.producer
-            if source is None or source not in self.after:
-                continue
-            if self.after[source] is not self.of[node]:
+            if source in self.after and self.after[source] is not self.of[node]:
                 raise InvalidModel(
                     f"{node.label} ({node.op.name}) has inputs from different frames: it is in "
                     f"{_name(self.of[node])}, {source.label} in {_name(self.after[source])}; let "

@@ -111,18 +111,15 @@ def _scan(node: Node, settled: Settled) -> Sequence[Type]:
     layout = ScanLayout(node)
     n = layout.states
     length: Dim = None
-    for value, scanned, axis in zip(
-        node.inputs[n:], body.inputs[n:], layout.input_axes, strict=True
-    ):
-        type_ = _type(value)
-        scanned.type = TensorType(type_.dtype if isinstance(type_, TensorType) else None, None)
-        if isinstance(type_, TensorType) and type_.shape is not None:
-            if not -len(type_.shape) <= axis < len(type_.shape):
-                raise ShapeError(f"scan axis {axis} is out of range for {type_}")
-            axis %= len(type_.shape)
-            dim = type_.shape[axis]
-            length = dim if length is None else length
-            scanned.type = TensorType(type_.dtype, type_.shape[:axis] + type_.shape[axis + 1 :])
+    scanned = zip(node.inputs[n:], body.inputs[n:], layout.input_axes, strict=True)
+    for value, inside, axis in scanned:
+        inside.type = TensorType(None if value is None else value.dtype)
+        if value is not None and (shape := value.shape) is not None:
+            if not -len(shape) <= axis < len(shape):
+                raise ShapeError(f"scan axis {axis} is out of range for {value.type}")
+            axis %= len(shape)
+            length = shape[axis] if length is None else length
+            inside.type = TensorType(value.dtype, shape[:axis] + shape[axis + 1 :])
     final = _settle(node, settled)
     outputs = zip(body.outputs[n:], layout.output_axes, strict=True)
     return [*final, *(_stacked(v.type, length, axis) for v, axis in outputs)]

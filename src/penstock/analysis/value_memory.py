@@ -56,11 +56,11 @@ class ValueMemory:
 
     escapes: Collection[Value]
     alternating: Mapping[Value, Value]
-    strides: Mapping[Value, tuple[int, ...]]
-    views: Mapping[Value, View]
-    orders: Mapping[Node, Order]
-    copied: Collection[Node]
-    invalid: Mapping[Node, Exception]
+    strides: dict[Value, tuple[int, ...]] = field(default_factory=dict)
+    views: dict[Value, View] = field(default_factory=dict)
+    orders: dict[Node, Order] = field(default_factory=dict)
+    copied: set[Node] = field(default_factory=set)
+    invalid: dict[Node, Exception] = field(default_factory=dict)
 
     def has_order(self, value: Value, order: Order) -> bool:
         """Whether the dims of a value are known to be in memory in ``order``, without gaps.
@@ -93,25 +93,11 @@ def value_memory(
     missing are dynamic. Only nodes ``on_host`` write into the arena. Without ``planned`` there is
     none. Raises ``LimitExceeded`` if a value cannot be allocated at all.
     """
-    alternating = alternating_values(graph) if planned else {}
-    annotator = _Annotator(
-        kernels,
-        on_host,
-        planned,
-        escaping_values(graph, kernels, planned=planned),
-        alternating,
-        dict(transposed_values(graph)),
-    )
-    annotator.graph(graph)
-    return ValueMemory(
-        annotator.escapes,
-        alternating,
-        annotator.strides,
-        annotator.views,
-        annotator.orders,
-        annotator.copied,
-        annotator.invalid,
-    )
+    escapes = escaping_values(graph, kernels, planned=planned)
+    memory = ValueMemory(escapes, alternating_values(graph) if planned else {})
+    transposed = dict(transposed_values(graph))
+    _Annotator(kernels, on_host, planned, transposed, memory).graph(graph)
+    return memory
 
 
 def is_plannable(type_: Type) -> bool:
@@ -152,7 +138,7 @@ def escaping_values(
 def _escaping_results(node: Node, escapes: Collection[Value], planned: bool) -> Iterator[Value]:
     """The values computed in the graphs of an If or a loop that escape from these graphs."""
     if node.op.name == "If":
-        for branch in (node.attrs["then_branch"], node.attrs["else_branch"]):
+        for _, branch in node.graphs:
             pairs = zip(node.outputs, branch.outputs, strict=False)
             yield from _computed(branch, [inner for value, inner in pairs if value in escapes])
         return
@@ -213,14 +199,8 @@ class _Annotator:
     kernels: Mapping[Node, Kernel]
     on_host: Callable[[Node], bool]
     planned: bool
-    escapes: Collection[Value]
-    alternating: Mapping[Value, Value]
     transposed: Mapping[Value, Order]
-    strides: dict[Value, tuple[int, ...]] = field(default_factory=dict)
-    views: dict[Value, View] = field(default_factory=dict)
-    orders: dict[Node, Order] = field(default_factory=dict)
-    copied: set[Node] = field(default_factory=set)
-    invalid: dict[Node, Exception] = field(default_factory=dict)
+    memory: ValueMemory
     _dummies: dict[Value, np.ndarray] = field(default_factory=dict)
 
     def graph(self, graph: Graph) -> None:
@@ -232,17 +212,15 @@ class _Annotator:
             elif kernel.view:
                 self._view(node, kernel)
             elif self._writes_into_arena(node, kernel):
-                order = self.orders[node] = self._order(node, kernel)
+                order = self.memory.orders[node] = self._order(node, kernel)
                 for value in node.outputs:
                     if value is not None:
                         self._place(value, order)
 
     def _place(self, value: Value, order: Order = ()) -> None:
-        if value in self.alternating:
-            return
-        assert isinstance(value.type, TensorType)
-        plain = len(order) != len(value.type.dims) or list(order) == sorted(order)
-        self.strides[value] = () if plain else dense_strides(value.type, order)
+        if value not in self.memory.alternating:
+            plain = len(order) != value.rank or list(order) == sorted(order)
+            self.memory.strides[value] = () if plain else dense_strides(value.type, order)
 
     def _writes_into_arena(self, node: Node, kernel: Kernel) -> bool:
         values = [value for value in node.outputs if value is not None]
@@ -253,8 +231,8 @@ class _Annotator:
             and bool(values)
             and all(is_plannable(value.type) for value in values)
             and (
-                all(value in self.alternating for value in values)
-                or not any(value in self.escapes for value in values)
+                all(value in self.memory.alternating for value in values)
+                or not any(value in self.memory.escapes for value in values)
                 or kernel.prefer_bound
             )
         )
@@ -272,10 +250,8 @@ class _Annotator:
 
     def _order_of(self, value: Value) -> Order:
         """The order of a value's dims in memory if it is not their own, and without gaps."""
-        view = self.views.get(value)
-        type_, strides = value.type, self.strides.get(value, ())
-        if view is not None:
-            type_, strides = view.type, view.strides
+        view, strides = self.memory.views.get(value), self.memory.strides_of(value)
+        type_ = value.type if view is None else view.type
         if not strides:
             return ()
         assert isinstance(type_, TensorType)
@@ -300,7 +276,7 @@ class _Annotator:
         except Exception as error:
             # The constants are the model's: a run would raise the same error.
             rejected = isinstance(error, IndexError | TypeError | ValueError)
-            self.invalid[node] = ShapeError(str(error)) if rejected else error
+            self.memory.invalid[node] = ShapeError(str(error)) if rejected else error
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
         if not all(_within(array, dummy) for array in arrays):
@@ -311,39 +287,38 @@ class _Annotator:
                 self._place_view(value, array, source, dummy)
 
     def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: Any) -> None:
-        around = self.views.get(source)
+        around = self.memory.views.get(source)
         base, offset = (source, 0) if around is None else (around.base, around.offset)
         if array.size:
             offset += address(array) - address(dummy)
         # The view may be more precise than type inference.
         type_ = value.type if is_plannable(value.type) else TensorType(array.dtype, array.shape)
         assert isinstance(type_, TensorType)
-        self.views[value] = View(base, offset, array.strides, type_)
+        self.memory.views[value] = View(base, offset, array.strides, type_)
         self._dummies[value] = array
 
     def _copy(self, node: Node) -> None:
         """A view that the strides of its source do not allow: a single output is copied."""
-        self.copied.add(node)
+        self.memory.copied.add(node)
         value = node.outputs[0]
         if len(node.outputs) == 1 and value is not None:
-            stays = value not in self.escapes and is_plannable(value.type)
-            if value in self.alternating or stays:
-                self.orders[node] = ()
+            stays = value not in self.memory.escapes and is_plannable(value.type)
+            if value in self.memory.alternating or stays:
+                self.memory.orders[node] = ()
                 self._place(value)
 
     def _dummy(self, value: Value | None) -> np.ndarray | None:
         """An uninitialised array with the strides of a value in the arena, to evaluate views; None
         for other values, and for values without elements."""
-        if value is None or (value not in self.strides and value not in self.views):
+        if value is None or (value not in self.memory.strides and value not in self.memory.views):
             return None
         dummy = self._dummies.get(value)
         if dummy is None:
             assert isinstance(value.type, TensorType)
+            strides = self.memory.strides[value] or None
             try:
                 dummy = np.empty(value.type.dims, value.type.dtype)
-                strides = self.strides[value]
-                if strides:
-                    dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
+                dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
             except (MemoryError, ValueError) as error:
                 raise LimitExceeded(
                     f"value {value.name!r} of type {value.type} does not fit into memory"

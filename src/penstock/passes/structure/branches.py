@@ -24,8 +24,9 @@ import numpy as np
 
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
-from penstock.ops.registry import find
+from penstock.ops.registry import standard
 from penstock.ops.tensorflow.control_flow import is_primitive
+from penstock.passes.context import Unraised
 from penstock.passes.structure.conditions import Condition, Deadness, is_switch
 from penstock.types import BOOL, TensorType
 
@@ -35,8 +36,7 @@ class UnraisedError(Exception):
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(f"{node.label}: {reason}")
-        self.node = node
-        self.reason = reason
+        self.unraised = Unraised(node, reason)
 
 
 @dataclass(slots=True)
@@ -88,26 +88,21 @@ class Branches:
     def check(self, edge: Collection[Node]) -> None:
         """Raise for primitives that nothing is raised to; those of ``edge`` are known to fit."""
         for node in self.deadness.conditions:
-            if (
-                not is_primitive(node)
-                or node in edge
-                or node in self.deadness.joined
-                or _is_removed(node)
-            ):
+            if not is_primitive(node) or _is_removed(node):
                 continue
-            if node.op.role is Role.MERGE:
-                raise UnraisedError(node, "its inputs are not the two sides of one condition")
-            if node.op.role is Role.ENTER:
-                raise UnraisedError(node, f"frame {node.attrs['frame_name']!r} stays")
-            if node.op.role is Role.CALL:
-                raise UnraisedError(node, "it calls a function that calls itself")
-            raise UnraisedError(node, "this operation is part of no condition or loop")
+            if node not in edge and node not in self.deadness.joined:
+                reasons: dict[Role | None, str] = {
+                    Role.MERGE: "its inputs are not the two sides of one condition",
+                    Role.ENTER: f"frame {node.attrs.get('frame_name')!r} stays",
+                    Role.CALL: "it calls a function that calls itself",
+                }
+                other = "this operation is part of no condition or loop"
+                raise UnraisedError(node, reasons.get(node.op.role, other))
 
     def source(self, value: Value) -> Value:
         """The value that Switches and LoopConds pass on as ``value``."""
         while (node := value.producer) in self.deadness.conditions:
-            passes_on = is_switch(node) or node.op.role is Role.LOOP_COND
-            data = node.inputs[0] if passes_on else None
+            data = node.inputs[0] if is_switch(node) or node.op.role is Role.LOOP_COND else None
             if data is None:
                 break
             value = data
@@ -354,14 +349,10 @@ def _if_node(
     waits: Sequence[Node],
 ) -> Node:
     """An If with the device and origin of ``first``; ``sides`` are the else and the then branch."""
-    op = find("If")
-    assert op is not None
-    graphs = {
-        "then_branch": sides[1].graph(f"{first.name}/then_branch"),
-        "else_branch": sides[0].graph(f"{first.name}/else_branch"),
-    }
+    names = ("else_branch", "then_branch")
+    graphs = {k: side.graph(f"{first.name}/{k}") for k, side in zip(names, sides, strict=True)}
     return Node(
-        op,
+        standard("If"),
         [condition],
         outputs,
         graphs,

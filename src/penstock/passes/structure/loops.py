@@ -16,48 +16,27 @@ iteration to the next, as the variables are.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from penstock.analysis.frames import Frame
 from penstock.ir.graph import Graph, Node, Value, captures, embed
-from penstock.ir.op import Op, Role
-from penstock.ops.registry import find
+from penstock.ir.op import Role
+from penstock.ops.registry import standard
 from penstock.passes.structure.branches import Branches, RaisedBlock, UnraisedError, substitute
 from penstock.passes.structure.conditions import ALWAYS, Deadness
 from penstock.types import BOOL, INT64, TensorType
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LoopVariable:
-    """A variable of a loop: its Enter, its Merge, and its NextIteration (``again``).
+    """A variable of a loop: its Enter, and its values in the first iteration (``start``), in an
+    iteration (``merged``) and in the next one. ``inside`` is the input of the body for it."""
 
-    ``merged`` is its value in an iteration, ``inside`` the input of the body that stands for it.
-    """
-
-    __slots__ = ("again", "enter", "inside", "merged")
-
-    def __init__(self, merge: Node, enter: Node, again: Node) -> None:
-        self.enter = enter
-        self.again = again
-        merged = merge.outputs[0]
-        assert merged is not None
-        self.merged = merged
-        self.inside = Value(merged.name, merged.type)
-
-    @property
-    def start(self) -> Value:
-        """Its value in the first iteration."""
-        value = self.enter.outputs[0]
-        assert value is not None
-        return value
-
-    @property
-    def next(self) -> Value:
-        """Its value in the next iteration."""
-        value = self.again.inputs[0]
-        assert value is not None
-        return value
-
-    def __repr__(self) -> str:
-        return f"LoopVariable({self.merged.name!r})"
+    enter: Node
+    start: Value
+    merged: Value
+    next: Value
+    inside: Value
 
 
 class FrameLoop:
@@ -97,11 +76,12 @@ class FrameLoop:
                 raise UnraisedError(node, "it is a loop variable and waits for other nodes")
             if not read.isdisjoint(node.outputs[1:]):
                 raise UnraisedError(node, "a node reads whether this is its first iteration")
-            variables[node] = LoopVariable(node, entered[0], back[0])
+            start, merged, next_ = entered[0].outputs[0], node.outputs[0], back[0].inputs[0]
+            assert start is not None and merged is not None and next_ is not None
+            inside = Value(merged.name, merged.type)
+            variables[node] = LoopVariable(entered[0], start, merged, next_, inside)
         if not variables:
-            raise UnraisedError(
-                self.frame.enters[0], "the frame that it enters has no loop variable"
-            )
+            raise UnraisedError(self.frame.enters[0], "it enters a frame without loop variables")
         return variables
 
     def _check_enters(self) -> None:
@@ -218,7 +198,7 @@ class FrameLoop:
         results = [Value(f"{self.frame.name}:{i}", v.type) for i, v in enumerate(entered[1:])]
         first = next(iter(self.variables))
         loop = Node(
-            _op("Loop"),
+            standard("Loop"),
             [None, *entered],
             results,
             {"body": body},
@@ -239,11 +219,5 @@ class FrameLoop:
 
 def make_identity(node: Node) -> None:
     """Turn an Enter or Exit into an Identity."""
-    node.op = _op("Identity")
+    node.op = standard("Identity")
     node.attrs = {}
-
-
-def _op(name: str) -> Op:
-    op = find(name)
-    assert op is not None
-    return op

@@ -57,10 +57,10 @@ def raise_control_flow(graph: Graph) -> tuple[Graph, list[Unraised]]:
         unraised: list[Unraised] = []
         retracted: dict[tuple[int, str], Unraised] = {}
         # The copies have their graphs in the same order each time.
-        for number, each in reversed(list(enumerate(list(copy.graphs())))):
-            if any(map(is_primitive, each.nodes)):
+        for number, inner in reversed(list(enumerate(copy.graphs()))):
+            if any(map(is_primitive, inner.nodes)):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
-                raising = _Raising(each, own)
+                raising = _Raising(inner, own)
                 raising.run()
                 unraised += raising.unraised
                 retracted.update(((number, name), r) for name, r in raising.retracted.items())
@@ -133,7 +133,7 @@ class _Raising:
                 return
             loop = FrameLoop(frame, nodes)
         except UnraisedError as error:
-            self.unraised.append(Unraised(error.node, error.reason))
+            self.unraised.append(error.unraised)
             self.mark_unraised(frame, nodes)
             return
         self.check_loops(frame, loop.deadness)
@@ -141,7 +141,7 @@ class _Raising:
             self.check_fetches(frame, nodes)
             raised = loop.raised(self.graph.targets)
         except UnraisedError as error:
-            self.unraised.append(Unraised(error.node, error.reason))
+            self.unraised.append(error.unraised)
             self.remaining += nodes
             raised = []
         starts = [variable.enter for variable in loop.variables.values()]
@@ -176,7 +176,7 @@ class _Raising:
                 self.graph.nodes, self.graph.outputs = block.nodes, block.outputs
                 self.graph.targets = block.effects
             except UnraisedError as error:
-                self.unraised.append(Unraised(error.node, error.reason))
+                self.unraised.append(error.unraised)
                 self.graph.nodes = nodes + self.remaining
         if self.remaining:
             everywhere = [loop for loops in self.loops.values() for loop in loops]
@@ -206,7 +206,7 @@ class _Raising:
         for loop in self.loops[frame]:
             first, *others = {deadness.conditions[enter] for enter in loop.starts}
             entered = [deadness.conditions[enter] for enter in loop.frame.enters]
-            if others or not all(each <= first for each in entered):
+            if others or not all(condition <= first for condition in entered):
                 name = loop.frame.name
                 reason = f"some values that enter {name!r} may live and others be dead"
                 self.retracted[name] = Unraised(loop.merge, reason)

@@ -10,6 +10,7 @@ without control inputs can then be folded, merged and fused::
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ir.op import Role
@@ -32,11 +33,12 @@ def relax_control_edges(graph: Graph) -> bool:
     """Replace control inputs without side effects by the nearest nodes with side effects before
     them, in nested graphs too. ``graph`` must be sorted. Returns whether anything changed."""
     changed = False
-    for each in graph.graphs():
-        if any(node.control_inputs for node in each.nodes):
-            order = EffectOrder()
-            for node in each.nodes:
-                effects = order.add(node, all_reads(node))
+    for inner in graph.graphs():
+        if any(node.control_inputs for node in inner.nodes):
+            order, own = EffectOrder(), set(inner.nodes)
+            for node in inner.nodes:
+                # What a nested graph captures was computed before it runs.
+                effects = order.add(node, [v for v in all_reads(node) if v.producer in own])
                 changed |= effects != node.control_inputs
                 node.control_inputs = effects
     return changed
@@ -47,7 +49,7 @@ class EffectOrder:
 
     def __init__(self) -> None:
         self._before: dict[Node, dict[Node, None]] = {}
-        self._has_side_effects: dict[Node, bool] = {}
+        self.has_side_effects = cache(has_side_effects)  # slow for nodes with large graphs
 
     def add(self, node: Node, reads: Iterable[Value], waits: Iterable[Node] = ()) -> list[Node]:
         """The nodes with side effects that ``node``, whose predecessors were added before, must
@@ -66,23 +68,10 @@ class EffectOrder:
     def _nearest(self, source: Node) -> dict[Node, None]:
         return {source: None} if self.has_side_effects(source) else self._before.get(source, {})
 
-    def has_side_effects(self, node: Node) -> bool:
-        """As the function of this name, which is slow for nodes with large graphs."""
-        answer = self._has_side_effects.get(node)
-        if answer is None:
-            answer = self._has_side_effects[node] = has_side_effects(node)
-        return answer
-
 
 def has_side_effects(node: Node) -> bool:
     """Whether it can be observed when, or whether, ``node`` runs."""
-    if _does_nothing(node):
+    if node.op.full_name == f"{TENSORFLOW}.NoOp" or node.op.role is Role.CONTROL_TRIGGER:
         return False
-    if not node.op.pure:
-        return True
-    return any(not inner.op.pure for _, graph in node.graphs for inner in graph.walk())
-
-
-def _does_nothing(node: Node) -> bool:
-    no_op = node.op.domain == TENSORFLOW and node.op.name == "NoOp"
-    return no_op or node.op.role is Role.CONTROL_TRIGGER
+    nested = (inner for _, graph in node.graphs for inner in graph.walk())
+    return not node.op.pure or any(not inner.op.pure for inner in nested)

@@ -1,0 +1,64 @@
+"""Control edges to nodes without side effects go; the order of side effects stays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.analysis.verify import verify
+from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ops.registry import TENSORFLOW, find, standard
+from penstock.passes.structure.relax_control_edges import relax_control_edges
+from penstock.types import BOOL, FLOAT32, TensorType
+
+VECTOR = TensorType(FLOAT32, (2,))
+
+
+def node(op: str, name: str, *inputs: Value, after: tuple[Node, ...] = (), **attrs: object) -> Node:
+    outputs = [Value(name, VECTOR)]
+    return Node(standard(op), inputs, outputs, attrs, name=name, control_inputs=after)
+
+
+def value(of: Node) -> Value:
+    output = of.outputs[0]
+    assert output is not None
+    return output
+
+
+def test_control_edge_to_a_pure_node_becomes_one_to_the_effect_behind_it() -> None:
+    x = Value("x", VECTOR)
+    effect = node("RandomNormalLike", "effect", x)
+    pure = node("Neg", "pure", value(effect))
+    last = node("Abs", "last", x, after=(pure,))
+    assert relax_control_edges(Graph([x], [value(last)], [effect, pure, last]))
+    assert last.control_inputs == [effect]
+
+
+def test_control_edge_to_a_node_that_does_nothing_is_dropped() -> None:
+    x = Value("x", VECTOR)
+    no_op = find("NoOp", TENSORFLOW)
+    assert no_op is not None
+    nothing = Node(no_op, [], [], name="nothing")
+    last = node("Abs", "last", x, after=(nothing,))
+    graph = Graph([x], [value(last)], [nothing, last])
+    assert relax_control_edges(graph)
+    assert last.control_inputs == []
+    assert not relax_control_edges(graph)
+
+
+def test_node_of_a_branch_does_not_wait_for_an_effect_outside_of_the_branch() -> None:
+    x, condition = Value("x", VECTOR), Value("condition", TensorType(BOOL, ()))
+    effect = node("RandomNormalLike", "effect", x)
+    inner = node("Neg", "inner", value(effect))
+    last = node("Abs", "last", x, after=(inner,))
+    other = Value("other", const=np.zeros(2, np.float32))
+    choice = node(
+        "If",
+        "choice",
+        condition,
+        then_branch=Graph([], [value(last)], [inner, last], "then"),
+        else_branch=Graph([], [other], [], "else"),
+    )
+    graph = Graph([x, condition], [value(choice)], [effect, choice], "g")
+    assert relax_control_edges(graph)
+    assert last.control_inputs == []
+    verify(Model({"g": graph}, "g"))
