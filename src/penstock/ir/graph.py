@@ -231,20 +231,16 @@ def captures(graph: Graph) -> list[Value]:
     Constants are not among them: they belong to no graph.
     """
     own = set(graph.inputs)
+    reads: list[Value | None] = []
     for node in graph.walk():
         own.update(v for v in node.outputs if v is not None)
+        reads += node.inputs
         for _, inner in node.graphs:
             own.update(inner.inputs)
-    captured: dict[Value, None] = {}
-    for node in graph.walk():
-        for value in node.inputs:
-            if value is not None and value.const is None and value not in own:
-                captured[value] = None
-    for subgraph in graph.graphs():
-        for value in subgraph.outputs:
-            if value.const is None and value not in own:
-                captured[value] = None
-    return list(captured)
+    for inner in graph.graphs():
+        reads += inner.outputs
+    captured = (v for v in reads if v is not None and v.const is None and v not in own)
+    return list(dict.fromkeys(captured))
 
 
 def all_reads(node: Node) -> list[Value]:
@@ -369,11 +365,9 @@ class _Cloner:
         outputs: Sequence[Value],
         targets: Sequence[Node],
     ) -> Graph:
-        fed = []
-        for value in inputs:
-            self.fed.add(value)
-            self.values[value] = Value(value.name + self.suffix, value.type)
-            fed.append(self.values[value])
+        fed = [Value(value.name + self.suffix, value.type) for value in inputs]
+        self.fed.update(inputs)
+        self.values.update(zip(inputs, fed, strict=True))
         nodes = [self.node(node) for node in graph.nodes]
         for node, copy in zip(graph.nodes, nodes, strict=True):
             if node.control_inputs:
@@ -404,13 +398,11 @@ class _Cloner:
     def value(self, value: Value) -> Value:
         """The copy of a value that is read; constants are shared."""
         copy = self.values.get(value)
-        if copy is not None:
-            return copy
-        if value.const is None:
-            copy = Value(value.name + self.suffix, value.type)
-        else:
-            copy = value  # constants are never changed, and belong to no graph
-        self.values[value] = copy
+        if copy is None:
+            # Constants are never changed, and belong to no graph.
+            shared = value.const is not None
+            copy = value if shared else Value(value.name + self.suffix, value.type)
+            self.values[value] = copy
         return copy
 
     def output(self, value: Value) -> Value:

@@ -11,20 +11,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.types import Type
 
-if TYPE_CHECKING:
-    from penstock.ir.graph import Node
-
 Types = Sequence[Type | None]
 Attrs = Mapping[str, Any]
 Consts = Sequence[np.ndarray | None]
 Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
-Compile = Callable[["Node", Types], "Kernel"]
 Arity = tuple[int | None, int | None]
 Dims = Sequence[tuple[int, ...] | None]
 Work = Callable[[Attrs, Dims, tuple[int, ...]], int]
@@ -229,6 +225,7 @@ class Op:
     """An operation; all nodes of one operation share the object.
 
     ``since`` to ``version`` are the versions of the domain's schema that mean exactly this.
+    ``compile(node, types)`` returns the NumPy kernel of a node for inputs of these types.
     ``pure`` operations give equal outputs for equal inputs and have no effects; others are neither
     folded, nor merged, nor dropped in favour of one another.
 
@@ -250,7 +247,7 @@ class Op:
     since: int
     version: int
     infer: Infer
-    compile: Compile
+    compile: Callable[..., Kernel]
     pure: bool = True
     role: Role | None = None
     arity: Arity | None = None

@@ -22,19 +22,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from penstock.ir.op import Arity, Attrs, Compile, Consts, Infer, Kernel, Op, Role, Types, Work
+from penstock.ir.graph import Node
+from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work
 from penstock.types import STRING, ShapeError, TensorType, Type
-
-if TYPE_CHECKING:
-    from penstock.ir.graph import Node
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
 TENSORFLOW = "tensorflow"  # the domain of TensorFlow's operations that ONNX lacks
 NEWEST = 10**9  # stands for the newest version of a schema
+
+Compile = Callable[[Node, Types], Kernel]
+"""Returns the NumPy kernel of a node, for inputs of these types."""
+
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 
 

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Compile, Kernel, Types
+from penstock.ir.op import Kernel, Types
+from penstock.ops.registry import Compile
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Compile, Kernel, Op, Types
-from penstock.ops.registry import unknown_types
+from penstock.ir.op import Kernel, Op, Types
+from penstock.ops.registry import Compile, unknown_types
 from penstock.types import ShapeError
 
 IMPURE = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"} | {

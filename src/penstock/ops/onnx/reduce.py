@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Compile, Consts, Infer, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import is_float, is_small, wide
 from penstock.ops.common.elementwise import in_range, largest, smallest
@@ -30,7 +30,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
     with_data,
 )
-from penstock.ops.registry import operator
+from penstock.ops.registry import Compile, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
