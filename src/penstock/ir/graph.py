@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -21,9 +22,13 @@ from penstock.types import ANY, Shape, TensorType, Type, constant_type
 
 
 class Value:
-    """A named result of a node, an input of a graph (no producer), or a constant (``const``)."""
+    """A named result of a node, an input of a graph (no producer), or a constant (``const``).
 
-    __slots__ = ("const", "name", "producer", "type")
+    Nodes own their values, not the reverse: a graph that is dropped is freed at once, with its
+    constants, without waiting for the garbage collector.
+    """
+
+    __slots__ = ("_producer", "const", "name", "type")
 
     def __init__(
         self,
@@ -34,7 +39,7 @@ class Value:
     ) -> None:
         self.name = name
         self.type = constant_type(const) if const is not None and type is ANY else type
-        self.producer = producer
+        self._producer = None if producer is None else ref(producer)
         self.const = const
 
     @property
@@ -50,6 +55,15 @@ class Value:
     @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
+
+    @property
+    def producer(self) -> Node | None:
+        """The node that has this value among its outputs, as long as that exists."""
+        return None if self._producer is None else self._producer()
+
+    @producer.setter
+    def producer(self, node: Node | None) -> None:
+        self._producer = None if node is None else ref(node)
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -98,9 +112,10 @@ class Node:
         self.control_inputs = list(control_inputs)
         self.device = device
         self.origin = origin
+        reference = ref(self)
         for output in self.outputs:
             if output is not None:
-                output.producer = self
+                output._producer = reference
 
     def input(self, index: int) -> Value | None:
         """An input, None if it is left out."""

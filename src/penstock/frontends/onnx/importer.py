@@ -87,8 +87,8 @@ class _Importer:
         self.functions = FunctionTable(proto.functions)
         self.bodies: dict[OnnxFunction, tuple[dict[int, np.ndarray | None], Meanings]] = {}
         self.types = InferredTypes()
-        self.top = NameScope()
-        self.names = UniqueNames(lambda: chain(self.top.names, _names(proto.graph)))
+        self.top = top = NameScope()
+        self.names = UniqueNames(lambda: chain(top.names, _names(proto.graph)))
 
     def model(self) -> Model:
         proto, diagnostics = self.proto, self.diagnostics
