@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from penstock.backends.onednn.layouts import ITEM
 from penstock.backends.onednn.library import UNIMPLEMENTED, DnnlError
@@ -13,21 +12,16 @@ from penstock.backends.onednn.primitive_spec import BoundPrimitive, PrimitiveSpe
 from penstock.ops.onnx.reduce import reduction_form
 from penstock.types import FLOAT32
 
-
-class _Algorithms(NamedTuple):
-    """oneDNN's name of a reduction, and the equivalent pooling, if there is one."""
-
-    reduction: str
-    pooling: str = ""
-
-
-# No maxima and minima: oneDNN turns infinities, with which models mask, into the largest finite
-# number.
 REDUCTIONS = {
-    "ReduceMean": _Algorithms("mean", "avg_exclude_padding"),
-    "ReduceProd": _Algorithms("mul"),
-    "ReduceSum": _Algorithms("sum"),
+    "ReduceMean": ("mean", "avg_exclude_padding"),
+    "ReduceProd": ("mul", ""),
+    "ReduceSum": ("sum", ""),
 }
+"""oneDNN's names of reductions, and of the equivalent pooling, if there is one
+
+No maxima and minima: oneDNN turns infinities, with which models mask, into the largest finite
+number.
+"""
 
 
 def reduction(desc: OpDesc) -> PrimitiveSpec | None:
@@ -52,44 +46,40 @@ def reduction(desc: OpDesc) -> PrimitiveSpec | None:
     taken = {axis for axis in form.axes if x.dims[axis] > 1}
     if not taken:
         return None
-    algorithms = REDUCTIONS[node.op.name]
+    algorithm, pooling = REDUCTIONS[node.op.name]
     rank = len(x.dims)
     innermost = max(axis for axis in range(rank) if x.dims[axis] > 1)
-    if not algorithms.pooling and innermost not in taken:
+    if not pooling and innermost not in taken:
         return None
     # Axes of the input by those of the result.
-    kept = range(rank)
-    if len(desc.output.dims) < rank:
-        kept = [axis for axis in kept if axis not in form.axes]  # type: ignore[assignment]
+    keeps = len(desc.output.dims) == rank
+    kept = [axis for axis in range(rank) if keeps or axis not in form.axes]
 
     def create(context: SpecContext) -> BoundPrimitive:
         source, target = context.strides[desc.inputs[0]], context.strides[desc.outputs[0]]
         assert source is not None and target is not None
-        before, count, after = _grouped(x.dims, source, taken)
-        rest = [axis for axis in _order(x.dims, source) if axis not in taken]
-        if rest != [kept[axis] for axis in _order(desc.output.dims, target)]:
+        order = _order(x.dims, source)
+        places = [i for i, axis in enumerate(order) if axis in taken]
+        first, last = places[0], places[-1]
+        rest = order[:first] + order[last + 1 :]
+        # The axes must be adjacent in memory, and the others in the order of the result.
+        adjacent = last - first < len(places)
+        if not adjacent or rest != [kept[axis] for axis in _order(desc.output.dims, target)]:
             raise DnnlError(UNIMPLEMENTED)
-        return _primitive(context, algorithms, before, count, after)
+        groups = order[:first], order[first : last + 1], order[last + 1 :]
+        before, count, after = (math.prod(x.dims[axis] for axis in axes) for axes in groups)
+        if after == 1:
+            ends = [context.packed((before, n)) for n in (count, 1)]
+            return context.primitive("reduction", [f"reduction_{algorithm}", *ends, 0.0, 0.0])
+        if not pooling:
+            raise DnnlError(UNIMPLEMENTED)
+        ends = [context.packed((before, after, n, 1), (0, 2, 3, 1)) for n in (count, 1)]
+        windows = [[1, 1], [count, 1], [0, 0], [0, 0], [0, 0]]  # strides, kernel, no padding
+        return context.primitive("pooling_forward", [f"pooling_{pooling}", *ends, *windows])
 
     # A reduction that is also a pooling reads any order of dims; a sum only the innermost axes.
-    dims_order = () if algorithms.pooling else tuple(range(rank))
+    dims_order = () if pooling else tuple(range(rank))
     return PrimitiveSpec(desc, create, dims_order, (desc.inputs[0],))
-
-
-def _primitive(
-    context: SpecContext, algorithms: _Algorithms, before: int, count: int, after: int
-) -> BoundPrimitive:
-    if after == 1:
-        ends = [context.packed((before, n)) for n in (count, 1)]
-        return context.primitive(
-            "reduction", [f"reduction_{algorithms.reduction}", *ends, 0.0, 0.0]
-        )
-    if not algorithms.pooling:
-        raise DnnlError(UNIMPLEMENTED)
-    ends = [context.packed((before, after, n, 1), (0, 2, 3, 1)) for n in (count, 1)]
-    geometry = [[1, 1], [count, 1], [0, 0], [0, 0], [0, 0]]  # strides, kernel, no gaps or padding
-    algorithm = f"pooling_{algorithms.pooling}"
-    return context.primitive("pooling_forward", [algorithm, *ends, *geometry])
 
 
 def _order(dims: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -104,19 +94,3 @@ def _order(dims: Sequence[int], steps: Sequence[int]) -> list[int]:
             raise DnnlError(UNIMPLEMENTED)
         step *= dims[axis]
     return order
-
-
-def _grouped(
-    dims: Sequence[int], steps: Sequence[int], taken: Collection[int]
-) -> tuple[int, int, int]:
-    """The numbers of elements before the axes ``taken``, in them, and behind them; raises
-    ``DnnlError`` (unimplemented) if the axes are not adjacent in memory."""
-    order = _order(dims, steps)
-    places = [i for i, axis in enumerate(order) if axis in taken]
-    if places[-1] - places[0] >= len(places):
-        raise DnnlError(UNIMPLEMENTED)
-
-    def size(axes: Iterable[int]) -> int:
-        return math.prod(dims[axis] for axis in axes)
-
-    return size(order[: places[0]]), size(taken), size(order[places[-1] + 1 :])

@@ -1,0 +1,128 @@
+"""Where AssignLayouts copies values into the layouts that kernels read."""
+
+from __future__ import annotations
+
+from penstock.analysis.type_inference import infer_types
+from penstock.ir.graph import Graph, Node
+from penstock.ir.layout import channels_last
+from penstock.ir.op import Kernel
+from penstock.ops.internal.transfer import HOST, is_transfer
+from penstock.passes.context import PassContext, Place
+from penstock.passes.lowering.assign_layouts import AssignLayouts
+from tests.support.onnx_text import graph_from_text
+
+LAST = channels_last(4)
+PLACE = Place("fake", HOST)
+
+KERNELS = {
+    # These want their first input with the channels innermost.
+    "MaxPool": {"dims_order": LAST, "contiguous_inputs": (0,)},
+    "GlobalMaxPool": {"dims_order": LAST, "contiguous_inputs": (0,)},
+    # This wants both inputs with the dims in their own order.
+    "MatMul": {"dims_order": (0, 1, 2, 3), "contiguous_inputs": (0, 1)},
+    "Add": {},
+    "Neg": {},
+}
+
+
+def compiled(node: Node) -> tuple[Place, Kernel]:
+    return PLACE, Kernel(
+        lambda *inputs: None, lambda *arrays: None, **KERNELS.get(node.op.name, {})
+    )
+
+
+def assigned(body: str) -> tuple[Graph, PassContext, bool]:
+    """The graph after the pass, its context, and whether it changed."""
+    graph = graph_from_text(f"g (float[1, 4, 8, 8] x, bool c) => (float[1, 4, 8, 8] y) {body}")
+    infer_types(graph)
+    placement = {node: PLACE for node in graph.walk() if not node.graphs}
+    context = PassContext(compiled=compiled, placement=placement)
+    changed = AssignLayouts().run(graph, context)
+    return graph, context, changed
+
+
+def names(graph: Graph) -> list[str]:
+    return [node.op.name for node in graph.nodes]
+
+
+POOL = "MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]>"
+
+
+def test_assign_layouts_input_in_another_order_is_copied_before_its_reader():
+    graph, _, changed = assigned(f"{{ a = {POOL} (x) y = Neg(a) }}")
+    assert changed
+    assert names(graph) == ["Reorder", "MaxPool", "Neg"]
+    copy, pool, _ = graph.nodes
+    assert copy.attrs["order"] == LAST
+    assert pool.inputs == copy.outputs
+    assert copy.inputs[0] is graph.inputs[0]
+    assert copy.outputs[0].type == graph.inputs[0].type
+
+
+def test_assign_layouts_chain_in_one_order_is_copied_once():
+    graph, _, _ = assigned(f"{{ a = {POOL} (x) b = {POOL} (a) d = {POOL} (b) y = Neg(d) }}")
+    assert names(graph) == ["Reorder", "MaxPool", "MaxPool", "MaxPool", "Neg"]
+
+
+def test_assign_layouts_readers_of_one_order_share_a_copy():
+    graph, _, _ = assigned(f"{{ a = {POOL} (x) b = {POOL} (x) y = Add(a, b) }}")
+    assert names(graph) == ["Reorder", "MaxPool", "MaxPool", "Add"]
+    assert graph.nodes[1].inputs == graph.nodes[2].inputs
+
+
+def test_assign_layouts_returns_to_own_order_for_a_kernel_that_wants_it():
+    graph, _, _ = assigned(f"{{ a = {POOL} (x) b = MatMul(a, a) y = Neg(b) }}")
+    assert names(graph) == ["Reorder", "MaxPool", "Reorder", "MatMul", "Neg"]
+    back = graph.nodes[2]
+    assert back.attrs["order"] == (0, 1, 2, 3)
+    assert graph.nodes[3].inputs == [back.outputs[0], back.outputs[0]]
+
+
+def test_assign_layouts_constants_are_not_copied():
+    graph, _, changed = assigned(
+        f"<float[1, 1, 1, 1] k = {{1}}> {{ a = {POOL} (k) b = Add(x, a) y = Neg(b) }}"
+    )
+    assert not changed
+    assert names(graph) == ["MaxPool", "Add", "Neg"]
+
+
+def test_assign_layouts_without_kernels_that_want_a_layout_changes_nothing():
+    graph, _, changed = assigned("{ a = Neg(x) y = Add(a, a) }")
+    assert not changed
+    assert names(graph) == ["Neg", "Add"]
+
+
+def test_assign_layouts_without_kernels_at_hand_changes_nothing():
+    graph = graph_from_text(
+        f"g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {{ a = {POOL} (x) y = Neg(a) }}"
+    )
+    assert not AssignLayouts().run(graph, PassContext())
+
+
+def test_assign_layouts_copies_are_placed_and_named_apart():
+    graph, context, _ = assigned(f"{{ a = {POOL} (x) b = MatMul(a, a) d = {POOL} (b) y = Neg(d) }}")
+    copies = [node for node in graph.nodes if node.op.name == "Reorder"]
+    assert len(copies) == 3
+    assert len({copy.outputs[0].name for copy in copies}) == 3
+    assert all(context.placement[copy] == PLACE for copy in copies)
+    assert not any(is_transfer(copy) for copy in copies)
+
+
+BRANCHES = f"""then_branch = t () => (float[1, 4, 8, 8] p) {{ p = {POOL} (x) }},
+    else_branch = e () => (float[1, 4, 8, 8] q) {{ q = GlobalMaxPool(x) }}"""
+
+
+def test_assign_layouts_branches_use_the_copy_made_before_them():
+    graph, _, _ = assigned(f"{{ a = {POOL} (x) b = If (c) <{BRANCHES}> y = Add(a, b) }}")
+    assert names(graph) == ["Reorder", "MaxPool", "If", "Add"]
+    (copied,) = graph.nodes[0].outputs
+    for _, branch in graph.nodes[2].graphs:
+        (pool,) = branch.nodes
+        assert pool.inputs == [copied]
+
+
+def test_assign_layouts_copy_of_a_branch_is_not_used_behind_it():
+    graph, _, _ = assigned(f"{{ b = If (c) <{BRANCHES}> a = {POOL} (x) y = Add(a, b) }}")
+    assert names(graph) == ["If", "Reorder", "MaxPool", "Add"]
+    for _, branch in graph.nodes[0].graphs:
+        assert names(branch)[0] == "Reorder"
