@@ -50,14 +50,10 @@ def _constants(dtype: np.dtype, *values: float) -> list[np.ndarray]:
     return [typed_scalar(value, dtype) for value in values]
 
 
-def _positive(dtype: np.dtype) -> Callable[..., Any]:
+def relu(dtype: np.dtype, attrs: Attrs | None = None) -> Callable[..., Any]:
     """``max(x, 0)``, by default into a new array."""
     zero, bound = typed_scalar(0, dtype), largest(dtype)
     return lambda x, out=None: clip(x, zero, bound, out)
-
-
-def relu(dtype: np.dtype, attrs: Attrs) -> Body:
-    return _positive(dtype)
 
 
 def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
@@ -66,59 +62,59 @@ def _negative(dtype: np.dtype) -> Callable[[Any, Any], Any]:
     return lambda x, out: clip(x, bound, zero, out)
 
 
-def _split(dtype: np.dtype, below: Callable[[Any], Any], gain: float = 1.0) -> Body:
-    """``gain * max(x, 0) + below(min(x, 0))``; ``below`` works in place and leaves 0 alone."""
-    positive, negative = _positive(dtype), _negative(dtype)
-    factor = None if gain == 1.0 else typed_scalar(gain, dtype)
+def _prelu_formula(dtype: np.dtype) -> Body:
+    positive, negative = relu(dtype), _negative(dtype)
 
-    def body(x: Any, out: Any, t: Any) -> None:
+    def body(x: Any, slope: Any, out: Any, t: Any) -> None:
         negative(x, t)
-        below(t)
+        np.multiply(t, slope, t)
         positive(x, out)
-        if factor is not None:
-            np.multiply(out, factor, out)
         np.add(out, t, out)
 
     return body
 
 
-def _scaled_expm1(dtype: np.dtype, factor: float) -> Callable[[Any], None]:
-    """``factor * (exp(t) - 1)`` in place, accurate near 0."""
-    constant = typed_scalar(factor, dtype)
+def _exponential(
+    dtype: np.dtype, scale: float, gain: float | None = None, width: float | None = None
+) -> Body:
+    """``gain * max(x, 0) + scale * (exp(min(x, 0) / width) - 1)``, accurate near 0."""
+    positive, negative, factor = relu(dtype), _negative(dtype), typed_scalar(scale, dtype)
+    slope = None if gain is None else typed_scalar(gain, dtype)
+    divisor = None if width is None else typed_scalar(width, dtype)
 
-    def below(t: Any) -> None:
+    def body(x: Any, out: Any, t: Any) -> None:
+        negative(x, t)
+        if divisor is not None:
+            np.divide(t, divisor, t)
         np.expm1(t, t)
-        np.multiply(t, constant, t)
+        np.multiply(t, factor, t)
+        positive(x, out)
+        if slope is not None:
+            np.multiply(out, slope, out)
+        np.add(out, t, out)
 
-    return below
+    return body
 
 
 def elu(dtype: np.dtype, attrs: Attrs) -> Body:
-    return _split(dtype, _scaled_expm1(dtype, attrs.get("alpha", 1.0)))
+    return _exponential(dtype, attrs.get("alpha", 1.0))
 
 
 def _selu(dtype: np.dtype, attrs: Attrs) -> Body:
     gamma = float(attrs.get("gamma", 1.0507009873554805))
-    alpha = float(attrs.get("alpha", 1.6732632423543772))
-    return _split(dtype, _scaled_expm1(dtype, gamma * alpha), gamma)
+    return _exponential(dtype, gamma * float(attrs.get("alpha", 1.6732632423543772)), gamma)
 
 
 def _celu(dtype: np.dtype, attrs: Attrs) -> Body:
-    alpha = typed_scalar(attrs.get("alpha", 1.0), dtype)
-
-    def below(t: Any) -> None:
-        np.divide(t, alpha, t)
-        np.expm1(t, t)
-        np.multiply(t, alpha, t)
-
-    return _split(dtype, below)
+    alpha = attrs.get("alpha", 1.0)
+    return _exponential(dtype, alpha, width=alpha)
 
 
 def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     slope = float(attrs.get("alpha", 0.01))
-    alpha = typed_scalar(slope, dtype)
+    alpha, split = typed_scalar(slope, dtype), _prelu_formula(dtype)
     if slope <= 0:
-        return _split(dtype, lambda t: np.multiply(t, alpha, t))
+        return lambda x, out, t: split(x, alpha, out, t)
     choose = maximum if slope <= 1 else minimum
 
     def body(x: Any, out: Any, t: Any) -> None:
@@ -130,7 +126,7 @@ def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def softplus(dtype: np.dtype, attrs: Attrs) -> Body:
     """log(1 + exp(x)), without overflow as max(x, 0) + log(1 + exp(-|x|))."""
-    positive = _positive(dtype)
+    positive = relu(dtype)
 
     def body(x: Any, out: Any, t: Any) -> None:
         np.absolute(x, t)
@@ -390,18 +386,6 @@ def fast_gelu(node: Node, types: Types) -> Kernel:
     return kernel if len(node.inputs) == 1 else first_only(kernel)
 
 
-def _prelu_formula(dtype: np.dtype) -> Body:
-    positive, negative = _positive(dtype), _negative(dtype)
-
-    def body(x: Any, slope: Any, out: Any, t: Any) -> None:
-        negative(x, t)
-        np.multiply(t, slope, t)
-        positive(x, out)
-        np.add(out, t, out)
-
-    return body
-
-
 @operator("PRelu", since=7, infer=_infer_like_first, elementwise=True)
 def prelu(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
@@ -429,7 +413,7 @@ def channel_prelu(node: Node, types: Types) -> Kernel:
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":
-        return ufunc(_positive(dtype), 1)
+        return ufunc(relu(dtype), 1)
     if dtype is not None and is_float(dtype):
-        return formula(_positive, types)
+        return formula(relu, types)
     return ufunc(lambda x, out=None: maximum(x, typed_scalar(0, x.dtype), out), 1)
