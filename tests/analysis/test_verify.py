@@ -138,7 +138,7 @@ def test_verify_refuses_an_unknown_output_of_a_graph() -> None:
     assert problem(broken).startswith("graph 'main' gives 'z' as an output, which nothing makes")
 
 
-def test_a_nested_graph_that_uses_an_unknown_outer_value() -> None:
+def test_verify_refuses_an_unknown_capture_of_a_nested_graph() -> None:
     broken = valid()
     nodes(broken, "minus")[0].inputs[0] = Value("outer")
     assert problem(broken) == (
@@ -148,7 +148,7 @@ def test_a_nested_graph_that_uses_an_unknown_outer_value() -> None:
     )
 
 
-def test_a_value_of_a_sibling_graph() -> None:
+def test_verify_refuses_a_read_of_a_value_of_a_sibling_graph() -> None:
     broken = valid()
     nodes(broken, "minus")[0].inputs[0] = value_named(broken.graph, "q")
     assert problem(broken) == (
@@ -157,13 +157,13 @@ def test_a_value_of_a_sibling_graph() -> None:
     )
 
 
-def test_a_value_of_a_nested_graph_read_outside() -> None:
+def test_verify_refuses_a_read_of_a_value_of_a_nested_graph() -> None:
     broken = valid()
     broken.graph.outputs[0] = value_named(broken.graph, "t")
     assert "gives 't' as an output, which belongs to the body of loop" in problem(broken)
 
 
-def test_a_producer_that_is_not_in_the_graph() -> None:
+def test_verify_refuses_a_value_with_a_producer_outside_of_the_graph() -> None:
     broken = valid()
     (add,) = nodes(broken, "add")
     broken.graph.nodes.remove(add)
@@ -175,7 +175,7 @@ def test_a_producer_that_is_not_in_the_graph() -> None:
     )
 
 
-def test_a_producer_that_does_not_know_the_value() -> None:
+def test_verify_refuses_a_value_that_its_producer_does_not_list() -> None:
     broken = valid()
     (add,) = nodes(broken, "add")
     broken.graph.outputs[0] = Value("extra", producer=add)
@@ -201,7 +201,7 @@ def test_verify_refuses_an_output_without_producer() -> None:
     assert "is an output of times in m.onnx, but names no node as its producer" in problem(broken)
 
 
-def test_an_output_listed_twice_by_one_node() -> None:
+def test_verify_refuses_an_output_listed_twice_by_one_node() -> None:
     broken = valid()
     (loop,) = nodes(broken, "loop")
     loop.outputs[1] = loop.outputs[0]
@@ -302,7 +302,7 @@ def test_verify_refuses_a_value_without_a_name() -> None:
 # Control inputs, control flow
 
 
-def test_a_control_input_outside_of_the_graph() -> None:
+def test_verify_refuses_a_control_input_outside_of_the_model() -> None:
     broken = valid()
     stray = Node(any_op("NoOp"), [], [], name="stray")
     nodes(broken, "add")[0].control_inputs.append(stray)
@@ -312,7 +312,7 @@ def test_a_control_input_outside_of_the_graph() -> None:
     )
 
 
-def test_a_control_input_in_another_graph() -> None:
+def test_verify_refuses_a_control_input_in_another_graph() -> None:
     broken = valid()
     add, minus = nodes(broken, "add", "minus")
     minus.control_inputs.append(add)
@@ -323,7 +323,7 @@ def control_flow_problem(text: str) -> str:
     return problem(model(f"graph main(a, b, c) -> () {{ {text} }}"))
 
 
-def test_branches_of_an_if() -> None:
+def test_verify_refuses_branches_that_do_not_fit_their_if() -> None:
     broken = valid()
     branch = nodes(broken, "choice")[0].attrs["then_branch"]
     branch.outputs.append(branch.outputs[0])
@@ -333,20 +333,20 @@ def test_branches_of_an_if() -> None:
     )
 
 
-def test_an_if_without_a_branch() -> None:
+def test_verify_refuses_an_if_without_a_branch() -> None:
     broken = valid()
     del nodes(broken, "choice")[0].attrs["else_branch"]
     assert problem(broken) == "choice in m.onnx needs a graph as its attribute 'else_branch'"
 
 
-def test_an_if_has_one_condition() -> None:
+def test_verify_refuses_an_if_with_two_inputs() -> None:
     text = "y = If(a, b) as i { then_branch: graph() -> (a) {} else_branch: graph() -> (b) {} }"
     assert control_flow_problem(text) == (
         "i has 2 inputs and 1 outputs: an If has one input, the condition"
     )
 
 
-def test_the_body_of_a_loop() -> None:
+def test_verify_refuses_a_body_that_does_not_fit_its_loop() -> None:
     broken = valid()
     nodes(broken, "loop")[0].attrs["body"].outputs.pop()
     assert problem(broken) == (
@@ -356,7 +356,7 @@ def test_the_body_of_a_loop() -> None:
     )
 
 
-def test_a_loop_gives_what_it_carries() -> None:
+def test_verify_refuses_a_loop_without_outputs_for_carried_values() -> None:
     text = "y = Loop(a, b, c, c) as l { body: graph(i, d, s, t) -> (d, s) { } }"
     assert control_flow_problem(text) == (
         "l has 4 inputs and 1 outputs: a Loop has an output for each carried value, then one for "
@@ -364,7 +364,7 @@ def test_a_loop_gives_what_it_carries() -> None:
     )
 
 
-def test_the_body_of_a_scan() -> None:
+def test_verify_refuses_a_body_that_does_not_fit_its_scan() -> None:
     text = "y, z = Scan{num_scan_inputs=%s}(a, b) as s { body: graph(p, q) -> (p, q%s) { } }"
     verify(model(f"graph main(a, b) -> () {{ {text % ('1', '')} }}"))
     assert control_flow_problem(text % ("1", ", q")).startswith(
@@ -376,12 +376,12 @@ def test_the_body_of_a_scan() -> None:
     assert "num_scan_inputs" in control_flow_problem(text % ('"?"', ""))
 
 
-def test_the_first_scan_had_sequence_lengths() -> None:
+def test_verify_accepts_the_sequence_lengths_of_scan_8() -> None:
     text = "y, z = Scan-8{num_scan_inputs=1}(_, a, b) { body: graph(p, q) -> (p, q) { } }"
     verify(model(f"graph main(a, b) -> () {{ {text} }}"))
 
 
-def test_the_body_of_a_sequence_map() -> None:
+def test_verify_refuses_a_body_that_does_not_fit_its_sequence_map() -> None:
     text = "y = SequenceMap(a, b) as s { body: graph(p, q) -> (p, q) { } }"
     assert control_flow_problem(text) == (
         "the body of s has 2 inputs and 2 outputs instead of 2 and 1: the body of a SequenceMap "
@@ -389,7 +389,7 @@ def test_the_body_of_a_sequence_map() -> None:
     )
 
 
-def test_operations_of_another_domain_may_mean_something_else() -> None:
+def test_verify_accepts_an_if_of_another_domain_without_branches() -> None:
     verify(model("graph main() -> () { y = com.example.If() }"))
 
 
@@ -427,7 +427,7 @@ def test_verify_refuses_invalid_types(kind: Type, fault: str) -> None:
     assert fault in found
 
 
-def test_types_of_inputs_and_constants() -> None:
+def test_verify_refuses_invalid_types_of_inputs_and_constants() -> None:
     broken = valid()
     value_named(broken.graph, "n").type = TensorType(INT64, (-7,))
     value_named(broken.graph, "one").type = TensorType(FLOAT32, (-8,))
@@ -499,7 +499,7 @@ def test_verify_refuses_constants_that_do_not_fit_their_type(
     assert found.startswith("constant 'one' ") and fault in found
 
 
-def test_a_constant_may_be_declared_vaguely() -> None:
+def test_verify_accepts_a_constant_with_a_less_precise_type() -> None:
     fine = valid()
     value_named(fine.graph, "one").type = TensorType(None, ("M",))
     verify(fine)
@@ -526,13 +526,13 @@ def test_verify_refuses_a_cycle_of_control_inputs() -> None:
     assert "add in m.onnx -> choice in m.onnx -> add in m.onnx" in problem(broken)
 
 
-def test_a_cycle_through_what_a_nested_graph_uses() -> None:
+def test_verify_refuses_a_cycle_through_captures_of_a_nested_graph() -> None:
     broken = valid()
     nodes(broken, "minus")[0].inputs[0] = value_named(broken.graph, "all")
     assert "first: choice in m.onnx -> loop in m.onnx -> choice in m.onnx" in problem(broken)
 
 
-def test_a_cycle_inside_a_nested_graph() -> None:
+def test_verify_refuses_a_cycle_inside_a_nested_graph() -> None:
     broken = valid()
     nodes(broken, "times")[0].inputs[1] = value_named(broken.graph, "unused")
     assert "first: times in m.onnx -> unused -> times in m.onnx" in problem(broken)
@@ -541,21 +541,21 @@ def test_a_cycle_inside_a_nested_graph() -> None:
 # Functions
 
 
-def test_functions_that_call_each_other() -> None:
+def test_function_cycle_of_functions_that_call_each_other_is_returned() -> None:
     calls = {"a": ["b"], "b": ["leaf", "c"], "c": ["d", "b"], "d": ["Add"], "leaf": []}
     assert function_cycle(calls) == ["b", "c"]
 
 
-def test_a_function_that_calls_itself() -> None:
+def test_function_cycle_of_a_function_that_calls_itself_is_returned() -> None:
     assert function_cycle({"a": ["b"], "b": ["b"]}) == ["b"]
 
 
-def test_functions_that_end() -> None:
+def test_function_cycle_without_recursion_is_none() -> None:
     assert function_cycle({"a": ["b", "c"], "b": ["c"], "c": []}) is None
     assert function_cycle({}) is None
 
 
-def test_a_long_chain_of_functions() -> None:
+def test_function_cycle_of_20000_functions_does_not_recurse() -> None:
     calls = {str(i): [str(i + 1)] for i in range(20_000)}
     assert function_cycle(calls) is None
     calls["20000"] = ["0"]
@@ -603,14 +603,14 @@ def test_verify_refuses_a_graph_in_two_places() -> None:
     assert "the else_branch of choice in m.onnx is a graph that also stands" in problem(broken)
 
 
-def test_a_long_chain_in_any_order() -> None:
+def test_verify_accepts_a_long_chain_of_nodes_in_any_order() -> None:
     long = chain(100_000)
     verify(Model({"chain": long}, "chain"))
     long.nodes.reverse()
     verify(Model({"chain": long}, "chain"))
 
 
-def test_many_graphs_side_by_side() -> None:
+def test_verify_accepts_many_graphs_side_by_side() -> None:
     branch = (
         "z%d = If(x) { then_branch: graph() -> (v) { v = Neg(x) } else_branch: graph() -> (x) { } }"
     )

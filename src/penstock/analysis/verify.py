@@ -55,9 +55,8 @@ def verify(model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = Fal
             f"the model starts with graph {model.entry!r}, but its graphs are: {names}; "
             "name one of them as its entry"
         )
-    index = _Index([*model.graphs.values(), *model.functions.values()], model.functions, limits)
-    index.partial = partial
-    faults = (problem for check in _CHECKS for problem in check(index, limits))
+    index = _Index(model, limits, partial)
+    faults = (problem for check in _CHECKS for problem in check(index))
     problems = list(islice(faults, MAX_PROBLEMS))
     more = sum(1 for _ in faults)
     if problems:
@@ -88,7 +87,6 @@ class _Scope:
     carrier: Node | None  # the node that has it as an attribute
     attribute: str
     depth: int
-    last: int = -1  # index of the last scope nested in it: in preorder they follow it
     values: list[Value] = field(default_factory=list)  # its inputs, then its nodes' outputs
 
     def __str__(self) -> str:
@@ -100,12 +98,11 @@ class _Scope:
 class _Index:
     """All graphs of a model in preorder, and the graph of each node and value."""
 
-    def __init__(
-        self, roots: Iterable[Graph], functions: Mapping[str, Graph], limits: Limits
-    ) -> None:
-        self.functions = functions
-        self.partial = False
-        self.scopes = _nesting(roots, limits)
+    def __init__(self, model: Model, limits: Limits, partial: bool) -> None:
+        self.functions = model.functions
+        self.limits = limits
+        self.partial = partial
+        self.scopes = _nesting([*model.graphs.values(), *model.functions.values()], limits)
         self.home: dict[Node, int] = {}
         self.defined: dict[Value, int] = {}
         self.constants: dict[Value, None] = {}
@@ -119,16 +116,12 @@ class _Index:
             for value in scope.values:
                 self.defined.setdefault(value, i)
             self.constants.update((v, None) for v in read if v.const is not None)
-        for i in reversed(range(len(self.scopes))):
-            scope = self.scopes[i]
-            scope.last = max(scope.last, i)
-            if scope.parent >= 0:
-                around = self.scopes[scope.parent]
-                around.last = max(around.last, scope.last)
 
     def within(self, inner: int, outer: int) -> bool:
         """Whether scope ``inner`` is ``outer`` or nested in it."""
-        return outer <= inner <= self.scopes[outer].last
+        while inner > outer:  # a scope stands behind those around it
+            inner = self.scopes[inner].parent
+        return inner == outer
 
     def nodes(self) -> Iterator[tuple[int, _Scope, Node]]:
         for i, scope in enumerate(self.scopes):
@@ -182,10 +175,10 @@ def _described(value: Value) -> str:
 
 # The checks, in the order in which they report.
 
-Check = Callable[[_Index, Limits], Iterator[str]]
+Check = Callable[[_Index], Iterator[str]]
 
 
-def _check_repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_repeated_nodes(index: _Index) -> Iterator[str]:
     """A node is listed once."""
     seen: set[Node] = set()
     for _, scope, node in index.nodes():
@@ -194,7 +187,7 @@ def _check_repeated_nodes(index: _Index, limits: Limits) -> Iterator[str]:
         seen.add(node)
 
 
-def _check_graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_graph_lists(index: _Index) -> Iterator[str]:
     """A graph is an attribute, not in a list, so that walks over nested graphs find it."""
     for _, _, node in index.nodes():
         for name, attribute in node.attrs.items():
@@ -205,7 +198,7 @@ def _check_graph_lists(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def _check_graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_graph_inputs(index: _Index) -> Iterator[str]:
     """An input is listed once, and has neither a producer nor contents."""
     for i, scope in enumerate(index.scopes):
         seen: set[Value] = set()
@@ -222,19 +215,16 @@ def _check_graph_inputs(index: _Index, limits: Limits) -> Iterator[str]:
                 yield f"input {value.name!r} of {scope} is a constant; take it off the inputs"
 
 
-def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_node_outputs(index: _Index) -> Iterator[str]:
     """Each value has one producer, to which it refers."""
     for _, _, node in index.nodes():
         outputs = node.outputs
         if not outputs and node.op.pure and not (index.partial and node.graphs):
             yield f"{node.label} ({node.op.name}) has no outputs; give it one, or remove it"
-        if len(outputs) > 1:
-            given = [v for v in outputs if v is not None]
-            if len(set(given)) < len(given):
-                yield f"{node.label} lists one value twice among its outputs; make two values"
-        for value in outputs:
-            if value is None:
-                continue
+        values = [value for value in outputs if value is not None]
+        if len({*values}) < len(values):
+            yield f"{node.label} lists one value twice among its outputs; make two values"
+        for value in values:
             if value.producer is not node:
                 other = "no node" if value.producer is None else value.producer.label
                 yield (
@@ -248,7 +238,7 @@ def _check_node_outputs(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def _check_names(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_names(index: _Index) -> Iterator[str]:
     """A name is unique in its graph and all graphs nested in that."""
     # One entry per name suffices: an entry of an outer graph is never replaced, because the value
     # that would replace it is reported instead.
@@ -259,32 +249,27 @@ def _check_names(index: _Index, limits: Limits) -> Iterator[str]:
             if not name:
                 yield f"a value of {scope} ({_described(value)}) has no name; name it"
                 continue
-            holder = latest.get(name)
-            if holder is None or not index.within(i, holder[0]):
+            home, other = latest.get(name, (-1, None))
+            if other is None or not index.within(i, home):
                 latest[name] = (i, value)
-                continue
-            home, other = holder
-            if other is value:
-                continue
-            if home == i:
+            elif other is not value and home == i:
                 yield (
                     f"two values of {scope} are named {name!r} ({_described(other)}, and "
                     f"{_described(value)}); rename one"
                 )
-            else:
+            elif other is not value:
                 yield (
                     f"{_described(value)}, in {scope} has the name of a value of "
                     f"{index.scopes[home]}, and hides it; rename one"
                 )
 
 
-def _check_reads(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_reads(index: _Index) -> Iterator[str]:
     """A value that is read is a constant, or defined in the graph or in a graph around it."""
     for i, _, node in index.nodes():
         for value in node.inputs:
-            if value is None or index.defined.get(value) == i:
-                continue
-            if (fault := _unreadable(index, i, value)) is not None:
+            fault = None if value is None else _unreadable(index, i, value)
+            if value is not None and fault is not None:
                 yield f"{node.label} reads {value.name!r}, {fault}"
     for i, scope in enumerate(index.scopes):
         for value in scope.graph.outputs:
@@ -320,7 +305,7 @@ def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
     return f"but {value.producer.label}, which makes it, is not in the model; add that node"
 
 
-def _check_control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_control_inputs(index: _Index) -> Iterator[str]:
     """Control inputs and targets are nodes of the same graph."""
     for i, scope, node in index.nodes():
         for other in node.control_inputs:
@@ -332,10 +317,7 @@ def _check_control_inputs(index: _Index, limits: Limits) -> Iterator[str]:
     for i, scope in enumerate(index.scopes):
         for other in scope.graph.targets:
             if index.home.get(other) != i:
-                yield (
-                    f"{scope} has {other.label} as a target, which is not a node of it; only nodes "
-                    "of its own can be"
-                )
+                yield f"{scope} has {other.label} as a target, which is not a node of that graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +377,7 @@ CONTROL_FLOW: dict[Role | None, _Bodies] = {
 }
 
 
-def _check_control_flow(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_control_flow(index: _Index) -> Iterator[str]:
     """Inputs and outputs of a node's graphs fit the node."""
     for _, _, node in index.nodes():
         rule = CONTROL_FLOW.get(node.op.role)
@@ -420,25 +402,23 @@ def _check_control_flow(index: _Index, limits: Limits) -> Iterator[str]:
                 )
 
 
-def _check_scan_lists(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_scan_lists(index: _Index) -> Iterator[str]:
     """Attributes of a Scan that are lists have an entry for each sequence."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.SCAN:
             continue
-        states = _scan_states(node)
-        taken, given = len(node.inputs) - states, len(node.outputs) - states
-        for name, count in (
-            ("scan_input_axes", taken),
-            ("scan_input_directions", taken),
-            ("scan_output_axes", given),
-            ("scan_output_directions", given),
-        ):
-            listed = node.attrs.get(name)
-            if listed and len(listed) != count:
-                yield f"{node.label} has {len(listed)} {name} for {count} sequences; give each one"
+        for side, values in (("input", node.inputs), ("output", node.outputs)):
+            count = len(values) - _scan_states(node)
+            for name in (f"scan_{side}_axes", f"scan_{side}_directions"):
+                entries = node.attrs.get(name)
+                if entries and len(entries) != count:
+                    yield (
+                        f"{node.label} has {len(entries)} {name} for {count} sequences; "
+                        "give one for each"
+                    )
 
 
-def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_primitives(index: _Index) -> Iterator[str]:
     """Nodes of operations with a fixed arity have it, and an Enter has its attributes.
 
     Frames are checked in ``analysis.frames``, only for the nodes that a run needs.
@@ -448,11 +428,10 @@ def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
         if arity is None:
             continue
         name, attrs = node.op.name, node.attrs
-        for what, wanted, given in zip(
-            ("inputs", "outputs"), arity, (node.inputs, node.outputs), strict=True
-        ):
-            if (wanted is None and not given) or (wanted is not None and len(given) != wanted):
-                yield f"{node.label}: {name} has {len(given)} {what} instead of {wanted or 'some'}"
+        ends = (("inputs", node.inputs), ("outputs", node.outputs))
+        for (side, values), count in zip(ends, arity, strict=True):
+            if len(values) != count if count is not None else not values:
+                yield f"{node.label}: {name} has {len(values)} {side} instead of {count or 'some'}"
         if any(value is None for value in (*node.inputs, *node.outputs)):
             yield f"{node.label}: {name} leaves out an input or an output, but has no optional one"
         if node.op.role is not Role.ENTER:
@@ -464,7 +443,7 @@ def _check_primitives(index: _Index, limits: Limits) -> Iterator[str]:
             yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
 
 
-def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_calls(index: _Index) -> Iterator[str]:
     """A call names a function of the model and has its number of inputs and outputs."""
     for _, _, node in index.nodes():
         if node.op.role is not Role.CALL or index.partial:
@@ -474,8 +453,7 @@ def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
         if function is None:
             yield f"{node.label} calls {name!r}, which is no function of the model"
             continue
-        here = len(node.inputs), len(node.outputs)
-        there = len(function.inputs), len(function.outputs)
+        here, there = [(len(x.inputs), len(x.outputs)) for x in (node, function)]
         if here != there:
             yield (
                 f"{node.label} calls {name!r} with {here[0]} values for {here[1]}, but that takes "
@@ -483,14 +461,14 @@ def _check_calls(index: _Index, limits: Limits) -> Iterator[str]:
             )
 
 
-def _check_types(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_types(index: _Index) -> Iterator[str]:
     """Types have known dtypes, and dims whose product is within limits."""
     sound: set[int] = set()  # many values share a type; all of these outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
         for value in values:
             if id(value.type) in sound:
                 continue
-            fault = _type_fault(value.type, limits)
+            fault = _type_fault(value.type, index.limits)
             if fault is None:
                 sound.add(id(value.type))
             else:
@@ -547,7 +525,7 @@ def _tensor_fault(type_: TensorType, limits: Limits) -> str | None:
     return None
 
 
-def _check_constants(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_constants(index: _Index) -> Iterator[str]:
     """A constant is an array that fits its type; the bytes of all of them are bounded."""
     total = 0
     for value in index.constants:
@@ -571,11 +549,11 @@ def _check_constants(index: _Index, limits: Limits) -> Iterator[str]:
                 )
         if array.dtype == STRING and not all(isinstance(x, str) for x in array.flat):
             yield f"constant {value.name!r} has elements that are no strings; decode them to str"
-    total += _bytes_of_attributes(index)
-    if limits.max_constant_bytes is not None and total > limits.max_constant_bytes:
+    total, most = total + _bytes_of_attributes(index), index.limits.max_constant_bytes
+    if most is not None and total > most:
         yield (
             f"the model's constants have {total} bytes, more than Limits.max_constant_bytes = "
-            f"{limits.max_constant_bytes}; raise the limit if you trust the model"
+            f"{most}; raise the limit if you trust the model"
         )
 
 
@@ -588,22 +566,18 @@ def _bytes_of_attributes(index: _Index) -> int:
         for attribute in node.attrs.values()
         if isinstance(attribute, np.ndarray)
     }
-    return sum(
-        array.itemsize * prod(n for n, s in zip(array.shape, array.strides, strict=True) if s)
-        for array in arrays.values()
-    )
+    dims = [(a.itemsize, zip(a.shape, a.strides, strict=True)) for a in arrays.values()]
+    return sum(itemsize * prod(n for n, stride in pairs if stride) for itemsize, pairs in dims)
 
 
-def _check_cycles(index: _Index, limits: Limits) -> Iterator[str]:
+def _check_cycles(index: _Index) -> Iterator[str]:
     """Dependencies within each graph have no cycle."""
-    for scope in index.scopes:
-        if scope.parent >= 0:
-            continue
-        for graph, edges in dependencies(scope.graph):
-            try:
-                ordered(graph, edges)
-            except InvalidModel as error:
-                yield from error.problems
+    roots = [scope.graph for scope in index.scopes if scope.parent < 0]
+    for graph, edges in (pair for root in roots for pair in dependencies(root)):
+        try:
+            ordered(graph, edges)
+        except InvalidModel as error:
+            yield from error.problems
 
 
 _CHECKS: tuple[Check, ...] = (

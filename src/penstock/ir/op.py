@@ -7,8 +7,9 @@ code of one node on one backend. Operations are registered in ``penstock.ops``.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -144,44 +145,34 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 class Outcome:
     """The ``done`` of an asynchronous kernel for a thread that waits for the result."""
 
-    __slots__ = ("_cancel", "_claim", "_complete", "_error", "_outputs")
-
     def __init__(self, begin: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        self._claim = threading.Lock()  # held once there is a result
-        self._complete = threading.Event()
-        self._outputs: Any = None
-        self._error: BaseException | None = None
+        self._future: Future[Any] = Future()
         self._cancel: Callable[[], object] | None = None
         self._cancel = begin(self, *inputs)
 
     def __call__(self, outputs: Any = None, error: BaseException | None = None) -> None:
-        if self._claim.acquire(blocking=False):
-            self._outputs, self._error = outputs, error
-            self._complete.set()
+        with suppress(InvalidStateError):  # only the first call counts
+            if error is None:
+                self._future.set_result(outputs)
+            else:
+                self._future.set_exception(error)
 
     def stop(self, error: BaseException) -> None:
         """Wake the waiting thread with ``error``, and cancel the work."""
-        if self._complete.is_set():
-            return
-        self(error=error)
-        if self._cancel is not None:
-            self._cancel()
+        if not self._future.done():
+            self(error=error)
+            if self._cancel is not None:
+                self._cancel()
 
     def wait(self) -> Any:
         """Wait for the outputs; raise the error if the work failed."""
         try:
-            self._complete.wait()
+            self._future.exception()  # waits
         except BaseException:  # an interrupt
             if self._cancel is not None:
                 self._cancel()
             raise
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
-        return self._outputs
+        return self._future.result()
 
 
 def array_of(value: Any) -> Any:
