@@ -124,14 +124,14 @@ def test_missing_files_are_refused(copy: Path) -> None:
         ps.load(copy)
 
 
-def test_compressed_blocks_are_refused() -> None:
-    table = object.__new__(checkpoint._Table)
-    table.name = "variables.index"
-    block = b"\0\0\0\0\1"
-    masked = _masked(google_crc32c.value(block))
-    table.data = block + masked.to_bytes(4, "little")
+def test_compressed_blocks_are_refused(tmp_path: Path) -> None:
+    block = b"\0\0\0\0\1"  # no entries, no restart points; compressed
+    checksum = _masked(google_crc32c.value(block)).to_bytes(4, "little")
+    handles = b"\0\0\0\4".ljust(40, b"\0")  # of the metadata, and of the index of blocks
+    magic = checkpoint._MAGIC.to_bytes(8, "little")
+    (tmp_path / "variables.index").write_bytes(block + checksum + handles + magic)
     with pytest.raises(InvalidModel, match=r"compressed blocks \(type 1\)"):
-        table.block(0, 4)
+        Bundle(tmp_path / "variables", DEFAULT_LIMITS)
 
 
 def test_damaged_graph_never_crashes(copy: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,15 @@ from penstock.ir.op import Kernel, Op, Types
 from penstock.ops.registry import Compile, unknown_types
 from penstock.types import ShapeError
 
-IMPURE = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"} | {
-    "RandomUniformLike"
+_IMPURE = {
+    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
+    *("RandomUniform", "RandomUniformLike"),
+}
+_PACKAGES = {
+    "": "onnx.reference.ops",
+    "ai.onnx.ml": "onnx.reference.ops.aionnxml",
+    "ai.onnx.preview": "onnx.reference.ops.aionnx_preview",
+    "ai.onnx.preview.training": "onnx.reference.ops.aionnx_preview_training",
 }
 
 
@@ -28,22 +36,15 @@ def reference_op(name: str, domain: str, version: int) -> Op | None:
     if implementation is None:
         return None
     compile = _compiler(implementation, domain, version)
-    return Op(name, domain, version, version, unknown_types, compile, name not in IMPURE)
+    return Op(name, domain, version, version, unknown_types, compile, name not in _IMPURE)
 
 
 def _implementation(name: str, domain: str, version: int) -> Any:
-    if domain == "":
-        from onnx.reference.ops import load_op
-    elif domain == "ai.onnx.ml":
-        from onnx.reference.ops.aionnxml import load_op
-    elif domain == "ai.onnx.preview.training":
-        from onnx.reference.ops.aionnx_preview_training import load_op
-    elif domain == "ai.onnx.preview":
-        from onnx.reference.ops.aionnx_preview import load_op
-    else:
+    package = _PACKAGES.get(domain)
+    if package is None:
         return None
     try:
-        implementation = load_op(domain, name, version)
+        implementation = import_module(package).load_op(domain, name, version)
     except Exception:
         return None
     return None if implementation.__module__ == "onnx.reference.op_run" else implementation
@@ -53,28 +54,21 @@ def _compiler(implementation: Any, domain: str, version: int) -> Compile:
     def compile(node: Node, types: Types) -> Kernel:
         import onnx
 
-        attrs = {k: v for k, v in node.attrs.items() if v is not None}
         inputs = [f"i{i}" if value is not None else "" for i, value in enumerate(node.inputs)]
         outputs = [f"o{i}" if value is not None else "" for i, value in enumerate(node.outputs)]
         proto = onnx.helper.make_node(node.op.name, inputs, outputs, domain=domain)
-        for key, value in attrs.items():
+        for key, value in node.attrs.items():
+            if value is None:
+                continue
             if isinstance(value, np.ndarray):
                 value = onnx.numpy_helper.from_array(value)
             try:
                 proto.attribute.append(onnx.helper.make_attribute(key, value))
             except (TypeError, ValueError) as error:
                 raise ShapeError(f"attribute {key!r} is {value!r}: {error}") from error
-        run = implementation(
-            proto,
-            {
-                "log": lambda *_: None,
-                "opsets": {domain: version},
-                "verbose": 0,
-                "new_ops": None,
-                "existing_functions": {},
-                "evaluator_cls": None,
-            },
-        )
+        settings: dict[str, Any] = {"opsets": {domain: version}, "log": lambda *_: None}
+        settings |= {"verbose": 0, "new_ops": None, "existing_functions": {}, "evaluator_cls": None}
+        run = implementation(proto, settings)
 
         def function(*values: Any) -> Any:
             try:

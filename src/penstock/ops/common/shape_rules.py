@@ -43,6 +43,12 @@ def constants(node: Node, count: int = 0) -> list[np.ndarray | None]:
     return pad_with_none([None if v is None else v.const for v in node.inputs], count)
 
 
+def all_constant(node: Node, indices: Iterable[int]) -> bool:
+    """Whether those of a node's inputs that are given are constants."""
+    values = [node.inputs[i] for i in indices if i < len(node.inputs)]
+    return all(value is None or value.const is not None for value in values)
+
+
 def ints(types: Types, consts: Consts, index: int) -> tuple[Dim, ...] | None:
     """The contents of an integer input, as far as known from a constant or shape arithmetic."""
     const = consts[index] if index < len(consts) else None

@@ -7,9 +7,11 @@ from it: ``into`` for the types known at compile time, and ``function`` for any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, overload
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import HALF
+from penstock.ops.common.shape_rules import constants
 from penstock.types import FLOAT32, ShapeError, TensorType
 
 Tensors: TypeAlias = Sequence[TensorType | None]
@@ -68,9 +71,7 @@ class ScratchLayout:
         if dtype.hasobject:  # uninitialised bytes would be read as objects
             raise ShapeError("the operation takes numbers, not strings")
         field = Field(tuple(shape), dtype, self.size)
-        count = dtype.itemsize
-        for dim in shape:
-            count *= dim
+        count = dtype.itemsize * math.prod(shape)
         self.size += max(-(-count // ALIGNMENT), 1) * ALIGNMENT
         return field
 
@@ -90,7 +91,7 @@ def specialized(
     ``widen``: float16 and bfloat16 are converted to float32 and back around the routine.
     ``values``: small integer inputs whose contents the output shapes depend on.
     """
-    given = [None if v is None else v.const for v in node.inputs]
+    given = constants(node)
 
     @lru_cache(maxsize=8)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
@@ -100,7 +101,9 @@ def specialized(
             if type_ is not None and type_.data is not None:
                 consts[i] = np.array(type_.data, type_.dtype).reshape(type_.dims)
         outputs = _output_types(node, inputs, consts)
-        return (_widened if widen else _plain)(make, inputs, outputs, consts), outputs
+        if widen:
+            return _widened(make, inputs, outputs, consts), outputs
+        return make(inputs, outputs, consts), outputs
 
     def function(*inputs: Any) -> Any:
         key = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
@@ -121,19 +124,14 @@ def specialized(
         return Kernel(function)
     routine, _ = build(static)
     return Kernel(
-        function,
-        routine.into,
-        inplace=inplace,
-        workspace=routine.workspace,
-        contiguous=contiguous,
+        function, routine.into, inplace=inplace, workspace=routine.workspace, contiguous=contiguous
     )
 
 
 def _output_types(node: Node, inputs: Tensors, consts: Consts) -> list[TensorType | None]:
-    inferred = list(node.op.infer(inputs, node.attrs, consts))
+    inferred = node.op.infer(inputs, node.attrs, consts)
     outputs: list[TensorType | None] = []
-    for i, value in enumerate(node.outputs):
-        type_ = inferred[i] if i < len(inferred) else None
+    for value, type_ in zip_longest(node.outputs, inferred[: len(node.outputs)]):
         if value is None:
             outputs.append(None)
         elif isinstance(type_, TensorType) and type_.static:
@@ -164,10 +162,6 @@ def _static(
         else:
             return None
     return tuple(static)
-
-
-def _plain(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    return make(inputs, outputs, consts)
 
 
 def _wide(type_: TensorType | None) -> TensorType | None:
@@ -217,29 +211,25 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
     return Routine(into, layout.size, inner.prepared)
 
 
-class _WideConsts(Sequence[np.ndarray | None]):
+class _WideConsts(list[np.ndarray | None]):
     """Constants in float32, converted on access.
 
     They are shared, because values that routines compute from them are shared by identity.
     """
 
     def __init__(self, consts: Consts) -> None:
-        self.consts = consts
+        super().__init__(consts)
         self.shares: list[Shared[np.ndarray]] = []
 
-    def __len__(self) -> int:
-        return len(self.consts)
-
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray | None]: ...
     def __getitem__(self, index: Any) -> Any:
+        const = super().__getitem__(index)
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        const = self.consts[index]
         if const is None or const.dtype not in HALF:
             return const
         share = shared("float32", lambda: const.astype(np.float32), const)
         self.shares.append(share)
         return share.value
+
+    def __iter__(self) -> Iterator[np.ndarray | None]:
+        return (self[i] for i in range(len(self)))

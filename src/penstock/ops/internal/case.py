@@ -1,7 +1,7 @@
 """Case: one of several branches, chosen by a number.
 
-No executor knows it: where a graph is built it becomes a binary tree of If nodes, so that one of n
-branches is found by log2(n) comparisons::
+Where a graph is built it becomes a binary tree of If nodes, so that one of n branches is found by
+log2(n) comparisons::
 
     Case(i) of 4 branches  ->  If(i < 2) { If(i < 1) { 0 } else { 1 } } else { If(i < 3) { 2 } ...
 
@@ -19,7 +19,7 @@ import numpy as np
 from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel, Op, Types
-from penstock.ops.registry import find, unknown_types
+from penstock.ops.registry import standard, unknown_types
 from penstock.types import BOOL, TensorType
 
 
@@ -39,21 +39,19 @@ def expand_case(node: Node) -> list[Node]:
     Raises ``ValueError`` where attributes or inputs are not those of a Case.
     """
     graphs = dict(node.graphs)
-    default = graphs.pop("default", None)
-    branches = [graphs.pop(f"branch_{i}", None) for i in range(len(graphs))]
+    default, names = graphs.pop("default", None), [f"branch_{i}" for i in range(len(graphs) - 1)]
     if (
         default is None
-        or not branches
-        or None in branches
-        or graphs
-        or len(node.graphs) < len(node.attrs)
+        or set(graphs) != set(names)
+        or not names
+        or len(node.attrs) > len(node.graphs)
     ):
         raise ValueError("Case has graphs branch_0, branch_1 ... and default, and nothing else")
-    (index,) = node.inputs if len(node.inputs) == 1 else (None,)
+    branches = [graphs[name] for name in names]
+    index = node.inputs[0] if len(node.inputs) == 1 else None
     if index is None:
         raise ValueError("Case has one input, the number of the branch")
     for graph in (*branches, default):
-        assert graph is not None
         if graph.inputs or len(graph.outputs) != len(node.outputs):
             raise ValueError(
                 f"a branch of Case has no inputs and {len(node.outputs)} outputs, one for each "
@@ -61,13 +59,12 @@ def expand_case(node: Node) -> list[Node]:
             )
     outputs = [value for value in node.outputs if value is not None]
     name = node.name or (outputs[0].name if outputs else "case")
-    chosen = [branch for branch in branches if branch is not None]
-    tree = _Tree(index, chosen, outputs, name, node.device, node.origin)
+    tree = _Tree(index, branches, outputs, name, node.device, node.origin)
     low, is_low = tree.compare("GreaterOrEqual", 0)
     high, is_high = tree.compare("Less", len(branches))
     in_range = Value(f"{name}#in_range", TensorType(BOOL))
     both = tree.node("And", [is_low, is_high], [in_range], in_range.name)
-    node.op, node.inputs = _op("If"), [in_range]
+    node.op, node.inputs = standard("If"), [in_range]
     node.attrs = {"then_branch": tree.graph(0, len(branches)), "else_branch": default}
     return [low, high, both, node]
 
@@ -104,7 +101,7 @@ class _Tree:
         self, op: str, inputs: Sequence[Value], outputs: Sequence[Value], name: str, **attrs: Any
     ) -> Node:
         device, origin = self.device, self.origin
-        return Node(_op(op), inputs, outputs, attrs, name=name, device=device, origin=origin)
+        return Node(standard(op), inputs, outputs, attrs, name=name, device=device, origin=origin)
 
     def compare(self, op: str, bound: int) -> tuple[Node, Value]:
         """A node that compares the index with ``bound``, and its output."""
@@ -134,9 +131,3 @@ class _Tree:
         assert condition is not None
         node = self.node("If", [condition], outputs, name, **halves)
         return Graph([], outputs, [less, node], name, [node])
-
-
-def _op(name: str) -> Op:
-    op = find(name)
-    assert op is not None
-    return op

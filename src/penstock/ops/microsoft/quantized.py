@@ -17,6 +17,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import INT8, UINT8
 from penstock.ops.common.elementwise import BLOCK
 from penstock.ops.common.shape_rules import (
+    all_constant,
     broadcast_shapes,
     constants,
     normalize_axes,
@@ -84,9 +85,8 @@ def _recoder(
     ``places`` are where the node's inputs have scale and zero point of ``x``, and of the result.
     """
     count = max(places) + 1
-    values = pad_with_none(node.inputs, count)
     tables: dict[np.dtype, bytes | None] = {}
-    if all(values[i] is None or values[i].const is not None for i in places):
+    if all_constant(node, places):
         parameters = [constants(node, count)[i] for i in places]
         for dtype in (UINT8, INT8):
             tables[dtype] = _table(dtype, parameters, function)

@@ -14,7 +14,14 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
-from penstock.ops.common.shape_rules import check_shape, pad_with_none, tensor
+from penstock.ops.common.shape_rules import (
+    all_constant,
+    check_shape,
+    constants,
+    given,
+    pad_with_none,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.quantization import quantize_to_float, subtract_zero_point, zero_of
@@ -87,8 +94,8 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
     directions = []
     for d in range(len(layer.reverse)):
         matrices = []
-        for i, (at, zero_at) in zip((_W, _R), ((8, 9), (10, 11)), strict=True):
-            codes, zero, scale = inputs[i][d], inputs[zero_at], inputs[at][d]
+        for i, at in ((_W, 8), (_R, 10)):
+            codes, scale, zero = inputs[i][d], inputs[at][d], inputs[at + 1]
             real = np.empty(codes.shape, np.float32)
             subtract_zero_point(codes, None if zero is None else zero_of(zero[d]), real)
             scales = np.array(np.broadcast_to(scale, codes.shape[1:]), np.float32)
@@ -108,12 +115,10 @@ def _weights(layer: Layer, inputs: Sequence[Any]) -> list[RecurrentWeights]:
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm, work=recurrent_work)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
-    given = pad_with_none([value is not None for value in node.inputs], 12)
-    consts = pad_with_none([None if value is None else value.const for value in node.inputs], 12)
-    layer = parse_layer("LSTM", node.attrs, peepholes=bool(given[_P]))
-    ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given[i]]
-    fixed = all(consts[i] is not None for i in ours)
-
+    consts = constants(node, 12)
+    layer = parse_layer("LSTM", node.attrs, peepholes=given(node.inputs, _P))
+    ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if given(node.inputs, i)]
+    fixed = all_constant(node, ours)
     prepared: Shared[list[RecurrentWeights]] | None = None
     if fixed:
         name = "DynamicQuantizeLSTM", layer.halved

@@ -17,7 +17,10 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import (
+    all_constant,
     check_shape,
+    constants,
+    dim_product,
     given,
     normalize_axis,
     pad_with_none,
@@ -27,16 +30,13 @@ from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import Dim, ShapeError, TensorType, Type, dtype_name
+from penstock.types import ShapeError, TensorType, Type, constant_type, dtype_name
 
 FIXED_BYTES = 32 * 2**20
-"""Constant weights that take no more than this as float32 are dequantised when compiled. Larger
-ones are dequantised in panels by each run: they were packed to save memory.
-"""
+"""Constant weights of at most this size as float32 are dequantised when compiled. Larger ones are
+dequantised in panels by each run: they were packed to save memory."""
 PANEL = 2**18
 """elements of a panel, which should stay in the second-level cache until it is multiplied"""
-
-_BITS = (2, 4, 8)
 
 
 @cache
@@ -57,9 +57,11 @@ def _unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     return items.view(np.float32).reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
 
 
-def _check_bits(bits: int) -> None:
-    if bits not in _BITS:
+def _bits(attrs: Attrs) -> int:
+    bits: int = attrs.get("bits", 4)
+    if bits not in (2, 4, 8):
         raise ShapeError(f"weights of {bits} bits are not supported, only of 2, 4 and 8")
+    return bits
 
 
 # MatMulNBits
@@ -69,11 +71,9 @@ class _Packed:
     """The weights [N, K] of a MatMulNBits node."""
 
     def __init__(self, attrs: Attrs) -> None:
-        self.bits = attrs.get("bits", 4)
-        self.block = attrs["block_size"]
+        self.bits, self.block = _bits(attrs), attrs["block_size"]
         self.n, self.k = attrs["N"], attrs["K"]
-        _check_bits(self.bits)
-        if self.block < 1 or self.n < 1 or self.k < 1:
+        if min(self.block, self.n, self.k) < 1:
             raise ShapeError(
                 f"N, K and block_size must be positive, not {self.n}, {self.k}, {self.block}"
             )
@@ -92,46 +92,37 @@ class _Packed:
         g_idx: np.ndarray | None,
     ) -> np.ndarray:
         """Rows ``low`` to ``high`` as float32."""
-        n = high - low
-        by_block = (n, self.blocks, self.block)
         weights = _unpack(b.reshape(self.n, -1)[low:high], self.bits)
         scale = scales.reshape(self.n, -1)[low:high].astype(np.float32, copy=False)
+        if g_idx is None:
+            weights = weights.reshape(high - low, self.blocks, self.block)
+            index: Any = (..., None)
+        else:  # an element's scale is that of the group it names, wherever it stands
+            weights = weights.reshape(high - low, -1)[:, : self.k]
+            index = (slice(None), g_idx[: self.k])
         zero: Any = np.float32(1 << (self.bits - 1))
         if zeros is not None:
             zero = zeros.reshape(self.n, -1)[low:high]
             if zeros.dtype == UINT8:
                 zero = _unpack(zero, self.bits)
-            zero = zero[:, : self.blocks].astype(np.float32, copy=False)
-        if g_idx is not None:
-            # An element's scale is that of the group it names, wherever it stands.
-            weights = weights.reshape(n, -1)[:, : self.k]
-            groups = g_idx[: self.k]
-            np.subtract(weights, zero[:, groups] if zeros is not None else zero, weights)
-            np.multiply(weights, scale[:, groups], weights)
-            return weights
-        weights = weights.reshape(by_block)
-        np.subtract(weights, zero[..., None] if zeros is not None else zero, weights)
-        np.multiply(weights, scale[..., None], weights)
-        return weights.reshape(n, -1)[:, : self.k]
+            zero = zero[:, : self.blocks].astype(np.float32, copy=False)[index]
+        np.subtract(weights, zero, weights)
+        np.multiply(weights, scale[index], weights)
+        return weights.reshape(high - low, -1)[:, : self.k]
 
     def check(self, types: Types) -> None:
-        """That the inputs have as many elements as the attributes say."""
+        """Check that the inputs have as many elements as the attributes say."""
         count = self.n * self.blocks
-        row = self.blocks * self.bits
-        zeros = tensor(types, 3)
-        packed = zeros.dtype is None or zeros.dtype == UINT8
-        wanted = {1: count * self.blob, 2: count, 3: self.n * -(-row // 8) if packed else count}
-        for i, size in wanted.items():
-            shape = tensor(types, i).shape
-            if not given(types, i) or shape is None:
-                continue
-            sizes = [dim for dim in shape if isinstance(dim, int)]
-            if len(sizes) == len(shape) and int(np.prod(sizes)) != size:
-                if i == 3 and zeros.dtype is None and int(np.prod(sizes)) == count:
-                    continue
+        zeros = tensor(types, 3).dtype
+        packed = self.n * -(-self.blocks * self.bits // 8)
+        of_zeros = {packed, count} if zeros is None else {packed if zeros == UINT8 else count}
+        for i, sizes in enumerate(({count * self.blob}, {count}, of_zeros), start=1):
+            shape = tensor(types, i).shape if given(types, i) else None
+            elements = None if shape is None else dim_product(shape)
+            if isinstance(elements, int) and elements not in sizes:
                 raise ShapeError(
                     f"input {i} of MatMulNBits has shape {shape}, but N={self.n}, K={self.k}, "
-                    f"bits={self.bits} and block_size={self.block} make {size} elements"
+                    f"bits={self.bits} and block_size={self.block} make {max(sizes)} elements"
                 )
 
 
@@ -150,12 +141,10 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 @operator("MatMulNBits", domain=MICROSOFT, infer=_infer_matmul_nbits, work=product_work)
 def matmul_nbits(node: Node, types: Types) -> Kernel:
     packed = _Packed(node.attrs)
-    consts = pad_with_none([None if v is None else v.const for v in node.inputs], 6)
-    weights = [consts[i] for i in range(1, 5)]
-    constant = all(not given(node.inputs, i) or consts[i] is not None for i in range(1, 5))
+    weights: list[Any] = constants(node, 5)[1:5]
     fixed: Shared[np.ndarray] | None = None
-    if constant and packed.n * packed.k * 4 <= FIXED_BYTES:
-        packed.check([None if c is None else TensorType(c.dtype, c.shape) for c in consts])
+    if all_constant(node, range(1, 5)) and packed.n * packed.k * 4 <= FIXED_BYTES:
+        packed.check([None if c is None else constant_type(c) for c in (None, *weights)])
         _check_groups(packed, weights[3])
         name = "MatMulNBits", packed.n, packed.k, packed.bits, packed.block
         fixed = shared(
@@ -205,19 +194,13 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return (TensorType(scales.dtype),)
     per_byte = _per_byte(data.dtype, attrs)
     axis = normalize_axis(attrs.get("gather_axis", 0), len(data.shape))
-    dims: list[Dim] = list(data.shape)
-    if per_byte > 1:
-        last = dims[-1]
-        dims[-1] = last * per_byte if isinstance(last, int) else None
+    dims = (*data.shape[:-1], dim_product((data.shape[-1], per_byte)))
     return (TensorType(scales.dtype, (*dims[:axis], *indices.shape, *dims[axis + 1 :])),)
 
 
 def _per_byte(dtype: np.dtype, attrs: Attrs) -> int:
     """How many elements a byte of ``data`` holds."""
-    if dtype != UINT8:
-        return 1
-    _check_bits(attrs.get("bits", 4))
-    return 8 // int(attrs.get("bits", 4))
+    return 8 // _bits(attrs) if dtype == UINT8 else 1
 
 
 class _GatheredBlocks:
@@ -270,8 +253,7 @@ def gather_block_quantized(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         data_type, index_type, scale_type = inputs[:3]
         assert data_type is not None and data_type.dtype is not None
-        assert index_type is not None
-        assert scale_type is not None
+        assert index_type is not None and scale_type is not None
         per_byte = _per_byte(data_type.dtype, attrs)
         blocks = _GatheredBlocks(
             data_type.dims, scale_type.dims, len(index_type.dims), attrs, per_byte

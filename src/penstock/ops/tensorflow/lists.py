@@ -12,13 +12,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
 from penstock.ops.common.shape_rules import always, ints
-from penstock.ops.tensorflow.common import (
-    array_operator,
-    handle,
-    integer,
-    named_dtype,
-    operator,
-)
+from penstock.ops.tensorflow.common import array_operator, handle, integer, named_dtype, operator
 from penstock.ops.tensorflow.tensor_arrays import (
     Dims,
     checked_lengths,

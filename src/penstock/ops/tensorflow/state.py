@@ -136,9 +136,7 @@ def read(variable: Any) -> np.ndarray:
 
 
 @array_operator(
-    *("VarIsInitializedOp", "IsVariableInitialized"),
-    infer=always(TensorType(BOOL, ())),
-    pure=False,
+    *("VarIsInitializedOp", "IsVariableInitialized"), infer=always(TensorType(BOOL, ())), pure=False
 )
 def is_initialized(variable: Any) -> np.ndarray:
     return np.array(_variable(variable).value is not None)
