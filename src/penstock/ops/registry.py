@@ -26,6 +26,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work
 from penstock.types import STRING, ShapeError, TensorType, Type
@@ -43,6 +44,15 @@ _REGISTRY: dict[tuple[str, str], list[Op]] = {}
 def unknown_types(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     """The ``infer`` of operations whose output types are unknown before the run."""
     return ()
+
+
+def no_kernel(reason: str) -> Compile:
+    """The compile function of operations that no backend runs."""
+
+    def compile(node: Node, types: Types) -> Kernel:
+        raise InternalError(f"{node.op.name} has no kernel: {reason}")
+
+    return compile
 
 
 def _numeric(compile: Compile) -> Compile:

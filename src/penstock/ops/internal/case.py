@@ -16,18 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InternalError
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import Kernel, Op, Types
-from penstock.ops.registry import standard, unknown_types
+from penstock.ir.op import Op
+from penstock.ops.registry import no_kernel, standard, unknown_types
 from penstock.types import BOOL, TensorType
 
-
-def _without(node: Node, types: Types) -> Kernel:
-    raise InternalError("Case has no kernel: it becomes a tree of If nodes")
-
-
-CASE = Op("Case", "penstock", 1, 1, unknown_types, _without)
+CASE = Op("Case", "penstock", 1, 1, unknown_types, no_kernel("it becomes a tree of If nodes"))
 """Input: an integer tensor of one element. Attributes: the graphs ``branch_0``, ``branch_1`` ...,
 and ``default``, which runs for any other number. They have no inputs, and as many outputs as the
 node."""
@@ -39,13 +33,10 @@ def expand_case(node: Node) -> list[Node]:
     Raises ``ValueError`` where attributes or inputs are not those of a Case.
     """
     graphs = dict(node.graphs)
-    default, names = graphs.pop("default", None), [f"branch_{i}" for i in range(len(graphs) - 1)]
-    if (
-        default is None
-        or set(graphs) != set(names)
-        or not names
-        or len(node.attrs) > len(node.graphs)
-    ):
+    default = graphs.pop("default", None)
+    names = [f"branch_{i}" for i in range(len(graphs))]
+    others = len(node.attrs) - len(node.graphs)
+    if default is None or not names or set(graphs) != set(names) or others:
         raise ValueError("Case has graphs branch_0, branch_1 ... and default, and nothing else")
     branches = [graphs[name] for name in names]
     index = node.inputs[0] if len(node.inputs) == 1 else None
@@ -115,10 +106,8 @@ class _Tree:
     def halves(self, first: int, end: int) -> tuple[Node, dict[str, Graph]]:
         middle = (first + end) // 2
         less, _ = self.compare("Less", middle)
-        return less, {
-            "then_branch": self.graph(first, middle),
-            "else_branch": self.graph(middle, end),
-        }
+        lower, upper = self.graph(first, middle), self.graph(middle, end)
+        return less, {"then_branch": lower, "else_branch": upper}
 
     def graph(self, first: int, end: int) -> Graph:
         """The graph that runs one of the branches from ``first`` to ``end``."""

@@ -1,28 +1,25 @@
-"""Transfer: copies a value from the memory of one backend to that of another.
+"""Values moved between places: Transfer and Reorder of backends, Send and Recv of devices.
 
-It is not in the table of operations, so that no file can use it.
-``passes.lowering.insert_transfers`` inserts it where a node's backend cannot read its input.
+They are not in the table of operations, so that no file can use them. Passes insert them:
+``insert_transfers`` where a node's backend cannot read its input, ``partition`` where a value
+crosses from one device to another.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from penstock.errors import InternalError
 from penstock.ir.graph import Node
-from penstock.ir.op import Kernel, Op, Types
+from penstock.ir.op import Kernel, Op, Role, Types
 from penstock.ops.common.shape_rules import same_type
+from penstock.ops.registry import no_kernel, unknown_types
 
 HOST = "host"
 """The memory of NumPy arrays, and so of the inputs and outputs of a graph."""
 
-
-def _made_of_two(node: Node, types: Types) -> Kernel:
-    raise InternalError("the kernel of a transfer is made of two backends")
-
-
-TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, _made_of_two)
-"""Attributes: ``source`` and ``target``, names of backends."""
+TRANSFER = Op("Transfer", "penstock", 1, 1, same_type, no_kernel("two backends provide it"))
+"""Copies a value from the memory of one backend to that of another. Attributes: ``source`` and
+``target``, names of backends."""
 
 
 def _reorder(node: Node, types: Types) -> Kernel:
@@ -35,6 +32,18 @@ def _reorder(node: Node, types: Types) -> Kernel:
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)
 """A copy with its dims in another ``order`` in memory, outermost first; if empty, in their own.
 Plans insert it where a kernel requires it."""
+
+_BY_EXECUTOR = unknown_types, no_kernel("the frames executor runs it"), False
+
+SEND = Op("_Send", "penstock", 1, 1, *_BY_EXECUTOR, Role.SEND)
+"""Sends its input, dead or live; without an input, the token that its control inputs have run."""
+
+RECV = Op("_Recv", "penstock", 1, 1, *_BY_EXECUTOR, Role.RECV)
+"""Its output is the token that a Send has sent in the same frame and iteration, dead or live. It
+receives even if its control inputs are dead.
+
+Attributes of both: ``send_device`` and ``recv_device``, the devices at the ends; ``tensor_name``,
+the name of the value. ``loop_cond`` of a Recv: whether the value is the output of a LoopCond."""
 
 
 def is_transfer(node: Node) -> bool:

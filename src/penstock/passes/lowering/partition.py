@@ -30,7 +30,7 @@ from penstock.analysis.frames import Frame, Frames, GraphPart
 from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
-from penstock.ops.internal.send_recv import RECV, SEND
+from penstock.ops.internal.transfer import RECV, SEND
 from penstock.ops.registry import TENSORFLOW, find
 from penstock.types import BOOL, TensorType
 
