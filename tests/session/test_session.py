@@ -128,6 +128,14 @@ def test_fetches_in_another_order_share_a_plan(session):
     assert session.memory.count == 3
 
 
+def test_remembered_requests_are_bounded(session):
+    names = ["x", "scale", "product", "y", "z"]
+    feeds = {"x": X, "scale": SCALE}
+    for fetches in islice(product(names, repeat=5), 400):
+        session.run(feeds, fetches)
+    assert len(session._subgraphs._requests) <= 256
+
+
 def test_plan_is_compiled_for_each_set_of_shapes(session):
     for n in (1, 2, 3, 2, 1):
         x = np.ones((n, 3), np.float32)

@@ -97,9 +97,8 @@ class Workers:
     def submit(self, job: Job) -> None:
         """Queue ``job``; jobs start in the order of submission.
 
-        Raises:
-            RuntimeError: the pool is closed, the process is ending, or the system cannot start even
-                one thread.
+        Raises ``RuntimeError`` if the pool is closed, the process is ending, or the system cannot
+        start even one thread.
         """
         with self._lock:
             if self._refuses():
@@ -150,14 +149,10 @@ class Workers:
     def _start(self) -> bool:
         if len(self._threads) >= self.size:
             return False
-        thread = threading.Thread(
-            target=self._work,
-            args=(self._jobs,),
-            name=f"penstock-{self.name}-{len(self._threads)}",
-            # Python joins threads that are not daemons before it calls atexit handlers, and would
-            # wait for idle workers forever.
-            daemon=True,
-        )
+        name = f"penstock-{self.name}-{len(self._threads)}"
+        # Python joins threads that are not daemons before it calls atexit handlers, and would wait
+        # for idle workers forever.
+        thread = threading.Thread(target=self._work, args=(self._jobs,), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the system has no more threads, or Python is shutting down

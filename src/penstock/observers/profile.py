@@ -122,10 +122,11 @@ class Profile(Observer):
 
     def _rows(self, name: Callable[[Step], str]) -> list[Row]:
         totals: dict[str, tuple[int, float]] = {}
-        for entry in self.entries.values():
-            count, seconds = totals.get(name(entry.step), (0, 0.0))
-            totals[name(entry.step)] = count + entry.count, seconds + entry.total
-        rows = [Row(key, count, seconds) for key, (count, seconds) in totals.items()]
+        for entry in self:
+            key = name(entry.step)
+            count, seconds = totals.get(key, (0, 0.0))
+            totals[key] = count + entry.count, seconds + entry.total
+        rows = [Row(key, *total) for key, total in totals.items()]
         return sorted(rows, key=lambda row: -row.seconds)
 
     def __iter__(self) -> Iterator[Entry]:

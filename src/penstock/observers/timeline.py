@@ -150,7 +150,13 @@ class Replay:
         if run is None:
             if what in (END, RUN_END):
                 return  # it began before the records were cleared
-            run = self._begin(observed, now, thread, place)
+            if observed.table not in self._plans:
+                self._plans[observed.table] = _Lineage(observed.table)
+            self._begun += 1
+            run = RunSpan(self._begun, observed, self._plans[observed.table])
+            run.span = Span(run, None, thread, now, place)
+            self._runs[observed] = run
+            self.spans.append(run.span)
         if what == READY:
             wait = Span(run, step, thread, now, place)
             run.waiting.setdefault(step, []).append(wait)
@@ -177,16 +183,6 @@ class Replay:
             run.span.moved = thread != run.span.thread
             self._finish(run, now, place, "failed" if detail else "")
             del self._runs[observed]
-
-    def _begin(self, observed: ObservedRun, now: int, thread: int, place: int) -> RunSpan:
-        lineage = self._plans.get(observed.table)
-        if lineage is None:
-            lineage = self._plans[observed.table] = _Lineage(observed.table)
-        self._begun += 1
-        run = self._runs[observed] = RunSpan(self._begun, observed, lineage)
-        run.span = Span(run, None, thread, now, place)
-        self.spans.append(run.span)
-        return run
 
     def _begin_step(self, run: RunSpan, span: Span) -> None:
         step = span.step

@@ -11,6 +11,7 @@ from penstock.executors.base import Executor
 from penstock.session.subgraphs import Subgraph
 
 Compile = Callable[[], Executor]
+_Place = tuple[Subgraph, Any, bool]
 
 
 class PlanCache:
@@ -24,7 +25,7 @@ class PlanCache:
         self._max_bytes = max_bytes
         self._closed = False
         self._lock = threading.Lock()
-        self._executors: OrderedDict[tuple[Subgraph, Any, bool], Executor] = OrderedDict()
+        self._executors: OrderedDict[_Place, Executor] = OrderedDict()
 
     def get(self, subgraph: Subgraph, key: Any, observed: bool, compile: Compile) -> Executor:
         """The executor of a plan, compiled if it is new.
@@ -32,13 +33,14 @@ class PlanCache:
         Of threads that need the same new plan one compiles it; threads with plans of their own go
         on.
         """
-        executor = self._lookup(subgraph, key, observed)
+        place = (subgraph, key, observed)
+        executor = self._lookup(place)
         if executor is None:
             with subgraph.lock:
-                executor = self._lookup(subgraph, key, observed)
+                executor = self._lookup(place)
                 if executor is None:
                     executor = compile()
-                    self._keep(subgraph, key, observed, executor)
+                    self._keep(place, executor)
         if not observed:
             subgraph.last = (None, None) if self._closed else (key, executor)
         return executor
@@ -67,19 +69,19 @@ class PlanCache:
         """Make a new lock in a forked child, where no other thread holds the old one."""
         self._lock = threading.Lock()
 
-    def _lookup(self, subgraph: Subgraph, key: Any, observed: bool) -> Executor | None:
+    def _lookup(self, place: _Place) -> Executor | None:
         with self._lock:
-            executor = self._executors.get((subgraph, key, observed))
+            executor = self._executors.get(place)
             if executor is not None:
-                self._executors.move_to_end((subgraph, key, observed))
+                self._executors.move_to_end(place)
         return executor
 
-    def _keep(self, subgraph: Subgraph, key: Any, observed: bool, executor: Executor) -> None:
+    def _keep(self, place: _Place, executor: Executor) -> None:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""
         with self._lock:
             if self._closed:
                 return
-            self._executors[subgraph, key, observed] = executor
+            self._executors[place] = executor
             held = sum(map(_nbytes, self._executors.values()))
             while held > self._max_bytes and len(self._executors) > 1:
                 (oldest, _, _), dropped = self._executors.popitem(last=False)

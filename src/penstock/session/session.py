@@ -112,19 +112,16 @@ class Session:
         """
         if self._closed:
             raise PenstockError("the session is closed")
-        if options:
-            return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
+        if options:  # a run that can be stopped or observed
+            record = make(RunOptions, "run", feeds, fetches, targets, **options)
+            run = Run(record)
+            prepared, values, request = self._prepare(record, run.observed)
+            return request.named(run.run_inline(prepared, values))
         request, key, values = self._subgraphs.resolve(feeds, fetches, targets)
         last, executor = request.subgraph.last
         if executor is None or key != last:
             executor = self._executor(request.subgraph, key, values)
         return request.named(executor.run(values, NEVER))
-
-    def _run(self, options: RunOptions) -> dict[str, Any]:
-        """A run that can be stopped or observed."""
-        run = Run(options)
-        executor, values, request = self._prepare(options, run.observed)
-        return request.named(run.run_inline(executor, values))
 
     def __call__(self, *inputs: Any) -> Any:
         """Run with inputs by position: the array of one output, a tuple of several."""

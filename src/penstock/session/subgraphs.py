@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from penstock.session.feeds import checked, convert
 from penstock.types import ANY, AnyType, TensorType, Type
 
 MAX_SUBGRAPHS = 256
-"""Subgraphs that a session remembers beside its main one."""
+"""Subgraphs, and requests for them, that a session remembers beside its main one."""
 
 _ndarray = np.ndarray
 
@@ -80,20 +80,17 @@ class Subgraph:
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
 
-class Request:
+class Request(NamedTuple):
     """A subgraph, and its outputs in the order in which the caller wants them."""
 
-    __slots__ = ("_reordered", "names", "subgraph")
-
-    def __init__(self, subgraph: Subgraph, names: tuple[str, ...]) -> None:
-        self.subgraph = subgraph
-        self.names = names
-        self._reordered = names != subgraph.outputs
+    subgraph: Subgraph
+    names: tuple[str, ...]
 
     def named(self, outputs: Sequence[Any]) -> dict[str, Any]:
         """The outputs of a run by name."""
-        by_name = dict(zip(self.subgraph.outputs, outputs, strict=False))
-        return {name: by_name[name] for name in self.names} if self._reordered else by_name
+        own = self.subgraph.outputs
+        by_name = dict(zip(own, outputs, strict=False))
+        return by_name if self.names == own else {name: by_name[name] for name in self.names}
 
 
 class Subgraphs:
@@ -117,6 +114,8 @@ class Subgraphs:
         self._structure = structure
         self._on_evict = on_evict
         self._lock = threading.Lock()
+        # Requests by names in the order given, for speed; reading and setting one are atomic.
+        self._requests: dict[Any, Request] = {}
         # By sets of names, in the order of their last use.
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
         self._values = _values_by_name(graph)
@@ -132,6 +131,7 @@ class Subgraphs:
     def clear(self) -> None:
         """Forget all but the main subgraph."""
         with self._lock:
+            self._requests.clear()
             self._subgraphs.clear()
 
     def forked(self) -> None:
@@ -173,8 +173,16 @@ class Subgraphs:
         if isinstance(fetches, str) or isinstance(targets, str):
             what, name = ("fetches", fetches) if isinstance(fetches, str) else ("targets", targets)
             raise InvalidInput(f"{what} must be a list of names; did you mean [{name!r}]?")
-        outputs = self.main.outputs if fetches is None else tuple(dict.fromkeys(fetches))
-        return Request(self._subgraph(feeds, outputs, targets or ()), outputs)
+        fetched = self.main.outputs if fetches is None else tuple(fetches)
+        key = (frozenset(feeds), fetched, tuple(targets or ()))
+        request = self._requests.get(key)
+        if request is None:
+            outputs = tuple(dict.fromkeys(fetched))
+            request = Request(self._subgraph(feeds, outputs, targets or ()), outputs)
+            if len(self._requests) >= MAX_SUBGRAPHS:
+                self._requests.clear()
+            self._requests[key] = request
+        return request
 
     def _subgraph(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
@@ -194,6 +202,7 @@ class Subgraphs:
             excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
             evicted = [self._subgraphs.popitem(last=False)[1] for _ in range(excess)]
         for oldest in evicted:
+            self._requests.clear()
             self._on_evict(oldest)
         return subgraph
 
@@ -212,8 +221,7 @@ class Subgraphs:
         fetched = [self.value(name, "fetch") for name in fetches]
         target_values, nodes = self._targets(targets)
         graph = cut(self._graph, fed, [*fetched, *target_values], nodes)
-        missing = captures(graph)
-        if missing:
+        if missing := captures(graph):
             names = ", ".join(f"{v.name!r} ({v.type})" for v in missing)
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
         for value in graph.inputs:
@@ -230,37 +238,29 @@ class Subgraphs:
         """
         graph = clone(self._graph)
         infer_types(graph)
-        return {
-            name: TensorType(value.type.dtype)
-            for name, value in _values_by_name(graph).items()
-            if isinstance(value.type, TensorType)
-        }
+        types = {name: value.type for name, value in _values_by_name(graph).items()}
+        return {name: TensorType(t.dtype) for name, t in types.items() if isinstance(t, TensorType)}
 
     def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
         """Targets as values to compute, or as nodes to run.
 
-        A node of a frame may run many times and has no one value: in graphs with frames all targets
-        are nodes.
+        In graphs with frames all are nodes: one of a frame runs many times, and has no one value.
         """
         values: list[Value] = []
         nodes: list[Node] = []
         framed = bool(names) and is_framed(self._graph)
+        by_name = {node.name: node for node in self._graph.nodes if names and node.name}
         for name in names:
             value = self._values.get(self._aliases.get(name, name))
-            node = self._nodes.get(name) if value is None else value.producer
+            node = by_name.get(name) if value is None else value.producer
             if value is not None and (node is None or not framed):
                 values.append(value)
             elif node is not None:
                 nodes.append(node)
             else:
-                hint = suggest(name, [*self._values, *self._aliases, *self._nodes])
+                hint = suggest(name, [*self._values, *self._aliases, *by_name])
                 raise InvalidInput(f"no target is {name!r}: {hint}")
         return values, nodes
-
-    @cached_property
-    def _nodes(self) -> dict[str, Node]:
-        """Every node of the outermost graph that has a name."""
-        return {node.name: node for node in self._graph.nodes if node.name}
 
     def _without_aliases(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """Feeds by the names of their values. Raises ``InvalidInput`` if a value is fed twice."""
@@ -311,8 +311,7 @@ def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> s
     """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
     names = list(dict.fromkeys(names))
     alike = [other for other in names if other.casefold() == name.casefold()]
-    close = alike or get_close_matches(name, names, n=3, cutoff=0.6)
-    if close:
+    if close := alike or get_close_matches(name, names, n=3, cutoff=0.6):
         return "the model has no such value; did you mean " + " or ".join(map(repr, close)) + "?"
     shown = list(preferred) or names
     more = ", ..." if len(shown) > 8 else ""

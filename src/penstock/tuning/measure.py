@@ -42,37 +42,12 @@ _MOST_SECONDS = 0.2
 _ALL = 1 << 20
 
 
-def _on_backends(
-    graph: Graph,
-    placed: Mapping[Node, Backend],
-    backends: Sequence[Backend],
-    kernels: KernelTable,
-) -> tuple[Graph, Mapping[Node, Backend]]:
-    """A copy of ``graph`` with the transfers and layouts that the placement needs, and its
-    placement; the graph itself if it needs none."""
-    away = any(backend.memory != HOST for backend in placed.values())
-    if not away and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
-        return graph, placed
-    copy = clone(graph)
-    placement = {
-        new: Place(placed[old].name, placed[old].memory)
-        for old, new in zip(graph.walk(), copy.walk(), strict=True)
-        if old in placed
-    }
-    compiled = placed_kernels(kernels, backends, placement)
-    context = PassContext(placement=placement, compiled=compiled)
-    run_passes((InsertTransfers(), AssignLayouts()), copy, context)
-    by_name = {backend.name: backend for backend in backends}
-    return copy, {node: by_name[place.backend] for node, place in placement.items()}
-
-
 def _wants_layout(kernels: KernelTable, backend: Backend, node: Node) -> bool:
     """Whether the kernel of a node reads only one order of dims in memory."""
-    try:
+    with suppress(Exception):  # the plan raises it, unless the node may never run
         kernel = kernels.kernel(backend, node)
-    except Exception:  # the plan raises it, unless the node may never run
-        return False
-    return kernel is not None and bool(kernel.contiguous_inputs)
+        return kernel is not None and bool(kernel.contiguous_inputs)
+    return False
 
 
 def profile_runs(
@@ -279,16 +254,11 @@ class GraphProfiler(CostModel):
         runs.
         """
         kernels, backends = self.kernels.without_state(), self.backends
-        placed = {
-            node: backend if backend in allowed else allowed[0]
-            for node, allowed in self.allowed.items()
-        }
-        graph, placed_copy = _on_backends(self.graph, placed, backends, kernels)
-        plan = compile_plan(graph, backends, placed_copy, kernels=kernels)
+        graph, placed = self._placed_on(backend, kernels)
+        plan = compile_plan(graph, backends, placed, kernels=kernels)
         hosts = [b for b in backends if b.memory == HOST]
         threads = {b.name: threads_of(b, backends, single_threaded) for b in backends}
-        used = {*placed_copy.values()}
-        most = max([threads[b.name] for b in used if b.memory == HOST], default=1)
+        most = max([threads[b.name] for b in {*placed.values()} if b.memory == HOST], default=1)
         program = write_program(plan, plan_arena(plan), self.limits.max_iterations, observed=True)
         executor = LinearExecutor(program, hosts, self.limits, threads=most)
         # The executor enters as one stream; for one thread, pretend that many others run as well.
@@ -306,6 +276,27 @@ class GraphProfiler(CostModel):
             elif signature is not None:
                 self._table.record(name, signature, threads[name], entry.best)
         return profile
+
+    def _placed_on(
+        self, backend: Backend, kernels: KernelTable
+    ) -> tuple[Graph, Mapping[Node, Backend]]:
+        """The graph with its nodes on ``backend`` as far as that supports them, and its placement;
+        a copy with transfers and layouts if the placement needs these."""
+        placed = {node: backend if backend in b else b[0] for node, b in self.allowed.items()}
+        away = any(b.memory != HOST for b in placed.values())
+        if not away and not any(_wants_layout(kernels, b, node) for node, b in placed.items()):
+            return self.graph, placed
+        copy = clone(self.graph)
+        placement = {
+            new: Place(placed[old].name, placed[old].memory)
+            for old, new in zip(self.graph.walk(), copy.walk(), strict=True)
+            if old in placed
+        }
+        compiled = placed_kernels(kernels, self.backends, placement)
+        context = PassContext(placement=placement, compiled=compiled)
+        run_passes((InsertTransfers(), AssignLayouts()), copy, context)
+        by_name = {b.name: b for b in self.backends}
+        return copy, {node: by_name[place.backend] for node, place in placement.items()}
 
 
 # Transfers that were never measured.

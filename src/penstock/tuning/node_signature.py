@@ -68,10 +68,8 @@ def node_signature(node: Node) -> NodeSignature | None:
 
 
 def _static_type(value: Value) -> TensorType | None:
-    type_ = value.type
-    if isinstance(type_, TensorType) and type_.static and type_.dtype != STRING:
-        return type_
-    return None
+    tensor = value.type if isinstance(value.type, TensorType) else None
+    return tensor if tensor and tensor.static and tensor.dtype != STRING else None
 
 
 def _shortened(text: str) -> str:
@@ -84,6 +82,5 @@ def _shortened(text: str) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(isinstance(x, bool | int | float | str) for x in value)
-    return isinstance(value, bool | int | float | str)
+    values = value if isinstance(value, list | tuple) else (value,)
+    return all(isinstance(x, bool | int | float | str) for x in values)
