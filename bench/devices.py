@@ -34,10 +34,10 @@ def two_devices() -> tuple[bytes, str]:
     limit = enter(b, "while", b.placeholder("n", "int32"), 10, True)
 
     def body(values: Names) -> Names:
-        made = [const(b, 1, values[0])]
-        made.append(add(b, values[0], made[0]))
-        elsewhere.update(made)
-        return made[1:]
+        names = [const(b, 1, values[0])]
+        names.append(add(b, values[0], names[0]))
+        elsewhere.update(names)
+        return names[1:]
 
     elsewhere: set[str] = set()
     zero = b.const(np.int32(0))
@@ -70,7 +70,7 @@ def two_devices_us() -> float:
 
 
 def waiting_ms(parallel: int) -> float:
-    """Milliseconds of a loop of 64 iterations whose bodies wait for 5 ms, so many at once."""
+    """Milliseconds of a loop of 64 iterations that wait for 5 ms, ``parallel`` of them at once."""
     source, fetch = waiting(parallel)
     clock = Clock()
 

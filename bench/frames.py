@@ -89,7 +89,7 @@ def small() -> bytes:
 
 def cases() -> list[Case]:
     n = {"n": ("int32", ITERATIONS)}
-    found = [
+    rows = [
         Case("while, 1 variable", "us an iteration", *_run(loop(1), n), ITERATIONS),
         Case("while, 4 variables", "us an iteration", *_run(loop(4), n), ITERATIONS),
         Case(
@@ -119,7 +119,7 @@ def cases() -> list[Case]:
     ]
     for parallel in (1, 2, 4, 8, 16, 32):
         graph = waiting(parallel)
-        found.append(
+        rows.append(
             Case(
                 f"{WAITS} waits of 5 ms, {parallel} at once",
                 "ms",
@@ -129,7 +129,7 @@ def cases() -> list[Case]:
                 options={"wait_s": WAIT_S, "parallel": parallel, "repetitions": 3},
             )
         )
-    return found
+    return rows
 
 
 def _run(
@@ -149,8 +149,8 @@ class Row:
     errors: dict[str, str] = field(default_factory=dict)
 
     def median(self, engine: str) -> float | None:
-        found = self.values.get(engine)
-        return statistics.median(found) if found else None
+        turns = self.values.get(engine)
+        return statistics.median(turns) if turns else None
 
     def ratio(self, engine: str) -> float | None:
         """Of ours to TensorFlow's, turn by turn."""
@@ -175,8 +175,8 @@ def measured(python: Path | None) -> Measure:
             return {"error": f"no end within {TIMEOUT_S} s"}
         if done.returncode:
             return {"error": (done.stderr.strip().splitlines() or ["?"])[-1]}
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return result
 
     return measure
 
@@ -184,7 +184,7 @@ def measured(python: Path | None) -> Measure:
 def measure_case(
     case: Case, folder: Path, measure: Measure, peers: Sequence[str], turns: int
 ) -> Row:
-    """A row: engines in turn, so many times; one that has failed is not asked again."""
+    """Measure the engines in turn, ``turns`` times; skip one that has failed."""
     path = folder / "graph.pb"
     path.write_bytes(case.graph)
     row = Row(case)
@@ -194,13 +194,13 @@ def measure_case(
             if engine in row.errors:
                 continue
             job = Job(engine, str(path), dict(case.feeds), case.fetch, **case.options)
-            found = measure(job)
-            if "error" in found:
-                row.errors[engine] = found["error"]
+            result = measure(job)
+            if "error" in result:
+                row.errors[engine] = result["error"]
                 continue
-            seconds = statistics.median(found["seconds"])
+            seconds = statistics.median(result["seconds"])
             row.values.setdefault(engine, []).append(seconds / case.per * case.scale)
-            row.by[engine] = found["by"]
+            row.by[engine] = result["by"]
     return row
 
 

@@ -41,12 +41,12 @@ def memory_rows() -> list[str]:
 
 
 def _models() -> list[tuple[str, Path, dict[str, np.ndarray]]]:
-    found = [(model.name, fetch(model), model.feeds()) for model in real_models()]
+    models = [(model.name, fetch(model), model.feeds()) for model in real_models()]
     exported = _resnet50()
     if exported is not None:
         x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
-        found.append(("ResNet-50 (transformers)", exported, {"x": x}))
-    return found
+        models.append(("ResNet-50 (transformers)", exported, {"x": x}))
+    return models
 
 
 def _resnet50() -> Path | None:

@@ -1,4 +1,4 @@
-"""The models that engines are timed on: third-party ones, exported ones, and a made one."""
+"""The models that engines are timed on: third-party ones, exported ones, and one built here."""
 
 from __future__ import annotations
 
@@ -48,15 +48,17 @@ CLIENTS = {"resnet50", "mobilenetv2", "bert-base", "inception", "rapidocr/PP-OCR
 
 
 def models() -> list[Model]:
-    """All of them; nothing is fetched or made yet."""
-    found: list[tuple[str, Callable[[], Path], Callable[[], Feeds], bool]] = [
+    """All models; none is fetched or exported yet."""
+    sources: list[tuple[str, Callable[[], Path], Callable[[], Feeds], bool]] = [
         (model.name, partial(fetch, model), model.feeds, False) for model in real_models()
     ]
-    found += [(name, partial(export, name), recipe.feeds, True) for name, recipe in RECIPES.items()]
-    found.append(("inception", _inception, _inception_feeds, False))
+    sources += [
+        (name, partial(export, name), recipe.feeds, True) for name, recipe in RECIPES.items()
+    ]
+    sources.append(("inception", _inception, _inception_feeds, False))
     return [
         Model(name, path, feeds, exported, quick=name in QUICK, clients=name in CLIENTS)
-        for name, path, feeds, exported in found
+        for name, path, feeds, exported in sources
     ]
 
 

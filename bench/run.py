@@ -124,9 +124,9 @@ def measure(engine: str, case: str) -> float:
         )
     if done.returncode:
         raise SystemExit(f"{engine} {case} failed:\n{done.stderr}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found["median"], float)
-    return found["median"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(result["median"], float)
+    return result["median"]
 
 
 def compare(row: Row) -> str:

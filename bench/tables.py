@@ -73,7 +73,7 @@ class Row:
 
 @dataclass
 class ClientsRow:
-    """Throughput of one model with so many client threads: by engine and its number of threads."""
+    """Throughput of one model with ``clients`` client threads, by engine and its threads."""
 
     model: str
     clients: int
@@ -99,13 +99,13 @@ def loading(trial: Trial) -> float | None:
 
 def ratio(ours: Column, peers: Iterable[Column]) -> float | None:
     """The median over turns of ours to the least of the peers' in that turn; None without any."""
-    found = []
+    ratios = []
     # Not strict: a turn that was cut short has no ratio.
     for own, *others in zip(ours, *peers, strict=False):
         there = [other for other in others if other is not None]
         if own is not None and there:
-            found.append(own / min(there))
-    return statistics.median(found) if found else None
+            ratios.append(own / min(there))
+    return statistics.median(ratios) if ratios else None
 
 
 def middle(column: Column) -> float | None:
@@ -258,11 +258,14 @@ def difference_table(rows: Sequence[Row], engines: Sequence[str]) -> list[str]:
 
 
 def clients_table(rows: Sequence[ClientsRow]) -> list[str]:
-    kinds = sorted({kind for row in rows for kind in row.trials}, key=lambda k: (k[0] != OURS, k))
-    columns = [f"{engine}:{threads}" for engine, threads in kinds]
+    configurations = sorted(
+        {key for row in rows for key in row.trials},
+        key=lambda k: (k[0] != OURS, k),
+    )
+    columns = [f"{engine}:{threads}" for engine, threads in configurations]
 
-    def cell(row: ClientsRow, kind: tuple[str, int]) -> str:
-        rate = middle([trial.rate for trial in row.trials.get(kind, ())])
+    def cell(row: ClientsRow, configuration: tuple[str, int]) -> str:
+        rate = middle([trial.rate for trial in row.trials.get(configuration, ())])
         return "fails" if rate is None else f"{rate:.4g}"
 
     lines = heading(
@@ -271,7 +274,7 @@ def clients_table(rows: Sequence[ClientsRow]) -> list[str]:
         ["model", "clients", *columns, "ratio", "at least", "reached"],
     )
     for row in rows:
-        cells = [cell(row, kind) for kind in kinds]
+        cells = [cell(row, configuration) for configuration in configurations]
         lines.append(
             line(row.model, row.clients, *cells, *judged(row.ratio, LEAST_RATE, more=True))
         )

@@ -107,17 +107,17 @@ def work(job: Job) -> Trial:
         return Trial(imported, error=_shortened(error))
     if job.outputs:
         np.savez(job.outputs, *outputs)
-    found = Trial(imported, loaded, first)
+    trial = Trial(imported, loaded, first)
     if job.once:
-        return found
+        return trial
     warm_up(lambda: run(feeds))
     if job.clients:
-        return replace(found, rate=throughput(lambda: run(feeds), job.clients, SECONDS))
+        return replace(trial, rate=throughput(lambda: run(feeds), job.clients, SECONDS))
     times = sample(lambda: run(feeds))
     after = resident("VmHWM")
     inside = getattr(engine, "inside", None)
     return replace(
-        found,
+        trial,
         inside=None if inside is None else inside(feeds),
         median=statistics.median(times),
         minimum=min(times),

@@ -120,12 +120,12 @@ class Bench:
 
     def _throughput(self, model: Model, job: Job) -> None:
         engines = [e for e in (OURS, LOADING_PEER) if e in self.options.engines]
-        kinds = list(product(engines, self.options.threads))
-        row = ClientsRow(model.name, job.clients, {kind: [] for kind in kinds})
+        configurations = list(product(engines, self.options.threads))
+        row = ClientsRow(model.name, job.clients, {key: [] for key in configurations})
         self.throughputs.append(row)
         for turn in range(self.options.turns):
             print(f"{model.name}, clients {job.clients}, turn {turn + 1}, runs/s:", end="")
-            for engine, threads in kinds:
+            for engine, threads in configurations:
                 job = replace(job, engine=engine, threads=threads)
                 trial = _next(row.trials[engine, threads], job)
                 print(f" {engine}:{threads} {_shown(trial.rate)}", end="", flush=True)
@@ -198,12 +198,12 @@ def _arrays(path: Path) -> list[np.ndarray]:
 
 def _finite(numbers: Sequence[float]) -> list[float | str]:
     """For JSON, which has no infinity."""
-    return [each if math.isfinite(each) else "infinite" for each in numbers]
+    return [number if math.isfinite(number) else "infinite" for number in numbers]
 
 
 def _complain(trials: dict[str, list[Trial]]) -> None:
-    for engine, each in trials.items():
-        for error in {trial.error for trial in each if trial.error}:
+    for engine, trials_of_engine in trials.items():
+        for error in {trial.error for trial in trials_of_engine if trial.error}:
             print(f"  {engine} fails: {error}", flush=True)
 
 
@@ -235,25 +235,31 @@ def parse() -> Options:
     add("--clients", type=_numbers, metavar="N,N", help="also time throughput; all: 1,2,4")
     add("--turns", type=int, help=f"{TURNS} by default, {FEW_TURNS} for a part")
     add("--json", type=Path, metavar="FILE", help="write what was measured here, too")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
 
-    partial = given.quick or given.only or given.engines or given.threads or given.clients
-    engines = given.engines or [engine for engine in (OURS, *PEERS) if _there(engine)]
+    partial = (
+        arguments.quick
+        or arguments.only
+        or arguments.engines
+        or arguments.threads
+        or arguments.clients
+    )
+    engines = arguments.engines or [engine for engine in (OURS, *PEERS) if _there(engine)]
     chosen = [
         model
         for model in models()
-        if (model.quick or not given.quick)
-        and (not given.only or any(part in model.name for part in given.only))
+        if (model.quick or not arguments.quick)
+        and (not arguments.only or any(part in model.name for part in arguments.only))
     ]
     if not chosen:
         parser.error("no such model; there are: " + ", ".join(m.name for m in models()))
     return Options(
         models=chosen,
         engines=engines,
-        threads=given.threads or [1, 2],
-        clients=given.clients or ([] if partial else CLIENTS),
-        turns=given.turns or (FEW_TURNS if partial else TURNS),
-        file=given.json,
+        threads=arguments.threads or [1, 2],
+        clients=arguments.clients or ([] if partial else CLIENTS),
+        turns=arguments.turns or (FEW_TURNS if partial else TURNS),
+        file=arguments.json,
         complete=not partial and len(engines) == len(PEERS) + 1,
     )
 
@@ -263,10 +269,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _there(engine: str) -> bool:
-    found = installed(engine)
-    if not found:
+    available = installed(engine)
+    if not available:
         print(f"{engine} is left out: it is not installed", flush=True)
-    return found
+    return available
 
 
 def main() -> None:

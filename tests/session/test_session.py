@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice, product
 
 import numpy as np
 import onnx

@@ -106,12 +106,12 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
         if not isinstance(input_type, TensorType) or input_type.shape is None:
             continue
         _check_shape(declared.name, input_type, value)
-        for axis, (dim, given) in enumerate(zip(input_type.shape, value.shape, strict=True)):
+        for axis, (dim, size) in enumerate(zip(input_type.shape, value.shape, strict=True)):
             if isinstance(dim, str):
-                first, where = bound.setdefault(dim, (given, f"{declared.name!r} axis {axis}"))
-                if first != given:
+                first, where = bound.setdefault(dim, (size, f"{declared.name!r} axis {axis}"))
+                if first != size:
                     raise InvalidInput(
-                        f"input {declared.name!r}: dim {dim!r} at axis {axis} is {given}, "
+                        f"input {declared.name!r}: dim {dim!r} at axis {axis} is {size}, "
                         f"but {first} at {where}"
                     )
 
@@ -125,8 +125,8 @@ def _check_shape(name: str, input_type: TensorType, array: np.ndarray) -> None:
             f"input {name!r} has rank {len(input_type.shape)} ({input_type}), "
             f"an array of shape {array.shape} was given"
         )
-    for axis, (dim, given) in enumerate(zip(input_type.shape, array.shape, strict=True)):
-        if isinstance(dim, int) and dim != given:
+    for axis, (dim, size) in enumerate(zip(input_type.shape, array.shape, strict=True)):
+        if isinstance(dim, int) and dim != size:
             raise InvalidInput(
                 f"input {name!r} must have {dim} at axis {axis} ({input_type}), "
                 f"an array of shape {array.shape} was given"

@@ -345,9 +345,9 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     if not grouped(lambda step: costs.estimate(step.node)).promising:
         return in_order()
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
-    asked = executor == "parallel" or context.options.autotune
+    wanted = executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
-    if threaded and not asked and not costs.complete_already():
+    if threaded and not wanted and not costs.complete_already():
         return in_order()
     costs.complete(single_threaded=True)
     costs.complete(single_threaded=False)

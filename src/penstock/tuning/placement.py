@@ -37,12 +37,12 @@ def check_overrides(
     for node in graph.walk():
         operations.update({node.op.full_name: None, node.op.name: None})
         names[node.name] = None
-    known = [backend.name for backend in backends]
+    available = [backend.name for backend in backends]
     for key, name in overrides.items():
-        if name not in known:
+        if name not in available:
             raise InvalidInput(
                 f"place={{{key!r}: {name!r}}}: the session has no such backend, it has "
-                f"{', '.join(map(repr, known))}"
+                f"{', '.join(map(repr, available))}"
             )
         if key.startswith(NODE):
             if key.removeprefix(NODE) not in names:
