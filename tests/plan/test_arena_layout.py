@@ -33,6 +33,7 @@ from penstock.types import TensorType
 from tests.support.onnx_text import compile_text, graph_from_text
 from tests.support.random_graphs import graphs, seeded
 from tests.support.replay import OverwrittenError, replay
+from tests.support.sweeps import sweep
 
 
 def plan_of(graph: Graph) -> Plan:
@@ -115,7 +116,7 @@ def together(plan: Plan, arena_plan: ArenaPlan) -> None:
 
 
 @pytest.mark.parametrize("planner", ["best", "reuse"])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", sweep(range(60), 15))
 def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
     plan = plan_of(seeded(seed, 40))
     arena_plan = plan_arena_for_tasks(plan, arrange(plan, Whole()), planner)
@@ -179,7 +180,7 @@ def test_the_replay_sees_what_a_loop_overwrites():
 LIGHT = sorted(Path(onnx.__path__[0], "backend/test/data/light").glob("*.onnx"))
 
 
-@pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sweep(LIGHT, 3), ids=lambda path: path.stem)
 def test_nothing_is_overwritten_in_networks(path):
     graph = ps.load(path).graph
     for value in graph.inputs:

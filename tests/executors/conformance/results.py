@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.executors.conformance.base import INHERITED, ExecutorTests
 from tests.support.onnx_text import model_from_text
 from tests.support.random_graphs import graphs, seeded
-from tests.support.sweeps import sweep
+from tests.support.sweeps import scaled, sweep
 
 
 class Results(ExecutorTests):
@@ -129,13 +129,14 @@ class Results(ExecutorTests):
         assert session.run({"z": -x}, ["y"])["y"].tolist() == [1, 2]
         assert session.run({"x": x}, ["a"], targets=["b"]).keys() == {"a"}
 
-    def test_chain_of_ten_thousand_nodes_runs(self):
-        nodes = [onnx.helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
+    @pytest.mark.parametrize("n", scaled(2_000, 10_000))
+    def test_long_chain_runs(self, n):
+        nodes = [onnx.helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(n)]
         info = onnx.helper.make_tensor_value_info
-        graph = onnx.helper.make_graph(nodes, "g", [info("v0", 1, [3])], [info("v10000", 1, [3])])
+        graph = onnx.helper.make_graph(nodes, "g", [info("v0", 1, [3])], [info(f"v{n}", 1, [3])])
         session = self.compile(onnx.helper.make_model(graph))
         x = np.arange(3, dtype=np.float32)
-        self.assert_same(session.run({"v0": x})["v10000"], x)
+        self.assert_same(session.run({"v0": x})[f"v{n}"], x)
 
     def test_fan_out_to_a_thousand_nodes_runs(self):
         make, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
