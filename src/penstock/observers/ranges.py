@@ -166,8 +166,6 @@ def range_of(numbers: np.ndarray) -> Range:
         return Range(float(finite.min()), float(finite.max()), 1, nonfinite)
 
 
-# Files.
-
 _FORMAT = "penstock ranges 1"
 _COLUMNS = {"min": np.float64, "max": np.float64, "count": np.int64, "nonfinite": np.int64}
 

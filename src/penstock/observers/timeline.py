@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 from penstock.observers.base import ObservedRun
@@ -15,8 +15,8 @@ from penstock.plan.plan import Step, StepTable
 
 RUN_BEGIN, RUN_END, READY, BEGIN, END, TRANSFER, ALLOCATION = range(7)
 
-# Event, time (ns), thread, run, step, and a detail: shapes, bytes or an error.
-Record: TypeAlias = tuple[int, int, int, ObservedRun, Step | None, Any]
+# Event, time (ns), thread, run, step (None for events of a run), and shapes, bytes or an error.
+Record: TypeAlias = tuple[int, int, int, ObservedRun, Any, Any]
 
 
 @dataclass(eq=False, slots=True)
@@ -130,30 +130,21 @@ class Replay:
         self.ready: list[tuple[int, int]] = []
         self._plans: dict[StepTable, _Lineage] = {}
         self._runs: dict[ObservedRun, RunSpan] = {}
-        self._begun = 0
+        self._numbers = count(1)
         for place, record in enumerate(records):
-            self._take(place, *record)
+            self._take(place, record)
         for run in self._runs.values():
             self._finish(run, records[-1][1], len(records), "not ended")
 
-    def _take(
-        self,
-        place: int,
-        what: int,
-        now: int,
-        thread: int,
-        observed: ObservedRun,
-        step: Any,
-        detail: Any,
-    ) -> None:
+    def _take(self, place: int, record: Record) -> None:
+        what, now, thread, observed, step, detail = record
         run = self._runs.get(observed)
         if run is None:
             if what in (END, RUN_END):
                 return  # it began before the records were cleared
             if observed.table not in self._plans:
                 self._plans[observed.table] = _Lineage(observed.table)
-            self._begun += 1
-            run = RunSpan(self._begun, observed, self._plans[observed.table])
+            run = RunSpan(next(self._numbers), observed, self._plans[observed.table])
             run.span = Span(run, None, thread, now, place)
             self._runs[observed] = run
             self.spans.append(run.span)

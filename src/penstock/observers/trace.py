@@ -94,8 +94,6 @@ class Trace(Observer):
         events = [record[0] for record in self._records.copy()]
         return f"Trace({events.count(RUN_BEGIN)} runs, {events.count(END)} steps)"
 
-    # Events.
-
     def run_begin(self, run: ObservedRun) -> None:
         self._record(RUN_BEGIN, perf_counter_ns(), run)
 
@@ -140,8 +138,6 @@ def _shape(value: Any) -> Any:
     return "none" if value is None else type(value).__name__
 
 
-# From spans to events.
-
 _Event: TypeAlias = dict[str, Any]
 
 
@@ -176,26 +172,19 @@ class _Writer:
             keyed += [(leaving, start), (arriving, stop)]
         keyed.sort(key=lambda event: event[0])
         self.events: list[_Event] = [*self._names(threads), *[event for _, event in keyed]]
-        for name, unit, counter in (
-            ("live memory", "bytes", replay.memory),
-            ("ready steps", "steps", replay.ready),
-        ):
-            for now, value in counter:
+        counters = (("live memory", "bytes", replay.memory), ("ready steps", "steps", replay.ready))
+        for name, unit, points in counters:
+            for now, value in points:
                 self.events.append(self._event("C", name, "counter", now, args={unit: value}))
 
     def _event(
         self, phase: str, name: str, category: str, time: int, on: Span | None = None, **more: Any
     ) -> _Event:
-        event = {
-            "ph": phase,
-            "name": _clean(name),
-            "cat": category,
-            "ts": _microseconds(time - self._origin),
-            "pid": self._pid,
-        }
+        event = {"ph": phase, "name": _clean(name), "cat": category, "pid": self._pid, **more}
+        event["ts"] = _microseconds(time - self._origin)
         if on is not None:
             event["tid"] = self._tids[on.thread, on.lane]
-        return event | more
+        return event
 
     def _complete(self, span: Span) -> _Event:
         run, step, plan = span.run, span.step, span.run.observed.table

@@ -95,8 +95,6 @@ class Session:
                 self._compile_ahead(options.shapes)
         renewed(self)
 
-    # Running.
-
     @takes(RunOptions)
     def run(
         self,
@@ -194,8 +192,6 @@ class Session:
         """
         return charts(self.plan, self._compiler.streams(self.plan, max_streams))
 
-    # Looking inside.
-
     @property
     def inputs(self) -> list[Port]:
         """Names and types of the model's inputs."""
@@ -239,8 +235,6 @@ class Session:
         for executor in self._plans.executors():
             executor.trim()
 
-    # Lifetime.
-
     def close(self) -> None:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
         self._closed = True
@@ -267,8 +261,6 @@ class Session:
     def __repr__(self) -> str:
         ports = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
         return f"Session({self.model.entry!r}: ({ports[0]}) -> ({ports[1]}))"
-
-    # Inside.
 
     @property
     def latest(self) -> Executor:

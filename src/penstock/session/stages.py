@@ -161,18 +161,17 @@ class Feeds:
     @property
     def types(self) -> list[Type]:
         """The types of the inputs for these values."""
-        return [_concrete(v.type, x) for v, x in zip(self.graph.inputs, self.values, strict=True)]
+        return [
+            TensorType(x.dtype, x.shape)
+            if isinstance(x, np.ndarray) and not isinstance(v.type, OptionalType)
+            else v.type
+            for v, x in zip(self.graph.inputs, self.values, strict=True)
+        ]
 
     @property
     def add_shapes(self) -> bool:
         """Whether the values have shapes or dtypes that the graph leaves open."""
         return self.types != [value.type for value in self.graph.inputs]
-
-
-def _concrete(declared: Type, value: Any) -> Type:
-    if isinstance(value, np.ndarray) and not isinstance(declared, OptionalType):
-        return TensorType(value.dtype, value.shape)
-    return declared
 
 
 def specialise(feeds: Feeds, context: CompileContext) -> Feeds:

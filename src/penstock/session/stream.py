@@ -132,8 +132,6 @@ class Stream:
         """Empty the stream in a forked child: its parent runs the work on it."""
         self._reset()
 
-    # Inside.
-
     def _put(self, command: _Command, mark: Future[None] | None = None) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
         with self._lock:

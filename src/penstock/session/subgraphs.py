@@ -44,10 +44,7 @@ class Subgraph:
         self.unraised = unraised
         self.names = tuple(value.name for value in graph.inputs)
         self.types = tuple(value.type for value in graph.inputs)
-        self.dtypes = tuple(
-            input_type.dtype if isinstance(input_type, TensorType) else None
-            for input_type in self.types
-        )
+        self.dtypes = tuple(t.dtype if isinstance(t, TensorType) else None for t in self.types)
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
         self.depends_on_dtypes = None in self.dtypes
         self.outputs = tuple(outputs)
@@ -170,9 +167,9 @@ class Subgraphs:
         # A dict is a Mapping, and to compare classes takes a tenth of the time.
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
             raise InvalidInput(f"feeds must map names to values, not be a {type(feeds).__name__}")
-        if isinstance(fetches, str) or isinstance(targets, str):
-            what, name = ("fetches", fetches) if isinstance(fetches, str) else ("targets", targets)
-            raise InvalidInput(f"{what} must be a list of names; did you mean [{name!r}]?")
+        for option, names in (("fetches", fetches), ("targets", targets)):
+            if isinstance(names, str):
+                raise InvalidInput(f"{option} must be a list of names; did you mean [{names!r}]?")
         fetched = self.main.outputs if fetches is None else tuple(fetches)
         key = (frozenset(feeds), fetched, tuple(targets or ()))
         request = self._requests.get(key)

@@ -97,8 +97,6 @@ class CostTable:
         self._lock = threading.Lock()
         self._file_lock = threading.Lock()  # taken first; looking up never waits for a write
 
-    # Operations.
-
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
         """Record what a node took on ``backend``, with ``threads`` threads for a kernel.
 
@@ -132,8 +130,6 @@ class CostTable:
             return self._estimate(_node_group(backend, where, threads), where.bytes)
         return max(seconds, _LEAST_S)
 
-    # Transfers.
-
     def record_transfer(self, source: str, target: str, nbytes: int, seconds: float) -> None:
         """Record what bringing ``nbytes`` from one backend to another took; as ``record``."""
         self._record(_transfer_group(source, target), str(nbytes), nbytes, seconds)
@@ -142,8 +138,6 @@ class CostTable:
         """Seconds of a transfer, interpolated by bytes; None if none between these backends was
         measured."""
         return self._estimate(_transfer_group(source, target), nbytes)
-
-    # The file.
 
     def save(self) -> None:
         """Merge what was recorded since the last call into the file.
@@ -213,13 +207,10 @@ class CostTable:
     def _write(self, fresh: _Records) -> _Records:
         """Merge ``fresh`` into the file, in one transaction; return all records of the machine."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with _transaction(self.path, create=True) as connection:
-                return _update(connection, self.machine, fresh)
-        except ValueError:
-            self.path.unlink()
-        with _transaction(self.path, create=True) as connection:
-            return _update(connection, self.machine, fresh)
+        with suppress(ValueError):
+            return _update(self.path, self.machine, fresh)
+        self.path.unlink()
+        return _update(self.path, self.machine, fresh)
 
 
 def _node_group(backend: str, where: NodeSignature, threads: int) -> _Group:
@@ -326,17 +317,18 @@ def _select(connection: Connection, machine: str) -> _Records:
     return records
 
 
-def _update(connection: Connection, machine: str, fresh: _Records) -> _Records:
-    records = _select(connection, machine)
-    _merge(records, fresh)
-    for group, new in fresh.items():
-        for exact in new:
-            key = [text.encode(errors="replace").decode() for text in (machine, *group, exact)]
-            connection.execute(_REPLACE, (*key, *records[group][exact]))
-    (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()
-    if count > _MOST_ROWS:
-        connection.execute(_DELETE_OLDEST, (count - _MOST_ROWS - 1,))
-        return _select(connection, machine)
+def _update(path: Path, machine: str, fresh: _Records) -> _Records:
+    with _transaction(path, create=True) as connection:
+        records = _select(connection, machine)
+        _merge(records, fresh)
+        for group, new in fresh.items():
+            for exact in new:
+                key = [text.encode(errors="replace").decode() for text in (machine, *group, exact)]
+                connection.execute(_REPLACE, (*key, *records[group][exact]))
+        (count,) = connection.execute("SELECT count(*) FROM costs").fetchone()
+        if count > _MOST_ROWS:
+            connection.execute(_DELETE_OLDEST, (count - _MOST_ROWS - 1,))
+            return _select(connection, machine)
     return records
 
 

@@ -89,8 +89,6 @@ class Placement:
         # Of the parts of fused nodes that were measured to be slower than these apart.
         self._measured_fastest: dict[Node, Backend] = {}
 
-    # Proposals of fused nodes.
-
     def has_kernel(self, node: Node) -> bool:
         """Whether a backend has a kernel for a fused node, and the user wants no part of the node
         elsewhere."""
@@ -116,9 +114,8 @@ class Placement:
             return True
         seconds = min(self.costs.expected(node, among, backend) for backend in fusing)
         # The least cost of a part may be that of a backend that has no kernel for it.
-        if seconds <= sum(map(self._least_seconds, parts(node))):
-            return True
-        return seconds <= sum(map(self._seconds, parts(node)))
+        least = sum(map(self._least_seconds, parts(node)))
+        return seconds <= least or seconds <= sum(map(self._seconds, parts(node)))
 
     def _fusing(self, node: Node) -> list[Backend]:
         """The backends that may have a kernel for a fused node."""
@@ -134,8 +131,6 @@ class Placement:
     def _seconds(self, node: Node) -> float:
         backend = self._fastest(node)
         return inf if backend is None else self.costs.expected(node, self._allowed(node), backend)
-
-    # Placement.
 
     def candidates(self, graph: Graph) -> Candidates:
         """The backends that have a kernel for each node, nested ones included, those named first to
