@@ -88,13 +88,13 @@ ONE_NODE = {
 
 
 @pytest.mark.parametrize("name", ONE_NODE)
-def test_what_becomes_one_node(name):
+def test_quantize_operation_between_conversions_becomes_one_fused_node(name):
     body, expected = ONE_NODE[name]
     assert ops(quantized(proto(body))) == {expected: 1}
 
 
 @pytest.mark.parametrize("name", ONE_NODE)
-def test_what_no_backend_takes_stays(name):
+def test_quantize_operation_without_a_kernel_stays(name):
     body, _ = ONE_NODE[name]
     graph = ps.load(proto(body)).graph
     optimize(graph, KEEP_WEIGHTS)
@@ -103,12 +103,12 @@ def test_what_no_backend_takes_stays(name):
     assert ops(graph) == before
 
 
-def test_results_that_are_real_numbers_end_with_the_operation():
+def test_quantize_float_result_ends_the_fused_node_with_the_operation():
     graph = quantized(proto(X + W + "y = Conv(dx, dw)", outputs="float[?] y"))
     assert ops(graph) == {"DequantizeLinear DequantizeLinear Conv": 1}
 
 
-def test_what_others_read_too_is_not_taken_in():
+def test_quantize_value_with_other_readers_is_not_fused():
     """The result of the convolution is needed as it is:
 
     x - DQ - Conv - Q - y
@@ -119,7 +119,7 @@ def test_what_others_read_too_is_not_taken_in():
     assert ops(graph) == {"DequantizeLinear DequantizeLinear Conv": 1, "QuantizeLinear": 1}
 
 
-def test_a_conversion_that_two_read_goes_with_both():
+def test_quantize_conversion_with_two_readers_is_fused_with_both():
     body = (
         X
         + W
@@ -135,7 +135,7 @@ def test_a_conversion_that_two_read_goes_with_both():
     }
 
 
-def test_codes_that_leave_and_go_on():
+def test_quantize_codes_that_are_also_an_output_are_kept():
     """y - DQ - Conv - Q - v, and y is an output"""
     body = (
         X
@@ -153,7 +153,7 @@ IF = """y = If(p) <
 >"""
 
 
-def test_branches():
+def test_quantize_operations_in_branches_are_fused():
     """The conversion of what both read stands outside."""
     inside = X + W + IF.format(then="c = Conv(dx, dw) u = QuantizeLinear(c, s, z)")
     graph = quantized(proto(inside, "uint8[1, 2, 2, 2] x, bool p"))
@@ -161,7 +161,7 @@ def test_branches():
     assert ops(graph)["DequantizeLinear"] == 0
 
 
-def test_what_is_computed_outside_of_a_branch_is_not_taken_into_it():
+def test_quantize_captured_values_are_not_fused_into_a_branch():
     outside = X + W + "c = Conv(dx, dw) " + IF.format(then="u = QuantizeLinear(c, s, z)")
     graph = quantized(proto(outside, "uint8[1, 2, 2, 2] x, bool p"))
     assert ops(graph)["DequantizeLinear DequantizeLinear Conv"] == 1
@@ -186,18 +186,18 @@ def moved(name: str, scale: str = "s", zero: str = "z"):
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_codes_are_moved_as_they_are(name):
+def test_quantize_moving_operations_move_codes(name):
     assert ops(quantized(moved(name), accepts=lambda node: False)) == {name: 1}
 
 
 @pytest.mark.parametrize(("scale", "zero"), [("t", "z"), ("s", "other")])
 @pytest.mark.parametrize("name", ["MaxPool", "Concat"])
-def test_codes_that_mean_something_else_afterwards_are_not(name, scale, zero):
+def test_quantize_moves_between_different_scales_stay(name, scale, zero):
     graph = quantized(moved(name, scale, zero))
     assert ops(graph)["QuantizeLinear"] == 1
 
 
-def test_a_chain_of_moves():
+def test_quantize_chain_of_moves_moves_codes():
     body = (
         X
         + """a = MaxPool <kernel_shape = [2, 2]> (dx) qa = QuantizeLinear(a, s, z)
@@ -207,7 +207,7 @@ def test_a_chain_of_moves():
     assert ops(quantized(proto(body))) == {"MaxPool": 1, "Transpose": 1}
 
 
-def test_one_part_of_other_codes():
+def test_quantize_concat_with_one_input_of_another_scale_stays():
     body = (
         X
         + """dv = DequantizeLinear(x, t, z) m = Concat <axis = 1> (dx, dv)
@@ -216,21 +216,21 @@ def test_one_part_of_other_codes():
     assert ops(quantized(proto(body)))["DequantizeLinear"] == 2
 
 
-def test_scales_that_are_no_normal_numbers():
+def test_quantize_moves_with_extreme_scales_stay():
     """Products with those are rounded: codes would not come back."""
     body = """dx = DequantizeLinear(x, tiny, z) m = MaxPool <kernel_shape = [2, 2]> (dx)
         y = QuantizeLinear(m, tiny, z)"""
     assert ops(quantized(proto(body)))["DequantizeLinear"] == 1
 
 
-def test_scales_along_an_axis():
+def test_quantize_moves_with_scales_along_an_axis_stay():
     body = """dx = DequantizeLinear <axis = 1> (x, two, zeros)
         m = Transpose <perm = [0, 2, 1, 3]> (dx)
         y = QuantizeLinear <axis = 2> (m, two, zeros)"""
     assert ops(quantized(proto(body)))["DequantizeLinear"] == 1
 
 
-def test_codes_of_more_than_a_byte_stay():
+def test_quantize_moves_of_16_bit_codes_stay():
     body = """dx = DequantizeLinear(x, s, wide) m = MaxPool <kernel_shape = [2, 2]> (dx)
         y = QuantizeLinear(m, s, wide)"""
     graph = quantized(proto(body, "int16[1, 2, 2, 2] x", "int16[?] y"))
@@ -240,7 +240,7 @@ def test_codes_of_more_than_a_byte_stay():
 # Constants.
 
 
-def test_only_what_may_be_wanted_as_codes_is_left_so():
+def test_fold_constants_keeps_weights_that_integer_kernels_may_use():
     body = (
         X
         + W
@@ -256,7 +256,7 @@ def test_only_what_may_be_wanted_as_codes_is_left_so():
     assert not has_quantized_weights(graph)
 
 
-def test_weights_of_what_is_not_quantised_are_dequantised_at_once():
+def test_fold_constants_dequantizes_weights_of_float_operations():
     graph = ps.load(proto(W + "y = Conv(x, dw)", "float[1, 2, 2, 2] x", "float[?] y")).graph
     optimize(graph, KEEP_WEIGHTS)
     assert ops(graph) == {"Conv": 1}
@@ -272,7 +272,7 @@ class Refusing(NumpyBackend):
 
 
 @pytest.mark.parametrize("backend", ["numpy", "refusing"])
-def test_no_weights_are_dequantised_in_runs(backend):
+def test_compile_leaves_no_dequantized_weights_to_the_run(backend):
     body = X + W + "c = Conv(dx, dw) y = QuantizeLinear(c, s, z)"
     chosen = [Refusing() if backend == "refusing" else backend]
     session = ps.compile(proto(body), backends=chosen, shapes={"x": (1, 2, 2, 2)})

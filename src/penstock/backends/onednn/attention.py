@@ -100,9 +100,7 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
-    """The attention that a fused node computes; None if it computes something else, or is too small
-    for blocks."""
+def _attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
     region = node.attrs["region"]
     nodes = list(region.nodes)
     guarded = nodes[-2].op is ZERO_NAN
@@ -132,8 +130,14 @@ def attention_of(node: Node, types: Sequence[Type | None]) -> Attention | None:
     return Attention(tuple(tensors), query, key, value, post_ops, guarded)
 
 
-def attention_kernel(library: Library, attention: Attention, output: TensorType) -> Kernel:
-    """The kernel of attention; raises ``DnnlError`` if oneDNN lacks one of its primitives."""
+def attention_kernel(library: Library, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """The kernel of a fused node with a softmax; None if it is no attention, or too small for
+    blocks. Raises ``DnnlError`` if oneDNN lacks one of its primitives."""
+    attention = _attention_of(node, types)
+    result = node.outputs[0]
+    output = None if result is None else result.type
+    if attention is None or not isinstance(output, TensorType):
+        return None
     binder = AttentionBinder(library, attention)
     example = [np.empty(type_.dims, FLOAT32) for type_ in (*attention.types, output)]
     with _one_thread(library):

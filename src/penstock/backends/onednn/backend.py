@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.backends.base import HostBackend
 from penstock.backends.numpy import NumpyBackend
-from penstock.backends.onednn.attention import attention_kernel, attention_of
+from penstock.backends.onednn.attention import attention_kernel
 from penstock.backends.onednn.concat import concat
 from penstock.backends.onednn.convolution import convolution, deconvolution
 from penstock.backends.onednn.eltwise import NARY, eltwise, is_eltwise_chain, nary
@@ -52,26 +52,20 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys([*ELTWISE, *BINARY], eltwise),
     **dict.fromkeys(NARY, nary),
     **dict.fromkeys(REDUCTIONS, reduction),
-    "AveragePool": pooling,
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"), pooling),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
+    **dict.fromkeys(("LogSoftmax", "Softmax"), softmax),
     "BatchNormalization": batch_normalization,
     "Concat": concat,
     "Conv": convolution,
     "ConvTranspose": deconvolution,
-    "GRU": recurrent,
     "Gemm": gemm,
-    "GlobalAveragePool": pooling,
-    "GlobalMaxPool": pooling,
     "InstanceNormalization": instance_normalization,
     "LRN": lrn,
-    "LSTM": recurrent,
     "LayerNormalization": layer_normalization,
-    "LogSoftmax": softmax,
     "MatMul": matmul,
-    "MaxPool": pooling,
     "PRelu": prelu,
-    "RNN": recurrent,
     "Resize": resampling,
-    "Softmax": softmax,
     REORDER.full_name: reorder,
 }
 """by operation, the function that specifies primitives for it and for chains that it begins"""
@@ -130,7 +124,7 @@ class OneDnnBackend(HostBackend):
             return None
         try:
             if any(part.op.name == "Softmax" for part in nodes[1:]):
-                return self._attention(node, types)
+                return attention_kernel(self.library, node, types)
             if is_dynamic(node, types):
                 return dynamic_kernel(node, self._faster)
             spec = self._spec(node, types, nodes[0].op.full_name)
@@ -157,13 +151,6 @@ class OneDnnBackend(HostBackend):
         if self.seconds(node) > self._numpy.seconds(node):
             return node.op.compile(node, types)
         return self.kernel(node, types) or node.op.compile(node, types)
-
-    def _attention(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        attention = attention_of(node, types)
-        (output,) = node.outputs
-        if attention is None or output is None or not isinstance(output.type, TensorType):
-            return None
-        return attention_kernel(self.library, attention, output.type)
 
     @property
     def threads(self) -> int:

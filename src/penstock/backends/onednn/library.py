@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,10 +16,11 @@ _WHEEL = "onednn-cpu-gomp"
 _NAME = "libdnnl.so.3"
 _PATH = "PENSTOCK_DNNL"
 
-# How the OpenMP runtime is to wait. To wake a thread takes 40 us on a virtual machine; kernels come
-# after 1 to 20 us. So threads spin for 3,000 turns, about 50 us, before they block. Where there
-# are more of them than cores, as when runs come from several threads that each have their own, the
-# runtime lets them spin for 100 turns, unless the policy is "active": then for 1,000.
+# How idle threads of the OpenMP runtime wait: it reads these settings when it is loaded. By default
+# they spin for milliseconds, at the cost of all other threads. To wake a thread takes 40 us on a
+# virtual machine; kernels come after 1 to 20 us. So threads spin for 3,000 turns, about 50 us,
+# before they block. Where there are more of them than cores, as when several threads each run
+# kernels, the runtime lets them spin for 100 turns, unless the policy is "active": then for 1,000.
 _WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
 _BFLOAT16 = 0x80  # the bit of instruction sets with dot products of bfloat16
@@ -140,12 +140,17 @@ def _places() -> Iterator[str]:
 def _open(path: str) -> Library | None:
     from penstock.backends.onednn._dnnl import ffi
 
+    # Settings of the user are kept.
+    settings = {} if os.environ.keys() & _WAITING.keys() else _WAITING
+    os.environ.update(settings)
     try:
-        with _threads_that_block():
-            lib: Any = ffi.dlopen(path)
+        lib: Any = ffi.dlopen(path)
         number = lib.dnnl_version()
     except (OSError, ffi.error):
         return None
+    finally:
+        for name in settings:
+            os.environ.pop(name, None)
     version = (number.major, number.minor, number.patch)
     if version[0] != 3:
         return None
@@ -157,19 +162,3 @@ def _open(path: str) -> Library | None:
     isa = lib.dnnl_get_effective_cpu_isa()
     name, narrow, int8 = _ISA.get(isa, hex(isa)), bool(isa & _BFLOAT16), bool(isa & _INT8)
     return Library(path, version, name, narrow, int8, ffi, lib, engine[0], stream[0])
-
-
-@contextmanager
-def _threads_that_block() -> Iterator[None]:
-    """Have the OpenMP runtime, which is about to be loaded and then reads its settings, block
-    threads that are idle for longer than the time between two kernels of a run. By default it lets
-    them spin for milliseconds, at the cost of all other threads. Settings of the user are kept."""
-    if os.environ.keys() & _WAITING.keys():
-        yield
-        return
-    os.environ.update(_WAITING)
-    try:
-        yield
-    finally:
-        for name in _WAITING:
-            os.environ.pop(name, None)

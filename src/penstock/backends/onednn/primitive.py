@@ -18,13 +18,7 @@ SRC, SRC_1, DST, WEIGHTS, BIAS, SCRATCHPAD = 1, 2, 17, 33, 41, 80
 SCALE, SHIFT = 51, 52
 SOURCES = 1024  # the first of any number of them
 
-_TYPES = {
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "int32": "s32",
-    "int8": "s8",
-    "uint8": "u8",
-}
+_TYPES = {"bfloat16": "bf16", "float32": "f32", "int32": "s32", "int8": "s8", "uint8": "u8"}
 
 
 def post_argument(i: int, argument: int) -> int:

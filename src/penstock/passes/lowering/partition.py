@@ -225,10 +225,9 @@ class _Draft:
 
     def add_receives(self) -> None:
         for need, device in self.received.items():
-            source = _source(need)
-            name = need.name if isinstance(need, Value) else f"^{need.name}"
+            source, name = _source(need), _name(need)
             value = self.value_of[need] if isinstance(need, Value) else Value(name)
-            attrs = self.transfer(self.whole.devices[source], self.device, name)
+            attrs = _transfer(self.whole.devices[source], self.device, name)
             if need is self.whole.pivots.get(self.whole.after[source]):
                 attrs["loop_cond"] = True
             node = Node(RECV, [], [value], attrs, name=f"{name} received", device=device)
@@ -238,22 +237,18 @@ class _Draft:
 
     def add_sends(self) -> None:
         for need, target in self.sent:
-            name = need.name if isinstance(need, Value) else f"^{need.name}"
+            name = _name(need)
             node = Node(
                 SEND,
                 [self.value_of[need]] if isinstance(need, Value) else [],
                 [],
-                self.transfer(self.device, target, name),
+                _transfer(self.device, target, name),
                 name=f"{name} sent to {target}",
                 control_inputs=[] if isinstance(need, Value) else [self.node_of[need]],
                 device=_source(need).device,
                 origin=f"the transfer of {name!r}",
             )
             self.add(node, self.whole.after[_source(need)])
-
-    @staticmethod
-    def transfer(source: str, target: str, name: str) -> dict[str, Any]:
-        return {"send_device": source, "recv_device": target, "tensor_name": name}
 
     def add_copies(self) -> None:
         for node, device in self.copied.items():
@@ -372,3 +367,11 @@ def _source(need: Need) -> Node:
     node = need if isinstance(need, Node) else need.producer
     assert node is not None
     return node
+
+
+def _name(need: Need) -> str:
+    return need.name if isinstance(need, Value) else f"^{need.name}"
+
+
+def _transfer(source: str, target: str, name: str) -> dict[str, Any]:
+    return {"send_device": source, "recv_device": target, "tensor_name": name}
