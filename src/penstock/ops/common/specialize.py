@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
-from penstock.ir.op import Consts, Kernel, Types
+from penstock.ir.op import Compile, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.shape_rules import constants
@@ -126,6 +126,21 @@ def specialized(
     return Kernel(
         function, routine.into, inplace=inplace, workspace=routine.workspace, contiguous=contiguous
     )
+
+
+def by_shape(
+    **options: Any,
+) -> Callable[[Callable[[Node, Tensors, Tensors, Consts], Routine]], Compile]:
+    """Turn ``make(node, inputs, outputs, consts)`` into a compile function; see ``specialized``."""
+
+    def decorate(make: Callable[[Node, Tensors, Tensors, Consts], Routine]) -> Compile:
+        @wraps(make)
+        def compile(node: Node, types: Types) -> Kernel:
+            return specialized(node, types, partial(make, node), **options)
+
+        return compile
+
+    return decorate
 
 
 def _output_types(node: Node, inputs: Tensors, consts: Consts) -> list[TensorType | None]:

@@ -20,7 +20,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
@@ -103,28 +103,25 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @operator("FusedMatMul", domain=MICROSOFT, infer=_infer_matmul, work=product_work)
-def fused_matmul(node: Node, types: Types) -> Kernel:
+@by_shape(contiguous=True)
+def fused_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     alpha = node.attrs.get("alpha", 1.0)
+    a, b = (tensor(inputs, i).dims for i in range(2))
+    axes_a, axes_b = _permutations(node.attrs, (len(a), len(b)))
+    multiply = _product_into(_permuted(a, axes_a), _permuted(b, axes_b))
+    if axes_a is None and axes_b is None and alpha == 1.0:
+        return Routine(multiply)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        a, b = (tensor(inputs, i).dims for i in range(2))
-        axes_a, axes_b = _permutations(node.attrs, (len(a), len(b)))
-        multiply = _product_into(_permuted(a, axes_a), _permuted(b, axes_b))
-        if axes_a is None and axes_b is None and alpha == 1.0:
-            return Routine(multiply)
+    def into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+        if axes_a is not None:
+            a = a.transpose(axes_a)
+        if axes_b is not None:
+            b = b.transpose(axes_b)
+        multiply(a, b, out)
+        if alpha != 1.0:
+            np.multiply(out, alpha, out)
 
-        def into(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-            if axes_a is not None:
-                a = a.transpose(axes_a)
-            if axes_b is not None:
-                b = b.transpose(axes_b)
-            multiply(a, b, out)
-            if alpha != 1.0:
-                np.multiply(out, alpha, out)
-
-        return Routine(into)
-
-    return specialized(node, types, make, contiguous=True)
+    return Routine(into)
 
 
 def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -150,47 +147,44 @@ def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 
 @operator("Gemm", infer=_infer_gemm, work=product_work)
-def gemm(node: Node, types: Types) -> Kernel:
+@by_shape(contiguous=True)
+def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     trans_a, trans_b = attrs.get("transA", 0), attrs.get("transB", 0)
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    type_ = outputs[0]
+    assert type_ is not None and type_.dtype is not None
+    has_c = given(inputs, 2) and beta != 0
+    scale, scale_c = alpha, beta
+    integral = type_.dtype.kind in "iu"
+    if integral and alpha == int(alpha) and beta == int(beta):
+        scale, scale_c, integral = int(alpha), int(beta), False
+    weights = consts[1]
+    repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
+    multiply = _repeated if repeated and type_.dims[1] > 1 else np.dot
+    scaled: np.ndarray | None = None
+    prepared: tuple[int, ...] = ()
+    if has_c and beta != 1 and consts[2] is not None and not integral:
+        scaled, prepared = np.multiply(consts[2], scale_c).astype(type_.dtype), (2,)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        type_ = outputs[0]
-        assert type_ is not None and type_.dtype is not None
-        has_c = given(inputs, 2) and beta != 0
-        scale, scale_c = alpha, beta
-        integral = type_.dtype.kind in "iu"
-        if integral and alpha == int(alpha) and beta == int(beta):
-            scale, scale_c, integral = int(alpha), int(beta), False
-        weights = consts[1]
-        repeated = weights is not None and weights.strides[0 if trans_b else 1] == 0
-        multiply = _repeated if repeated and type_.dims[1] > 1 else np.dot
-        scaled: np.ndarray | None = None
-        prepared: tuple[int, ...] = ()
-        if has_c and beta != 1 and consts[2] is not None and not integral:
-            scaled, prepared = np.multiply(consts[2], scale_c).astype(type_.dtype), (2,)
+    def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
+        multiply(a.T if trans_a else a, b.T if trans_b else b, out)
+        if scale != 1:
+            np.multiply(out, scale, out)
+        if scaled is not None:
+            np.add(out, scaled, out)
+        elif has_c:
+            np.add(out, c if scale_c == 1 else c * scale_c, out)
 
-        def into(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
-            multiply(a.T if trans_a else a, b.T if trans_b else b, out)
-            if scale != 1:
-                np.multiply(out, scale, out)
-            if scaled is not None:
-                np.add(out, scaled, out)
-            elif has_c:
-                np.add(out, c if scale_c == 1 else c * scale_c, out)
+    def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
+        """Integers times factors that are not whole."""
+        result = np.dot(a.T if trans_a else a, b.T if trans_b else b) * np.float64(scale)
+        np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
 
-        def rounded(a: np.ndarray, b: np.ndarray, c: Any, out: np.ndarray) -> None:
-            """Integers times factors that are not whole."""
-            result = np.dot(a.T if trans_a else a, b.T if trans_b else b) * np.float64(scale)
-            np.copyto(out, result + c * np.float64(scale_c) if has_c else result, casting="unsafe")
-
-        run = rounded if integral else into
-        if len(inputs) < 3:
-            return Routine(lambda a, b, out: run(a, b, None, out))
-        return Routine(run, prepared=prepared)
-
-    return specialized(node, types, make, contiguous=True)
+    run = rounded if integral else into
+    if len(inputs) < 3:
+        return Routine(lambda a, b, out: run(a, b, None, out))
+    return Routine(run, prepared=prepared)
 
 
 def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

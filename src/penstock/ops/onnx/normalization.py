@@ -24,7 +24,7 @@ from penstock.ops.common.shape_rules import (
     normalize_axis,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
 from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
@@ -165,35 +165,32 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("InstanceNormalization", infer=_infer_group)
 @operator("GroupNormalization", since=21, infer=_infer_group)
-def group_normalization(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0,), contiguous=True)
+def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Standardise over groups of channels of each image, then scale and shift.
 
     For InstanceNormalization each channel is a group.
     """
     epsilon = node.attrs.get("epsilon", 1e-5)
+    x = tensor(inputs, 0)
+    (n, c), positions = x.dims[:2], prod(x.dims[2:])
+    count = node.attrs.get("num_groups", c)
+    parts = count, c // max(count, 1)
+    rows, columns = n * count, parts[1] * positions
+    layout = ScratchLayout()
+    statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
+    factors = layout.field((n, *parts), x.dtype)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        (n, c), positions = x.dims[:2], prod(x.dims[2:])
-        count = node.attrs.get("num_groups", c)
-        parts = count, c // max(count, 1)
-        rows, columns = n * count, parts[1] * positions
-        layout = ScratchLayout()
-        statistics = Statistics(layout, rows, columns, x.dtype, epsilon)
-        factors = layout.field((n, *parts), x.dtype)
+    def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
+        matrix = np.ascontiguousarray(x).reshape(rows, columns)
+        _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
+        factor = factors(workspace)
+        np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
+        image = out.reshape(n, c, positions)
+        np.multiply(image, factor.reshape(n, c, 1), image)
+        np.add(image, bias[:, None], image)
 
-        def into(x: np.ndarray, scale: Any, bias: Any, out: np.ndarray, workspace: Any) -> None:
-            matrix = np.ascontiguousarray(x).reshape(rows, columns)
-            _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
-            factor = factors(workspace)
-            np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
-            image = out.reshape(n, c, positions)
-            np.multiply(image, factor.reshape(n, c, 1), image)
-            np.add(image, bias[:, None], image)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0,), contiguous=True)
+    return Routine(into, layout.size)
 
 
 def _stash(attrs: Attrs) -> np.dtype:
@@ -220,7 +217,8 @@ def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("RMSNormalization", since=23, infer=_infer_layer)
 @operator("SimplifiedLayerNormalization", infer=_infer_layer)
 @operator("SimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_layer)
-def layer_normalization(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0,), contiguous=True)
+def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Standardise the trailing axes, then scale and shift; save means (if centred) and deviations.
 
     All is computed in float32, or in float64 where the input is, and rounded once.
@@ -229,36 +227,32 @@ def layer_normalization(node: Node, types: Types) -> Kernel:
     epsilon = attrs.get("epsilon", 1e-5)
     _stash(attrs)
     count = len(node.inputs)
+    x, type_ = tensor(inputs, 0), tensor(outputs, 0)
+    axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
+    rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
+    layout = ScratchLayout()
+    statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
+    # Only with mixed precision the output has another dtype than the input.
+    mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
+    has_bias = given(inputs, 2)
+    shape = x.dims
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, type_ = tensor(inputs, 0), tensor(outputs, 0)
-        axis = normalize_axis(attrs.get("axis", -1), len(x.dims))
-        rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
-        layout = ScratchLayout()
-        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
-        # Only with mixed precision the output has another dtype than the input.
-        mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
-        has_bias = given(inputs, 2)
-        shape = x.dims
+    def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
+        out, *saved, workspace = rest[count - 2 :]
+        matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
+        x = np.ascontiguousarray(x).reshape(rows, columns)
+        moments = statistics(x, matrix, workspace)
+        y = matrix.reshape(shape)
+        np.multiply(y, scale, y)
+        if has_bias:
+            np.add(y, rest[0], y)
+        if mixed is not None:
+            np.copyto(out, y, casting="unsafe")
+        for result, column in zip(saved, moments if centred else moments[1:], strict=False):
+            if result is not None:
+                np.copyto(result, column.reshape(result.shape), casting="unsafe")
 
-        def into(x: np.ndarray, scale: Any, *rest: Any) -> None:
-            out, *saved, workspace = rest[count - 2 :]
-            matrix = out.reshape(rows, columns) if mixed is None else mixed(workspace)
-            x = np.ascontiguousarray(x).reshape(rows, columns)
-            moments = statistics(x, matrix, workspace)
-            y = matrix.reshape(shape)
-            np.multiply(y, scale, y)
-            if has_bias:
-                np.add(y, rest[0], y)
-            if mixed is not None:
-                np.copyto(out, y, casting="unsafe")
-            for result, column in zip(saved, moments if centred else moments[1:], strict=False):
-                if result is not None:
-                    np.copyto(result, column.reshape(result.shape), casting="unsafe")
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0,), contiguous=True)
+    return Routine(into, layout.size)
 
 
 def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -271,43 +265,38 @@ def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("LRN", infer=_infer_lrn)
-def lrn(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0,))
+def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     size, alpha = attrs["size"], attrs.get("alpha", 1e-4)
     beta, bias = attrs.get("beta", 0.75), attrs.get("bias", 1.0)
+    x, layout = tensor(inputs, 0), ScratchLayout()
+    squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
+    c = x.dims[1]
+    before, after = (size - 1) // 2, size // 2
+    # Distances of neighbours, and the channels that have one there.
+    shifts = [d for d in range(-min(before, c - 1), min(after, c - 1) + 1) if d]
+    pairs = [(slice(max(-d, 0), c - max(d, 0)), slice(max(d, 0), c + min(d, 0))) for d in shifts]
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, layout = tensor(inputs, 0), ScratchLayout()
-        squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
-        c = x.dims[1]
-        before, after = (size - 1) // 2, size // 2
-        # Distances of neighbours, and the channels that have one there.
-        shifts = [d for d in range(-min(before, c - 1), min(after, c - 1) + 1) if d]
-        pairs = [
-            (slice(max(-d, 0), c - max(d, 0)), slice(max(d, 0), c + min(d, 0))) for d in shifts
-        ]
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        square, total = squares(workspace), sums(workspace)
+        np.multiply(x, x, square)
+        np.copyto(total, square)
+        for own, neighbours in pairs:
+            part = total[:, own]
+            np.add(part, square[:, neighbours], part)
+        np.multiply(total, alpha / size, total)
+        np.add(total, bias, total)
+        if beta == 0.75:
+            # Roots are several times as fast as powers.
+            np.sqrt(total, total)
+            np.sqrt(total, square)
+            np.multiply(total, square, total)
+        else:
+            np.power(total, beta, total)
+        np.divide(x, total, out)
 
-        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-            square, total = squares(workspace), sums(workspace)
-            np.multiply(x, x, square)
-            np.copyto(total, square)
-            for own, neighbours in pairs:
-                part = total[:, own]
-                np.add(part, square[:, neighbours], part)
-            np.multiply(total, alpha / size, total)
-            np.add(total, bias, total)
-            if beta == 0.75:
-                # Roots are several times as fast as powers.
-                np.sqrt(total, total)
-                np.sqrt(total, square)
-                np.multiply(total, square, total)
-            else:
-                np.power(total, beta, total)
-            np.divide(x, total, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0,))
+    return Routine(into, layout.size)
 
 
 def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -317,30 +306,27 @@ def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("LpNormalization", infer=_infer_lp)
-def lp_normalization(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0,))
+def lp_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
+    x, layout = tensor(inputs, 0), ScratchLayout()
+    at = normalize_axis(axis, len(x.dims))
+    powers = layout.field(x.dims, x.dtype)
+    norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, layout = tensor(inputs, 0), ScratchLayout()
-        at = normalize_axis(axis, len(x.dims))
-        powers = layout.field(x.dims, x.dtype)
-        norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        raised, norm = powers(workspace), norms(workspace)
+        if p == 1:
+            np.abs(x, raised)
+        else:
+            np.multiply(x, x, raised)
+        np.add.reduce(raised, at, out=norm, keepdims=True)
+        if p == 2:
+            np.sqrt(norm, norm)
+        norm[norm == 0] = np.inf  # what has no norm becomes 0
+        np.divide(x, norm, out)
 
-        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-            raised, norm = powers(workspace), norms(workspace)
-            if p == 1:
-                np.abs(x, raised)
-            else:
-                np.multiply(x, x, raised)
-            np.add.reduce(raised, at, out=norm, keepdims=True)
-            if p == 2:
-                np.sqrt(norm, norm)
-            norm[norm == 0] = np.inf  # what has no norm becomes 0
-            np.divide(x, norm, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0,))
+    return Routine(into, layout.size)
 
 
 def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -351,26 +337,26 @@ def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("MeanVarianceNormalization", since=9, infer=_infer_mvn)
-def mean_variance_normalization(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, layout = tensor(inputs, 0), ScratchLayout()
-        axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
-        kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
-        means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
-        count = prod(x.dims[axis] for axis in axes)
+@by_shape(inplace=(0,))
+def mean_variance_normalization(
+    node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
+) -> Routine:
+    x, layout = tensor(inputs, 0), ScratchLayout()
+    axes = normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
+    kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
+    means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
+    count = prod(x.dims[axis] for axis in axes)
 
-        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-            mean, square = means(workspace), squares(workspace)
-            np.add.reduce(x, axes, out=mean, keepdims=True)
-            np.divide(mean, count, mean)
-            np.subtract(x, mean, out)
-            np.multiply(out, out, square)
-            np.add.reduce(square, axes, out=mean, keepdims=True)
-            np.divide(mean, count, mean)
-            np.sqrt(mean, mean)
-            np.add(mean, 1e-9, mean)
-            np.divide(out, mean, out)
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        mean, square = means(workspace), squares(workspace)
+        np.add.reduce(x, axes, out=mean, keepdims=True)
+        np.divide(mean, count, mean)
+        np.subtract(x, mean, out)
+        np.multiply(out, out, square)
+        np.add.reduce(square, axes, out=mean, keepdims=True)
+        np.divide(mean, count, mean)
+        np.sqrt(mean, mean)
+        np.add(mean, 1e-9, mean)
+        np.divide(out, mean, out)
 
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0,))
+    return Routine(into, layout.size)

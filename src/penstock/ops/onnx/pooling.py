@@ -22,7 +22,7 @@ from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.dtypes import HALF, UINT8, is_float
 from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
@@ -208,16 +208,14 @@ def _blocks(shape: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]
 
 
 @operator("MaxPool", infer=_infer_pool)
-def max_pool(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        axes = pool_windows(node.attrs, x.dims)
-        if given(outputs, 1):
-            return _indexed(x, axes, bool(node.attrs.get("storage_order", 0)))
-        pool, size = _separable(x, axes, np.maximum, _lowest(x.dtype))
-        return Routine(lambda x, out, *rest: pool(x, out, rest[-1] if rest else None), size)
-
-    return specialized(node, types, make, widen=False)
+@by_shape(widen=False)
+def max_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    x = tensor(inputs, 0)
+    axes = pool_windows(node.attrs, x.dims)
+    if given(outputs, 1):
+        return _indexed(x, axes, bool(node.attrs.get("storage_order", 0)))
+    pool, size = _separable(x, axes, np.maximum, _lowest(x.dtype))
+    return Routine(lambda x, out, *rest: pool(x, out, rest[-1] if rest else None), size)
 
 
 def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routine:
@@ -354,14 +352,12 @@ def _refuse_empty(shape: Sequence[int]) -> None:
 
 
 @operator("GlobalMaxPool", infer=_infer_global)
-def global_max_pool(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        dims = tensor(inputs, 0).dims
-        _refuse_empty(dims)
-        axes = tuple(range(2, len(dims)))
-        return Routine(lambda x, out: np.maximum.reduce(x, axes, out=out, keepdims=True))
-
-    return specialized(node, types, make, widen=False)
+@by_shape(widen=False)
+def global_max_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    dims = tensor(inputs, 0).dims
+    _refuse_empty(dims)
+    axes = tuple(range(2, len(dims)))
+    return Routine(lambda x, out: np.maximum.reduce(x, axes, out=out, keepdims=True))
 
 
 def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -396,23 +392,21 @@ def _unpooled(x: TensorType, attrs: Attrs) -> Any:
 
 
 @operator("MaxUnpool", since=9, infer=_infer_max_unpool)
-def max_unpool(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        # Indices count in the shape that the attributes give, the start of a wider output.
-        source, shape = _unpooled(tensor(inputs, 0), node.attrs), tensor(outputs, 0).dims
-        if any(a > b for a, b in zip(source, shape, strict=True)):
-            source = shape
-        size = prod(source)
+@by_shape(contiguous=True, values=(2,), widen=False)
+def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    # Indices count in the shape that the attributes give, the start of a wider output.
+    source, shape = _unpooled(tensor(inputs, 0), node.attrs), tensor(outputs, 0).dims
+    if any(a > b for a, b in zip(source, shape, strict=True)):
+        source = shape
+    size = prod(source)
 
-        def into(x: np.ndarray, indices: np.ndarray, *rest: Any) -> None:
-            at, out = indices.reshape(-1), rest[-1]
-            if at.size and (at.min() < 0 or at.max() >= size):
-                raise ShapeError(f"an index is out of range for the {size} elements of {source}")
-            if source != shape:
-                at = np.ravel_multi_index(np.unravel_index(at, source), shape)
-            out.fill(0)
-            out.reshape(-1)[at] = x.reshape(-1)
+    def into(x: np.ndarray, indices: np.ndarray, *rest: Any) -> None:
+        at, out = indices.reshape(-1), rest[-1]
+        if at.size and (at.min() < 0 or at.max() >= size):
+            raise ShapeError(f"an index is out of range for the {size} elements of {source}")
+        if source != shape:
+            at = np.ravel_multi_index(np.unravel_index(at, source), shape)
+        out.fill(0)
+        out.reshape(-1)[at] = x.reshape(-1)
 
-        return Routine(into)
-
-    return specialized(node, types, make, contiguous=True, values=(2,), widen=False)
+    return Routine(into)

@@ -37,7 +37,7 @@ from penstock.ops.common.shape_rules import (
     pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
@@ -376,28 +376,28 @@ def _infer_dynamic(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 
 @operator("DynamicQuantizeLinear", since=11, infer=_infer_dynamic)
-def dynamic_quantize_linear(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout, dims = ScratchLayout(), tensor(inputs, 0).dims
-        size = math.prod(dims)
-        field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
+@by_shape()
+def dynamic_quantize_linear(
+    node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
+) -> Routine:
+    layout, dims = ScratchLayout(), tensor(inputs, 0).dims
+    size = math.prod(dims)
+    field = layout.field((BLOCK,) if size > BLOCK else dims, FLOAT32)
 
-        def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
-            scale, zero = _dynamic_parameters(x)
-            plus = zero_of(np.asarray(zero))
-            values = field(workspace)
-            if size > BLOCK:
-                with blocks(x, out) as pairs:
-                    for piece, target in pairs:
-                        part = values[: piece.size]
-                        np.divide(piece, scale, part)
-                        store(part, plus, target, True)
-            else:
-                np.divide(x, scale, values)
-                store(values, plus, out, True)
-            out_scale[...] = scale
-            out_zero[...] = zero
+    def run(x: Any, out: Any, out_scale: Any, out_zero: Any, workspace: Any) -> None:
+        scale, zero = _dynamic_parameters(x)
+        plus = zero_of(np.asarray(zero))
+        values = field(workspace)
+        if size > BLOCK:
+            with blocks(x, out) as pairs:
+                for piece, target in pairs:
+                    part = values[: piece.size]
+                    np.divide(piece, scale, part)
+                    store(part, plus, target, True)
+        else:
+            np.divide(x, scale, values)
+            store(values, plus, out, True)
+        out_scale[...] = scale
+        out_zero[...] = zero
 
-        return Routine(run, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(run, layout.size)

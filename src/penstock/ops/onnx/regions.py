@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import (
     check_shape,
     choice,
@@ -19,7 +19,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, kernel_dims
 from penstock.ops.registry import operator
@@ -95,7 +95,8 @@ class _Samples:
 
 
 @operator("RoiAlign", since=16, infer=_infer_roi_align)
-def roi_align(node: Node, types: Types) -> Kernel:
+@by_shape()
+def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     shifted = attrs.get("coordinate_transformation_mode", "half_pixel") == "half_pixel"
     ratio, scale = attrs.get("sampling_ratio", 0), attrs.get("spatial_scale", 1.0)
@@ -114,27 +115,24 @@ def roi_align(node: Node, types: Types) -> Kernel:
             tables.append(_Samples(start, extent, count, ratio, size))
         return tables
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        (n, _, *sizes), dtype = x.dims, x.dtype
-        assert dtype is not None
-        if 0 in sizes:
-            raise ShapeError(f"no pixels in shape {x.dims}")
+    x = tensor(inputs, 0)
+    (n, _, *sizes), dtype = x.dims, x.dtype
+    assert dtype is not None
+    if 0 in sizes:
+        raise ShapeError(f"no pixels in shape {x.dims}")
 
-        def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
-            images = _check_batch(batch, n)
-            for image, region, result in zip(images, rois, out, strict=True):
-                rows, columns = samples(region, sizes)
-                if highest:
-                    np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
-                    continue
-                count = max(rows.samples[1] * columns.samples[1], 1)
-                across = np.matmul(x[image], columns.matrix(sizes[1], dtype).T)
-                np.matmul(rows.matrix(sizes[0], dtype) / dtype.type(count), across, result)
+    def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
+        images = _check_batch(batch, n)
+        for image, region, result in zip(images, rois, out, strict=True):
+            rows, columns = samples(region, sizes)
+            if highest:
+                np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
+                continue
+            count = max(rows.samples[1] * columns.samples[1], 1)
+            across = np.matmul(x[image], columns.matrix(sizes[1], dtype).T)
+            np.matmul(rows.matrix(sizes[0], dtype) / dtype.type(count), across, result)
 
-        return Routine(into)
-
-    return specialized(node, types, make)
+    return Routine(into)
 
 
 def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
@@ -167,34 +165,31 @@ def _bins(start: float, end: float, count: int, size: int) -> list[tuple[int, in
 
 
 @operator("MaxRoiPool", infer=_infer_max_roi_pool)
-def max_roi_pool(node: Node, types: Types) -> Kernel:
+@by_shape(widen=False)
+def max_roi_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     scale = np.float32(node.attrs.get("spatial_scale", 1.0))
     bins = node.attrs["pooled_shape"]
+    x = tensor(inputs, 0)
+    n, _, height, width = x.dims
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        n, _, height, width = x.dims
+    def into(x: np.ndarray, rois: np.ndarray, out: np.ndarray) -> None:
+        scaled = rois[:, 1:] * scale
+        _check_finite(scaled)
+        images = _check_batch(rois[:, 0], n)
+        # Halves are rounded away from zero.
+        corners = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).tolist()
+        out.fill(0)  # what a bin without pixels gives
+        for image, (x1, y1, x2, y2), result in zip(images, corners, out, strict=True):
+            columns = _bins(x1, x2, bins[1], width)
+            for i, (top, bottom) in enumerate(_bins(y1, y2, bins[0], height)):
+                if bottom <= top:
+                    continue
+                row = x[image, :, top:bottom].max(axis=1)
+                for j, (left, right) in enumerate(columns):
+                    if left < right:
+                        row[:, left:right].max(axis=1, out=result[:, i, j])
 
-        def into(x: np.ndarray, rois: np.ndarray, out: np.ndarray) -> None:
-            scaled = rois[:, 1:] * scale
-            _check_finite(scaled)
-            images = _check_batch(rois[:, 0], n)
-            # Halves are rounded away from zero.
-            corners = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).tolist()
-            out.fill(0)  # what a bin without pixels gives
-            for image, (x1, y1, x2, y2), result in zip(images, corners, out, strict=True):
-                columns = _bins(x1, x2, bins[1], width)
-                for i, (top, bottom) in enumerate(_bins(y1, y2, bins[0], height)):
-                    if bottom <= top:
-                        continue
-                    row = x[image, :, top:bottom].max(axis=1)
-                    for j, (left, right) in enumerate(columns):
-                        if left < right:
-                            row[:, left:right].max(axis=1, out=result[:, i, j])
-
-        return Routine(into)
-
-    return specialized(node, types, make, widen=False)
+    return Routine(into)
 
 
 def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -252,45 +247,42 @@ def _interpolate(
 
 
 @operator("DeformConv", since=19, infer=_infer_deform_conv)
-def deform_conv(node: Node, types: Types) -> Kernel:
+@by_shape(contiguous=True)
+def deform_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     group, groups = attrs.get("group", 1), attrs.get("offset_group", 1)
+    x = tensor(inputs, 0)
+    assert x.dtype is not None
+    (n, channels, *sizes), (filters, depth, *kernel) = x.dims, tensor(inputs, 1).dims
+    axes = windows(attrs, kernel, sizes)
+    rank, taps = len(axes), prod(kernel)
+    counts = [axis.count for axis in axes]
+    positions = prod(counts)
+    base = _window_positions(axes, x.dtype)
+    pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
+    step = max(BLOCK_BYTES // max(channels * taps * x.dtype.itemsize, 1), MIN_BLOCK)
+    has_bias = given(inputs, 3)
+    shape_offset = (n, groups, taps, rank, positions)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        assert x.dtype is not None
-        (n, channels, *sizes), (filters, depth, *kernel) = x.dims, tensor(inputs, 1).dims
-        axes = windows(attrs, kernel, sizes)
-        rank, taps = len(axes), prod(kernel)
-        counts = [axis.count for axis in axes]
-        positions = prod(counts)
-        base = _window_positions(axes, x.dtype)
-        pitch = [prod(sizes[i + 1 :]) for i in range(rank)]
-        step = max(BLOCK_BYTES // max(channels * taps * x.dtype.itemsize, 1), MIN_BLOCK)
-        has_bias = given(inputs, 3)
-        shape_offset = (n, groups, taps, rank, positions)
+    def into(x: np.ndarray, w: np.ndarray, offset: np.ndarray, *rest: Any) -> None:
+        out = rest[-1].reshape(n, group, filters // group, positions)
+        matrix = w.reshape(group, filters // group, depth * taps)
+        offset = offset.reshape(shape_offset)
+        mask = rest[1] if len(rest) > 2 else None
+        if mask is not None:
+            mask = mask.reshape(n, groups, 1, taps, positions)
+        images = x.reshape(n, groups, channels // groups, prod(sizes))
+        for i in range(n):
+            for start in range(0, positions, step):
+                block = slice(start, start + step)
+                columns = []
+                for j in range(groups):
+                    at = base[..., block] + offset[i, j, :, :, block].swapaxes(0, 1)
+                    seen = _interpolate(images[i, j], at, sizes, pitch)
+                    columns.append(seen if mask is None else seen * mask[i, j, ..., block])
+                unfolded = np.concatenate(columns).reshape(group, depth * taps, -1)
+                np.matmul(matrix, unfolded, out[i, ..., block])
+        if has_bias:
+            np.add(rest[-1], rest[0].reshape(-1, *(1,) * rank), rest[-1])
 
-        def into(x: np.ndarray, w: np.ndarray, offset: np.ndarray, *rest: Any) -> None:
-            out = rest[-1].reshape(n, group, filters // group, positions)
-            matrix = w.reshape(group, filters // group, depth * taps)
-            offset = offset.reshape(shape_offset)
-            mask = rest[1] if len(rest) > 2 else None
-            if mask is not None:
-                mask = mask.reshape(n, groups, 1, taps, positions)
-            images = x.reshape(n, groups, channels // groups, prod(sizes))
-            for i in range(n):
-                for start in range(0, positions, step):
-                    block = slice(start, start + step)
-                    columns = []
-                    for j in range(groups):
-                        at = base[..., block] + offset[i, j, :, :, block].swapaxes(0, 1)
-                        seen = _interpolate(images[i, j], at, sizes, pitch)
-                        columns.append(seen if mask is None else seen * mask[i, j, ..., block])
-                    unfolded = np.concatenate(columns).reshape(group, depth * taps, -1)
-                    np.matmul(matrix, unfolded, out[i, ..., block])
-            if has_bias:
-                np.add(rest[-1], rest[0].reshape(-1, *(1,) * rank), rest[-1])
-
-        return Routine(into)
-
-    return specialized(node, types, make, contiguous=True)
+    return Routine(into)

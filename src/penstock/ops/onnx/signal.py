@@ -23,7 +23,7 @@ from penstock.ops.common.shape_rules import (
     one_element,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.registry import operator
 from penstock.types import Dim, ShapeError, TensorType, Type
 
@@ -131,19 +131,16 @@ def _infer_dft(version: int, types: Types, attrs: Attrs, consts: Consts) -> Sequ
 
 @operator("DFT", since=17, version=19, infer=partial(_infer_dft, 17))
 @operator("DFT", since=20, infer=partial(_infer_dft, 20))
-def dft(node: Node, types: Types) -> Kernel:
+@by_shape(values=(1, 2))
+def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     function = _function(bool(attrs.get("inverse")), bool(attrs.get("onesided")))
+    axis, length = _dft_sizes(node.op.since, inputs, attrs, consts)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        axis, length = _dft_sizes(node.op.since, inputs, attrs, consts)
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
 
-        def into(x: np.ndarray, *arguments: Any) -> None:
-            _transform(function, _values(x), length, axis, arguments[-1])  # type: ignore[arg-type]
-
-        return Routine(into, prepared=(1, 2))
-
-    return specialized(node, types, make, values=(1, 2))
+    return Routine(into, prepared=(1, 2))
 
 
 def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
@@ -184,30 +181,25 @@ def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("STFT", since=17, infer=_infer_stft)
-def stft(node: Node, types: Types) -> Kernel:
+@by_shape(values=(1, 3))
+def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     function = _function(False, bool(node.attrs.get("onesided", 1)))
+    (batch, _, last), dtype = tensor(inputs, 0).dims, tensor(inputs, 0).dtype
+    assert dtype is not None
+    step, length, frames = _stft_sizes(inputs, node.attrs, consts)
+    assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
+    layout, windowed, n_inputs = ScratchLayout(), given(inputs, 2), len(inputs)
+    framed = layout.field((batch, frames, length), dtype if last == 1 else _complex_dtype(dtype))
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        (batch, _, last), dtype = tensor(inputs, 0).dims, tensor(inputs, 0).dtype
-        assert dtype is not None
-        step, length, frames = _stft_sizes(inputs, node.attrs, consts)
-        assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
-        layout, windowed, n_inputs = ScratchLayout(), given(inputs, 2), len(inputs)
-        framed = layout.field(
-            (batch, frames, length), dtype if last == 1 else _complex_dtype(dtype)
-        )
+    def into(*arguments: Any) -> None:
+        x = _values(arguments[0])
+        strides = (x.strides[0], step * x.strides[1], x.strides[1])
+        every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
+        if windowed:
+            every = np.multiply(every, arguments[2], framed(arguments[-1]))
+        _transform(function, every, length, 2, arguments[n_inputs])
 
-        def into(*arguments: Any) -> None:
-            x = _values(arguments[0])
-            strides = (x.strides[0], step * x.strides[1], x.strides[1])
-            every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
-            if windowed:
-                every = np.multiply(every, arguments[2], framed(arguments[-1]))
-            _transform(function, every, length, 2, arguments[n_inputs])
-
-        return Routine(into, layout.size if windowed else 0, prepared=(1, 3))
-
-    return specialized(node, types, make, values=(1, 3))
+    return Routine(into, layout.size if windowed else 0, prepared=(1, 3))
 
 
 _WINDOWS = {
