@@ -3,7 +3,7 @@
 A NaN is the maximum of every window that sees it; ONNX Runtime passes over NaNs.
 
 Windows are products of ranges along the axes, so that maxima and sums are taken one axis after the
-other: along each, the k-th elements of all windows at once (``_Reduction``). There is no padding:
+other: along each, the k-th elements of all windows at once (``_reduction``). There is no padding:
 the windows whose k-th element it would be are left out; but along the last axis, where rows may be
 short, it is faster to have some (``_Rows``).
 """

@@ -55,8 +55,8 @@ def reach(node: Node, types: Types, x: int, zero: int) -> int:
     if dtype not in (INT8, UINT8):
         return 0
     low, high = bounds(dtype)
-    known, point = constant_or_left_out(node, zero)
-    if not known:
+    is_known, point = constant_or_left_out(node, zero)
+    if not is_known:
         return int(high - low)
     if point is None or not point.size:
         return int(max(high, -low))

@@ -207,9 +207,9 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
     filters = _Filters(node, types, (0, 2), (3, 5))
     last = bool(node.attrs.get("channels_last", 0))
     # Added to float32 the bias must be exact there; if it is not, it is added to integers.
-    known, bias_const = constant_or_left_out(node, 8)
+    bias_is_known, bias_const = constant_or_left_out(node, 8)
     exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
-    integer = not exact and not (known and bias_const is None)
+    integer = not exact and not (bias_is_known and bias_const is None)
     fixed_bias = bias_const.astype(np.float32) if bias_const is not None and exact else None
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:

@@ -176,8 +176,6 @@ class _Reduction(NamedTuple):
     of the input.
     """
 
-    name: str
-    since: int
     floats: Reduce
     integers: Reduce | None = None
     native: bool = False
@@ -198,18 +196,18 @@ def _of_known(function: Callable[[tuple[int, ...]], int]) -> Callable[[tuple[Dim
     return combine
 
 
-_ALL = (
-    _Reduction("ReduceSum", 13, _total, _total, combine=_of_known(sum)),
-    _Reduction("ReduceMean", 18, _mean, _integer_mean),
-    _Reduction("ReduceMax", 18, _highest, native=True, combine=_of_known(max)),
-    _Reduction("ReduceMin", 18, _lowest, native=True, combine=_of_known(min)),
-    _Reduction("ReduceProd", 18, _multiplied, _multiplied, combine=dim_product),
-    _Reduction("ReduceL1", 18, _absolute_sum, _absolute_sum),
-    _Reduction("ReduceL2", 18, _then(_square_sum, np.sqrt)),
-    _Reduction("ReduceLogSum", 18, _then(_total, np.log)),
-    _Reduction("ReduceLogSumExp", 18, _log_sum_exp),
-    _Reduction("ReduceSumSquare", 18, _square_sum, _square_sum),
-)
+_REDUCTIONS = {
+    "ReduceSum": _Reduction(_total, _total, combine=_of_known(sum)),
+    "ReduceMean": _Reduction(_mean, _integer_mean),
+    "ReduceMax": _Reduction(_highest, native=True, combine=_of_known(max)),
+    "ReduceMin": _Reduction(_lowest, native=True, combine=_of_known(min)),
+    "ReduceProd": _Reduction(_multiplied, _multiplied, combine=dim_product),
+    "ReduceL1": _Reduction(_absolute_sum, _absolute_sum),
+    "ReduceL2": _Reduction(_then(_square_sum, np.sqrt)),
+    "ReduceLogSum": _Reduction(_then(_total, np.log)),
+    "ReduceLogSumExp": _Reduction(_log_sum_exp),
+    "ReduceSumSquare": _Reduction(_square_sum, _square_sum),
+}
 
 
 def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
@@ -217,46 +215,44 @@ def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
     return tuple(axes) if len(axes) or attrs.get("noop_with_empty_axes") else None
 
 
-def _compiler(reduction: _Reduction) -> Compile:
-    def compile(node: Node, types: Types) -> Kernel:
-        keepdims = bool(node.attrs.get("keepdims", 1))
-        count = len(node.inputs)
-        spelled = known_ints(node, (), 1) if given(node.inputs, 1) else ()
-        fixed = None if spelled is None else _known_axes(spelled, node.attrs)
-        forms = lru_cache(maxsize=16)(reduction_form)
+def _compile(node: Node, types: Types) -> Kernel:
+    reduction = _REDUCTIONS[node.op.name]
+    keepdims = bool(node.attrs.get("keepdims", 1))
+    count = len(node.inputs)
+    spelled = known_ints(node, (), 1) if given(node.inputs, 1) else ()
+    fixed = None if spelled is None else _known_axes(spelled, node.attrs)
+    forms = lru_cache(maxsize=16)(reduction_form)
 
-        def run(*arguments: Any) -> Any:
-            x = arguments[0]
-            out = arguments[count] if len(arguments) > count else None
-            axes = fixed
-            if spelled is None:
-                axes = _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
-            reduce, dtype = reduction.on(x.dtype)
-            form = forms(x.shape, dtype, axes, keepdims)
-            if not x.ndim:
-                x = x.reshape(1)
-            target = None if out is None else out.reshape(form.kept)
-            if x.dtype == dtype:
-                result = reduce(x, form, target)
-            else:
-                result = reduce(x.astype(dtype), form, None)
-                result = _into(result, target) if out is not None else result.astype(x.dtype)
-            return out if out is not None else result.reshape(form.final)
+    def run(*arguments: Any) -> Any:
+        x = arguments[0]
+        out = arguments[count] if len(arguments) > count else None
+        axes = fixed
+        if spelled is None:
+            axes = _known_axes(arguments[1].reshape(-1).tolist(), node.attrs)
+        reduce, dtype = reduction.on(x.dtype)
+        form = forms(x.shape, dtype, axes, keepdims)
+        if not x.ndim:
+            x = x.reshape(1)
+        target = None if out is None else out.reshape(form.kept)
+        if x.dtype == dtype:
+            result = reduce(x, form, target)
+        else:
+            result = reduce(x.astype(dtype), form, None)
+            result = _into(result, target) if out is not None else result.astype(x.dtype)
+        return out if out is not None else result.reshape(form.final)
 
-        into = run
-        type_ = tensor(types, 0)
-        if spelled is not None and type_.static and type_.rank and keepdims:
-            assert type_.dtype is not None
-            reduce, dtype = reduction.on(type_.dtype)
-            if dtype == type_.dtype:
-                form = reduction_form(type_.dims, dtype, fixed, keepdims)
+    into = run
+    type_ = tensor(types, 0)
+    if spelled is not None and type_.static and type_.rank and keepdims:
+        assert type_.dtype is not None
+        reduce, dtype = reduction.on(type_.dtype)
+        if dtype == type_.dtype:
+            form = reduction_form(type_.dims, dtype, fixed, keepdims)
 
-                def into(*arguments: Any) -> None:
-                    reduce(arguments[0], form, arguments[-1])
+            def into(*arguments: Any) -> None:
+                reduce(arguments[0], form, arguments[-1])
 
-        return Kernel(run, into)
-
-    return compile
+    return Kernel(run, into)
 
 
 def reduced_type(type_: TensorType, axes: Sequence[int] | None, keepdims: bool) -> TensorType:
@@ -303,10 +299,9 @@ def _infer_reduction(combine: Callable[[tuple[Dim, ...]], Dim] | None) -> Infer:
     return infer
 
 
-for _reduction in _ALL:
-    operator(_reduction.name, since=_reduction.since, infer=_infer_reduction(_reduction.combine))(
-        _compiler(_reduction)
-    )
+for _name, _reduction in _REDUCTIONS.items():
+    _since = 13 if _name == "ReduceSum" else 18
+    operator(_name, since=_since, infer=_infer_reduction(_reduction.combine))(_compile)
 
 
 def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -324,31 +319,25 @@ def _axis(values: Sequence[Any], rank: int) -> int:
     return normalize_axis(axis, rank) if isinstance(axis, int) else 0
 
 
-def _cumulative(function: np.ufunc) -> Compile:
-    neutral = function.identity
+@operator("CumSum", since=11, infer=_infer_cumulative)
+@operator("CumProd", since=26, infer=_infer_cumulative)
+def cumulative(node: Node, types: Types) -> Kernel:
+    function = np.add if node.op.name == "CumSum" else np.multiply
+    exclusive, reverse = node.attrs.get("exclusive", 0), node.attrs.get("reverse", 0)
 
-    def compile(node: Node, types: Types) -> Kernel:
-        exclusive, reverse = node.attrs.get("exclusive", 0), node.attrs.get("reverse", 0)
+    def run(x: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        place = _axis(axis.reshape(-1).tolist(), x.ndim)
+        out = np.empty(x.shape, x.dtype) if out is None else out
+        source, target = np.moveaxis(x, place, 0), np.moveaxis(out, place, 0)
+        if reverse:
+            source, target = source[::-1], target[::-1]
+        if exclusive:
+            target[:1] = function.identity
+            source, target = source[:-1], target[1:]
+        if is_small(x.dtype):
+            np.copyto(target, function.accumulate(source, 0, FLOAT32), casting="unsafe")
+        else:
+            function.accumulate(source, 0, x.dtype, target)
+        return out
 
-        def run(x: np.ndarray, axis: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-            place = _axis(axis.reshape(-1).tolist(), x.ndim)
-            out = np.empty(x.shape, x.dtype) if out is None else out
-            source, target = np.moveaxis(x, place, 0), np.moveaxis(out, place, 0)
-            if reverse:
-                source, target = source[::-1], target[::-1]
-            if exclusive:
-                target[:1] = neutral
-                source, target = source[:-1], target[1:]
-            if is_small(x.dtype):
-                np.copyto(target, function.accumulate(source, 0, FLOAT32), casting="unsafe")
-            else:
-                function.accumulate(source, 0, x.dtype, target)
-            return out
-
-        return Kernel(run, run)
-
-    return compile
-
-
-operator("CumSum", since=11, infer=_infer_cumulative)(_cumulative(np.add))
-operator("CumProd", since=26, infer=_infer_cumulative)(_cumulative(np.multiply))
+    return Kernel(run, run)

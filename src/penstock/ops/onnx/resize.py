@@ -33,11 +33,6 @@ class _Axis(NamedTuple):
     start: float
     end: float
 
-    @property
-    def identity(self) -> bool:
-        same = self.size == self.out and abs(self.scale - 1) < 1e-9
-        return same and (self.start, self.end) == (0, 1)
-
 
 def _floats(types: Types, consts: Consts, index: int) -> tuple[float, ...] | None:
     """A float input: its contents, () if it is left out or empty, None if unknown."""
@@ -258,7 +253,11 @@ def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.n
 
 def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
     """The tables of the axes that change; all shapes and parameters are known."""
-    return [_table(axis, attrs) for axis in _every_axis(types, attrs, consts) if not axis.identity]
+    return [
+        _table(axis, attrs)
+        for axis in _every_axis(types, attrs, consts)
+        if axis.size != axis.out or abs(axis.scale - 1) >= 1e-9 or (axis.start, axis.end) != (0, 1)
+    ]
 
 
 # Running: a resampler takes an array, where to write, and its workspace

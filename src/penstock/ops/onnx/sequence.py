@@ -1,6 +1,6 @@
 """Sequences and optionals.
 
-A sequence is a list that nobody changes: an operation that adds or removes makes a new list of the
+A sequence is an immutable list: an operation that adds or removes returns a new list of the
 same arrays. They are not copied here: a plan copies tensors in memory that it uses again before
 they go into a list. A tensor that comes out of a list is a view of it.
 """
