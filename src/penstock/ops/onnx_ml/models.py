@@ -89,7 +89,9 @@ def class_labels(attrs: Attrs, ints: str) -> np.ndarray:
     return np.array(labels, np.int64) if name == ints else strings(labels, (len(labels),))
 
 
-def infer_classifier(ints: str, width: Callable[[Attrs, int], Dim]) -> Infer:
+def infer_classifier(
+    ints: str, width: Callable[[Attrs, int], Dim] = lambda attrs, labels: labels
+) -> Infer:
     """Labels [N] and scores [N, E]; ``width`` gives E from attributes and number of labels."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -159,11 +161,7 @@ def linear_regressor(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator(
-    "LinearClassifier",
-    domain=DOMAIN,
-    infer=infer_classifier("classlabels_ints", lambda _, labels: labels),
-)
+@operator("LinearClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_ints"))
 @by_attributes
 def linear_classifier(node: Node, types: Types) -> Kernel:
     attrs = node.attrs

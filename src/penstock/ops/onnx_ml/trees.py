@@ -7,7 +7,7 @@ level is a handful of operations on whole arrays, for those rows that have not y
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -52,21 +52,11 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = tuple(TRANSFORMS)
 
 
-class _Forest(NamedTuple):
+class _Forest:
     """Nodes of all trees. A leaf is its own child, on both sides."""
 
-    roots: np.ndarray  # [trees]
-    feature: np.ndarray  # [nodes], as all that follow
-    threshold: np.ndarray
-    mode: np.ndarray  # of _LESS, _EQUAL, _GREATER
-    missing: np.ndarray  # whether NaN takes the true branch
-    children: np.ndarray  # [2 * nodes]: of node i the false one at 2 * i, then the true one
-    leaf: np.ndarray
-    features: int  # that an input must have at least
-    depth: int  # steps from a root to the deepest leaf at most
-
-    @staticmethod
-    def build(
+    def __init__(
+        self,
         roots: Sequence[int] | np.ndarray,
         feature: np.ndarray,
         threshold: np.ndarray,
@@ -74,7 +64,7 @@ class _Forest(NamedTuple):
         missing: np.ndarray,
         true: np.ndarray,
         false: np.ndarray,
-    ) -> _Forest:
+    ) -> None:
         """Check that indices are in range, and that every way down ends."""
         count = len(feature)
         inner = true != np.arange(count)
@@ -85,19 +75,14 @@ class _Forest(NamedTuple):
                 raise ShapeError(f"a tree node has a {what} that does not exist")
         if (feature[inner] < 0).any():
             raise ShapeError("a tree node looks at a feature with a negative index")
-        # NaN is neither less nor greater; but it is not equal.
-        missing = missing.astype(np.bool_) | (mode == _LESS | _GREATER)
-        return _Forest(
-            np.asarray(roots, np.intp),
-            feature.astype(np.intp),
-            threshold,
-            mode,
-            missing,
-            np.stack([false, true], 1).astype(np.intp).reshape(-1),
-            ~inner,
-            int(feature[inner].max(initial=-1)) + 1,
-            _depth(true, false, inner),
-        )
+        self.roots, self.feature = np.asarray(roots, np.intp), feature.astype(np.intp)
+        self.threshold, self.mode, self.leaf = threshold, mode, ~inner
+        # Whether NaN takes the true branch: it is neither less nor greater; but it is not equal.
+        self.missing = missing.astype(np.bool_) | (mode == _LESS | _GREATER)
+        # Of node i the false one at 2 * i, then the true one.
+        self.children = np.stack([false, true], 1).astype(np.intp).reshape(-1)
+        self.features = int(feature[inner].max(initial=-1)) + 1  # that an input must have at least
+        self.depth = _depth(true, false, inner)  # steps from a root to the deepest leaf at most
 
     def leaves(self, x: np.ndarray) -> np.ndarray:
         """The leaf [trees, N] that each row of ``x`` comes to in each tree."""
@@ -233,9 +218,7 @@ def _scores(
     # float64 holds more integers than float32.
     x = matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
     if x.shape[1] < forest.features:
-        raise ShapeError(
-            f"the trees look at {forest.features} features, the input has {x.shape[1]}"
-        )
+        raise ShapeError(f"the trees look at {forest.features} features, not {x.shape[1]}")
     width = 1 if votes.table is None else votes.targets
     step = max(1, CHUNK // (len(forest.roots) * width))
     result = np.empty((len(x), votes.targets))
@@ -305,7 +288,7 @@ def _forest(attrs: Attrs) -> tuple[_Forest, dict[tuple[int, int], int]]:
     if len(roots) != len(set(trees.tolist())):
         raise ShapeError("a tree has no root: each of its nodes is the child of another")
     usual = [mode for mode in modes if mode != "LEAF"][:1] or ["BRANCH_LEQ"]
-    forest = _Forest.build(
+    forest = _Forest(
         list(roots.values()),
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
         threshold,
@@ -359,11 +342,7 @@ def tree_ensemble_regressor(node: Node, types: Types) -> Kernel:
     return Kernel(run)
 
 
-@operator(
-    "TreeEnsembleClassifier",
-    domain=DOMAIN,
-    infer=infer_classifier("classlabels_int64s", lambda _, labels: labels),
-)
+@operator("TreeEnsembleClassifier", domain=DOMAIN, infer=infer_classifier("classlabels_int64s"))
 @by_attributes
 def tree_ensemble_classifier(node: Node, types: Types) -> Kernel:
     """With two labels and weights for one class only, these are the scores of the second class.
@@ -483,7 +462,7 @@ def _ensemble(attrs: Attrs) -> _Forest:
             feature[at], mode[at], true[at] = feature[node], _EQUAL, true[node]
             threshold[at], false[at] = member, last
             node, at = at, at + 1
-    return _Forest.build(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
+    return _Forest(_ints(attrs, "tree_roots"), feature, threshold, mode, missing, true, false)
 
 
 def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:
