@@ -17,10 +17,11 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.layout import ALIGNMENT
-from penstock.ir.op import Compile, Consts, Kernel, Types
+from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.shape_rules import constants
+from penstock.ops.registry import Compile
 from penstock.types import FLOAT32, ShapeError, TensorType
 
 Tensors: TypeAlias = Sequence[TensorType | None]

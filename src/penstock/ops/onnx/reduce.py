@@ -30,7 +30,7 @@ from penstock.ops.common.shape_rules import (
     tensor,
     with_data,
 )
-from penstock.ops.registry import Compile, operator
+from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
