@@ -42,11 +42,9 @@ from penstock.ops.common.shape_rules import (
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
-# Inference: every operation takes integer contents along where it can.
-
 
 def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
-    """Inference of two broadcast inputs.
+    """Inference of two broadcast inputs, with integer contents.
 
     ``of_ints`` computes an element from two integers, ``named`` from elements of which one at least
     is a name or unknown.
@@ -77,16 +75,13 @@ def _difference(a: Dim, b: Dim) -> Dim:
     return 0 if a == b and a is not None else a if b == 0 else None
 
 
-_infer_add = _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))
-_infer_sub = _pairs(lambda a, b: a - b, _difference)
-_infer_mul = _pairs(lambda a, b: a * b, _product)
 _infer_div = _pairs(_truncated, lambda a, b: a if b == 1 else None)
 
 
 for _name, _function, _infer in (
-    ("Add", np.add, _infer_add),
-    ("Sub", np.subtract, _infer_sub),
-    ("Mul", np.multiply, _infer_mul),
+    ("Add", np.add, _pairs(lambda a, b: a + b, lambda a, b: _neutral(a, b, 0))),
+    ("Sub", np.subtract, _pairs(lambda a, b: a - b, _difference)),
+    ("Mul", np.multiply, _pairs(lambda a, b: a * b, _product)),
 ):
     operator(_name, since=7, infer=_infer, elementwise=True)(compile_elementwise(_function, 2))
 
@@ -97,14 +92,6 @@ def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None
 
 
 _QUOTIENTS: dict[str, Callable[..., Any]] = {"i": _signed_quotient, "u": np.floor_divide}
-
-
-def _divide(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
-    """Division of a dtype that is known only now."""
-    code = a.dtype.kind
-    if code == "i":
-        return _signed_quotient(a, b, out)
-    return np.floor_divide(a, b, out) if code == "u" else np.divide(a, b, out)
 
 
 @operator("Div", since=7, infer=_infer_div, elementwise=True)
@@ -119,22 +106,10 @@ def _infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def remainder(a: int, b: int) -> Dim:
         if b == 0:
             return None
-        quotient = _truncated(a, b) if attrs.get("fmod") else a // b
-        assert isinstance(quotient, int)
-        return a - quotient * b
+        # With fmod, of the sign of the dividend.
+        return abs(a) % abs(b) * (-1 if a < 0 else 1) if attrs.get("fmod") else a % b
 
     return _pairs(remainder, lambda a, b: None)(types, attrs, consts)
-
-
-def _pow_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
-    base, exponent = tensor(types, 0), tensor(types, 1)
-    return (TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape])),)
-
-
-def _pow_element(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
-        return a**b
-    return a if b == 1 else None
 
 
 @operator("Mod", since=10, infer=_infer_mod, elementwise=True)
@@ -143,7 +118,16 @@ def mod(node: Node, types: Types) -> Kernel:
     return elementwise(np.fmod if node.attrs.get("fmod") else np.remainder, types, 2)
 
 
-# Pow, whose inputs may differ in dtype; the result has that of the base.
+def _pow_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
+    """The inputs may differ in dtype; the result has that of the base."""
+    base, exponent = tensor(types, 0), tensor(types, 1)
+    return (TensorType(base.dtype, broadcast_shapes([base.shape, exponent.shape])),)
+
+
+def _pow_element(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
+        return a**b
+    return a if b == 1 else None
 
 
 def _cube(x: Any, out: Any, t: Any) -> None:
@@ -388,25 +372,6 @@ def extremum(node: Node, types: Types) -> Kernel:
         return ufunc(lambda a, b, out=None: clip(a, b, high, out), 2)
     low = smallest(dtype)
     return ufunc(lambda a, b, out=None: clip(a, low, b, out), 2)
-
-
-def _extremum(node: Node, types: Types, largest_one: bool) -> Kernel:
-    input_types = [tensor(types, i) for i in range(len(node.inputs))]
-    dtype = input_types[0].dtype
-    if len(node.inputs) != 2:
-        return _chain(np.maximum if largest_one else np.minimum, node)
-    single = any(type_.shape is not None and set(type_.shape) <= {1} for type_ in input_types)
-    if not single or dtype is None or dtype.kind != "f":
-        return ufunc(maximum if largest_one else minimum, 2)
-    bound = (largest if largest_one else smallest)(dtype)
-
-    def above(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
-        return clip(a, b, bound, out)
-
-    def below(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> Any:
-        return clip(a, bound, b, out)
-
-    return ufunc(above if largest_one else below, 2)
 
 
 def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

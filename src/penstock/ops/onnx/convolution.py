@@ -54,11 +54,8 @@ Strategy: TypeAlias = tuple[Callable[..., None], int]
 """``into(x, w, out[, workspace])``, which knows nothing of a bias, and its workspace in bytes"""
 
 BLOCK_BYTES = 2**20  # scratch of a block: a second-level cache, and little beside the tensors
-
-SMALL = (
-    2**15
-)  # unfolded elements below which the number of calls counts: unfolding takes the fewest
-
+# Unfolded elements below which the number of calls counts: unfolding takes the fewest.
+SMALL = 2**15
 MIN_BLOCK = 64  # windows of a block at least: every block reads all the weights once more
 
 
@@ -92,16 +89,13 @@ def convolution_dims(
 
 def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
     """The kernel's dims, from the weights or the ``kernel_shape`` attribute, which must agree."""
-    given = attrs.get("kernel_shape") or None
-    dims = (None,) * rank if weights is None else weights[2:]
-    if given is None:
-        return dims
-    if len(given) != rank:
-        raise ShapeError(f"kernel_shape {list(given)} must have {rank} entries")
-    for dim, wanted in zip(dims, given, strict=True):
-        if isinstance(dim, int) and dim != wanted:
-            raise ShapeError(f"kernel_shape {list(given)} is not that of weights {weights}")
-    return tuple(given)
+    declared = attrs.get("kernel_shape")
+    if not declared:
+        return (None,) * rank if weights is None else weights[2:]
+    if len(declared) != rank:
+        raise ShapeError(f"kernel_shape {list(declared)} must have {rank} entries")
+    check_shape(f"weights for kernel_shape {list(declared)}", weights, (None, None, *declared))
+    return tuple(declared)
 
 
 def conv_shape(x: Shape | None, w: Shape | None, attrs: Attrs) -> Shape | None:
