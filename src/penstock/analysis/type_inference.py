@@ -8,7 +8,7 @@ from penstock.errors import PenstockError
 from penstock.ir.describe import compile_error
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import LoopCarried, ScanLayout, is_control, read_trip_count
+from penstock.ops.onnx.control_flow import ScanLayout, is_control, loop_carried, read_trip_count
 from penstock.types import (
     ANY,
     BOOL,
@@ -91,7 +91,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     trips: Dim = None
     if limit is not None and limit.const is not None and _always(node):
         trips = max(0, read_trip_count(limit.const))
-    collected = body.outputs[LoopCarried(node).outputs.stop :]
+    collected = body.outputs[loop_carried(node)[1].stop :]
     return [*final, *(_stacked(v.type, trips, 0) for v in collected)]
 
 
@@ -137,9 +137,9 @@ def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
 def _settle(node: Node, settled: Settled) -> list[Type]:
     """Types of carried values that hold in every iteration, by widening them to a fixed point."""
     body: Graph = node.attrs["body"]
-    carried = LoopCarried(node)
-    inputs, outputs = body.inputs[carried.inputs], body.outputs[carried.outputs]
-    types = [_no_data(_type(value)) for value in node.inputs[carried.node]]
+    entering, leaving = loop_carried(node)
+    inputs, outputs = body.inputs[entering], body.outputs[leaving]
+    types = [_no_data(_type(value)) for value in node.inputs[entering]]
     if node in settled:
         types = [join(a, b) for a, b in zip(types, settled[node], strict=True)]
     for _ in range(_MOST_ROUNDS):

@@ -24,7 +24,7 @@ from penstock.errors import LimitExceeded
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.layout import address, channels_last, packed_strides
 from penstock.ir.op import Kernel
-from penstock.ops.onnx.control_flow import LoopCarried, is_control
+from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.types import STRING, ShapeError, TensorType, Type
 
 Order = tuple[int, ...]
@@ -143,7 +143,7 @@ def _escaping_results(node: Node, escapes: Collection[Value], planned: bool) -> 
             yield from _computed(branch, [inner for value, inner in pairs if value in escapes])
         return
     body: Graph = node.attrs["body"]
-    escaping = body.outputs[LoopCarried(node).outputs.stop :]
+    escaping = body.outputs[loop_carried(node)[1].stop :]
     for inside, updated in _carried(node):
         if updated is not inside and not (planned and is_plannable(inside.type)):
             escaping.append(updated)
@@ -176,8 +176,8 @@ def has_buffers(inside: Value, updated: Value) -> bool:
 
 def _carried(node: Node) -> Iterator[tuple[Value, Value]]:
     body: Graph = node.attrs["body"]
-    carried = LoopCarried(node)
-    return zip(body.inputs[carried.inputs], body.outputs[carried.outputs], strict=True)
+    entering, leaving = loop_carried(node)
+    return zip(body.inputs[entering], body.outputs[leaving], strict=True)
 
 
 def transposed_values(graph: Graph) -> Iterator[tuple[Value, Order]]:

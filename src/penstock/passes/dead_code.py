@@ -7,7 +7,7 @@ from itertools import compress
 
 from penstock.ir.graph import Graph, Node, Value, captures, clone
 from penstock.ir.op import Role
-from penstock.ops.onnx.control_flow import LoopCarried, is_control
+from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.passes.context import Pass, PassContext
 
 
@@ -73,7 +73,7 @@ def _prune_cyclic(graph: Graph) -> bool:
 
 def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
     """Drop outputs of ``node`` and of its graphs that are neither needed nor loop-carried."""
-    first = 0 if node.op.name == "If" else len(node.inputs[LoopCarried(node).node])
+    first = 0 if node.op.name == "If" else len(node.inputs[loop_carried(node)[0]])
     read = [i < first or value in needed for i, value in enumerate(node.outputs)]
     if all(read):
         return False

@@ -20,7 +20,7 @@ from penstock.ir.describe import compile_error, describe_node
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Kernel
 from penstock.ops.internal.transfer import HOST, is_transfer
-from penstock.ops.onnx.control_flow import LoopCarried, is_control
+from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_of
 from penstock.types import ShapeError, TensorType, Type
 
@@ -298,9 +298,8 @@ class _Builder:
         """Loop, Scan and SequenceMap: carried values, then outputs that collect rows."""
         body: Graph = node.attrs["body"]
         inputs = self.read(node.inputs)
-        carried = LoopCarried(node)
-        initial = inputs[carried.node]
-        inside, updated = body.inputs[carried.inputs], body.outputs[carried.outputs]
+        entering, leaving = loop_carried(node)
+        initial, inside, updated = inputs[entering], body.inputs[entering], body.outputs[leaving]
         pairs = [self.buffer_pair(a, b) for a, b in zip(inside, updated, strict=True)]
         for value, start, pair in zip(inside, initial, pairs, strict=True):
             self.define(value, SlotKind.DYNAMIC, roots=(*self.roots(start), *(pair or ())))

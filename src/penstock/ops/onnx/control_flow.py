@@ -37,22 +37,17 @@ def is_control(node: Node) -> bool:
     return node.op.role in CONTROL
 
 
-class LoopCarried:
-    """The positions of loop-carried values.
+def loop_carried(node: Node) -> tuple[slice, slice]:
+    """The positions of loop-carried values: among inputs, and among the outputs of the body.
 
-    ``node``: the node's inputs with their initial values. ``inputs`` and ``outputs``: their
-    positions in the body. The node's outputs begin with their final values, followed by the stacked
-    values of the body's other outputs.
+    Those among the inputs hold for the node and for its body. The node's outputs begin with the
+    final values, followed by the stacked values of the body's other outputs.
     """
-
-    def __init__(self, node: Node) -> None:
-        if node.op.role is Role.LOOP:
-            count = len(node.inputs) - 2  # behind trip count and condition
-            self.node = self.inputs = slice(2, 2 + count)
-            self.outputs = slice(1, 1 + count)
-            return
-        count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.role is Role.SCAN else 0
-        self.node = self.inputs = self.outputs = slice(0, count)
+    if node.op.role is Role.LOOP:
+        count = len(node.inputs) - 2  # behind trip count and condition
+        return slice(2, 2 + count), slice(1, 1 + count)
+    count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.role is Role.SCAN else 0
+    return slice(0, count), slice(0, count)
 
 
 def _run_if(node: Node, inputs: Sequence[Any]) -> Steps:
@@ -103,12 +98,12 @@ def _run_sequence_map(node: Node, inputs: Sequence[Any]) -> Steps:
     """ONNX SequenceMap: the body over the elements of one sequence, or of several in step."""
     body: Graph = node.attrs["body"]
     first, *others = inputs
-    results: list[list[Any]] = [[] for _ in body.outputs]
+    results: list[Any] = [[] for _ in body.outputs]
     for i, element in enumerate(first):
         rest = (element_of(x, i) for x in others)
         for rows, row in zip(results, (yield body, (element, *rest)), strict=True):
             rows.append(row)
-    return list(results)
+    return results
 
 
 def element_of(value: Any, index: int) -> Any:
