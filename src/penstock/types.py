@@ -8,9 +8,9 @@ strings are ``object`` arrays of ``str``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -190,17 +190,10 @@ def type_of(value: object) -> Type:
     if isinstance(value, np.ndarray):
         return TensorType(value.dtype, value.shape)
     if isinstance(value, list):
-        return SequenceType(_joined(value) if value else ANY)
+        return SequenceType(reduce(join, map(type_of, value)) if value else ANY)
     if value is None:
         return OptionalType(ANY)
     return ANY
-
-
-def _joined(values: Sequence[object]) -> Type:
-    joined = type_of(values[0])
-    for value in values[1:]:
-        joined = join(joined, type_of(value))
-    return joined
 
 
 def constant_type(array: np.ndarray) -> TensorType:
@@ -211,20 +204,22 @@ def constant_type(array: np.ndarray) -> TensorType:
     return TensorType(array.dtype, array.shape, data)
 
 
+def _common(a: Shape | None, b: Shape | None) -> Shape | None:
+    """The dims that are the same, None where they differ."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+
+
 def join(a: Type, b: Type) -> Type:
     """Return the narrowest type that contains ``a`` and ``b``, e.g. of both branches of an If."""
     if a == b:
         return a
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         same = a.dtype is not None and b.dtype is not None and a.dtype == b.dtype
-        dtype = a.dtype if same else None
-        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-            return TensorType(dtype, None)
-        shape = tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True))
-        data = None
-        if a.data is not None and b.data is not None and len(a.data) == len(b.data):
-            data = tuple(x if x == y else None for x, y in zip(a.data, b.data, strict=True))
-        return TensorType(dtype, shape, data)
+        shape = _common(a.shape, b.shape)
+        data = None if shape is None else _common(a.data, b.data)
+        return TensorType(a.dtype if same else None, shape, data)
     if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         return SequenceType(join(a.element, b.element))
     if isinstance(a, OptionalType) or isinstance(b, OptionalType):

@@ -44,6 +44,9 @@ class Frame:
         """How many frames are around it."""
         return len(self.path)
 
+    def __str__(self) -> str:
+        return "the root frame" if self.parent is None else f"frame {self.name!r}"
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Frames:
@@ -106,7 +109,7 @@ class _Finder:
             if common is not None and frame is not common:
                 raise InvalidModel(
                     f"{node.label} ({node.op.name}) has inputs from different frames: {first!r} is "
-                    f"in {_name(common)}, {name!r} in {_name(frame)}; let all of them "
+                    f"in {common}, {name!r} in {frame}; let all of them "
                     "enter, or leave, the same one"
                 )
             common, first = frame, name
@@ -144,7 +147,7 @@ class _Finder:
         if node.op.role is Role.LOOP_COND:
             if frame.loop_cond is not None:
                 raise InvalidModel(
-                    f"{_name(frame)} has two LoopConds, {frame.loop_cond.label} and {node.label}; "
+                    f"{frame} has two LoopConds, {frame.loop_cond.label} and {node.label}; "
                     "give each loop a frame of its own"
                 )
             frame.loop_cond = node
@@ -157,8 +160,8 @@ class _Finder:
         if frame.parent is not parent:
             assert frame.parent is not None
             raise InvalidModel(
-                f"{_name(frame)} is entered from {_name(parent)} by {node.label}, and from "
-                f"{_name(frame.parent)} by {frame.enters[0].label}; rename one of the two"
+                f"{frame} is entered from {parent} by {node.label}, and from "
+                f"{frame.parent} by {frame.enters[0].label}; rename one of the two"
             )
         frame.enters.append(node)
         return frame
@@ -170,10 +173,6 @@ class _Finder:
             if source in self.after and self.after[source] is not self.of[node]:
                 raise InvalidModel(
                     f"{node.label} ({node.op.name}) has inputs from different frames: it is in "
-                    f"{_name(self.of[node])}, {source.label} in {_name(self.after[source])}; let "
+                    f"{self.of[node]}, {source.label} in {self.after[source]}; let "
                     "all of them enter the same one"
                 )
-
-
-def _name(frame: Frame) -> str:
-    return "the root frame" if frame.parent is None else f"frame {frame.name!r}"

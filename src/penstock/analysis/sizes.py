@@ -18,13 +18,9 @@ def check_sizes(graph: Graph, limits: Limits) -> None:
     Nodes of nested graphs count too: a plan reserves memory for them whether they run or not.
     """
     for node in graph.walk():
-        for value in node.outputs:
+        constants = [v for v in node.inputs if v is not None and v.const is not None]
+        for value in (*node.outputs, *constants):
             if value is not None and (problem := _problem(value, limits)) is not None:
-                raise LimitExceeded(f"{describe_node(node)}: {problem}")
-        for value in node.inputs:
-            if value is None or value.const is None:
-                continue
-            if (problem := _problem(value, limits)) is not None:
                 raise LimitExceeded(f"{describe_node(node)}: {problem}")
     for value in graph.outputs:
         if (problem := _problem(value, limits)) is not None:

@@ -33,32 +33,28 @@ Every round over a loop's body visits the loops in it again. If these began anew
 would double with every level of nesting."""
 
 
-def infer_types(graph: Graph, *, certain: bool = True) -> None:
+def infer_types(graph: Graph, *, certain: bool = True, settled: Settled | None = None) -> None:
     """Set the type of every value that a node of ``graph`` or of a nested graph produces.
 
     ``certain``: every node of this graph runs whenever the graph does, so that a node that cannot
     run is an error of the model. In a branch or body it may never run: its outputs stay unknown.
+    ``settled``: of an enclosing loop.
     """
-    _infer(graph, certain, {})
-
-
-def _infer(graph: Graph, certain: bool, settled: Settled) -> None:
+    settled = {} if settled is None else settled
     for node in graph.nodes:
-        types = _node_types(node, certain, settled)
+        types = node_types(node, certain=certain, settled=settled)
         for i, value in enumerate(node.outputs):
             if value is not None:
                 value.type = types[i] if i < len(types) else ANY
 
 
-def node_types(node: Node, *, certain: bool = True) -> Sequence[Type]:
+def node_types(
+    node: Node, *, certain: bool = True, settled: Settled | None = None
+) -> Sequence[Type]:
     """Return the types of a node's outputs, as far as known; set those in its graphs."""
-    return _node_types(node, certain, {})
-
-
-def _node_types(node: Node, certain: bool, settled: Settled) -> Sequence[Type]:
     try:
         if is_control(node):
-            return _CONTROL_TYPES[node.op.role](node, settled)
+            return _CONTROL_TYPES[node.op.role](node, {} if settled is None else settled)
         inputs = node.inputs
         return node.op.infer(
             [None if v is None else v.type for v in inputs],
@@ -76,7 +72,7 @@ def _node_types(node: Node, certain: bool, settled: Settled) -> Sequence[Type]:
 def _if(node: Node, settled: Settled) -> Sequence[Type]:
     branches = [node.attrs["then_branch"], node.attrs["else_branch"]]
     for branch in branches:
-        _infer(branch, False, settled)
+        infer_types(branch, certain=False, settled=settled)
     outputs = zip(*[branch.outputs for branch in branches], strict=True)
     return [join(a.type, b.type) for a, b in outputs]
 
@@ -130,7 +126,7 @@ def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
     for value, inner in zip(node.inputs, body.inputs, strict=False):
         type_ = _type(value)
         inner.type = type_.element if isinstance(type_, SequenceType) else type_
-    _infer(body, False, settled)
+    infer_types(body, certain=False, settled=settled)
     return [SequenceType(value.type) for value in body.outputs]
 
 
@@ -145,7 +141,7 @@ def _settle(node: Node, settled: Settled) -> list[Type]:
     for _ in range(_MOST_ROUNDS):
         for value, type_ in zip(inputs, types, strict=True):
             value.type = type_
-        _infer(body, False, settled)
+        infer_types(body, certain=False, settled=settled)
         wider = [join(type_, _no_data(v.type)) for type_, v in zip(types, outputs, strict=True)]
         settled[node] = wider
         if wider == types:
@@ -154,7 +150,7 @@ def _settle(node: Node, settled: Settled) -> list[Type]:
     types = settled[node] = [ANY] * len(types)
     for value in inputs:
         value.type = ANY
-    _infer(body, False, settled)
+    infer_types(body, certain=False, settled=settled)
     return types
 
 

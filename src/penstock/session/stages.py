@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.frames import find_frames
+from penstock.analysis.frames import GraphPart, find_frames
 from penstock.analysis.sizes import check_sizes
 from penstock.analysis.type_inference import infer_types
 from penstock.backends.base import Backend, Device
@@ -432,8 +432,9 @@ def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
         assign_devices(graph, context.devices)
         parts = partition(graph, frames, {node: node.device for node in graph.nodes})
         if len(parts) > 1:
-            return builder.build_parts(graph, parts, len(context.devices))
-    return builder.build(graph, frames)
+            return builder.build(graph, parts, len(context.devices))
+    inputs, outputs = tuple(range(len(graph.inputs))), tuple(range(len(graph.outputs)))
+    return builder.build(graph, [GraphPart("", graph, inputs, outputs, frames.paths())])
 
 
 def _function_graph(context: CompileContext, name: str) -> Graph:

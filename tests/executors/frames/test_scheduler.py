@@ -16,6 +16,7 @@ from penstock.executors.frames.frame_graph import (
     MERGE_DATA,
     FrameGraph,
     FrameNode,
+    ValueNumbers,
 )
 from penstock.executors.frames.scheduler import CallInstance, TokenScheduler
 from penstock.ir.graph import Graph, Node, Value
@@ -102,7 +103,8 @@ def compiled(op: str, data: int, controls: int) -> tuple[FrameGraph, list[FrameN
     def call(node: Node):
         raise AssertionError
 
-    frame_graph = FrameGraph(graph, find_frames(graph).paths(), kernel, call, "numpy")
+    paths = find_frames(graph).paths()
+    frame_graph = FrameGraph(graph, paths, kernel, call, "numpy", ValueNumbers())
     *compiled_sources, compiled_node = frame_graph.nodes[: len(sources) + 1]
     return frame_graph, compiled_sources, compiled_node
 

@@ -264,7 +264,7 @@ def executor_of(graph: Graph, parts: list[GraphPart]) -> FramesExecutor:
 
     backend = NumpyBackend()
     builder = FrameGraphBuilder(kernel, unused, unused, Limits(), backend.name)
-    return builder.build_parts(graph, parts, len(parts))
+    return builder.build(graph, parts, len(parts))
 
 
 def twice(graph: Graph) -> list[GraphPart]:

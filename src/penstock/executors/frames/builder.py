@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from penstock.analysis.frames import FramePath, Frames, GraphPart, find_frames
+from penstock.analysis.frames import FramePath, GraphPart, find_frames
 from penstock.codegen.helpers import too_many
 from penstock.executors.base import Executor
 from penstock.executors.control import Control
@@ -55,21 +55,10 @@ class FrameGraphBuilder:
         self._called: list[str] = []  # functions that are yet to be compiled
         self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
 
-    def build(self, graph: Graph, frames: Frames | None = None) -> FramesExecutor:
-        """The executor of ``graph``, which must be sorted, on the host.
+    def build(self, graph: Graph, parts: Sequence[GraphPart], devices: int = 1) -> FramesExecutor:
+        """The executor of the ``parts`` of ``graph``, which must be sorted.
 
-        ``frames`` are those of the graph, if they have been computed.
-        """
-        frames = find_frames(graph) if frames is None else frames
-        whole = self._whole(graph, frames.paths())
-        inputs, outputs = range(len(graph.inputs)), range(len(graph.outputs))
-        part = DevicePart("", whole, pool(), inputs, outputs)
-        return FramesExecutor([part], whole.table(), self._limits)
-
-    def build_parts(self, graph: Graph, parts: Sequence[GraphPart], devices: int) -> FramesExecutor:
-        """The executor of the ``parts`` of ``graph``, each with a share of the host's cores.
-
-        ``devices``: how many share them.
+        ``devices``: how many share the host's cores.
         """
         numbers = ValueNumbers()
         outputs = list(graph.outputs)
@@ -87,10 +76,7 @@ class FrameGraphBuilder:
         return FramesExecutor(compiled, table, self._limits)
 
     def _whole(
-        self,
-        graph: Graph,
-        paths: Mapping[Node, FramePath],
-        numbers: ValueNumbers | None = None,
+        self, graph: Graph, paths: Mapping[Node, FramePath], numbers: ValueNumbers
     ) -> FrameGraph:
         """Compile a graph, or a part of it, and the functions that it calls."""
         frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers)
@@ -105,7 +91,8 @@ class FrameGraphBuilder:
     def _callee(self, graph: Graph) -> FrameGraph:
         """Compile a graph that is called, of which observers see no steps of its own."""
         paths = find_frames(graph).paths()
-        frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend)
+        numbers = ValueNumbers()
+        frame_graph = FrameGraph(graph, paths, self._kernel, self._call, self._backend, numbers)
         self._asynchronous |= frame_graph.asynchronous
         for node in frame_graph.nodes:
             node.step = None
@@ -171,6 +158,8 @@ class FrameGraphBuilder:
 
 
 def _workers_of(device: str, devices: int) -> Workers:
-    """The threads of a virtual device: its share of the cores."""
+    """The threads of the host, or of a virtual device: its share of the cores."""
+    if not device:
+        return pool()
     share = max(1, core_budget() // devices)
     return pool(device.rpartition("/device:")[2].lower(), share)

@@ -199,14 +199,14 @@ class FrameGraph:
         kernel: Callable[[Node], Kernel],
         call: Callable[[Node], StartCall],
         backend: str,
-        numbers: ValueNumbers | None = None,
+        numbers: ValueNumbers,
     ) -> None:
         self.graph = graph
         self.function = ""
         self.root = StaticFrame("")
         self.asynchronous = False
         self._backend = backend
-        self._numbers = numbers or ValueNumbers()
+        self._numbers = numbers
         self._frames: dict[FramePath, StaticFrame] = {(): self.root}
         self.nodes = [self._node(node, paths[node], kernel, call) for node in graph.nodes]
         readers: _ReadersByValue = {}
@@ -287,11 +287,6 @@ class FrameGraph:
     def steps(self) -> list[Step]:
         """The steps that observers see."""
         return [node.step for node in self.nodes if node.step is not None]
-
-    def table(self) -> StepTable:
-        """The steps and values of the graph, as observers see them."""
-        graph = self.graph
-        return self._numbers.table(graph.name, self.steps, graph.inputs, graph.outputs)
 
     def _place(
         self, node: FrameNode, values: Sequence[Value | None], readers: _ReadersByValue

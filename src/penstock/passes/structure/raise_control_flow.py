@@ -146,13 +146,13 @@ class _Raising:
             raised = []
         starts = [variable.enter for variable in loop.variables.values()]
         merge = next(iter(loop.variables))
-        self.loops[parent].append(_Loop(frame, starts, merge, raised[0] if raised else None))
+        as_loop = _Loop(frame, starts, merge, raised[0] if raised else None)
+        self.loops[parent].append(as_loop)
         if not raised:
             return
         loops, levels = _nesting(raised[0])
         if loops > _MAX_LOOPS or levels > _MAX_LEVELS:
-            reason = "more loops and conditions nest in it than a program can have"
-            self.retracted[frame.name] = Unraised(merge, reason)
+            self.retract(as_loop, "more loops and conditions nest in it than a program can have")
         self.nodes[parent] += raised
         replaced = set(nodes) - set(raised)
         targets = [raised[0] if node in replaced else node for node in self.graph.targets]
@@ -207,18 +207,16 @@ class _Raising:
             first, *others = {deadness.conditions[enter] for enter in loop.starts}
             entered = [deadness.conditions[enter] for enter in loop.frame.enters]
             if others or not all(condition <= first for condition in entered):
-                name = loop.frame.name
-                reason = f"some values that enter {name!r} may live and others be dead"
-                self.retracted[name] = Unraised(loop.merge, reason)
+                self.retract(loop, "some values that enter {!r} may live and others be dead")
+
+    def retract(self, loop: _Loop, reason: str) -> None:
+        self.retracted[loop.frame.name] = Unraised(loop.merge, reason.format(loop.frame.name))
 
     def check_fetches(self, frame: Frame, nodes: Sequence[Node]) -> None:
         inside = {node for node in nodes if node.op.role is not Role.EXIT} | set(frame.enters)
         for value in self.graph.outputs:
-            if value.producer in inside:
-                assert value.producer is not None
-                raise UnraisedError(
-                    value.producer, f"{value.name!r} is fetched from inside of a loop"
-                )
+            if (node := value.producer) is not None and node in inside:
+                raise UnraisedError(node, f"{value.name!r} is fetched from inside of a loop")
 
     def sorted(self, frame: Frame) -> list[Node] | None:
         """The nodes that run in a frame, sorted; None as for ``ordered``."""
@@ -240,9 +238,7 @@ class _Raising:
                 readers.setdefault(source, []).append(node)
         for loop in loops:
             if loop.node is not None and loop.node in _reachable(loop.node, readers):
-                name = loop.frame.name
-                reason = f"a value that enters {name!r} depends on one that leaves it"
-                self.retracted[name] = Unraised(loop.merge, reason)
+                self.retract(loop, "a value that enters {!r} depends on one that leaves it")
         assert self.retracted, "the graph was sorted, and only a loop as one node can be a cycle"
         return None
 
