@@ -21,7 +21,7 @@ def test_available_backends_are_registered_and_end_with_numpy():
         assert name in describe(name).lower()
 
 
-def test_backends_of_nothing_are_those_available():
+def test_backends_by_default_are_those_available():
     assert [backend.name for backend in backends_of(None)] == list(available())
 
 

@@ -53,7 +53,7 @@ DECONVOLUTIONS = {
 @pytest.mark.parametrize("tail", ["Neg", "Relu"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", DECONVOLUTIONS)
-def test_transposed_convolutions(name, bias, tail):
+def test_conv_transpose_equals_numpy(name, bias, tail):
     shape, weights, attrs = DECONVOLUTIONS[name]
     feeds, constants = {"x": draw(*shape)}, {"w": draw(*weights)}
     if bias:
@@ -114,7 +114,7 @@ WHOLE = [
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5), (1, 33, 4, 4)])
 @pytest.mark.parametrize(("coordinates", "rounding"), WHOLE)
-def test_resize_nearest_by_integer_factors(coordinates, rounding, shape):
+def test_resize_nearest_by_integer_factors_equals_numpy(coordinates, rounding, shape):
     x = draw(*shape)
     for factors in itertools.product((1, 2, 3, 5), repeat=2):
         scales = [*factors, 2][: len(shape) - 2]
@@ -132,7 +132,7 @@ def test_resize_nearest_by_integer_factors(coordinates, rounding, shape):
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (1, 3, 5, 8), (1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("sizes", [(10, 16, 10), (3, 4, 2), (9, 5, 11)])
-def test_resize_linear(shape, sizes):
+def test_resize_linear_equals_numpy(shape, sizes):
     x = draw(*shape)
     wanted = np.array([*shape[:2], *sizes[: len(shape) - 2]])
     proto = one_node(
@@ -164,6 +164,6 @@ def test_resize_that_onednn_lacks_runs_on_numpy(sizes, attrs):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 7, 5), (1, 2, 3, 4, 5)])
-def test_global_max_pool(shape):
+def test_global_max_pool_equals_numpy(shape):
     feeds = {"x": draw(*shape)}
     check(one_node("GlobalMaxPool", feeds), feeds, "GlobalMaxPool")

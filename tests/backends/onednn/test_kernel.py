@@ -72,7 +72,7 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name, bias, executor):
+def test_convolutions_equal_numpy(name, bias, executor):
     shape, weights, attrs = CONVOLUTIONS[name]
     x, w = draw(*shape), draw(*weights)
     constants = (w, draw(weights[0])) if bias else (w,)
@@ -102,7 +102,7 @@ POOLINGS = {
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "AveragePool, padding counted"])
 @pytest.mark.parametrize("name", POOLINGS)
-def test_pooling(name, op):
+def test_pooling_equals_numpy(name, op):
     shape, attrs = POOLINGS[name]
     op, _, counted = op.partition(",")
     if counted:
@@ -118,7 +118,7 @@ def test_pooling(name, op):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 7), (2, 3, 7, 5), (1, 2, 3, 4, 5)])
-def test_global_pooling(shape):
+def test_global_pooling_equals_numpy(shape):
     x = draw(*shape)
     proto = one_node("GlobalAveragePool", x)
     session = compile(proto)
@@ -150,7 +150,7 @@ PRODUCTS = [
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel"])
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize(("a", "b"), PRODUCTS)
-def test_products(a, b, constant, executor):
+def test_products_equal_numpy(a, b, constant, executor):
     x, y = draw(*a), draw(*b)
     if constant:
         proto = one_node("MatMul", x, y)
@@ -252,7 +252,7 @@ def test_operations_without_primitive_run_on_numpy():
 
 
 @pytest.mark.parametrize("op", [op for op in sorted(FAMILIES) if find(op) is not None])
-def test_cases_of_the_official_suite(op):
+def test_official_onnx_cases_pass(op):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the loader computes with values that overflow
         cases = load_model_tests(kind="node")

@@ -37,7 +37,7 @@ def gemm(rows, inner, columns, c, *, flips=(0, 0), known="b", tail="Neg", **attr
 @pytest.mark.parametrize("known", ["", "b", "bc", "c"])
 @pytest.mark.parametrize("c", [None, (4,), (1, 4), (5, 4), (1,), ()])
 @pytest.mark.parametrize("flips", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_gemm(flips, c, known):
+def test_gemm_equals_numpy(flips, c, known):
     proto, feeds = gemm(5, 7, 4, c, flips=flips, known=known)
     check(proto, feeds, "Gemm")
 
@@ -45,7 +45,7 @@ def test_gemm(flips, c, known):
 @pytest.mark.parametrize("known", ["b", "bc", "c"])
 @pytest.mark.parametrize("beta", [1.0, 0.0, 2.0])
 @pytest.mark.parametrize("c", [None, (4,), (5, 4)])
-def test_gemm_with_factors(c, beta, known):
+def test_gemm_with_factors_equals_numpy(c, beta, known):
     proto, feeds = gemm(5, 7, 4, c, known=known, alpha=0.5, beta=beta, tail="Relu")
     if c is not None and "c" not in known and beta == 2:
         refused(proto, feeds, "Gemm")
@@ -55,11 +55,11 @@ def test_gemm_with_factors(c, beta, known):
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 1, 1), (1, 64, 1), (1, 300, 33)])
 @pytest.mark.parametrize("flip", [0, 1])
-def test_gemm_of_vectors(rows, inner, columns, flip):
+def test_gemm_of_vectors_equals_numpy(rows, inner, columns, flip):
     check(*gemm(rows, inner, columns, (columns,), flips=(0, flip), known="bc"), "Gemm", atol=1e-4)
 
 
-def test_gemm_of_views():
+def test_gemm_of_views_equals_numpy():
     feeds = {"x": draw(7, 5), "b": draw(7, 4)}
     check(one_node("Gemm", feeds, perm=(1, 0)), feeds, "Gemm")
     check(one_node("Gemm", feeds, {"c": draw(4)}, perm=(1, 0)), feeds, "Gemm")

@@ -33,7 +33,7 @@ SOFTMAXES = [
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize(("shape", "axis"), SOFTMAXES)
-def test_softmax(op, shape, axis):
+def test_softmax_equals_numpy(op, shape, axis):
     feeds = {"x": 5 * draw(*shape)}
     check(one_node(op, feeds, axis=axis), feeds, op)
 
@@ -77,7 +77,7 @@ LAYERS = [
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("shape", "axis", "parameters"), LAYERS)
-def test_layer_normalization(shape, axis, parameters, bias):
+def test_layer_normalization_equals_numpy(shape, axis, parameters, bias):
     feeds = {"x": 3 * draw(*shape) + 1}
     constants = {"s": draw(*parameters)} | ({"b": draw(*parameters)} if bias else {})
     proto = one_node("LayerNormalization", feeds, constants, axis=axis, epsilon=1e-3)
@@ -117,7 +117,7 @@ def parameters(channels: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("tail", ["Neg", "Relu", "Sigmoid"])
 @pytest.mark.parametrize("shape", BATCHES)
-def test_batch_normalization(shape, tail):
+def test_batch_normalization_equals_numpy(shape, tail):
     feeds = {"x": draw(*shape)}
     proto = one_node("BatchNormalization", feeds, parameters(shape[1]), epsilon=1e-3)
     proto.graph.node[-1].op_type = tail
@@ -147,7 +147,7 @@ def test_batch_normalization_in_training_runs_on_numpy():
 
 @pytest.mark.parametrize("perm", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 17), (1, 24, 6, 7), (1, 32, 9, 9), (1, 8, 4, 5, 6)])
-def test_instance_normalization(shape, perm):
+def test_instance_normalization_equals_numpy(shape, perm):
     feeds = {"x": 3 * draw(*shape) + 1}
     constants = {"s": draw(shape[1]), "b": draw(shape[1])}
     order = (0, 1, *range(len(shape) - 1, 1, -1)) if perm else ()
@@ -164,7 +164,7 @@ def test_instance_normalization_of_batches_or_few_channels_runs_on_numpy(shape):
 
 @pytest.mark.parametrize("size", [1, 3, 5, 9])
 @pytest.mark.parametrize("shape", [(1, 64, 6, 5), (2, 7, 4, 5)])
-def test_local_response_normalization(shape, size):
+def test_lrn_equals_numpy(shape, size):
     feeds = {"x": draw(*shape)}
     check(one_node("LRN", feeds, size=size, alpha=0.3, bias=1.5), feeds, "LRN")
 
@@ -179,7 +179,7 @@ PERMS = [(), (0, 2, 3, 1), (0, 3, 1, 2), (1, 0, 2, 3)]
 
 @pytest.mark.parametrize("perm", PERMS)
 @pytest.mark.parametrize("slopes", ["one", "channels", "all"])
-def test_prelu(slopes, perm):
+def test_prelu_equals_numpy(slopes, perm):
     feeds = {"x": draw(2, 3, 4, 5)}
     dims = tuple(np.transpose(feeds["x"], perm or None or range(4)).shape)
     shape = {"one": (1,), "channels": (dims[1], 1, 1), "all": dims}[slopes]

@@ -84,7 +84,7 @@ def attention_text(mask: str, guarded: bool, head: str = "[2, 3, 50, 16]") -> st
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
-def test_attention_in_blocks(mask, guarded):
+def test_attention_in_blocks_equals_numpy(mask, guarded):
     feeds = {"q": draw(2, 3, 50, 16), "k": draw(2, 3, 40, 16), "v": draw(2, 3, 40, 24)}
     declared = MASKS[mask]
     if declared:
@@ -106,7 +106,7 @@ def test_attention_in_blocks(mask, guarded):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_attention_of_fed_values():
+def test_attention_of_fed_values_equals_numpy():
     feeds = {"q": draw(3, 33, 8), "k": draw(3, 8, 21), "v": draw(3, 21, 5)}
     text = """g (float[3, 33, 8] q, float[3, 8, 21] k, float[3, 21, 5] v) => (float[3, 33, 5] y)
         { a = MatMul(q, k) p = Softmax <axis = -1> (a) y = MatMul(p, v) }"""

@@ -181,7 +181,7 @@ def models(draw: Callable[..., Any]) -> tuple[onnx.ModelProto, dict[str, np.ndar
 
 @settings(max_examples=60)
 @given(models(), st.sampled_from(["linear", "dataflow"]))
-def test_random_graphs(drawn, executor):
+def test_random_graphs_equal_numpy(drawn, executor):
     proto, feeds = drawn
     want = ps.compile(proto, backends=["numpy"]).run(feeds)
     session = compile_on_onednn(proto, executor=executor)

@@ -28,7 +28,7 @@ AXES = [[0], [1], [2], [3], [-1], [2, 3], [1, 2], [0, 1], [3, 1, 2], [0, 1, 2, 3
 @pytest.mark.parametrize("perm", PERMS)
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", AXES)
-def test_reduce_mean(axes, keepdims, perm):
+def test_reduce_mean_equals_numpy(axes, keepdims, perm):
     feeds = {"x": draw(2, 3, 4, 5)}
     model = reduction("ReduceMean", feeds, axes, keepdims=keepdims, perm=perm)
     check(model, feeds, "ReduceMean")
@@ -38,7 +38,7 @@ def test_reduce_mean(axes, keepdims, perm):
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("axes", [[3], [2, 3], [1, 2, 3], [0, 1, 2, 3]])
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceProd"])
-def test_other_reductions_of_the_last_axes(op, axes, keepdims, perm):
+def test_reductions_of_the_last_axes_equal_numpy(op, axes, keepdims, perm):
     feeds = {"x": draw(2, 3, 4, 5)}
     check(reduction(op, feeds, axes, keepdims=keepdims, perm=perm), feeds, op)
 

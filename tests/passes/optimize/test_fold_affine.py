@@ -1,0 +1,74 @@
+"""Which scales and terms FoldAffine takes into the weights of convolutions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import penstock as ps
+from penstock.ir.graph import Graph
+from penstock.passes.pipeline import optimize
+from tests.support.onnx_text import graph_from_text, model_from_text
+
+rng = np.random.default_rng(3)
+
+
+def optimized(text: str, opset: int = 20) -> Graph:
+    graph = graph_from_text(text, opset=opset)
+    optimize(graph)
+    return graph
+
+
+def ops(graph: Graph) -> Counter[str]:
+    return Counter(node.op.name for node in graph.walk())
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_fold_affine_scales_and_terms_of_channels_are_folded_into_the_weights(op, group):
+    text = f"""g (float[2, 4, 5, 5] x, float[4, {4 // group},
+            1, 1] w) => (float[2, 4, 5, 5] y)
+        <float[4] s = {{1, -2, 3, 0.5}}, float[4] b = {{1, 2, 3, 4}}, float[4] m = {{0, 1, 0, 2}},
+         float[4] v = {{1, 2, 3, 4}}, float[1, 4, 1, 1] t = {{2, 3, 4, 5}}, float k = {{3}}>
+        {{ a = {op} <group = {group}> (x, w) n = BatchNormalization(a, s, b, m, v)
+           p = Add(n, t) q = Mul(p, k) y = Sub(t, q) }}"""
+    model = model_from_text(text)
+    w = rng.standard_normal((4, 4 // group, 1, 1)).astype(np.float32)
+    x = rng.standard_normal((2, 4, 5, 5)).astype(np.float32)
+    # Computed weights are left as they are.
+    (expected,) = ps.compile(model, backends=["numpy"]).run({"x": x, "w": w}).values()
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    graph = ps.load(model).graph
+    optimize(graph)
+    assert ops(graph) == {op: 1}
+    (result,) = ps.compile(model, backends=["numpy"]).run({"x": x}).values()
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_fold_affine_value_with_other_readers_stays():
+    body = """<float[1, 2, 1, 1] w = {2, 3}, float k = {3}>
+        { a = Conv(x, w) b = Mul(a, k) c = Neg(a) y = Add(b, c) }"""
+    graph = optimized(f"g (float[1, 2, 3, 3] x) => (float[1, 1, 3, 3] y) {body}")
+    assert ops(graph)["Mul"] == 1
+    graph = optimized(
+        """g (float[1, 2, 3, 3] x) => (float[1, 1, 3, 3] a, float[1, 1, 3, 3] y)
+        <float[1, 2, 1, 1] w = {2, 3}, float k = {3}> { a = Conv(x, w) y = Mul(a, k) }"""
+    )
+    assert ops(graph) == {"Conv": 1, "Mul": 1}
+
+
+@pytest.mark.parametrize(
+    "const",
+    ["float[3] k = {1, 2, 3}", "float[1, 1, 3, 1] k = {1, 2, 3}", "float[2, 1, 1, 1] k = {1, 2}"],
+)
+def test_fold_affine_factor_not_along_channels_stays(const):
+    n = 2 if "[2, 1" in const else 1
+    graph = optimized(
+        f"""g (float[1, 2, 3, 3] x) => (float[{n}, 1, 3, 3] y)
+        <float[1, 2, 1, 1] w = {{2, 3}}, {const}> {{ a = Conv(x, w) y = Mul(a, k) }}"""
+    )
+    assert ops(graph) == {"Conv": 1, "Mul": 1}
