@@ -9,9 +9,7 @@ import numpy as np
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
     """Read a number of up to 64 bits in groups of 7, the lowest first (LEB128, as in protobuf).
-
-    Returns the number and the position after it. Raises ``ValueError`` if it does not end.
-    """
+    Returns the number and the position after it. Raises ``ValueError`` if it does not end."""
     value = shift = 0
     for byte in data[position : position + 10]:
         value |= (byte & 0x7F) << shift
@@ -29,9 +27,7 @@ def decode_text(data: bytes | str) -> str:
 
 def array_from_bytes(data: bytes | np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Read little-endian elements as a vector of ``dtype``: a view where the data are aligned.
-
-    ``data`` has a whole number of elements. Any byte other than 0 is ``True``.
-    """
+    ``data`` has a whole number of elements. Any byte other than 0 is ``True``."""
     raw = np.frombuffer(data, np.uint8)
     if dtype == np.bool_:
         return raw != 0 if np.any(raw > 1) else raw.view(np.bool_)

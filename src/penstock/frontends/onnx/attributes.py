@@ -93,10 +93,8 @@ class AttributeReader:
         context: ImportContext,
     ) -> None:
         """Add one attribute of node ``name`` to its ``attrs`` and their ``AttributeProto`` types.
-
         Raises ``InvalidModel`` for a graph beyond ``Limits.max_depth``; adds what else is wrong to
-        the diagnostics.
-        """
+        the diagnostics."""
         key = decode_text(proto.name)
         if key in types:
             self.diagnostics.problem(

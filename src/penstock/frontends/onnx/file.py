@@ -50,11 +50,8 @@ Weights = Iterable[TensorProto | Apart]
 
 @contextmanager
 def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
-    """The model of ``source``, and its initializers that are not in the message.
-
-    The initializers of a large file are read one at a time while the context is open. Raises
-    ``InvalidModel``.
-    """
+    """The model of ``source``, and its initializers that are not in the message. The initializers
+    of a large file are read one at a time while the context is open. Raises ``InvalidModel``."""
     if isinstance(source, ModelProto):
         yield source, ()
     elif isinstance(source, bytes):
@@ -125,9 +122,7 @@ def _initializer(file: BinaryIO, start: int, end: int, name: str) -> TensorProto
 
 def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]]]:
     """The bytes of a model without its large initializers, and the ranges of these in the file.
-
-    Raises ``ValueError`` if the file is not a sequence of protobuf fields.
-    """
+    Raises ``ValueError`` if the file is not a sequence of protobuf fields."""
     rest: list[bytes] = []
     spans: list[tuple[int, int]] = []
     done = 0
@@ -150,8 +145,7 @@ def _split(file: BinaryIO, size: int) -> tuple[list[bytes], list[tuple[int, int]
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
     """The fields of a message: number, and the positions where the field, its contents and the next
-    field begin; for numbers ``None`` instead of contents.
-    """
+    field begin; for numbers ``None`` instead of contents."""
     while start < end:
         file.seek(start)
         head = file.read(24)

@@ -201,12 +201,9 @@ class _Importer:
     def declare(
         self, nodes: Sequence[NodeProto], context: ImportContext, bound: dict[str, Value]
     ) -> Iterator[DeclaredNode]:
-        """Make the output values of all nodes, and the constants of Constant nodes.
-
-        Nodes may come in any order, so that outputs are needed before inputs are looked up.
-        ``bound`` has values for outputs of a function by name; names that no node produces are left
-        in it.
-        """
+        """Make the output values of all nodes, and the constants of Constant nodes. Nodes may come
+        in any order, so that outputs are needed before inputs are looked up. ``bound`` has values
+        for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
         names = context.scope.names
         outputs_of_nodes: list[list[Value | None] | None] = []
@@ -357,17 +354,15 @@ class _Importer:
         names = inside.scope.names
         names.update((formal, None) for formal in function.inputs)
         names.update(zip(function.inputs, inputs, strict=False))
-        bound: dict[str, Value] = {}
-        repeated: list[tuple[str, Value]] = []
-        for formal, output in zip(function.outputs, outputs, strict=False):
-            if output is not None:
-                if formal in bound:
-                    repeated.append((formal, output))
-                bound.setdefault(formal, output)
+        pairs = zip(function.outputs, outputs, strict=False)
+        results = [(formal, output) for formal, output in pairs if output is not None]
+        bound = dict(reversed(results))
+        own = set(bound.values())  # the other outputs repeat one of these
         body = self.declare(function.nodes, inside, bound)
         copies = [
             self.copy(self.output(formal, inside), output, name, context)
-            for formal, output in [*bound.items(), *repeated]
+            for formal, output in results
+            if formal in bound or output not in own
         ]
         return body, inside, [node for node in copies if node is not None]
 

@@ -16,11 +16,9 @@ MAX_NESTING = 32
 
 
 def value_type(proto: onnx.TypeProto, *, entry: bool = False) -> Type:
-    """The type that a ``TypeProto`` declares.
-
-    For an ``entry``, which callers feed, dims of 0 are unknown: exporters write 0 for dims that
-    they leave open, and an input that must be empty has no use. Raises ``InvalidModel``.
-    """
+    """The type that a ``TypeProto`` declares. For an ``entry``, which callers feed, dims of 0 are
+    unknown: exporters write 0 for dims that they leave open, and an input that must be empty has no
+    use. Raises ``InvalidModel``."""
     wrappers: list[Callable[[Type], Type]] = []
     form = proto.WhichOneof("value")
     while form in ("sequence_type", "optional_type", "map_type"):

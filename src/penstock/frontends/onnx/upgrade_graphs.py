@@ -74,8 +74,7 @@ def _root_of_scale(old: NodeUpgrade, q: Value) -> Value:
 
 def _modified(old: NodeUpgrade, value: Value, key: str) -> Value:
     """Apply a graph among the attributes to ``value``: as a branch of an If that is always taken,
-    since branches can read outer values.
-    """
+    since branches can read outer values."""
     graph: Graph | None = old.attrs.get(key)
     if graph is None:
         return value

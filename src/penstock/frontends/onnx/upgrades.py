@@ -143,8 +143,7 @@ def integral_p(old: NodeUpgrade) -> None:
 @upgrade(13, "BatchNormalization")
 def batch_normalization(old: NodeUpgrade) -> None:
     """The mode was given by ``is_test``, and from version 7 to 13 by the number of outputs; with
-    ``spatial`` 0, statistics were kept for each element instead of each channel.
-    """
+    ``spatial`` 0, statistics were kept for each element instead of each channel."""
     if old.version < 7:
         training = not old.attrs.get("is_test", 0)
     else:
@@ -193,8 +192,7 @@ def clip(old: NodeUpgrade) -> None:
 @upgrade(11, "Dropout")
 def dropout(old: NodeUpgrade) -> None:
     """The ratio was an attribute; so was the mode, which versions 7 to 11 fix to inference. Before
-    version 10 the mask had the dtype of the input.
-    """
+    version 10 the mask had the dtype of the input."""
     x = old.input(0)
     inputs = [x]
     if old.version < 7 and not old.attrs.get("is_test", 0):
@@ -233,11 +231,9 @@ def pad(old: NodeUpgrade) -> None:
 
 @upgrade(10, "Resize", "Upsample")
 def resample(old: NodeUpgrade) -> None:
-    """Upsample, and Resize as it began: output i is taken from i / scale of the input.
-
-    The nearest element is the one before when growing, and the one after when shrinking, as in ONNX
-    Runtime and the test cases of that version; axes of both kinds take two steps.
-    """
+    """Upsample, and Resize as it began: output i is taken from i / scale of the input. The nearest
+    element is the one before when growing, and the one after when shrinking, as in ONNX Runtime and
+    the test cases of that version; axes of both kinds take two steps."""
     x = old.input(0)
     factors = old.attrs.get("scales")
     if old.version == 1:
@@ -293,8 +289,7 @@ def slice_1(old: NodeUpgrade) -> None:
 @upgrade(17, "Split")
 def split(old: NodeUpgrade) -> None:
     """The lengths were an attribute (in version 1 also an input of the data's type); without them,
-    the data are cut into as many parts as there are outputs.
-    """
+    the data are cut into as many parts as there are outputs."""
     attrs = {"axis": old.attrs.get("axis", 0)}
     lengths, given = old.attrs.get("split"), old.optional(1)
     if lengths:

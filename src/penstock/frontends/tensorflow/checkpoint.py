@@ -44,7 +44,7 @@ class Bundle:
         self._shards: dict[int, np.ndarray] = {}
         index = Path(f"{prefix}.index")
         header = BundleHeaderProto()
-        for key, value in _Table(index).items():
+        for key, value in _table(index):
             if key == b"":
                 parsed(value, header, index.name)
             else:
@@ -118,71 +118,63 @@ def _unmasked(stored: int) -> int:
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
 
 
-class _Table:
-    """A table in LevelDB's format."""
+def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a table in LevelDB's format, in the order of the keys. Raises
+    ``InvalidModel``."""
+    try:
+        yield from _items(path.read_bytes())
+    except OSError as error:
+        raise InvalidModel(f"{path.name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidModel(
+            f"{path.name} is no index of a checkpoint, or damaged: {error}; copy it again, or save "
+            "it with TensorFlow"
+        ) from error
 
-    def __init__(self, path: Path) -> None:
-        self.name = path.name
-        try:
-            self.data = path.read_bytes()
-        except OSError as error:
-            raise InvalidModel(f"{path.name} cannot be read: {error.strerror}") from error
 
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values, in the order of the keys."""
-        footer = self.data[-_FOOTER:]
-        if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
-            raise self.damaged("it does not end as an index of a checkpoint does")
-        at = 0
-        for _ in range(2):  # offset and size of a block of metadata
-            _, at = self.varint(footer, at)
-        offset, at = self.varint(footer, at)
-        size, at = self.varint(footer, at)
-        for _, handle in self.entries(self.block(offset, size)):
-            offset, at = self.varint(handle, 0)
-            size, at = self.varint(handle, at)
-            yield from self.entries(self.block(offset, size))
+def _items(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of a table. Raises ``ValueError``."""
+    footer = data[-_FOOTER:]
+    if len(footer) < _FOOTER or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise ValueError("it does not end as an index of a checkpoint does")
+    at = 0
+    for _ in range(2):  # offset and size of a block of metadata
+        _, at = read_varint(footer, at)
+    for _, handle in _entries(data, footer[at:]):
+        yield from _entries(data, handle)
 
-    def block(self, offset: int, size: int) -> bytes:
-        end = offset + size
-        if end + _TRAILER > len(self.data):
-            raise self.damaged("a block reaches beyond its end")
-        compression = self.data[end]
-        stored = int.from_bytes(self.data[end + 1 : end + _TRAILER], "little")
-        if google_crc32c.value(self.data[offset : end + 1]) != _unmasked(stored):
-            raise self.damaged("the checksum of a block does not match its bytes")
-        if compression:
-            raise InvalidModel(
-                f"{self.name} has compressed blocks (type {compression}), which are not supported; "
-                "save the checkpoint with TensorFlow, which does not compress"
-            )
-        return self.data[offset:end]
 
-    def entries(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of a block. Restart points, which serve searches, follow them."""
-        end = len(block) - 4
-        restarts = int.from_bytes(block[end:], "little") if end >= 0 else 0
-        end -= 4 * restarts
-        if end < 0:
-            raise self.damaged("a block is shorter than it says")
-        key, at = b"", 0
-        while at < end:
-            shared, at = self.varint(block, at)
-            added, at = self.varint(block, at)
-            size, at = self.varint(block, at)
-            if shared > len(key) or at + added + size > end:
-                raise self.damaged("an entry reaches beyond its block")
-            key = key[:shared] + block[at : at + added]
-            at += added + size
-            yield key, block[at - size : at]
+def _entries(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values of the block at a handle. Restart points, which serve searches, follow
+    them."""
+    block = _block(data, handle)
+    end = len(block) - 4
+    restarts = int.from_bytes(block[end:], "little") if end >= 0 else 0
+    end -= 4 * restarts
+    if end < 0:
+        raise ValueError("a block is shorter than it says")
+    key, at = b"", 0
+    while at < end:
+        shared, at = read_varint(block, at)
+        added, at = read_varint(block, at)
+        size, at = read_varint(block, at)
+        if shared > len(key) or at + added + size > end:
+            raise ValueError("an entry reaches beyond its block")
+        key = key[:shared] + block[at : at + added]
+        at += added + size
+        yield key, block[at - size : at]
 
-    def varint(self, data: bytes, position: int) -> tuple[int, int]:
-        try:
-            return read_varint(data, position)
-        except ValueError as error:
-            raise self.damaged(str(error)) from error
 
-    def damaged(self, why: str) -> InvalidModel:
-        return InvalidModel(
-            f"{self.name} is no index of a checkpoint, or damaged: {why}; copy it again"
-        )
+def _block(data: bytes, handle: bytes) -> bytes:
+    """The contents of a block. A handle is its offset and its size."""
+    offset, at = read_varint(handle, 0)
+    size, _ = read_varint(handle, at)
+    end = offset + size
+    if end + _TRAILER > len(data):
+        raise ValueError("a block reaches beyond its end")
+    stored = int.from_bytes(data[end + 1 : end + _TRAILER], "little")
+    if google_crc32c.value(data[offset : end + 1]) != _unmasked(stored):
+        raise ValueError("the checksum of a block does not match its bytes")
+    if data[end]:
+        raise ValueError(f"compressed blocks (type {data[end]}) are not supported")
+    return data[offset:end]

@@ -15,7 +15,7 @@ from penstock.frontends.tensorflow.function_library import FunctionLibrary
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import NodeDef
 from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Reference
 from penstock.frontends.tensorflow.variables import Variables
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW, find
 
@@ -147,12 +147,9 @@ class Conversion(NodeBuilder):
             node.control_inputs.append(self.final)
         return node
 
-    def dereference(self, index: int) -> None:
-        """Replace input ``index``, a reference to a variable, by the variable's value."""
-        self.inputs[index] = self.variable(self.inputs[index], None)
-
     def variable(self, handle: Value, dtype: str | None) -> Value:
-        """The value of a variable: a constant if nothing assigns to it."""
+        """The value of a variable: a constant if nothing assigns to it. ``dtype`` is that which the
+        reading node declares, if it does."""
         frozen = self.context.variables.constant(handle)
         if frozen is not None:
             return self.emit("Const", [], {"value": frozen}, domain=TENSORFLOW)
@@ -181,10 +178,7 @@ class Conversion(NodeBuilder):
                     self._add_fetched_value(value)
 
     def _unread_sources(self) -> list[str]:
-        read = {value for node in self.nodes for value in node.inputs}
-        for node in self.nodes:
-            for _, graph in node.graphs:
-                read.update(value for inner in graph.walk() for value in inner.inputs)
+        read = {value for node in Graph([], [], self.nodes).walk() for value in node.inputs}
         return [r.source for r in self.references if r.source and r.value not in read]
 
     def _needs_anchors(self, node: Node) -> bool:

@@ -147,10 +147,8 @@ class Importer:
         scope.connect()
 
     def declare(self, scope: GraphScope, proto: NodeDef) -> bool:
-        """Make the output values of a node, and return whether it can be imported.
-
-        Nodes may come in any order, so that outputs are needed before inputs are looked up.
-        """
+        """Make the output values of a node, and return whether it can be imported. Nodes may come
+        in any order, so that outputs are needed before inputs are looked up."""
         name, op = proto.name, proto.op
         origin = f"{scope.prefix}{name} in {scope.where}"
         if not name or name in scope.declared or name in scope.arguments:
@@ -220,7 +218,7 @@ class Importer:
         for i, (argument, reference) in enumerate(zip(arguments, references, strict=True)):
             is_reference = reference.value in scope.references
             if is_reference and not argument.ref:
-                conversion.dereference(i)
+                conversion.inputs[i] = conversion.variable(conversion.inputs[i], None)
             elif argument.ref and not is_reference:
                 self.diagnostics.problem(f"{subject}: its input {i} must refer to a variable")
                 return

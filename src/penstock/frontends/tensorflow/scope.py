@@ -82,10 +82,8 @@ class GraphScope:
         self.waiting: list[tuple[Node, Sequence[str]]] = []
 
     def find(self, text: str) -> Reference | None:
-        """Resolve an input such as ``node:0``; ``None`` if its node could not be imported.
-
-        Raises ``KeyError`` with the end of a sentence about the input.
-        """
+        """Resolve an input such as ``node:0``; ``None`` if its node could not be imported. Raises
+        ``KeyError`` with the end of a sentence about the input."""
         name, *rest = text.split(":")
         if name in self.arguments and len(rest) <= 1:
             values, index = self.arguments[name], _number(rest[0] if rest else "0")
@@ -110,9 +108,7 @@ class GraphScope:
 
     def constant(self, source: str) -> np.ndarray | None:
         """The value of a Const, or of identities of one. The nodes need not be converted yet.
-
-        Raises ``TensorError``.
-        """
+        Raises ``TensorError``."""
         for _ in range(_MAX_IDENTITIES):
             declared = self.declared.get(source)
             if declared is None:
@@ -129,17 +125,16 @@ class GraphScope:
         return None
 
     def connect(self) -> None:
-        """Add control inputs by name, after all nodes have been made."""
+        """Add control inputs by name, after all nodes have been made. Arguments of a function exist
+        from the start: no node can wait for one."""
         for node, names in self.waiting:
-            sources = dict.fromkeys(self._final_node(name) for name in names if self._runs(name))
-            node.control_inputs = list(dict.fromkeys([*node.control_inputs, *sources]))
-            if node in sources:
-                node.control_inputs.remove(node)
+            nodes = (
+                name for name in names if name in self.final_nodes or name in self.placeholders
+            )
+            sources = dict.fromkeys([*node.control_inputs, *map(self._final_node, nodes)])
+            sources.pop(node, None)
+            node.control_inputs = list(sources)
         self.waiting.clear()
-
-    def _runs(self, name: str) -> bool:
-        """Whether a node can wait for it: arguments of a function exist from the start."""
-        return name in self.final_nodes or (name in self.placeholders and name in self.declared)
 
     def _final_node(self, name: str) -> Node:
         """The node of that name. Waiting for a placeholder means reading it: it must be fed."""
