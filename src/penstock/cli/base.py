@@ -107,13 +107,15 @@ EXECUTOR = compile_option(
     "executor", type=click.Choice(EXECUTORS), default="auto", show_default=True
 )
 
-PLANNER = click.option(
-    "--planner",
-    type=click.Choice(MEMORY_PLANNERS),
-    default="quick",
-    show_default=True,
-    help=help_of(CompileOptions, "memory_planner"),
-)
+
+def planner_option(*more: str, note: str = "") -> Callable[[Any], Any]:
+    """The option for the memory planner, with ``more`` choices, which ``note`` explains."""
+    choices = click.Choice([*MEMORY_PLANNERS, *more])
+    text = help_of(CompileOptions, "memory_planner") + note
+    return click.option("--planner", type=choices, default="quick", show_default=True, help=text)
+
+
+PLANNER = planner_option()
 
 
 def read_dims(text: str) -> tuple[int, ...]:

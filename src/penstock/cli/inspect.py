@@ -20,6 +20,7 @@ from penstock.cli.base import (
     all_shapes,
     command,
     compile_option,
+    planner_option,
     show_table,
 )
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
@@ -30,7 +31,6 @@ from penstock.ir.graph import Graph, Model, clone
 from penstock.ops.work_estimate import flops
 from penstock.passes.context import Pass
 from penstock.passes.pipeline import PASSES
-from penstock.session.options import CompileOptions, help_of
 from penstock.session.session import Session, compile
 from penstock.textual.parser import parse_model
 from penstock.textual.printer import format_graph
@@ -177,13 +177,7 @@ def _show_plan(result: Mapping[str, Any]) -> None:
 )
 @click.option("--source", is_flag=True, help="The generated program instead of the plan.")
 @EXECUTOR
-@click.option(
-    "--planner",
-    type=click.Choice([*MEMORY_PLANNERS, "all"]),
-    default="quick",
-    show_default=True,
-    help=f'{help_of(CompileOptions, "memory_planner")} "all": compare the arenas of all.',
-)
+@planner_option("all", note=' "all": compare the arenas of all.')
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
 @compile_option("max_streams", type=click.IntRange(min=1))
 @click.option("--svg", type=click.Path(path_type=Path), help="File to draw the streams into.")

@@ -109,7 +109,7 @@ def read_feeds(
         if name == text:
             if not text.endswith(".npz"):
                 raise click.UsageError(f"--input {text!r} must be NAME=WHAT or a .npz file")
-            arrays = _read_npz(text)
+            arrays = _read_arrays(text)
             feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
         elif port is None and what.partition(":")[0] in ("random", "zeros"):
             raise InvalidInput(f"cannot generate {name!r}: {suggest(name, by_name)}")
@@ -131,13 +131,11 @@ def _value(name: str, what: str, port: Port | None, rng: np.random.Generator) ->
     word, _, dims = what.partition(":")
     if word in ("random", "zeros"):
         return _generated(name, word, dims, port, rng)
-    if what.endswith(".npy"):
-        return _read(name, what)
-    if what.endswith(".npz"):
-        arrays = _read_npz(what)
+    if what.endswith((".npy", ".npz")):
+        arrays = _read_arrays(what)
         if name not in arrays and len(arrays) != 1:
             raise InvalidInput(f"{what} has no array {name!r}, it has {', '.join(arrays)}")
-        return arrays.get(name, next(iter(arrays.values()), None))
+        return arrays.get(name, next(iter(arrays.values())))
     try:
         return json.loads(what)
     except json.JSONDecodeError:
@@ -174,20 +172,15 @@ def _generated(
         raise InvalidInput(f"input {name!r}: no array of shape {shape}: {error}") from error
 
 
-def _read(name: str, path: str) -> np.ndarray:
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file by name, or the one of a .npy file."""
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise InvalidInput(f"input {name!r}: cannot read {path}: {error}") from error
-    assert isinstance(array, np.ndarray)
-    return array
-
-
-def _read_npz(path: str) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        with loaded:
+            return {key: loaded[key] for key in loaded.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from error
 
 

@@ -210,21 +210,18 @@ class _Printer:
     def constant(self, value: Value) -> str:
         array = value.const
         assert array is not None
-        usual = constant_type(array)
-        data = self.array(array)
-        if value.type == usual:
-            return f"{self.label(value)}: {format_type(usual.without_data())} = const {data}"
-        held = format_type(usual.without_data())
-        return f"{self.label(value)}: {format_type(value.type)} = const {held} {data}"
+        own = constant_type(array)
+        held = format_type(own.without_data())
+        declared = held if value.type == own else format_type(value.type)
+        content = f"{'' if value.type == own else f'{held} '}{self.array(array)}"
+        return f"{self.label(value)}: {declared} = const {content}"
 
     def node(self, node: Node, references: dict[Node, str]) -> str:
         outputs = ", ".join(map(self.declared, node.outputs))
         inputs = ", ".join(map(self.label, node.inputs))
-        attrs = ", ".join(
-            f"{_quoted(key)}={self.literal(attribute)}"
-            for key, attribute in node.attrs.items()
-            if not isinstance(attribute, Graph) and not (key == "region" and is_fused(node))
-        )
+        graphs = dict(_printed_graphs(node))
+        plain = ((key, attribute) for key, attribute in node.attrs.items() if key not in graphs)
+        attrs = ", ".join(f"{_quoted(key)}={self.literal(attribute)}" for key, attribute in plain)
         text = f"{outputs} = " if node.outputs else ""
         text += _operation(node.op) + (f"{{{attrs}}}" if attrs else "") + f"({inputs})"
         if node.control_inputs:
