@@ -239,7 +239,7 @@ class Importer:
 def _apply_rule(op: str, conversion: Conversion) -> None:
     rule = RULES.get(op)
     if op not in schemas():
-        rules_functions.direct_call(conversion)
+        rules_functions.call(conversion)
     elif rule is not None:
         rule(conversion)
     elif find(op, TENSORFLOW) is not None:

@@ -15,66 +15,46 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import TensorProto
 from penstock.frontends.tensorflow.tensors import declared_type, decode_tensor
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import TENSORFLOW
-from penstock.types import ANY
 
-# Operations with the meaning of one of ONNX's, input for input, if that has the attributes.
-_AS_IN_ONNX: dict[str, tuple[str, dict[str, Any]]] = {
-    "Add": ("Add", {}),
-    "AddN": ("Sum", {}),
-    "AddV2": ("Add", {}),
-    "AccumulateNV2": ("Sum", {}),
-    "GatherNd": ("GatherND", {"batch_dims": 0}),
-    "GreaterEqual": ("GreaterOrEqual", {}),
-    "Inv": ("Reciprocal", {}),
-    "Invert": ("BitwiseNot", {}),
-    "IsNan": ("IsNaN", {}),
-    "LessEqual": ("LessOrEqual", {}),
-    "LogicalAnd": ("And", {}),
-    "LogicalNot": ("Not", {}),
-    "LogicalOr": ("Or", {}),
-    "LogSoftmax": ("LogSoftmax", {"axis": -1}),
-    "Maximum": ("Max", {}),
-    "Minimum": ("Min", {}),
-    "RealDiv": ("Div", {}),
-    "Reshape": ("Reshape", {"allowzero": 1}),  # 0 is a dim of 0, not a copy of the input's dim
-    "SelectV2": ("Where", {}),
-    "Softmax": ("Softmax", {"axis": -1}),
-    "TensorScatterAdd": ("ScatterND", {"reduction": "add"}),
-    "TensorScatterUpdate": ("ScatterND", {"reduction": "none"}),
-}
-_IDENTITIES = "Identity PlaceholderWithDefault PreventGradient RefIdentity Snapshot StopGradient"
-_AS_IN_ONNX |= dict.fromkeys(_IDENTITIES.split(), ("Identity", {}))
-_SAME_NAMES = """
-    Abs Acos Acosh Asin Asinh Atan Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil Cos Cosh Elu Equal Erf
-    Exp Floor Greater IsInf Less Log Mul Neg Pow Range Reciprocal Relu Round Selu Sigmoid Sign Sin
-    Sinh Softplus Softsign Sqrt Sub Tan Tanh
+# Operations with the meaning of one of ONNX's, of the same name or that after "=", input for input.
+_AS_IN_ONNX = """
+    Abs AccumulateNV2=Sum Acos Acosh Add AddN=Sum AddV2=Add Asin Asinh Atan Atanh BitwiseAnd
+    BitwiseOr BitwiseXor Ceil Cos Cosh Elu Equal Erf Exp Floor GatherNd=GatherND Greater
+    GreaterEqual=GreaterOrEqual Identity Inv=Reciprocal Invert=BitwiseNot IsInf IsNan=IsNaN Less
+    LessEqual=LessOrEqual Log LogSoftmax LogicalAnd=And LogicalNot=Not LogicalOr=Or Maximum=Max
+    Minimum=Min Mul Neg PlaceholderWithDefault=Identity Pow PreventGradient=Identity Range
+    RealDiv=Div Reciprocal RefIdentity=Identity Relu Reshape Round SelectV2=Where Selu Sigmoid Sign
+    Sin Sinh Snapshot=Identity Softmax Softplus Softsign Sqrt StopGradient=Identity Sub Tan Tanh
+    TensorScatterAdd=ScatterND TensorScatterUpdate=ScatterND
 """
-_AS_IN_ONNX |= {name: (name, {}) for name in _SAME_NAMES.split()}
+_ONNX_NAMES = {
+    name: onnx_name or name
+    for name, _, onnx_name in (entry.partition("=") for entry in _AS_IN_ONNX.split())
+}
+_ONNX_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "GatherNd": {"batch_dims": 0},
+    "LogSoftmax": {"axis": -1},
+    "Reshape": {"allowzero": 1},  # 0 is a dim of 0, not a copy of the input's dim
+    "Softmax": {"axis": -1},
+    "TensorScatterAdd": {"reduction": "add"},
+    "TensorScatterUpdate": {"reduction": "none"},
+}
 
 
-@rule(*_AS_IN_ONNX)
+@rule(*_ONNX_NAMES)
 def as_in_onnx(c: Conversion) -> None:
-    name, attrs = _AS_IN_ONNX[c.op]
-    c.emit_final(name, attrs=attrs)
+    c.emit_final(_ONNX_NAMES[c.op], attrs=_ONNX_ATTRIBUTES.get(c.op))
 
 
 # Attributes that matter to operations of the domain "tensorflow" with the same name and inputs. An
 # operation without a rule keeps all of its attributes.
+_PRIMITIVES = "Exit Merge NextIteration RefExit RefMerge RefNextIteration RefSwitch Switch"
 _KEPT_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_PRIMITIVES.split(), ("T", "N")),
+    **dict.fromkeys(("ControlTrigger", "NoOp"), ()),
+    **dict.fromkeys(("Unique", "UniqueWithCounts"), ("out_idx",)),
     "Assert": ("summarize",),
-    "ControlTrigger": (),
-    "Exit": ("T", "N"),
     "GatherV2": ("batch_dims",),
-    "Merge": ("T", "N"),
-    "NextIteration": ("T", "N"),
-    "NoOp": (),
-    "RefExit": ("T", "N"),
-    "RefMerge": ("T", "N"),
-    "RefNextIteration": ("T", "N"),
-    "RefSwitch": ("T", "N"),
-    "Switch": ("T", "N"),
-    "Unique": ("out_idx",),
-    "UniqueWithCounts": ("out_idx",),
     "_SwitchN": ("T", "num_outs"),
 }
 
@@ -219,8 +199,6 @@ def variable(c: Conversion) -> None:
     }
     if shape is not None:
         attrs["shape"] = listed(shape)
-    (value,) = c.outputs
-    value.type = ANY
     name = "VarHandleOp" if c.op == "VarHandleOp" else "VariableV2"
     c.emit_final(name, [], attrs, domain=TENSORFLOW)
 

@@ -214,23 +214,12 @@ def _node(
 
 @rule("PartitionedCall", "StatefulPartitionedCall")
 def call(c: Conversion) -> None:
-    """PartitionedCall, and the stateful one."""
+    """These, or a node whose operation is a function of the library: then all of its nodes run."""
     expansion = FunctionExpansion(c)
-    (function,) = expansion.functions("f")
-    _call(c, expansion, function, run_all=False)
-
-
-def direct_call(c: Conversion) -> None:
-    """A node whose operation is a function of the library."""
-    attrs = {key: value for key, value in c.attrs.items() if not key.startswith("_")}
-    _call(c, FunctionExpansion(c), FunctionReference(c.op, attrs), run_all=True)
-
-
-def _call(
-    c: Conversion, expansion: FunctionExpansion, function: FunctionReference, *, run_all: bool
-) -> None:
+    direct = c.op in c.context.library.functions
+    function = FunctionReference(c.op, c.attrs) if direct else expansion.functions("f")[0]
     arguments = expansion.arguments(c.inputs)
-    body = expansion.body(function, arguments, "", expansion.starts, c.outputs, run_all=run_all)
+    body = expansion.body(function, arguments, "", expansion.starts, c.outputs, run_all=direct)
     c.scope.nodes += body.nodes
     expansion.finish(body.results, body.controls)
 
