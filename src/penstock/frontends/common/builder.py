@@ -30,10 +30,7 @@ class UniqueNames:
     is asked for; ``plain`` is the form of a name, ``numbered`` that with a number."""
 
     def __init__(
-        self,
-        taken: Callable[[], Iterable[str]],
-        plain: str = "{}",
-        numbered: str = "{}_{}",
+        self, taken: Callable[[], Iterable[str]], plain: str = "{}", numbered: str = "{}_{}"
     ) -> None:
         self._of_file = taken
         self._forms = plain, numbered

@@ -5,11 +5,11 @@ A graph among the attributes is made empty, and noted for the importer, which fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
+from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import Diagnostics, TensorError
@@ -20,16 +20,7 @@ from penstock.frontends.onnx.scopes import ImportContext, PendingGraph
 from penstock.frontends.onnx.tensors import TensorReader
 from penstock.frontends.onnx.types import value_type
 from penstock.ir.graph import Graph
-from penstock.types import FLOAT32, INT64, STRING, Type
-
-
-def _texts(items: Iterable[bytes]) -> list[str]:
-    return [decode_text(item) for item in items]
-
-
-def _types(protos: Iterable[TypeProto]) -> list[Type]:
-    return [value_type(proto) for proto in protos]
-
+from penstock.types import FLOAT32, INT64, STRING
 
 _FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
     AttributeProto.FLOAT: ("f", float),
@@ -41,10 +32,10 @@ _FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
     AttributeProto.SPARSE_TENSOR: ("sparse_tensor", None),
     AttributeProto.FLOATS: ("floats", list),
     AttributeProto.INTS: ("ints", list),
-    AttributeProto.STRINGS: ("strings", _texts),
+    AttributeProto.STRINGS: ("strings", lambda items: [decode_text(item) for item in items]),
     AttributeProto.TENSORS: ("tensors", None),
     AttributeProto.GRAPHS: ("graphs", None),
-    AttributeProto.TYPE_PROTOS: ("type_protos", _types),
+    AttributeProto.TYPE_PROTOS: ("type_protos", lambda items: [value_type(item) for item in items]),
     AttributeProto.SPARSE_TENSORS: ("sparse_tensors", None),
 }
 """By ``AttributeProto`` type: the field, and how to read it, except for tensors and graphs."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, count, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -132,16 +132,16 @@ class _Importer:
         graph, and stand for the inputs of the file."""
         names = context.scope.names
         entry = context.depth == 1
-        given, graph.inputs = graph.inputs, []
+        outer_inputs, graph.inputs = graph.inputs, []
         for name, const in self.initializers(proto, context):
             value = self.value(name, context)
             value.const, value.type = const, constant_type(const)
             names[name] = value
-        if given and len(given) != len(proto.input):
-            self.diagnostics.problem(
-                f"{context.where} has {len(proto.input)} inputs, but must have {len(given)}"
-            )
-        for info, outer in zip_longest(proto.input, given[: len(proto.input)]):
+        n = len(proto.input)
+        if outer_inputs and len(outer_inputs) != n:
+            problem = f"has {n} inputs, but must have {len(outer_inputs)}"
+            self.diagnostics.problem(f"{context.where} {problem}")
+        for info, outer in zip_longest(proto.input, outer_inputs[:n]):
             if outer is not None:
                 names[info.name] = outer
                 continue
@@ -176,14 +176,10 @@ class _Importer:
         dense = chain(proto.initializer, self.weights if context.depth == 1 else ())
         sparse = ((tensor.values.name, tensor) for tensor in proto.sparse_initializer)
         for name, tensor in chain(((tensor.name, tensor) for tensor in dense), sparse):
-            if not name:
-                self.diagnostics.problem(
-                    f"{context.where} has an initializer without a name; name it"
-                )
-            elif name in seen:
-                self.diagnostics.problem(
-                    f"{context.where} has initializer {name!r} twice; remove one"
-                )
+            if not name or name in seen:
+                fault = "has an initializer without a name; name it"
+                fault = f"has initializer {name!r} twice; remove one" if name else fault
+                self.diagnostics.problem(f"{context.where} {fault}")
             seen.add(name)
             yield name, self.attributes.tensor(tensor, "initializer", name, where)
 
@@ -206,7 +202,7 @@ class _Importer:
         for outputs of a function by name; names that no node produces are left in it."""
         self.diagnostics.count_nodes(len(nodes))
         names = context.scope.names
-        outputs_of_nodes: list[list[Value | None] | None] = []
+        declared: list[DeclaredNode] = []
         functions = self.functions.table
         for index, proto in enumerate(nodes):
             outputs: list[Value | None] = []
@@ -221,10 +217,9 @@ class _Importer:
             constant = proto.op_type == "Constant" and plain_domain(proto.domain) == ""
             if constant and not (functions and self.functions.find(proto)):
                 self.constant(proto, outputs, index, context)
-                outputs_of_nodes.append(None)
             else:
-                outputs_of_nodes.append(outputs)
-        return zip(count(), nodes, outputs_of_nodes, strict=False)
+                declared.append((index, proto, outputs))
+        return iter(declared)
 
     def expand(
         self, into: list[Node], body: Iterator[DeclaredNode], context: ImportContext
@@ -234,8 +229,6 @@ class _Importer:
         while stack:
             rest, context, last = stack[-1]
             for index, proto, outputs in rest:
-                if outputs is None:
-                    continue
                 expansion = self.node(into, proto, outputs, index, context)
                 if expansion is not None:
                     stack.append(expansion)

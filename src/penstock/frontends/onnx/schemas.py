@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any
 
 import onnx
@@ -149,9 +149,8 @@ def newest_opset(domain: str) -> int:
 @cache
 def _newest() -> Mapping[str, int]:
     """By domain. Looking at all schemas takes 10 ms, which ONNX's own domain does not need."""
-    newest: dict[str, int] = defaultdict(int)
-    for domain, version in onnx.helper.OP_SET_ID_VERSION_MAP:
-        newest[domain] = max(newest[domain], version)
-    for schema in onnx.defs.get_all_schemas():
-        newest[schema.domain] = max(newest[schema.domain], schema.since_version)
-    return dict(newest)
+    newest: dict[str, int] = {}
+    schemas = ((schema.domain, schema.since_version) for schema in onnx.defs.get_all_schemas())
+    for domain, version in chain(onnx.helper.OP_SET_ID_VERSION_MAP, schemas):
+        newest[domain] = max(newest.get(domain, 0), version)
+    return newest

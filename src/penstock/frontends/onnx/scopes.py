@@ -74,8 +74,8 @@ class ImportContext:
         return replace(self, scope=scope, where=where, depth=self.depth + 1, is_body=False)
 
 
-DeclaredNode: TypeAlias = tuple[int, NodeProto, list[Value | None] | None]
-"""A node with its position and its output values; ``None`` for a Constant, which is done."""
+DeclaredNode: TypeAlias = tuple[int, NodeProto, list[Value | None]]
+"""A node with its position and its output values."""
 
 Expansion: TypeAlias = tuple[Iterator[DeclaredNode], ImportContext, list[Node]]
 """Nodes left to import in a context, and nodes to add after them."""

@@ -95,12 +95,9 @@ class GraphScope:
             raise KeyError(f"which is no node of {self.where}")
         if declared.values is None:
             return None
+        index = _number(rest[0] if rest else "0") if len(rest) <= 1 else -1
         if self.function and len(rest) == 2:
             index = declared.positions.get((rest[0], _number(rest[1])), -1)
-        elif len(rest) <= 1:
-            index = _number(rest[0] if rest else "0")
-        else:
-            index = -1
         if not 0 <= index < len(declared.values):
             raise KeyError(f"but {name!r} has {len(declared.values)} outputs, and none like that")
         self.read.add(name)

@@ -22,7 +22,7 @@ from penstock.frontends.tensorflow.proto.graphdef_pb2 import (
     TensorShapeProto,
 )
 from penstock.limits import Limits
-from penstock.types import ANY, STRING, Dim, Shape, TensorType, Type, dtypes
+from penstock.types import ANY, STRING, Shape, TensorType, Type, dtypes
 
 # Names of element types by their numbers. Quantised types are the integers that they are stored as.
 _TYPE_NAMES = (
@@ -80,14 +80,12 @@ def decode_shape(proto: TensorShapeProto, limits: Limits) -> Shape | None:
         raise TensorError(
             f"has {len(proto.dim)} dims, more than Limits.max_dims = {limits.max_dims}"
         )
-    dims: list[Dim] = []
-    for dim in proto.dim:
-        if dim.size < -1:
-            raise TensorError(f"has a negative dim {dim.size}")
-        dims.append(None if dim.size < 0 else dim.size)
-    if math.prod(dim or 1 for dim in dims if isinstance(dim, int)) > limits.max_elements:
-        raise TensorError(f"has dims {dims}, which multiply to more than Limits.max_elements")
-    return tuple(dims)
+    sizes = [dim.size for dim in proto.dim]
+    if min(sizes, default=0) < -1:
+        raise TensorError(f"has a negative dim {min(sizes)}")
+    if math.prod(size for size in sizes if size > 0) > limits.max_elements:
+        raise TensorError(f"has dims {sizes}, which multiply to more than Limits.max_elements")
+    return tuple([None if size < 0 else size for size in sizes])
 
 
 def decode_tensor(proto: TensorProto, limits: Limits) -> np.ndarray:
