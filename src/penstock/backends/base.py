@@ -123,6 +123,12 @@ class Backend(Protocol):
         """Let kernels use up to this number of threads from now on."""
         ...
 
+    def save_memory(self) -> None:
+        """Give back memory that no kernel needs, and from now on prefer kernels that are freed as a
+        whole over ones that leave something behind. Called by ``Session.trim`` and ``close``, and
+        for sessions that meet many input shapes."""
+        ...
+
 
 class HostBackend:
     """What backends on the host's memory have in common. They add a name and ``kernel``, and if
@@ -131,6 +137,9 @@ class HostBackend:
     memory = HOST
     device = None
     fuses = False
+
+    def save_memory(self) -> None:
+        """Nothing is kept."""
 
     def seconds(self, node: Node) -> float:
         return seconds(node)

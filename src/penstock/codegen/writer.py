@@ -79,7 +79,9 @@ class Program:
     @property
     def nbytes(self) -> int:
         """About what plan and program take in memory."""
-        return _LINE_BYTES * len(self.steps)
+        kernels = (step.kernel for step in self.plan.walk())
+        code = sum(kernel.code_bytes for kernel in kernels if kernel is not None)
+        return _LINE_BYTES * len(self.steps) + code
 
     def with_observers(self) -> Program:
         """The program of the same plan that tells observers of its steps."""

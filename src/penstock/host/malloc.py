@@ -8,12 +8,30 @@ this takes a sixth of a run. glibc raises the threshold to the size of a mapping
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
 # Slightly below the maximum of the threshold.
 _LARGEST = (32 << 20) - (1 << 16)
+
+
+def give_back_memory() -> None:
+    """Give free memory back to the system. With glibc; other libraries do so by themselves."""
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    import ctypes
+
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # TypeError: on Windows
+        return None
 
 
 @cache

@@ -75,6 +75,8 @@ class Kernel:
     ``inplace``: inputs whose memory output 0 may reuse if their type is the same and no later step
     reads them. A value that is several inputs of the node may be reused only if all of them are
     listed: other inputs are read while the output is written.
+
+    ``code_bytes``: about what it keeps in memory of a native library, such as generated code.
     """
 
     function: Callable[..., Any]
@@ -90,6 +92,7 @@ class Kernel:
     binder: Binder | None = None
     check: Callable[[Any], object] | None = None
     begin: Callable[..., Callable[[], object] | None] | None = None
+    code_bytes: int = 0
 
     def __call__(self, *inputs: Any) -> Any:
         return self.function(*inputs)

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.executors.base import Executor
+from penstock.host.malloc import give_back_memory
 from penstock.session.subgraphs import Subgraph
+
+# Bytes of dropped plans after which freed memory is given back to the system.
+_MANY_BYTES = 16 << 20
 
 Compile = Callable[[], Executor]
 _Place = tuple[Subgraph, Any, bool]
@@ -24,6 +28,7 @@ class PlanCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._closed = False
+        self._dropped = 0
         self._lock = threading.Lock()
         self._executors: OrderedDict[_Place, Executor] = OrderedDict()
 
@@ -86,8 +91,12 @@ class PlanCache:
             while held > self._max_bytes and len(self._executors) > 1:
                 (oldest, _, _), dropped = self._executors.popitem(last=False)
                 held -= _nbytes(dropped)
+                self._dropped += _nbytes(dropped)
                 if oldest.last[1] is dropped:
                     oldest.last = (None, None)
+            if self._dropped > _MANY_BYTES:
+                self._dropped = 0
+                give_back_memory()
 
 
 def _nbytes(executor: Executor) -> int:

@@ -18,7 +18,7 @@ from penstock.executors.control import NEVER, CancelToken
 from penstock.frontends.load import load
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
-from penstock.host.malloc import keep_memory
+from penstock.host.malloc import give_back_memory, keep_memory
 from penstock.host.threads import pool
 from penstock.inspect.explain import format_plan
 from penstock.inspect.forecast import Forecast, forecast
@@ -38,6 +38,10 @@ from penstock.tuning.placement import check_overrides
 from penstock.types import TensorType, Type
 
 DEFAULT_OPTIONS = CompileOptions()
+
+
+# Plans from which on kernels are preferred that leave nothing behind when they are freed.
+_MANY_PLANS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Session:
         backends = backends_of(options.backends, options.precision)
         keep_memory()
         self._closed = False
+        self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with gc_pause.paused():
             self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
@@ -231,15 +236,17 @@ class Session:
         return format_plan(executor.table, executor.arena_plan, executor.tasks)
 
     def trim(self) -> None:
-        """Give back the arenas that no run holds."""
+        """Give back the arenas that no run holds, and what backends keep for plans to come."""
         for executor in self._plans.executors():
             executor.trim()
+        self._save_memory()
 
     def close(self) -> None:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
         self._closed = True
         self._plans.close()
         self._subgraphs.clear()
+        self._save_memory()
 
     def forked(self) -> None:
         """Make new locks in a forked child, where no other thread holds the old ones."""
@@ -305,8 +312,19 @@ class Session:
 
     def _executor(self, subgraph: Subgraph, key: Any, values: Sequence[Any]) -> Executor:
         """The executor for these values, compiled if it is new."""
-        compiled = partial(self._compiler.compile, subgraph, values)
+        compiled = partial(self._compile, subgraph, values)
         return self._plans.get(subgraph, key, False, compiled)
+
+    def _compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
+        self._compiled += 1
+        if self._compiled == _MANY_PLANS:
+            self._save_memory()
+        return self._compiler.compile(subgraph, values)
+
+    def _save_memory(self) -> None:
+        for backend in self._compiler.context.backends:
+            backend.save_memory()
+        give_back_memory()
 
 
 @takes(CompileOptions)

@@ -107,6 +107,7 @@ class OneDnnBackend(HostBackend):
         self.library: Library = loaded
         self._numpy = NumpyBackend()
         self.narrow = precision == "bf16" and loaded.bfloat16
+        self._releasable = False
 
     def seconds(self, node: Node) -> float:
         if is_dynamic(node, [None if value is None else value.type for value in node.inputs]):
@@ -122,6 +123,8 @@ class OneDnnBackend(HostBackend):
         nodes = parts(node)
         if is_eltwise_chain(nodes):
             return None
+        if self._releasable and len(nodes) > 1 and nodes[0].op.name == "ConvTranspose":
+            return None  # all fast code with post-ops is kept, see ``Primitive``
         try:
             if any(part.op.name == "Softmax" for part in nodes[1:]):
                 return attention_kernel(self.library, node, types)
@@ -130,6 +133,8 @@ class OneDnnBackend(HostBackend):
             spec = self._spec(node, types, nodes[0].op.full_name)
             if spec is None:
                 return None
+            if self._releasable:
+                spec = replace(spec, releasable=True)
             if self.narrow and spec.desc.scaling is None and flops(node) >= _WORTH_ROUNDING:
                 spec = replace(spec, narrow=True)
             return kernel_of(self.library, spec)
@@ -162,3 +167,7 @@ class OneDnnBackend(HostBackend):
 
     def set_threads(self, threads: int) -> None:
         self.library.set_threads(threads)
+
+    def save_memory(self) -> None:
+        self._releasable = True
+        self.library.forget_primitives()

@@ -105,6 +105,8 @@ dnnl_status_t dnnl_post_ops_append_sum(
     dnnl_post_ops_t post_ops, float scale, int32_t zero_point, int data_type);
 dnnl_status_t dnnl_post_ops_append_prelu(dnnl_post_ops_t post_ops, int mask);
 
+dnnl_status_t dnnl_primitive_desc_next_impl(dnnl_primitive_desc_t desc);
+dnnl_status_t dnnl_set_primitive_cache_capacity(int capacity);
 dnnl_status_t dnnl_primitive_desc_query(
     dnnl_primitive_desc_t desc, int what, int index, void *result);
 dnnl_memory_desc_t dnnl_primitive_desc_query_md(

@@ -85,6 +85,7 @@ def kernel_of(library: Library, spec: PrimitiveSpec) -> Kernel:
         prefer_bound=True,
         binder=primitives,
         check=library.check,
+        code_bytes=primitives.packed.primitive.code_bytes,
     )
 
 
@@ -128,9 +129,8 @@ class PrimitiveCache:
             if bound is not None:
                 self._primitives.move_to_end(key)
                 return bound
-            bound = spec.create(
-                SpecContext(library, spec.desc, strides, spec.dims_order, summed, spec.narrow)
-            )
+            flags = summed, spec.narrow, spec.releasable
+            bound = spec.create(SpecContext(library, spec.desc, strides, spec.dims_order, *flags))
             # For another number of threads than that of the first primitive, oneDNN may have only a
             # reference implementation even for tensors without gaps.
             again = bool(self._primitives) and strides == self.packed_strides and not summed

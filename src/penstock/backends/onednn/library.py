@@ -23,6 +23,9 @@ _PATH = "PENSTOCK_DNNL"
 # kernels, the runtime lets them spin for 100 turns, unless the policy is "active": then for 1,000.
 _WAITING = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
+# Primitives whose code oneDNN keeps for equal ones to come, some 40 KiB each.
+_CACHED_PRIMITIVES = 256
+
 _BFLOAT16 = 0x80  # the bit of instruction sets with dot products of bfloat16
 _INT8 = 0x48  # those of instruction sets with dot products of int8, which do not saturate
 
@@ -90,6 +93,11 @@ class Library:
         destructor: Any = partial(destroy)
         destructor.keep = keep
         return self.ffi.gc(handle, destructor)
+
+    def forget_primitives(self) -> None:
+        """Free the code of primitives that nothing uses any more."""
+        for capacity in (0, _CACHED_PRIMITIVES):
+            self.check(self.lib.dnnl_set_primitive_cache_capacity(capacity))
 
 
 UNIMPLEMENTED = 3  # the status where there is no such primitive for these types and shapes
@@ -159,6 +167,7 @@ def _open(path: str) -> Library | None:
         return None
     if lib.dnnl_stream_create(stream, engine[0], lib.dnnl_stream_in_order):
         return None
+    lib.dnnl_set_primitive_cache_capacity(_CACHED_PRIMITIVES)
     isa = lib.dnnl_get_effective_cpu_isa()
     name, narrow, int8 = _ISA.get(isa, hex(isa)), bool(isa & _BFLOAT16), bool(isa & _INT8)
     return Library(path, version, name, narrow, int8, ffi, lib, engine[0], stream[0])

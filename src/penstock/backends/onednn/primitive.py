@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -62,11 +62,18 @@ class Primitive:
     Its descriptor is created by ``dnnl_<name>_primitive_desc_create``. ``arguments`` are those of
     the function between the engine and the attributes, but for the kind of propagation: a str
     names a constant (``dnnl_<str>``), None is NULL, and a list becomes an array. ``scratchpad``:
-    bytes of scratch memory that each call needs, as argument SCRATCHPAD.
+    bytes of scratch memory that each call needs, as argument SCRATCHPAD. ``releasable``: prefer an
+    implementation whose code is freed with the primitive.
     """
 
     def __init__(
-        self, library: Library, name: str, arguments: Iterable[Any], attr: Any = None
+        self,
+        library: Library,
+        name: str,
+        arguments: Iterable[Any],
+        attr: Any = None,
+        *,
+        releasable: bool = False,
     ) -> None:
         lib, null = library.lib, library.ffi.NULL
         self.library = library
@@ -79,11 +86,26 @@ class Primitive:
         ]
         create = getattr(lib, f"dnnl_{name}_primitive_desc_create")
         attr = attributes(library) if attr is None else attr
-        self._desc = library.new("primitive_desc", create, *leading, *rest, attr)
+        new_desc = partial(library.new, "primitive_desc", create, *leading, *rest, attr)
+        self._desc = new_desc()
+        if releasable and not self._skip_kept_code():
+            self._desc = new_desc()
         self.handle = library.new("primitive", lib.dnnl_primitive_create, self._desc)
         self.scratchpad = int(
             lib.dnnl_memory_desc_get_size(self.query(lib.dnnl_query_scratchpad_md))
         )
+
+    def _skip_kept_code(self) -> bool:
+        """Go on to the first implementation whose code goes with the primitive; returns whether
+        there is one that is as fast.
+
+        oneDNN 3.2 keeps the code of brgemm convolutions for good, for equal ones to come, and never
+        finds code with post-ops equal (fixed after 3.3 by its pull request 1757).
+        """
+        while self.implementation.startswith("brgconv"):
+            if self.library.lib.dnnl_primitive_desc_next_impl(self._desc):
+                return False
+        return self.implementation.startswith(("brdgmm", "jit"))
 
     def query(self, what: int, index: int = 0) -> Any:
         """A memory descriptor of the primitive, which lives as long as the primitive."""
@@ -101,6 +123,11 @@ class Primitive:
         what = lib.dnnl_query_impl_info_str
         self.library.check(lib.dnnl_primitive_desc_query(self._desc, what, 0, text))
         return str(ffi.string(text[0]).decode())
+
+    @property
+    def code_bytes(self) -> int:
+        """About what its machine code takes, as measured by resident memory."""
+        return 100 << 10 if self.implementation.startswith("brg") else 8 << 10
 
     @property
     def is_reference_impl(self) -> bool:

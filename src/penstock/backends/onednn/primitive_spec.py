@@ -85,7 +85,8 @@ class SpecContext:
     """The means to create the primitive of a specification for tensors of these ``strides``.
 
     ``summed``: the first operand of the post-ops lies where the result is written, so that it is
-    added there. ``narrow``: operands may be rounded to bfloat16.
+    added there. ``narrow``: operands may be rounded to bfloat16. ``releasable``: as of
+    ``Primitive``.
     """
 
     library: Library
@@ -94,6 +95,7 @@ class SpecContext:
     dims_order: tuple[int, ...] = ()
     summed: bool = False
     narrow: bool = False
+    releasable: bool = False
     converted: dict[int, Converted] = field(default_factory=dict)
 
     def descriptor(
@@ -205,7 +207,8 @@ class SpecContext:
                 own = descriptor(library, [1], dtype, [dtype.itemsize])
                 taken = descriptor(library, [1], INT32, [INT32.itemsize])
                 self.converted[tensor] = Converted(own, taken)
-        primitive = Primitive(library, name, arguments, added.attributes)
+        attr = added.attributes
+        primitive = Primitive(library, name, arguments, attr, releasable=self.releasable)
         tensors = tensors | added.tensors
         return BoundPrimitive(
             primitive, tensors, added.fixed, constants or {}, dropped, self.converted
@@ -221,8 +224,8 @@ class PrimitiveSpec:
     have no gaps and be in the order of the result. ``any_layout``: the result may be written in any
     order, at no cost. ``inplace``: tensors whose memory the result may take over, as it may that of
     ``summed``, to which it is then added. ``accept_reference``: oneDNN calls this code "ref", but
-    it is fast. ``narrow``: operands may be rounded to bfloat16. ``held`` is computed once for all
-    plans, and lives as long as one of them.
+    it is fast. ``narrow`` and ``releasable``: as of ``SpecContext``. ``held`` is computed once for
+    all plans, and lives as long as one of them.
     """
 
     desc: OpDesc
@@ -234,6 +237,7 @@ class PrimitiveSpec:
     summed: int = -1
     accept_reference: bool = False
     narrow: bool = False
+    releasable: bool = False
     held: Shared[Any] | None = None
 
     def order_of(self, type_: TensorType) -> tuple[int, ...]:
