@@ -14,23 +14,25 @@ from penstock.backends.numpy import NumpyBackend
 from penstock.backends.onednn.library import library
 from penstock.host.threads import Workers, core_budget
 from penstock.observers.base import Observer
+from penstock.plan.grouping import ClusteredGrouping
 from penstock.plan.tasks import Grouping
-from penstock.session import stages
 from penstock.tuning.measure import CostModel, GraphProfiler
 from tests.executors.conformance import ExecutorConformance
 from tests.support.cost_models import EqualCosts
 from tests.support.onnx_text import compile_text
 
 
-class OfAllSteps(Grouping):
+class OfAllSteps(ClusteredGrouping):
     """Every step is a task, and worth a worker."""
 
+    hand_over_s = 0.0
     promising = True
     makespan = 0.0
     serial = 1.0
-
-    def __init__(self, *arguments: object) -> None:
-        pass
+    expands = Grouping.expands
+    groups = Grouping.groups
+    queue = Grouping.queue
+    seconds = Grouping.seconds
 
 
 class TestParallel(ExecutorConformance):
@@ -41,20 +43,18 @@ class EveryStepATask(ExecutorConformance):
     executor = "parallel"
     threads = 4
 
+    pool: Workers
+
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
-    def every_step_a_task(cls) -> Iterator[None]:
-        workers = Workers("test", cls.threads)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stages, "ClusteredGrouping", OfAllSteps)
-            patch.setattr(stages, "HAND_OVER_S", 0.0)
-            patch.setattr(stages, "pool", lambda: workers)
-            yield
-        workers.close()
+    def threads_of_its_own(cls) -> Iterator[None]:
+        cls.pool = Workers("test", cls.threads)
+        yield
+        cls.pool.close()
 
     def compile(self, source, **options):
         options.setdefault("cost_model", CostModel())
-        return super().compile(source, **options)
+        return super().compile(source, pool=self.pool, grouping=OfAllSteps, **options)
 
 
 class TestParallelStepByStep(EveryStepATask):

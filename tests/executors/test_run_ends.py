@@ -28,7 +28,6 @@ from penstock.plan.arena_layout import plan_arena_for_tasks
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import Grouping, arrange
-from penstock.session import stages
 from penstock.tuning.measure import CostModel
 from tests.executors.test_parallel import OfAllSteps
 from tests.support.flows import BrokenError, ended, idle, on
@@ -49,21 +48,14 @@ ENDLESS = """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
     z = Exp(x) }"""
 
 
-@pytest.fixture
-def every_step_a_task(monkeypatch, workers) -> Workers:
-    """The parallel executor takes each step for a task, and has a pool of two threads."""
-    monkeypatch.setattr(stages, "ClusteredGrouping", OfAllSteps)
-    monkeypatch.setattr(stages, "HAND_OVER_S", 0.0)
-    monkeypatch.setattr(stages, "pool", lambda *arguments: workers)
-    return workers
-
-
 EXECUTORS = ["linear", "dataflow", "parallel"]
 each_executor = pytest.mark.parametrize("executor", EXECUTORS)
 
 
-def session(text: str, executor: str, **options: Any) -> ps.Session:
-    return compile_text(text, executor=executor, cost_model=CostModel(), **options)
+def session(text: str, executor: str, pool: Workers, **options: Any) -> ps.Session:
+    """The parallel executor takes each step for a task."""
+    options |= {"cost_model": CostModel(), "pool": pool, "grouping": OfAllSteps}
+    return compile_text(text, executor=executor, **options)
 
 
 def feeds(i: int) -> dict[str, np.ndarray]:
@@ -71,40 +63,37 @@ def feeds(i: int) -> dict[str, np.ndarray]:
 
 
 @each_executor
-def test_failed_run_keeps_no_feed_alive(every_step_a_task, executor):
-    made = session(TWO, executor)
+def test_failed_run_keeps_no_feed_alive(workers, executor):
+    made = session(TWO, executor, workers)
     made.run(feeds(1))
     with uncollected():
         given = feeds(7)
         gone = weakref.ref(given["x"])
         with pytest.raises(ps.RunError):
             made.run(given)
-        idle(every_step_a_task)
+        idle(workers)
         del given
         assert gone() is None
 
 
 @each_executor
-def test_run_keeps_no_feed_alive(every_step_a_task, executor):
-    made = session(TWO, executor)
+def test_run_keeps_no_feed_alive(workers, executor):
+    made = session(TWO, executor, workers)
     made.run(feeds(1))
     with uncollected():
         given = feeds(1)
         gone = [weakref.ref(given["x"])]
         outputs = made.run(given)
         gone.append(weakref.ref(outputs["y"]))
-        idle(every_step_a_task)
+        idle(workers)
         del given, outputs
         assert [each() for each in gone] == [None] * len(gone)
 
 
 @each_executor
 @pytest.mark.parametrize("i", [1, 7])
-def test_submitted_run_keeps_no_feed_alive(every_step_a_task, executor, monkeypatch, i):
-    from penstock.session import session as module
-
-    monkeypatch.setattr(module, "pool", lambda: every_step_a_task)
-    made = session(TWO, executor)
+def test_submitted_run_keeps_no_feed_alive(workers, executor, i):
+    made = session(TWO, executor, workers)
     made.run(feeds(1))
     with uncollected():
         given = feeds(i)
@@ -113,15 +102,15 @@ def test_submitted_run_keeps_no_feed_alive(every_step_a_task, executor, monkeypa
         assert (future.exception(SOON) is None) == (i == 1)
         if i == 1:
             gone.append(weakref.ref(future.result(0)["y"]))
-        idle(every_step_a_task)
+        idle(workers)
         del given, future
         assert [each() for each in gone] == [None] * len(gone)
 
 
 @each_executor
-def test_failed_run_raises_run_error_with_its_cause(every_step_a_task, executor):
+def test_failed_run_raises_run_error_with_its_cause(workers, executor):
     with pytest.raises(ps.RunError, match="Gather") as caught:
-        session(TWO, executor).run(feeds(7))
+        session(TWO, executor, workers).run(feeds(7))
     assert caught.value.__cause__ is not None
 
 
@@ -146,19 +135,19 @@ class Live(Observer):
 
 @each_executor
 @pytest.mark.parametrize("way", ["run", "submit"])
-def test_run_frees_its_allocations_except_outputs(every_step_a_task, executor, way):
-    made, live = session(TWO, executor), Live()
+def test_run_frees_its_allocations_except_outputs(workers, executor, way):
+    made, live = session(TWO, executor, workers), Live()
     if way == "run":
         outputs = made.run(feeds(1), observers=[live])
     else:
         outputs = made.submit(feeds(1), observers=[live]).result(SOON)
-    idle(every_step_a_task)
+    idle(workers)
     assert live.bytes == sum(each.nbytes for each in outputs.values())
 
 
 @pytest.mark.parametrize("executor", ["linear", "parallel"])
-def test_failed_run_frees_its_allocations(every_step_a_task, executor):
-    made, live = session(TWO, executor), Live()
+def test_failed_run_frees_its_allocations(workers, executor):
+    made, live = session(TWO, executor, workers), Live()
     with pytest.raises(ps.RunError):
         made.run(feeds(7), observers=[live])
     assert live.bytes <= 0 + sum(each.nbytes for each in feeds(0).values())
@@ -418,10 +407,10 @@ def test_forked_child_does_not_wait_for_the_arena_of_its_parents_run(workers):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("call", ["step_ready", "step_begin", "step_end", "allocation"])
 @pytest.mark.parametrize("executor", ["dataflow", "parallel"])
-def test_observer_can_stop_the_run(every_step_a_task, executor, call, n):
+def test_observer_can_stop_the_run(workers, executor, call, n):
     #   a -> b -> c -> d
     text = "g (float[N] x) => (float[N] d) { a = Exp(x) b = Sin(a) c = Neg(b) d = Cos(c) }"
-    made, token = session(text, executor), ps.CancelToken()
+    made, token = session(text, executor, workers), ps.CancelToken()
     raised: list[BaseException] = []
     calls: list[object] = []
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.host.threads import Workers
-from penstock.session import stages
 from tests.executors.conformance import ExecutorConformance
 
 
@@ -21,19 +20,17 @@ class OnManyStreams(ExecutorConformance):
     executor = "streams"
     streams = 4
     threads = 4
+    pool: Workers
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def threads_for_all(cls) -> Iterator[None]:
-        workers = Workers("test", cls.threads)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stages, "pool", lambda: workers)
-            patch.setattr(stages.CompileContext, "workers", property(lambda self: cls.threads))
-            yield
-        workers.close()
+        cls.pool = Workers("test", cls.threads)
+        yield
+        cls.pool.close()
 
     def compile(self, source, **options):
-        return super().compile(source, max_streams=self.streams, **options)
+        return super().compile(source, max_streams=self.streams, pool=self.pool, **options)
 
 
 class TestOnTwoStreams(OnManyStreams):

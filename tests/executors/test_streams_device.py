@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.session import stages
 from tests.executors.conformance import ExecutorConformance
 from tests.support.cost_models import ScatteredCosts
 from tests.support.device_backend import DelayedBackend, Moment
@@ -133,8 +132,7 @@ def test_streams_of_the_host_go_on_while_a_loop_waits_for_a_device(monkeypatch):
             if step.node.op.name == "Abs":
                 beside.set()
 
-    monkeypatch.setattr(stages.CompileContext, "workers", property(lambda self: 1))
-    session = compiled(LOOP_AND_MORE, backend, max_streams=4)
+    session = compiled(LOOP_AND_MORE, backend, max_streams=4, threads=1)
     feeds = {"n": np.int64(3), "x": X}
     wanted = expected(LOOP_AND_MORE, feeds)
     monkeypatch.setattr(Moment, "query", closed)

@@ -13,7 +13,6 @@ import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.host.threads import Workers
 from penstock.ir.op import Kernel
-from penstock.session import stages
 from tests.support.onnx_text import compile_text
 
 PATIENCE = 30
@@ -49,15 +48,17 @@ class Hooked(NumpyBackend):
         return Kernel(function)
 
 
+class Pool:
+    """Four threads for each test, however many cores there are: an idle pool refuses no help."""
+
+    workers: Workers
+
+
 @pytest.fixture(autouse=True)
 def workers() -> Iterator[Workers]:
-    """Four threads, however many cores there are."""
-    made = Workers("test", 4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "pool", lambda: made)
-        patch.setattr(stages.CompileContext, "workers", property(lambda self: 4))
-        yield made
-    made.close()
+    Pool.workers = Workers("test", 4)
+    yield Pool.workers
+    Pool.workers.close()
 
 
 def compiled(text: str, backend: NumpyBackend | None = None, streams: int = 4) -> ps.Session:
@@ -66,6 +67,7 @@ def compiled(text: str, backend: NumpyBackend | None = None, streams: int = 4) -
         executor="streams",
         max_streams=streams,
         backends=[backend or NumpyBackend()],
+        pool=Pool.workers,
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate, combinations
+from operator import attrgetter
 
 MEMORY_PLANNERS = ("quick", "best", "wic", "first_fit", "bump")
 """The planners of ``plan_memory``, those of the smallest arenas first."""
@@ -50,7 +51,8 @@ class Buffer:
     last: int
 
     def __post_init__(self) -> None:
-        _check(self.size)
+        if self.size < 0:
+            raise ValueError(f"a buffer cannot have {self.size} bytes")
         if self.last < self.first:
             raise ValueError(f"a buffer cannot live from step {self.first} to step {self.last}")
 
@@ -97,7 +99,7 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
         "best": lambda: _best(buffers, blocks),
         "quick": lambda: _best(buffers, blocks, _QUICK_ROUNDS),
     }
-    return _chosen(planners, planner)()
+    return _run(planners, planner)
 
 
 def plan_memory_dag(
@@ -117,8 +119,8 @@ def plan_memory_dag(
     that i is dead when j is first written; the relation must be transitive. Raises ``ValueError``
     for other planners and negative sizes.
     """
-    for size in sizes:
-        _check(size)
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"a buffer cannot have {min(sizes)} bytes")
     blocks = _Blocks(sizes)
     by_size = sorted(blocks.filled, key=sizes.__getitem__, reverse=True)
 
@@ -135,7 +137,7 @@ def plan_memory_dag(
         arenas = (blocks.bump(), blocks.place(blocks.filled, near), blocks.place(by_size, near))
         cliques = _cliques(by_size, near)
         bound = max((sum(blocks.sizes[i] for i in clique) for clique in cliques), default=0)
-        return _Search(blocks, near).run(min(arenas, key=_size), bound)
+        return _Search(blocks, near).run(_smallest(*arenas), bound)
 
     planners: dict[str, Callable[[], Arena]] = {
         "bump": blocks.bump,
@@ -145,18 +147,13 @@ def plan_memory_dag(
         "quick": best,
         "reuse": lambda: blocks.reuse(conflicts),
     }
-    return _chosen(planners, planner)()
+    return _run(planners, planner)
 
 
-def _check(size: int) -> None:
-    if size < 0:
-        raise ValueError(f"a buffer cannot have {size} bytes")
-
-
-def _chosen(planners: Mapping[str, Callable[[], Arena]], name: str) -> Callable[[], Arena]:
+def _run(planners: Mapping[str, Callable[[], Arena]], name: str) -> Arena:
     if name not in planners:
         raise ValueError(f"unknown memory planner {name!r}; there are {', '.join(planners)}")
-    return planners[name]
+    return planners[name]()
 
 
 class _Blocks:
@@ -325,8 +322,8 @@ class _Search:
         return min((spot for spot in spots if spot + size <= limit), key=resistance)
 
 
-def _size(arena: Arena) -> int:
-    return arena.size
+def _smallest(*arenas: Arena) -> Arena:
+    return min(arenas, key=attrgetter("size"))
 
 
 def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> Arena:
@@ -335,9 +332,11 @@ def _best(buffers: Sequence[Buffer], blocks: _Blocks, rounds: int = _ROUNDS) -> 
         return best
     if _pairs(buffers) > _PAIRS:
         variants = ((True, False), (False, True), (True, True))
-        return min((best, *(_sweep(buffers, blocks, *v) for v in variants)), key=_size)
+        return _smallest(best, *(_sweep(buffers, blocks, *v) for v in variants))
     neighbours = _overlaps(buffers)
-    best = min(best, blocks.bump(), blocks.place(_by_size(buffers), neighbours), key=_size)
+    best = min(
+        best, blocks.bump(), blocks.place(_by_size(buffers), neighbours), key=attrgetter("size")
+    )
     bound = _largest_load(zip(buffers, blocks.sizes, strict=True))
     return _Search(blocks, neighbours).run(best, bound, rounds)
 

@@ -8,6 +8,7 @@ chains grow, ``ChainEnds`` finds those that a node can extend.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.ordering import topological_order
@@ -87,15 +88,10 @@ def fewest_chains(dag: Dag, order: Sequence[int], chain: Sequence[int]) -> list[
     while _join(dag, order, chain, before, after):
         pass
     numbered = [_NONE] * dag.n
-    count = 0
+    numbers = count()
     for i in order:
-        if chain[i] == _NONE:
-            continue
-        if before[i] == _NONE:
-            numbered[i] = count
-            count += 1
-        else:
-            numbered[i] = numbered[before[i]]
+        if chain[i] != _NONE:
+            numbered[i] = next(numbers) if before[i] == _NONE else numbered[before[i]]
     return numbered
 
 
@@ -104,12 +100,11 @@ def _links(order: Sequence[int], chain: Sequence[int]) -> tuple[list[int], list[
     before, after = [_NONE] * len(order), [_NONE] * len(order)
     last: dict[int, int] = {}
     for i in order:
-        if chain[i] == _NONE:
-            continue
         if chain[i] in last:
             before[i] = last[chain[i]]
             after[before[i]] = i
-        last[chain[i]] = i
+        if chain[i] != _NONE:
+            last[chain[i]] = i
     return before, after
 
 

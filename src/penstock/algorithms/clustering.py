@@ -36,17 +36,14 @@ def cluster(
     expect_one_per_node(dag, cost=cost, kinds=kinds)
     clusters = _Clusters(dag, cost, grain, kinds)
     for _ in range(_ROUNDS):
-        before = clusters.count
+        before = len(clusters.alive)
         clusters.join_chains()
         clusters.join_small()
         clusters.join_siblings()
-        if clusters.count == before:
+        if len(clusters.alive) == before:
             break
-    place = [0] * dag.n
-    for at, i in enumerate(topological_order(dag)):
-        place[i] = at
     groups: dict[int, list[int]] = {}
-    for i in sorted(range(dag.n), key=place.__getitem__):
+    for i in topological_order(dag):
         groups.setdefault(clusters.find(i), []).append(i)
     return list(groups.values())
 
@@ -64,7 +61,6 @@ class _Clusters:
         self.succ: list[set[int]] = [set(after) for after in dag.succ]
         self.pred: list[set[int]] = [set(before) for before in dag.pred]
         self.alive = dict.fromkeys(topological_order(dag))
-        self.count = dag.n
 
     def find(self, i: int) -> int:
         while self.leader[i] != i:
@@ -74,25 +70,18 @@ class _Clusters:
 
     def merge(self, a: int, b: int) -> int:
         """Merge two groups; between them there must be no path other than an edge."""
-        edges = (len(self.succ[x]) + len(self.pred[x]) for x in (a, b))
-        if next(edges) < next(edges):
-            a, b = b, a
-        for other in self.succ[b]:
-            self.pred[other].discard(b)
-            if other != a:
-                self.pred[other].add(a)
-                self.succ[a].add(other)
-        for other in self.pred[b]:
-            self.succ[other].discard(b)
-            if other != a:
-                self.succ[other].add(a)
-                self.pred[a].add(other)
+        a, b = sorted((a, b), key=lambda x: -len(self.succ[x]) - len(self.pred[x]))
+        for forward, backward in ((self.succ, self.pred), (self.pred, self.succ)):
+            for other in forward[b]:
+                backward[other].discard(b)
+                if other != a:
+                    backward[other].add(a)
+                    forward[a].add(other)
         self.succ[b] = self.pred[b] = set()
         self.leader[b] = a
         self.cost[a] += self.cost[b]
         self.taken[a] += self.taken[b]
         del self.alive[b]
-        self.count -= 1
         return a
 
     def join_chains(self) -> None:
@@ -102,12 +91,9 @@ class _Clusters:
                 continue
             while len(self.succ[i]) == 1:
                 (after,) = self.succ[i]
+                same_kind = self.kinds[after] == self.kinds[i]
                 taken = self.taken[i] + self.taken[after]
-                if (
-                    len(self.pred[after]) > 1
-                    or self.kinds[after] != self.kinds[i]
-                    or taken > _MOST_TAKEN * self.grain
-                ):
+                if len(self.pred[after]) > 1 or not same_kind or taken > _MOST_TAKEN * self.grain:
                     break
                 i = self.merge(i, after)
 
@@ -140,7 +126,4 @@ class _Clusters:
         for members in open_groups.values():
             group = members[0]
             for i in members[1:]:
-                if self.cost[group] >= self.grain:
-                    group = i
-                else:
-                    group = self.merge(group, i)
+                group = i if self.cost[group] >= self.grain else self.merge(group, i)

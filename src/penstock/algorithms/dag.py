@@ -61,13 +61,9 @@ class Dag:
                 incoming[b].append(a)
         pred = tuple(map(tuple, incoming))
         _refuse_cycles(succ, pred)
-        # Frozen classes are assigned like this.
-        object.__setattr__(self, "n", n)
-        object.__setattr__(
-            self, "edges", tuple((a, b) for a, after in enumerate(succ) for b in after)
-        )
-        object.__setattr__(self, "succ", succ)
-        object.__setattr__(self, "pred", pred)
+        ordered = tuple((a, b) for a, after in enumerate(succ) for b in after)
+        for name, value in (("n", n), ("edges", ordered), ("succ", succ), ("pred", pred)):
+            object.__setattr__(self, name, value)  # the class is frozen
 
 
 def _refuse_cycles(succ: tuple[tuple[int, ...], ...], pred: tuple[tuple[int, ...], ...]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from penstock.algorithms.dag import Dag, expect_one_per_node
 
@@ -93,14 +94,13 @@ def memory_order(dag: Dag, outputs: Sequence[Sequence[Output]]) -> list[int]:
             is outside 0 to n - 1.
     """
     live = _Liveness(dag, outputs)
-    bound = live.largest_step()
     best: list[int] = []
-    lowest: int | None = None
+    lowest = inf
     for order in _candidates(dag, live):
         peak = live.peak(order)
-        if lowest is None or peak < lowest:
+        if peak < lowest:
             best, lowest = order, peak
-        if lowest <= bound:
+        if lowest <= live.largest_step:
             break
     return best
 
@@ -113,7 +113,7 @@ class _Liveness:
     the caller, who holds the outputs of the graph and runs after all others.
     """
 
-    __slots__ = ("n", "sizes", "touched_by", "touches")
+    __slots__ = ("largest_step", "n", "sizes", "touched_by", "touches")
 
     def __init__(self, dag: Dag, outputs: Sequence[Sequence[Output]]) -> None:
         expect_one_per_node(dag, outputs=outputs)
@@ -134,10 +134,8 @@ class _Liveness:
                     self.touches[node].append(len(self.sizes))
                 self.sizes.append(size)
                 self.touched_by.append(nodes)
-
-    def largest_step(self) -> int:
-        """A lower bound on the peak of any order: the bytes that the largest node touches."""
-        return max(sum(self.sizes[b] for b in touched) for touched in self.touches)
+        # A lower bound on the peak of any order.
+        self.largest_step = max(sum(self.sizes[b] for b in touched) for touched in self.touches)
 
     def peak(self, order: Sequence[int]) -> int:
         untouched = [True] * len(self.sizes)

@@ -22,9 +22,8 @@ may use in this iteration and in the next, ``x`` the view of a scanned input, ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeGuard
 
 from penstock.codegen.steps import StepWriter, comment
 from penstock.errors import LimitExceeded
@@ -88,9 +87,8 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
     (block,) = step.blocks
     number, true = block.inputs[:2]
     proceed, rows = block.outputs[0], block.outputs[1 + len(step.carries) :]
-    outputs = _ScanOutputs(
-        writer, step, [_ScanOutput(slot, 0, 0) for slot in step.outputs[len(step.carries) :]]
-    )
+    collected = zip(step.outputs[len(step.carries) :], rows, strict=True)
+    outputs = _ScanOutputs(writer, step, [_ScanOutput(*slots, 0, 0) for slots in collected])
     outputs.begin()
     _begin_carries(writer, step)
     guarded = condition >= 0 and not _is_true(writer, condition)
@@ -107,7 +105,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
         if true in slots_read:
             writer.line(f"{writer.name[true]} = true", step)
         _write_body(writer, step)
-        outputs.collect(rows, iteration)
+        outputs.collect(iteration)
         test = "" if proceed == true or _is_true(writer, proceed) else _condition(writer, proceed)
         if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
             # The carried value's name is about to mean the next iteration's.
@@ -131,7 +129,7 @@ def _write_scan(writer: StepWriter, step: Step) -> None:
     for inner, (source, axis, backward) in zip(block.inputs[n:], sources, strict=True):
         views.append(f"x{inner}")
         writer.line(f"x{inner} = rows_of({writer.name[source]}, {axis}, {backward})", step)
-    columns = (step.outputs[n:], scan.output_axes, scan.output_backward)
+    columns = (step.outputs[n:], block.outputs[n:], scan.output_axes, scan.output_backward)
     outputs = _ScanOutputs(writer, step, list(map(_ScanOutput, *columns)))
     outputs.begin()
     _begin_carries(writer, step)
@@ -140,7 +138,7 @@ def _write_scan(writer: StepWriter, step: Step) -> None:
         for inner, view in zip(block.inputs[n:], views, strict=True):
             writer.line(f"{writer.name[inner]} = {view}[{iteration}, ...]", step)
         _write_body(writer, step)
-        outputs.collect(block.outputs[n:], iteration)
+        outputs.collect(iteration)
         _end_iteration(writer, step)
     _end_carries(writer, step)
     _drop(writer, step, [*views, *outputs.end()], entered=block.inputs)
@@ -270,40 +268,36 @@ def _drop(writer: StepWriter, step: Step, held: Sequence[str], entered: Sequence
 
 
 class _ScanOutput(NamedTuple):
-    """An output that collects a row from each iteration; ``slot`` is -1 if it is left out."""
+    """An output that collects ``row`` from each iteration; ``slot`` is -1 if it is left out."""
 
     slot: int
+    row: int
     axis: int
     backward: int
 
 
-@dataclass(frozen=True)
 class _ScanOutputs:
     """Rows go straight into the result if its shape is known, else into a list."""
 
-    writer: StepWriter
-    step: Step
-    outputs: Sequence[_ScanOutput]
+    def __init__(self, writer: StepWriter, step: Step, outputs: Iterable[_ScanOutput]) -> None:
+        self.writer, self.step = writer, step
+        self.outputs = [output for output in outputs if output.slot >= 0]
 
     def begin(self) -> None:
         writer, step = self.writer, self.step
-        for slot, axis, backward in self.outputs:
-            if slot < 0:
-                continue
+        for slot, _, axis, backward in self.outputs:
             type_, result = writer.slots[slot].type, writer.name[slot]
             if _is_static(type_):
-                writer.constants[f"k{slot}"] = (type_.dims, type_.dtype)  # type: ignore[union-attr]
+                writer.constants[f"k{slot}"] = (type_.dims, type_.dtype)
                 writer.line(f"{result} = empty(*k{slot})", step)
                 writer.line(f"r{slot} = rows_of({result}, {axis}, {backward})", step)
             else:
                 writer.constants[f"k{slot}"] = row_type(type_, axis)
                 writer.line(f"r{slot} = []", step)
 
-    def collect(self, rows: Sequence[int], iteration: str) -> None:
+    def collect(self, iteration: str) -> None:
         writer = self.writer
-        for (slot, _, _), row in zip(self.outputs, rows, strict=True):
-            if slot < 0:
-                continue
+        for slot, row, _, _ in self.outputs:
             if _is_static(writer.slots[slot].type):
                 writer.line(f"r{slot}[{iteration}] = {writer.name[row]}", self.step)
             else:
@@ -311,16 +305,12 @@ class _ScanOutputs:
 
     def end(self) -> list[str]:
         """Stack rows that are in lists; returns the variables that held rows."""
-        held = []
-        for slot, axis, backward in self.outputs:
-            if slot < 0:
-                continue
+        for slot, _, axis, backward in self.outputs:
             if not _is_static(self.writer.slots[slot].type):
                 rows = f"stack(r{slot}, {axis}, {backward}, k{slot})"
                 self.writer.line(f"{self.writer.name[slot]} = {rows}", self.step)
-            held.append(f"r{slot}")
-        return held
+        return [f"r{output.slot}" for output in self.outputs]
 
 
-def _is_static(type_: Type) -> bool:
+def _is_static(type_: Type) -> TypeGuard[TensorType]:
     return isinstance(type_, TensorType) and type_.static

@@ -15,9 +15,15 @@ import numpy as np
 from penstock.errors import LimitExceeded
 from penstock.ir.op import Outcome, array_of
 from penstock.ops.internal.transfer import is_transfer
-from penstock.ops.onnx.control_flow import element_of, read_trip_count, stack, truth
-from penstock.plan.plan import Slot, Step
-from penstock.types import ShapeError
+from penstock.ops.onnx.control_flow import (
+    element_of,
+    read_trip_count,
+    rows_of,
+    same_length,
+    stack,
+    truth,
+)
+from penstock.plan.plan import Step
 
 
 def began(control: Any, step: Step, *inputs: Any) -> None:
@@ -34,8 +40,9 @@ def ended(control: Any, step: Step, *outputs: Any) -> None:
     if not step.into:
         slots = run.table.slots
         values = zip(step.outputs, outputs, strict=True)
-        nbytes = sum([_nbytes(x) for i, x in values if i >= 0 and _allocated(slots[i])])
-        if nbytes:
+        # Views have no memory of their own.
+        own = [x for i, x in values if i >= 0 and slots[i].owned and slots[i].base < 0]
+        if nbytes := sum(map(_nbytes, own)):
             observer.allocation(run, nbytes)
 
 
@@ -51,14 +58,8 @@ def awaited(control: Any, begin: Callable[..., Any], *inputs: Any) -> Any:
 
 def freed(control: Any, *values: Any) -> None:
     """Tell the observer of a run that ``values``, which the run allocated, are released."""
-    nbytes = sum(map(_nbytes, values))
-    if nbytes:
+    if nbytes := sum(map(_nbytes, values)):
         control.observer.allocation(control.run, -nbytes)
-
-
-def _allocated(slot: Slot) -> bool:
-    """Whether a dynamic value has memory of its own, rather than being a view."""
-    return slot.owned and slot.base < 0
 
 
 def _nbytes(value: Any) -> int:
@@ -94,22 +95,6 @@ def copied(target: np.ndarray, value: np.ndarray) -> np.ndarray:
     return target
 
 
-def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
-    """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
-    if not -array.ndim <= axis < array.ndim:
-        raise ShapeError(f"scan axis {axis} is out of range for shape {list(array.shape)}")
-    view = np.moveaxis(array, axis, 0) if axis else array
-    return view[::-1] if backward else view
-
-
-def same_length(*arrays: np.ndarray) -> int:
-    """The number of rows of each of a Scan's inputs; raise ``ShapeError`` if they differ."""
-    lengths = {len(array) for array in arrays}
-    if len(lengths) != 1:
-        raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
-    return lengths.pop()
-
-
 def too_many(limit: int, label: str) -> None:
     """Raise ``LimitExceeded`` for a loop that reaches the limit of iterations."""
     raise LimitExceeded(
@@ -118,29 +103,20 @@ def too_many(limit: int, label: str) -> None:
     )
 
 
-HELPERS: dict[str, Callable[..., Any] | Any] = {
+_FUNCTIONS = (
+    *(array_of, awaited, began, contiguous, copied, element_of, ended, freed, own, rows_of),
+    *(same_length, stack, too_many, truth, unshared),
+)
+
+HELPERS: dict[str, Any] = {
+    **{function.__name__: function for function in _FUNCTIONS},
     "__builtins__": {"len": len, "map": map, "range": range},
     "array": np.array,
-    "array_of": array_of,
     "asarray": np.asarray,
-    "awaited": awaited,
-    "began": began,
-    "copied": copied,
     "copyto": np.copyto,
     "count": count,
-    "element_of": element_of,
     "empty": np.empty,
-    "ended": ended,
-    "freed": freed,
     "int64": np.int64,
-    "own": own,
-    "rows_of": rows_of,
-    "same_length": same_length,
     "scalar": read_trip_count,
-    "contiguous": contiguous,
-    "stack": stack,
-    "too_many": too_many,
     "true": np.array(True),
-    "truth": truth,
-    "unshared": unshared,
 }

@@ -1,4 +1,4 @@
-"""Names for the slots of a plan, and the text of each step's call, before any memory exists.
+"""Names for the slots of a plan and the text of each step's call, and what they are bound to.
 
 Names follow from the plan and its arena plan alone, never from an address or an ``id``, so that the
 same plan gives the same text in every process:
@@ -21,16 +21,19 @@ The example of ``penstock.plan.plan``:
     ('v0', 'b1', 'b1', 'c3', 'v4', 'None')
     >>> [names.calls[step].text() for step in plan.steps]
     ['exp(v0, b1)', 'negative(b1, b1)', 'add(b1, c3)']
+
+``bind_names`` binds them to the arrays and kernels that they stand for in one arena.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.codegen.helpers import HELPERS
 from penstock.ir.op import Kernel
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
@@ -100,7 +103,7 @@ def view_key(arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
 
 def bound_slots(step: Step) -> tuple[int, ...]:
     """The slots that a step's kernel is called with, in the order of its parameters: inputs, and if
-    it writes into memory it is given, outputs and workspace."""
+    it writes into given memory, outputs and workspace."""
     if not step.into:
         return step.inputs
     workspace = (step.workspace,) if step.workspace >= 0 else ()
@@ -140,3 +143,60 @@ def _arguments(plan: Plan, number: int, step: Step, names: list[str]) -> str:
 
 def _joined(*texts: str) -> str:
     return ", ".join(filter(None, texts))
+
+
+# The arrays and kernels that names stand for in one arena.
+
+
+def bind_names(
+    plan: Plan, arena_plan: ArenaPlan, names: ProgramNames, memory: np.ndarray
+) -> dict[str, Any]:
+    """The namespace of a program whose arena is ``memory`` (uint8)."""
+    namespace: dict[str, Any] = dict(HELPERS)
+    values: list[Any] = []
+    for index, slot in enumerate(plan.slots):
+        name = names.slots[index]
+        if slot.kind is SlotKind.DYNAMIC:
+            values.append(object())  # a placeholder, for ``Kernel.bind``
+            continue
+        if slot.kind is SlotKind.CONSTANT:
+            namespace[name] = slot.const
+        elif name not in namespace:
+            offset, dims, dtype, strides = view_key(arena_plan, slot, index)
+            buffer, start = (memory, offset) if memory.size else (np.empty(dims, dtype), 0)
+            namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
+        values.append(namespace[name])
+    values.append(None)  # for slots left out, whose index is -1
+    for number, step in enumerate(plan.walk()):
+        kernel = step.kernel
+        if kernel is None:
+            continue
+        name = names.calls[step].function
+        if kernel.begin is not None or not prepares(step):
+            namespace[name] = kernel.begin or (kernel.into if step.into else kernel.function)
+            continue
+        inputs, outputs = ([values[i] for i in part] for part in (step.inputs, step.outputs))
+        workspace = values[step.workspace] if step.workspace >= 0 else None
+        function, arguments = kernel.bind(inputs, outputs, workspace)
+        runtime = [values[i] for i in runtime_slots(plan, step)]
+        if not runtime:
+            namespace[f"a{number}"] = arguments
+        elif list(map(id, arguments)) != list(map(id, runtime)):
+            function = _with_prepared(function, arguments, runtime)
+        namespace[name] = function
+    return namespace
+
+
+def _with_prepared(
+    function: Callable[..., Any], arguments: Sequence[Any], runtime: Sequence[Any]
+) -> Callable[..., Any]:
+    """``function`` as a function of the arrays known only during the run, in the order of the call,
+    where ``arguments`` has other values among them, or has them in another order."""
+    place = {id(argument): i for i, argument in enumerate(runtime)}
+    places = [place.get(id(argument), -1) for argument in arguments]
+
+    def call(*arrays: Any) -> Any:
+        values = zip(places, arguments, strict=True)
+        return function(*[argument if i < 0 else arrays[i] for i, argument in values])
+
+    return call

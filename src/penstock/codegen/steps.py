@@ -40,10 +40,9 @@ class StepWriter:
         names: ProgramNames,
         lifetimes: Lifetimes,
         control_flow: ControlFlowWriter,
-        *,
-        max_iterations: int | None = None,
-        tasks: Tasks | None = None,
-        observed: bool = False,
+        max_iterations: int | None,
+        tasks: Tasks | None,
+        observed: bool,
     ) -> None:
         self.plan = plan
         self.slots = plan.slots

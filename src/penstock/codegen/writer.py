@@ -1,8 +1,8 @@
 """A plan as a program: straight-line calls of bound kernels, control flow as Python's own.
 
 The text is written once for a plan, from the plan and its arena plan alone, before any memory
-exists; it names arrays and kernels (``names``), which each arena then binds (``namespace``). All of
-a plan is one function, ``run``. The example of ``penstock.plan.plan``:
+exists; it names arrays and kernels, which each arena then binds (``names``). All of a plan is one
+function, ``run``. The example of ``penstock.plan.plan``:
 
     >>> from penstock.plan.arena_layout import plan_arena
     >>> program = write_program(plan, plan_arena(plan))
@@ -40,8 +40,7 @@ import numpy as np
 
 from penstock.codegen.control_flow import write_control_flow
 from penstock.codegen.lifetimes import Lifetimes
-from penstock.codegen.names import ProgramNames, program_names
-from penstock.codegen.namespace import bind_names
+from penstock.codegen.names import ProgramNames, bind_names, program_names
 from penstock.codegen.steps import StepWriter, printable
 from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, SlotKind, Step
@@ -59,8 +58,8 @@ class Program:
     """The program of a plan, and what binds it to arenas.
 
     ``functions`` are the functions that ``source`` defines: ``run``, or each task and ``results``.
-    ``steps[i]`` is the step that line ``i + 1`` runs, if any. ``constants`` are values that names
-    stand for in every arena; ``names`` has the names whose values differ between arenas.
+    ``steps[i]`` is the step that line ``i + 1`` runs, if any. ``constants`` are the values of names
+    in every arena; ``names`` has those that differ between arenas.
     """
 
     plan: Plan
@@ -116,23 +115,13 @@ def write_program(
     Without ``tasks`` it is one function, ``run(control, *inputs) -> outputs``. With them each is a
     function ``t<number>(control, V)``, with ``S`` and ``emit`` if there are signals, and
     ``results(V)`` returns the outputs. Loops raise ``LimitExceeded`` at ``max_iterations``. If
-    ``observed``, each step stands between calls of the control's observer.
+    ``observed``, the control's observer is told of each step.
     """
     order = [plan.steps[i] for i in arena_plan.order]
     names = program_names(plan, arena_plan, frozenset() if tasks is None else tasks.shared)
-    writer = StepWriter(
-        plan,
-        names,
-        Lifetimes(plan, order, tasks),
-        write_control_flow,
-        max_iterations=max_iterations,
-        tasks=tasks,
-        observed=observed,
-    )
-    if tasks is None:
-        functions = _write_run(writer, order)
-    else:
-        functions = _write_tasks(writer, tasks)
+    lifetimes = Lifetimes(plan, order, tasks)
+    writer = StepWriter(plan, names, lifetimes, write_control_flow, max_iterations, tasks, observed)
+    functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
     source = "\n".join(writer.lines) + "\n"
     filename = f"<penstock {printable(plan.name) or 'graph'} {next(_SERIAL)}>"
     program = Program(

@@ -10,12 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from penstock.backends.base import Backend
 from penstock.errors import LimitExceeded, RunError
+from penstock.executors.control import Control
 from penstock.host.fork import renewed
 from penstock.limits import Limits
 
@@ -23,15 +24,6 @@ T = TypeVar("T")
 
 # The interval at which a run that waits for an arena checks whether it was stopped.
 _PATIENCE_S = 0.02
-
-
-class Stoppable(Protocol):
-    """The control of a run that waits for an arena."""
-
-    @property
-    def stopped(self) -> bool: ...
-
-    def stop(self) -> None: ...
 
 
 class Arenas(Generic[T]):
@@ -79,7 +71,7 @@ class Arenas(Generic[T]):
                 raise RunError(message) from error
             raise
 
-    def take(self, control: Stoppable) -> T:
+    def take(self, control: Control) -> T:
         """A free arena, as soon as there is one; raises the error that ``control`` is stopped
         with."""
         received = threading.Lock()

@@ -171,10 +171,10 @@ _QUIET: list[contextvars.Context] = []
 
 
 def quiet(function: Callable[..., Any], *arguments: Any) -> Any:
-    """``function`` with NumPy's floating-point warnings off.
+    """Call ``function`` with NumPy's floating-point warnings off.
 
-    NumPy keeps that setting in a context variable. Entering a context made once costs a twentieth
-    of ``np.errstate``, and leaves the caller's setting alone.
+    NumPy keeps that setting in a context variable. Entering a prepared context costs a twentieth of
+    ``np.errstate``, and leaves the caller's setting alone.
     """
     try:
         context = _QUIET.pop()

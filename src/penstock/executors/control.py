@@ -36,8 +36,7 @@ class Control:
     """The stop flag of one run, which any thread may set.
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
-    work, and calls ``stop`` if it is set. ``observer`` is told what ``run`` does, if the executor
-    is an observed one.
+    work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
     """
 
     __slots__ = ("error", "listeners", "observer", "run", "stopped")
@@ -59,8 +58,8 @@ class Control:
                     stack.callback(listener, error)
 
     def add_listener(self, listener: StopListener) -> None:
-        """Let ``set`` call ``listener`` with the error, perhaps twice; if the run was stopped
-        before, call it now."""
+        """Let ``set`` call ``listener`` with the error, perhaps twice; call it now if the run was
+        stopped before."""
         self.listeners.add(listener)
         if self.stopped and self.error is not None:
             listener(self.error)
@@ -75,8 +74,7 @@ class Control:
         raise self.error
 
     def own(self) -> Control:
-        """This control; or a new one if this is the shared ``NEVER``, for a run that must be able
-        to stop itself."""
+        """This control; or a new one instead of the shared ``NEVER``."""
         return Control() if self is NEVER else self
 
 
@@ -133,8 +131,7 @@ class Watchdog:
     """One thread that stops runs at their deadlines; it sleeps while there are none.
 
     ``queue`` is a heap of (deadline, number, control). A run that ends early is removed from
-    ``timeouts`` only, and its entry in the queue is skipped later; once most entries are stale, the
-    queue is rebuilt.
+    ``timeouts`` alone; once most entries of the queue are stale, it is rebuilt.
     """
 
     def __init__(self) -> None:

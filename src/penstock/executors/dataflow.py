@@ -55,4 +55,4 @@ class DataflowExecutor(InlineExecutor, CompiledExecutor):
                 TaskRun(self._flow, functions, V, control, observe=self._program.observed).run()
             return functions[-1](V)
         except Exception as error:
-            raise_explained(error, self._program, self.plan)
+            raise_explained(error, self._program)

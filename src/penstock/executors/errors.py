@@ -11,13 +11,13 @@ from penstock.codegen.writer import Program
 from penstock.errors import InternalError, PenstockError, RunError
 from penstock.ir.describe import describe_node
 from penstock.ir.graph import Node
-from penstock.plan.plan import Plan, Step
+from penstock.plan.plan import Step
 from penstock.types import ShapeError, TensorType, type_of
 
 
-def raise_explained(error: Exception, program: Program, plan: Plan) -> NoReturn:
+def raise_explained(error: Exception, program: Program) -> NoReturn:
     """Raise the result of ``explained``, with ``error`` as its cause."""
-    explanation = explained(error, program, plan)
+    explanation = explained(error, program)
     try:
         if explanation is error:
             raise explanation
@@ -26,29 +26,24 @@ def raise_explained(error: Exception, program: Program, plan: Plan) -> NoReturn:
         del explanation, error  # both hold this frame
 
 
-def explained(error: Exception, program: Program, plan: Plan) -> PenstockError:
+def explained(error: Exception, program: Program) -> PenstockError:
     """An error that names the step at fault: its operation, its origin and its inputs' types."""
     step, types = _step_at_fault(error, program)
-    if isinstance(error, PenstockError):
-        if step is not None:
-            error.add_note(f"The run had come to {step.node.op.name} ({step.node.label}).")
-        return error
-    if step is None and isinstance(error, MemoryError):
-        return RunError(f"there is not enough memory for the outputs: {error}")
     if step is None:
+        if isinstance(error, PenstockError):
+            return error
+        if isinstance(error, MemoryError):
+            return RunError(f"there is not enough memory for the outputs: {error}")
         return InternalError(f"the run failed outside of any node: {error!r}")
+    slots = program.plan.slots
     inputs = [
-        "none" if i < 0 else f"{plan.slots[i].name}: {types.get(i, plan.slots[i].type)}"
-        for i in step.inputs
+        "none" if i < 0 else f"{slots[i].name}: {types.get(i, slots[i].type)}" for i in step.inputs
     ]
     return _explanation(step.node, inputs, error)
 
 
 def explained_at(node: Node, inputs: Sequence[Any], error: Exception) -> PenstockError:
     """An error that names ``node`` and the types of its ``inputs``."""
-    if isinstance(error, PenstockError):
-        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
-        return error
     types = [
         "none" if value is None else f"{value.name}: {type_of(x)}"
         for value, x in zip(node.inputs, inputs, strict=True)
@@ -57,6 +52,9 @@ def explained_at(node: Node, inputs: Sequence[Any], error: Exception) -> Penstoc
 
 
 def _explanation(node: Node, inputs: Sequence[str], error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        error.add_note(f"The run had come to {node.op.name} ({node.label}).")
+        return error
     reason = f"{error}" if isinstance(error, ShapeError | MemoryError) else f"{error!r}"
     message = f"{describe_node(node, inputs)}: {reason}"
     # No input makes correct code use an undefined name or fail an assertion.

@@ -3,7 +3,7 @@
 Nodes run one by one, in the order of the graph and as the model has them, each on its NumPy kernel;
 nothing is optimised, fused or planned. So an answer that differs from another executor's is that
 executor's fault, or that of a pass; and a kernel that breaks its node's declared type is reported
-where it does, not where its value is read.
+there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,13 @@ class _CheckedInterpreter(Interpreter):
                 control.stop()
             if self._observed:
                 control.observer.step_begin(control.run, step, inputs)
-            outputs = self._outputs(node, step, inputs, values)
+            kernel = step.kernel
+            if kernel is None:
+                outputs = self.control(node, inputs, values)
+            else:
+                if kernel.begin is not None:
+                    kernel = Kernel(partial(awaited, control, kernel.begin))
+                outputs = evaluate(node, inputs, kernel)
         except Exception as error:
             if getattr(error, "__notes__", None):
                 raise  # a node of its sub-graphs has explained it
@@ -106,16 +112,6 @@ class _CheckedInterpreter(Interpreter):
         if self._observed:
             control.observer.step_end(control.run, step, outputs)
         return outputs
-
-    def _outputs(
-        self, node: Node, step: Step, inputs: Sequence[Any], values: Mapping[Value, Any]
-    ) -> Sequence[Any]:
-        kernel = step.kernel
-        if kernel is None:
-            return self.control(node, inputs, values)
-        if kernel.begin is not None:
-            kernel = Kernel(partial(awaited, self._control, kernel.begin))
-        return evaluate(node, inputs, kernel)
 
     def enter(self, node: Node, number: int) -> None:
         control, most = self._control, self._most_iterations

@@ -67,7 +67,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 pace.took(threads, perf_counter() - start)
                 return outputs
         except Exception as error:
-            raise_explained(error, self._program, self.plan)
+            raise_explained(error, self._program)
         finally:
             arenas.give(arena)
             if self._program.observed:

@@ -1,8 +1,7 @@
 """The parallel executor: tasks run as they become ready, on a pool of workers for each backend.
 
-Steps that are not worth a hand-over share tasks, made of generated straight-line code as in the
-linear executor; memory is planned so that no order in which tasks may run lets two values meet.
-Where each task is a stream, and says itself what it waits for, this is the executor of streams.
+Steps that are not worth a hand-over share tasks, and memory is planned so that no order in which
+tasks may run lets two values meet. Where each task is a stream, this is the executor of streams.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class ParallelExecutor(CompiledExecutor):
                     self._task_run(functions, V, control, threads).run()
                 outputs = functions[-1](V)
             except Exception as error:
-                raise_explained(error, self._program, self.plan)
+                raise_explained(error, self._program)
             finally:
                 self._allocated(control, -arenas.size)
         except Exception:
@@ -122,7 +121,7 @@ class ParallelExecutor(CompiledExecutor):
             except BaseException as raised:
                 outputs, error = None, raised
             if isinstance(error, Exception):
-                error = explained(error, self._program, self.plan)
+                error = explained(error, self._program)
             arenas.give(arena)
             try:
                 done(outputs, error)

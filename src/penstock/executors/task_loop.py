@@ -1,9 +1,9 @@
 """The loop behind every executor that decides at run time: tasks run as they become ready.
 
-Sequential and parallel are this one loop. Each queue of ready tasks has workers who take the most
-urgent task, run it, and count down what waits for it. The caller of a run is one of the workers of
-queue 0, the host's; others come from pools that live as long as the process. Who finds nothing to
-do leaves: no worker waits for another, and only the caller, who is no worker then, for the end.
+Each queue of ready tasks has workers who take the most urgent task, run it, and count down what
+waits for it. The caller of a run is one of the workers of queue 0, the host's; others come from
+pools that live as long as the process. A worker that finds nothing to do leaves: none waits for
+another, and only the caller, who is no worker then, for the end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from penstock.backends.base import Event
+from penstock.codegen.helpers import freed
 from penstock.errors import Cancelled, InternalError
 from penstock.executors.base import quiet
 from penstock.executors.control import Control
@@ -48,37 +49,28 @@ class Flow:
         self.alone = len(queues) == 1 and not any(worthwhile)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
-        signals = tasks.signals
+        signals, waits = tasks.signals, tasks.signals.waits.keys()
         # Those that may step aside: their functions are generators.
         self.expanded = tuple(
             [
-                bool(task.blocks)
-                or number in signals.devices
-                or any(step in signals.waits for step in task.steps)
-                for number, task in enumerate(tasks.tasks)
+                bool(task.blocks) or t in signals.devices or not waits.isdisjoint(task.steps)
+                for t, task in enumerate(tasks.tasks)
             ]
         )
         self.signals = signals.count
         self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
         self.counts = tuple([len(block) for block in tasks.blocks])
-        # What a task needs before all else, so that nobody need begin with it to see that.
+        # The signal that a task needs before all else: the task need not begin to see that.
         needed = [signals.waits.get(task.steps[0], ())[:1] for task in tasks.tasks]
-        self.sources = tuple(
-            [
-                tuple([t for t in block if not tasks.waits[t] and not needed[t]])
-                for block in tasks.blocks
-            ]
-        )
-        self.parked = tuple(
-            [tuple([(t, needed[t][0]) for t in block if needed[t]]) for block in tasks.blocks]
-        )
-        self.resets = tuple([self._resets(block) for block in tasks.blocks])
-
-    def _resets(self, block: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """Slots that tasks of a block count down, and from where."""
-        tasks = self.tasks
-        slots = dict.fromkeys(slot for t in block for slot in tasks.counted[t])
-        return tuple([(slot, tasks.readers[slot]) for slot in slots])
+        self.sources = [
+            [t for t in block if not tasks.waits[t] and not needed[t]] for block in tasks.blocks
+        ]
+        self.parked = [[(t, needed[t][0]) for t in block if needed[t]] for block in tasks.blocks]
+        # The slots that tasks of a block count down, and from where.
+        self.resets = [
+            {slot: tasks.readers[slot] for t in block for slot in tasks.counted[t]}
+            for block in tasks.blocks
+        ]
 
 
 class TaskRun:
@@ -90,30 +82,9 @@ class TaskRun:
     """
 
     __slots__ = (
-        "S",
-        "V",
-        "adopt",
-        "blocked",
-        "caller_waits",
-        "control",
-        "ended",
-        "error",
-        "events",
-        "failed",
-        "flow",
-        "functions",
-        "generators",
-        "lock",
-        "observe",
-        "on_end",
-        "parked",
-        "ready",
-        "remaining",
-        "running",
-        "signal",
-        "uses",
-        "waits",
-        "workers",
+        *("S", "V", "adopt", "blocked", "caller_waits", "control", "ended", "error"),
+        *("events", "failed", "flow", "functions", "generators", "lock", "observe", "on_end"),
+        *("parked", "ready", "remaining", "running", "signal", "uses", "waits", "workers"),
         "worthwhile",
     )
 
@@ -285,8 +256,7 @@ class TaskRun:
             on_end()
 
     def _advance(self, task: int) -> bool:
-        """Run a task that steps aside up to where it needs a block, or a signal that is not there;
-        whether it is done."""
+        """Run a task up to where it needs a block or a signal; whether it is done."""
         generator = self.generators.get(task)
         if generator is None:
             generator = self.functions[task](*self._known())
@@ -325,7 +295,7 @@ class TaskRun:
     # Under the lock.
 
     def _block(self) -> None:
-        """Tasks whose events have come are ready; if none has, wait for the first, without the
+        """Make tasks ready whose events have come; if none has, wait for the first without the
         lock. One worker does so, with nothing else to do, however many tasks wait."""
         if not any(event.query() for event, _ in self.events):
             event, _ = self.events[0]
@@ -356,8 +326,7 @@ class TaskRun:
         tasks = flow.tasks
         for task in tasks.blocks[block]:
             self.waits[task] = tasks.waits[task]
-        for slot, readers in flow.resets[block]:
-            self.uses[slot] = readers
+        self.uses.update(flow.resets[block])
         first, end = flow.of_block[block]
         self.S[first:end] = [False] * (end - first)
         for task, signal in flow.parked[block]:
@@ -381,13 +350,9 @@ class TaskRun:
             self.uses[slot] = left
             if not left:
                 value, self.V[slot] = self.V[slot], None
-                if self.observe:
-                    self._freed(slot, value)
-
-    def _freed(self, slot: int, value: Any) -> None:
-        where = self.control.run.table.slots[slot]
-        if where.owned and where.base < 0 and hasattr(value, "nbytes"):
-            self.control.observer.allocation(self.control.run, -value.nbytes)
+                run = self.control.run
+                if self.observe and (owner := run.table.slots[slot]).owned and owner.base < 0:
+                    freed(self.control, value)
 
     def _wake(self, queue: int) -> None:
         """Ask for another worker of a queue, unless it has all that it may have."""
@@ -431,12 +396,16 @@ class TaskRun:
                 self.error = InternalError(
                     "tasks wait for each other. This is a bug in Penstock: please report it"
                 )
+        self._over()
+        return True
+
+    def _over(self) -> None:
+        """The run has ended."""
         self.ended = True
         self.generators.clear()  # those that will not go on lead back to us
         if self.caller_waits:
             self.caller_waits = False
             self.signal.release()
-        return True
 
     def _fail(self, error: BaseException) -> None:
         """The run ends with ``error``, unless it has ended with another before."""
@@ -450,16 +419,12 @@ class TaskRun:
         self.control.set(Cancelled("another task of the run has failed"))
 
     def _abort(self, error: Exception) -> None:
-        """Somebody has stopped the run: it ends here if nobody works on it, who would see that."""
+        """The run was stopped: it ends here if no worker is there to see that."""
         with self.lock:
             if self.failed or self.ended or self.running:
                 return
             self._stopped()
-            self.ended = True
-            self.generators.clear()
-            if self.caller_waits:
-                self.caller_waits = False
-                self.signal.release()
+            self._over()
         self._end()
 
     def _stopped(self) -> None:

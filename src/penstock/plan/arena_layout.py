@@ -6,7 +6,7 @@ outside is live until the loop ends. A step may take over the memory of an input
 the last time (in place). The example of ``penstock.plan.plan``, where slot 1 is ``a = Exp(x)`` and
 slot 2 is ``b = Neg(a)``:
 
-    >>> lifetimes = intervals(plan, range(3))
+    >>> lifetimes = Intervals(plan, range(3))
     >>> lifetimes.first, lifetimes.last
     ({1: 0, 2: 1}, {1: 1, 2: 2})
 
@@ -26,8 +26,8 @@ bytes of one of them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.algorithms.arena_planner import Buffer, lower_bound, plan_memory, plan_memory_dag
 from penstock.algorithms.ordering import memory_order
@@ -41,8 +41,8 @@ class ArenaPlan:
     """An order of a plan's outermost steps, and the memory that it needs.
 
     ``offsets`` maps arena slots to bytes from the start of the arena; ``buffer_of`` to the buffer
-    they share with others. ``lower_bound`` is the largest sum of live bytes over the steps: no
-    arena for this order can be smaller. ``planner`` chose the offsets (``plan_memory``).
+    they share with others. No arena for this order can be smaller than ``lower_bound``. ``planner``
+    chose the offsets (``plan_memory``).
     """
 
     order: tuple[int, ...]
@@ -58,7 +58,7 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
     order = _memory_order(plan)
     if order is not None:
-        buffers = assign_buffers(plan, intervals(plan, order))
+        buffers = assign_buffers(plan, Intervals(plan, order))
         if lower_bound(buffers.live(plan)) < best.lower_bound:
             candidate = _arena_plan(plan, order, buffers, planner)
             return min(best, candidate, key=lambda arena_plan: arena_plan.size)
@@ -67,7 +67,7 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
 
 def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:
     """Choose offsets for the outermost steps in this order."""
-    return _arena_plan(plan, order, assign_buffers(plan, intervals(plan, order)), planner)
+    return _arena_plan(plan, order, assign_buffers(plan, Intervals(plan, order)), planner)
 
 
 def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
@@ -78,7 +78,7 @@ def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> Ar
     task_of = {step: number for number, task in enumerate(tasks.tasks) for step in task.steps}
     order = range(len(plan.steps))
     precedes = partial_order(tasks)
-    buffers = assign_buffers(plan, intervals(plan, order, task_of), precedes)
+    buffers = assign_buffers(plan, Intervals(plan, order, task_of), precedes)
     if len(buffers.owners) > _MOST_BUFFERS and planner != "bump":
         planner = "reuse"
         precedes = partial_order(tasks, exclusive=False)
@@ -147,96 +147,83 @@ def _nbytes(plan: Plan, slot: int) -> int:
 # Lifetimes on one clock.
 
 
-@dataclass(frozen=True, eq=False)
 class Intervals:
-    """When arena slots are live: from ``first[slot]`` to ``last[slot]``, both included.
+    """When arena slots are live if the outermost steps of ``plan`` run in ``order``: from
+    ``first[slot]`` to ``last[slot]``, both included.
 
     ``touched[slot]`` maps each task that reads or writes the slot to the last time that it does; -1
-    stands for the end of the run, and for all steps if there are no tasks. ``steps`` are the steps
-    with kernels, each with its time.
+    stands for the end of the run, and for all steps if there are no tasks. ``task_of``: the task
+    that runs a step, by default that of the step around it. ``steps`` are the steps with kernels,
+    each with its time.
     """
 
-    first: dict[int, int] = field(default_factory=dict)
-    last: dict[int, int] = field(default_factory=dict)
-    touched: dict[int, dict[int, int]] = field(default_factory=dict)
-    steps: list[tuple[int, Step]] = field(default_factory=list)
+    def __init__(
+        self, plan: Plan, order: Iterable[int], task_of: Mapping[Step, int] | None = None
+    ) -> None:
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.touched: dict[int, dict[int, int]] = {}
+        self.steps: list[tuple[int, Step]] = []
+        self._slots = plan.slots
+        self._task_of = task_of or {}
+        self._now, self._task = 0, -1
+        # What each step with blocks around the step at hand has read.
+        self._loops: list[set[int]] = []
+        self._run([plan.steps[i] for i in order])
+        for slot in plan.outputs:
+            self._touch(slot)
 
-
-def intervals(
-    plan: Plan, order: Sequence[int], task_of: Mapping[Step, int] | None = None
-) -> Intervals:
-    """The lifetimes of arena slots if the outermost steps run in ``order``. ``task_of``: the task
-    that runs a step; steps without an entry run in the task of the step around them."""
-    clock = _Clock(plan, task_of or {}, Intervals())
-    clock.run([plan.steps[i] for i in order])
-    for slot in plan.outputs:
-        clock.touch(slot)
-    return clock.intervals
-
-
-@dataclass
-class _Clock:
-    """Runs through the steps of a plan. ``loops`` has the slots that each loop at hand has read:
-    they are live until it ends."""
-
-    plan: Plan
-    task_of: Mapping[Step, int]
-    intervals: Intervals
-    now: int = 0
-    task: int = -1
-    loops: list[set[int]] = field(default_factory=list)
-
-    def touch(self, index: int) -> None:
-        for root in memory_of(self.plan.slots, index) if index >= 0 else ():
+    def _touch(self, index: int) -> None:
+        for root in memory_of(self._slots, index) if index >= 0 else ():
             self._touch_root(root)
-            for loop in self.loops:
+            for loop in self._loops:
                 loop.add(root)
 
     def _touch_root(self, root: int) -> None:
-        self.intervals.last[root] = self.now
-        self.intervals.touched[root][self.task] = self.now
+        self.last[root] = self._now
+        self.touched[root][self._task] = self._now
 
-    def start(self, index: int) -> None:
-        if index >= 0 and self.plan.slots[index].kind is SlotKind.ARENA:
-            self.intervals.first[index] = self.intervals.last[index] = self.now
-            self.intervals.touched[index] = {self.task: self.now}
+    def _start(self, index: int) -> None:
+        if index >= 0 and self._slots[index].kind is SlotKind.ARENA:
+            self.first[index] = self.last[index] = self._now
+            self.touched[index] = {self._task: self._now}
 
-    def run(self, steps: Sequence[Step]) -> None:
-        outer_task = self.task
+    def _run(self, steps: Sequence[Step]) -> None:
+        outer_task = self._task
         for step in steps:
-            self.task = self.task_of.get(step, outer_task)
+            self._task = self._task_of.get(step, outer_task)
             for slot in step.inputs:
-                self.touch(slot)
+                self._touch(slot)
             if step.control:
                 self._run_blocks(step)
             else:
-                self.intervals.steps.append((self.now, step))
+                self.steps.append((self._now, step))
                 for slot in step.outputs:
-                    self.start(slot)
-                    self.touch(slot)
-                self.start(step.workspace)
-            self.now += 1
-        self.task = outer_task
+                    self._start(slot)
+                    self._touch(slot)
+                self._start(step.workspace)
+            self._now += 1
+        self._task = outer_task
 
     def _run_blocks(self, step: Step) -> None:
-        begin = self.now
+        begin = self._now
         buffers = [slot for carry in step.carries for slot in carry.buffers or ()]
         for slot in buffers:
-            self.start(slot)
-        self.loops.append(set())
+            self._start(slot)
+        self._loops.append(set())
         for block in step.blocks:
-            self.now += 1
-            self.run(block.steps)
+            self._now += 1
+            self._run(block.steps)
             for slot in block.outputs:
-                self.touch(slot)
-        self.now += 1
-        roots = self.loops.pop()
+                self._touch(slot)
+        self._now += 1
+        roots = self._loops.pop()
         if step.node.op.name != "If":
             for root in roots:
-                if self.intervals.first[root] <= begin:
+                if self.first[root] <= begin:
                     self._touch_root(root)
         for slot in (*buffers, *step.inputs, *step.outputs):
-            self.touch(slot)
+            self._touch(slot)
 
 
 # The order of tasks, as far as it is sure before the run.
@@ -322,11 +309,8 @@ class Buffers:
 
 
 def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None = None) -> Buffers:
-    """Give each arena slot a buffer of its own, or that of an input that its step takes over.
-
-    ``precedes`` is the order of tasks, if tasks run the plan. ``lifetimes`` become those of the
-    buffers.
-    """
+    """Give each arena slot a buffer of its own, or that of an input that its step takes over, and
+    ``lifetimes`` those of buffers. ``precedes`` is the order of tasks, if tasks run the plan."""
     buffer_of: dict[int, int] = {}
     buffers = Buffers(buffer_of, lifetimes)
     for time, step in lifetimes.steps:

@@ -1,8 +1,7 @@
 """From a graph to a plan: kernels, then annotations, then slots and steps.
 
-Where each value lives is decided before (``analysis.value_memory``), from the graph and its kernels
-alone; the builder gives every value a slot and every node a step, or no step if its outputs are
-fixed views.
+Where each value lives is decided before (``analysis.value_memory``); the builder gives every value
+a slot and every node a step, or no step if its outputs are fixed views.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ def compile_plan(
     """Compile a sorted graph with inferred types into a plan.
 
     Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
-    for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, no
-    memory is set aside before the run: every value is dynamic, and the plan can run in any order
-    that obeys its dependencies. Raises ``InvalidModel`` for a node that can never run.
+    for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, every
+    value is dynamic, and the plan can run in any order that obeys its dependencies. Raises
+    ``InvalidModel`` for a node that can never run.
     """
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}

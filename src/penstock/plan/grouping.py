@@ -37,6 +37,8 @@ class ClusteredGrouping(Grouping):
     run at once on the host; ``queues`` maps names of backends to queues, others have queue 0.
     """
 
+    hand_over_s = HAND_OVER_S
+
     def __init__(
         self,
         plan: StepTable,

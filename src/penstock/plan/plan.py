@@ -68,8 +68,7 @@ class Slot:
     ``base``, ``offset`` (bytes from the start of ``base``) and ``strides`` (bytes) place an alias.
     An arena slot has ``strides`` if its dims are not in memory in their own order. ``roots`` are
     the arena slots whose memory a dynamic value may share. An ``owned`` dynamic value shares memory
-    with no other value but its own views (whose ``base`` it is), so that the caller can have it
-    without a copy.
+    with its own views alone (whose ``base`` it is), so that the caller can have it without a copy.
     """
 
     name: str
@@ -91,8 +90,8 @@ class Carry:
     output), ``result`` (slot after the loop, -1 if it is not used). A value of fixed type
     alternates between two arena slots, ``buffers``, so that no iteration writes what it reads: if
     ``direct``, the body's step writes straight into the free one, else the update is copied there.
-    Without an iteration, the initial value is copied there: the result is in one of the buffers in
-    any case, and the memory of the initial value is free after the loop.
+    The result is in one of the buffers even without an iteration, so that the memory of the initial
+    value is free after the loop.
     """
 
     initial: int
@@ -140,10 +139,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTable:
-    """The steps of a graph and the slots that they read and write, as observers see them.
-
-    It promises neither an order of the steps nor where values live.
-    """
+    """The steps of a graph and the slots that they read and write, as observers see them: in no
+    particular order, and wherever values live."""
 
     name: str
     steps: tuple[Step, ...]

@@ -1,8 +1,8 @@
 """A plan on streams: a static schedule for each of its blocks, as tasks.
 
 ``algorithms.stream_assignment`` assigns the nodes of one graph to streams; this applies it to a
-plan and to all blocks inside: which steps form a stream, and which signals they wait for and emit.
-A block whose streams do not pay for their signals has one stream, and runs in place of its step.
+plan and to all blocks inside. A block whose streams do not pay for their signals has one stream,
+and runs in place of its step.
 """
 
 from __future__ import annotations

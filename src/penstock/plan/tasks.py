@@ -40,9 +40,9 @@ from penstock.plan.plan import Plan, Slot, SlotKind, Step, walk
 class Task:
     """Steps that run one after the other, in the order given.
 
-    ``block``: the number of the block that it belongs to; 0 is the plan's own. ``blocks``: the
-    numbers of the blocks of its expanded steps. ``queue``: the queue whose workers run it.
-    ``seconds``: its estimated time.
+    ``block``: the number of its block; 0 is the plan's own. ``blocks``: the numbers of the blocks
+    of its expanded steps. ``queue``: the queue whose workers run it. ``seconds``: its estimated
+    time.
     """
 
     steps: tuple[Step, ...]
@@ -307,11 +307,8 @@ class Arranger:
         return shared
 
     def readers(self, shared: set[int]) -> dict[int, list[int]]:
-        """The tasks after which each of the ``shared`` slots can be released.
-
-        A slot is released by tasks of the block that computes it: a read in a block inside counts
-        as a read of the task that runs that block.
-        """
+        """The tasks of its own block that read each of the ``shared`` slots, after which it can be
+        released; a read in a block inside counts as a read of the task that runs that block."""
         writers = {
             i: draft
             for draft in self.drafts

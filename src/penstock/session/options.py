@@ -15,9 +15,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast, overload
 from penstock.algorithms.arena_planner import MEMORY_PLANNERS
 from penstock.backends.base import Backend
 from penstock.executors.control import CancelToken
+from penstock.host.threads import Workers
 from penstock.limits import Limits
 from penstock.observers.base import Observer
 from penstock.passes.context import AfterPass
+from penstock.plan.grouping import ClusteredGrouping
 from penstock.tuning.measure import CostModel
 
 EXECUTORS = ("auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret")
@@ -90,6 +92,15 @@ class CompileOptions:
         None,
         "Costs to decide by, instead of those measured on this machine: a "
         "penstock.tuning.measure.CostModel. Nothing is measured then.",
+    )
+    pool: Workers | None = option(
+        None,
+        "Threads that run tasks and submitted runs, instead of the pool of the process: a "
+        "penstock.host.threads.Workers.",
+    )
+    grouping: type[ClusteredGrouping] = option(
+        ClusteredGrouping,
+        'How steps form tasks for executor="parallel": a penstock.plan.grouping.ClusteredGrouping.',
     )
     after_pass: AfterPass | None = option(
         None,

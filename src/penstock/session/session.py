@@ -137,14 +137,14 @@ class Session:
 
     @takes(RunOptions)
     def submit(self, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
-        """``run`` on the process-wide pool of threads; returns at once.
+        """``run`` on a thread of the pool; returns at once.
 
         The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
         Errors are the future's. Closing the session does not stop the run.
         """
         job = self.job(make(RunOptions, "submit", *arguments, **options))
         try:
-            pool().submit(job)
+            (self.options.pool or pool()).submit(job)
         except RuntimeError as error:  # the process ends
             job.refuse(error)
             raise

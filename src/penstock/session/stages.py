@@ -41,7 +41,7 @@ from penstock.executors.interpret import InterpretExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
 from penstock.executors.task_loop import Queue
-from penstock.host.threads import core_budget, pool
+from penstock.host.threads import Workers, core_budget, pool
 from penstock.ir.describe import compile_error
 from penstock.ir.device_name import local
 from penstock.ir.graph import Graph, Node, clone
@@ -110,8 +110,15 @@ class CompileContext:
     @property
     def workers(self) -> int:
         """The number of tasks of one run that may run at the same time on the host."""
-        workers = min(max(backend.workers for backend in self.hosts), pool().size)
+        workers = self.pool.size
+        if self.options.pool is None:
+            workers = min(max(backend.workers for backend in self.hosts), workers)
         return min(workers, self.options.threads or workers)
+
+    @property
+    def pool(self) -> Workers:
+        """The pool whose threads run tasks on the host."""
+        return self.options.pool or pool()
 
     @property
     def costs(self) -> CostModel:
@@ -338,7 +345,7 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     workers = context.workers
 
     def grouped(seconds: Seconds, count: int = workers) -> ClusteredGrouping:
-        return ClusteredGrouping(plan, seconds, count, queue_of)
+        return context.options.grouping(plan, seconds, count, queue_of)
 
     in_order = partial(schedule_in_order, planned, context)
     if not grouped(lambda step: costs.estimate(step.node)).promising:
@@ -362,8 +369,8 @@ def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
         costs,
         "parallel",
         tasks,
-        [Queue(workers, pool()), *queues],
-        HAND_OVER_S,
+        [Queue(workers, context.pool), *queues],
+        grouping.hand_over_s,
         trial=_TRIED[executor],
     )
 
@@ -397,7 +404,7 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
         costs,
         "streams",
         stream_programs(plan, streams),
-        [Queue(workers, pool())],
+        [Queue(workers, context.pool)],
         0.0 if forced else HAND_OVER_S,
         devices,
         None if forced or devices else _TRIED["streams"],

@@ -80,11 +80,8 @@ def _run_scan(node: Node, inputs: Sequence[Any]) -> Steps:
     layout = ScanLayout(node)
     states, scans = list(inputs[: layout.states]), inputs[layout.states :]
     scanned: list[list[Any]] = [[] for _ in layout.output_axes]
-    views = [
-        np.moveaxis(x, axis, 0)[:: -1 if backward else 1]
-        for x, axis, backward in zip(scans, layout.input_axes, layout.input_backward, strict=True)
-    ]
-    for i in range(layout.length([x.shape for x in scans])):
+    views = list(map(rows_of, scans, layout.input_axes, layout.input_backward))
+    for i in range(same_length(*views)):
         results = yield body, (*states, *(view[i, ...] for view in views))
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
@@ -134,12 +131,21 @@ class ScanLayout:
         self.input_backward = entries("scan_input_directions", n)
         self.output_backward = entries("scan_output_directions", outputs)
 
-    def length(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The number of iterations for scan inputs of these shapes."""
-        lengths = {shape[axis] for shape, axis in zip(shapes, self.input_axes, strict=True)}
-        if len(lengths) != 1:
-            raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
-        return lengths.pop()
+
+def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
+    """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
+    if not -array.ndim <= axis < array.ndim:
+        raise ShapeError(f"scan axis {axis} is out of range for shape {list(array.shape)}")
+    view = np.moveaxis(array, axis, 0) if axis else array
+    return view[::-1] if backward else view
+
+
+def same_length(*arrays: np.ndarray) -> int:
+    """The number of rows of each of a Scan's inputs; raise ``ShapeError`` if they differ."""
+    lengths = {len(array) for array in arrays}
+    if len(lengths) != 1:
+        raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
+    return lengths.pop()
 
 
 def row_type(type_: Type, axis: int) -> TensorType:
