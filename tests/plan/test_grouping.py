@@ -194,7 +194,8 @@ def test_one_worker_has_one_task(letter, n):
 
 def test_python_itself_runs_on_one_worker_at_a_time():
     plan = plan_of(wide(400, "H"))
-    grouping = ClusteredGrouping(plan, lambda step: 1e-5, 64, grains=[1e-5])
+    grouping = ClusteredGrouping(plan, lambda step: 1e-5, 64)
+    grouping.grains = [1e-5]
     assert grouping.makespan >= 401 * PYTHON_S
 
 

@@ -241,8 +241,8 @@ def _options(dag: Dag, cost: Costs) -> list[dict[int, float]]:
         if not costs:
             raise ValueError(f"no backend supports node {i}")
         if not all(0 <= c < inf for c in costs.values()):
-            given = [c for c in row if c is not None]
-            raise ValueError(f"node {i} has costs {given}; they must be finite and not negative")
+            own = [c for c in row if c is not None]
+            raise ValueError(f"node {i} has costs {own}; they must be finite and not negative")
         options.append(costs)
     return options
 

@@ -64,22 +64,17 @@ def _write_if(writer: StepWriter, step: Step) -> None:
             writer.work = work_before
             _write_body(writer, step, number)
             work_after = max(work_after, writer.work)
-            writer.assign(
-                [
-                    (writer.name[result], _branch_value(writer, value, result))
-                    for result, value in zip(step.outputs, block.outputs, strict=False)
-                    if result >= 0
-                ],
-                step,
-            )
+            pairs = []
+            for result, value in zip(step.outputs, block.outputs, strict=False):
+                if result >= 0:
+                    owned = writer.slots[result].owned
+                    text = _owned(writer, value) if owned else writer.name[value]
+                    pairs.append((writer.name[result], text))
+            writer.assign(pairs, step)
             writer.release(writer.lifetimes.handed_out[block])
             if len(writer.lines) == lines_before:
                 writer.line("pass")
     writer.work = work_after
-
-
-def _branch_value(writer: StepWriter, value: int, result: int) -> str:
-    return _owned(writer, value) if writer.slots[result].owned else writer.name[value]
 
 
 def _write_loop(writer: StepWriter, step: Step) -> None:

@@ -59,9 +59,9 @@ class Arenas(Generic[T]):
         """A new arena, to be returned by ``give``."""
         with self._lock:
             self._count += 1
-        return self._made()
+        return self._new()
 
-    def _made(self) -> T:
+    def _new(self) -> T:
         try:
             return self._bind(self._host.allocate(self.size))
         except BaseException as error:
@@ -116,12 +116,12 @@ class Arenas(Generic[T]):
                     return arena
                 return None
             self._count += 1
-        return self._made()
+        return self._new()
 
     def accept(self, received: T | None) -> T:
         """The arena that ``receive`` was called with, or a new one in place of one that was
         dropped."""
-        return self._made() if received is None else received
+        return self._new() if received is None else received
 
     def forget(self, receive: Callable[[T | None], None]) -> bool:
         """Stop waiting for an arena; False if ``receive`` has been called, or is about to be."""

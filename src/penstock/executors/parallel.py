@@ -87,7 +87,7 @@ class ParallelExecutor(CompiledExecutor):
             arenas.give(arena)
             raise
         except BaseException:
-            # Interrupted: other workers may still write to the arena, so nobody else can have it.
+            # Interrupted: other workers may still write to the arena, so no run can have it again.
             arenas.drop()
             raise
         arenas.give(arena)

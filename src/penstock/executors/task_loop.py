@@ -118,7 +118,7 @@ class TaskRun:
         self.generators: dict[int, Generator[Any, None, None]] = {}
         # Which signals have been emitted.
         self.S: list[Any] = [False] * flow.signals
-        # Tasks that wait for a signal, and for events of devices; whether somebody blocks for one.
+        # Tasks that wait for a signal, and for events of devices; whether a worker blocks for one.
         self.parked: dict[int, list[int]] = {}
         self.events: list[tuple[Event, int]] = []
         self.blocked = False
@@ -161,7 +161,7 @@ class TaskRun:
                 self.running += 1
                 self._activate(0)
                 self._wake_others(0)
-            # From here on the run sees by itself that it is stopped, while nobody works on it, too.
+            # From here on the run ends when it is stopped, even if no worker is there to see it.
             self.control.add_listener(self._abort)
             if self.control.stopped:
                 self._stop(-1)
@@ -191,7 +191,7 @@ class TaskRun:
         waits, remaining = self.waits, self.remaining
         alone = flow.alone and not self.observe
         others = len(flow.queues) > 1
-        known = self._known()
+        arguments = self._arguments()
         task = -1
         try:
             while True:
@@ -229,7 +229,7 @@ class TaskRun:
                 if control.stopped:
                     self._stop(task)
                 if not expanded[task]:
-                    functions[task](*known)
+                    functions[task](*arguments)
                 elif not self._advance(task):
                     task = -1
         except BaseException as error:
@@ -249,7 +249,7 @@ class TaskRun:
             raise error
 
     def _end(self) -> None:
-        """The run has ended, and nobody works on it any more."""
+        """The run has ended, and no worker is left."""
         self.control.remove_listener(self._abort)
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
@@ -259,7 +259,7 @@ class TaskRun:
         """Run a task up to where it needs a block or a signal; whether it is done."""
         generator = self.generators.get(task)
         if generator is None:
-            generator = self.functions[task](*self._known())
+            generator = self.functions[task](*self._arguments())
             self.generators[task] = generator
         while True:
             needed = next(generator, None)
@@ -277,7 +277,7 @@ class TaskRun:
                     self.parked.setdefault(~needed, []).append(task)
                     return False
 
-    def _known(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[Any, ...]:
         """What the functions of tasks take."""
         if self.flow.signals:
             return self.control, self.V, self.S, self._emit
@@ -386,7 +386,7 @@ class TaskRun:
             self.caller_waits |= caller
             return False
         if self.remaining[0] and not self.failed:
-            if self.control.stopped:  # since we looked, and nobody else will
+            if self.control.stopped:  # since we looked, and no other worker will
                 self._stopped()
             elif any(self.workers):
                 self.caller_waits |= caller
@@ -415,7 +415,7 @@ class TaskRun:
             self.failed = True
             self.error = error
             self._clear()
-        # Whoever is within a loop, looks at the control.
+        # Workers within a loop look at the control.
         self.control.set(Cancelled("another task of the run has failed"))
 
     def _abort(self, error: Exception) -> None:
@@ -428,7 +428,7 @@ class TaskRun:
         self._end()
 
     def _stopped(self) -> None:
-        """The run was stopped while nobody worked on it."""
+        """The run was stopped while no worker was there."""
         self.failed = True
         self.error = self.control.error
         waiting = [ready[0] for ready in self.ready if ready]

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from penstock.algorithms.arena_planner import Buffer, lower_bound, plan_memory, plan_memory_dag
 from penstock.algorithms.ordering import memory_order
@@ -56,13 +57,14 @@ class ArenaPlan:
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
     best = plan_arena_in_order(plan, range(len(plan.steps)), planner)
-    order = _memory_order(plan)
-    if order is not None:
-        buffers = assign_buffers(plan, Intervals(plan, order))
-        if lower_bound(buffers.live(plan)) < best.lower_bound:
-            candidate = _arena_plan(plan, order, buffers, planner)
-            return min(best, candidate, key=lambda arena_plan: arena_plan.size)
-    return best
+    dag = step_dag(plan.slots, plan.steps)
+    if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
+        return best  # chains have no other order that could pay
+    order = memory_order(dag, _released_outputs(plan))
+    buffers = assign_buffers(plan, Intervals(plan, order))
+    if lower_bound(buffers.live(plan)) >= best.lower_bound:
+        return best
+    return min(best, _arena_plan(plan, order, buffers, planner), key=attrgetter("size"))
 
 
 def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick") -> ArenaPlan:
@@ -106,17 +108,6 @@ def _arena_plan(
 
 # Up to this many buffers, conflicts are asked for pair by pair, which takes a few seconds.
 _MOST_BUFFERS = 2500
-
-
-# Another order of the outermost steps.
-
-
-def _memory_order(plan: Plan) -> list[int] | None:
-    """An order of the outermost steps for little memory; None for chains, which have one order."""
-    dag = step_dag(plan.slots, plan.steps)
-    if all(len(dag.succ[i]) <= 1 and len(dag.pred[i]) <= 1 for i in range(dag.n)):
-        return None
-    return memory_order(dag, _released_outputs(plan))
 
 
 def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:

@@ -21,7 +21,6 @@ HAND_OVER_S = 30e-6
 """the time to hand a task to another worker and to see its result"""
 PYTHON_S = 2e-6
 """the part of a step's time in which it holds Python's lock"""
-_GRAINS = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
 # A second worker pays only for plans that take longer than this, and if the time on several workers
 # is less than this part of the time on one.
 _WORTH_S = 4 * HAND_OVER_S
@@ -38,6 +37,7 @@ class ClusteredGrouping(Grouping):
     """
 
     hand_over_s = HAND_OVER_S
+    grains: Sequence[float] = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
 
     def __init__(
         self,
@@ -45,13 +45,11 @@ class ClusteredGrouping(Grouping):
         seconds: Seconds,
         workers: int,
         queues: dict[str, int] | None = None,
-        grains: Sequence[float] = _GRAINS,
     ) -> None:
         self.plan = plan
         self.workers = workers
         self._of_kernel = seconds
         self._queues = queues or {}
-        self._grains = grains
         self._seconds: dict[Step, float] = {}
         self._grouped: dict[tuple[Step, ...], tuple[list[list[int]], float]] = {}
         self._expanded: dict[Step, bool] = {}
@@ -61,21 +59,16 @@ class ClusteredGrouping(Grouping):
 
     def seconds(self, step: Step) -> float:
         """The time of a step whose blocks run one step after the other."""
-        seconds = self._seconds.get(step)
-        if seconds is None:
-            if step.control:
-                times = [sum(map(self.seconds, block.steps)) for block in step.blocks]
-                seconds = control_flow_cost(self.plan, step, times)
-            else:
-                seconds = self._of_kernel(step)
-            self._seconds[step] = seconds
-        return seconds
+        if step not in self._seconds:
+            times = [sum(map(self.seconds, block.steps)) for block in step.blocks]
+            cost = control_flow_cost(self.plan, step, times) if times else self._of_kernel(step)
+            self._seconds[step] = cost
+        return self._seconds[step]
 
     def expands(self, step: Step) -> bool:
-        expanded = self._expanded.get(step)
-        if expanded is None:
-            expanded = self._expanded[step] = any(self._wins(block.steps) for block in step.blocks)
-        return expanded
+        if step not in self._expanded:
+            self._expanded[step] = any(self._wins(block.steps) for block in step.blocks)
+        return self._expanded[step]
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
         return self._best(steps, dag)[0]
@@ -118,11 +111,10 @@ class ClusteredGrouping(Grouping):
     def _best(self, steps: Sequence[Step], dag: Dag | None = None) -> tuple[list[list[int]], float]:
         """The groups of the grain with the least simulated makespan, and that makespan."""
         key = tuple(steps)
-        grouped = self._grouped.get(key)
-        if grouped is None:
-            grouped = self._group(steps, dag or step_dag(self.plan.slots, steps))
-            self._grouped[key] = grouped
-        return grouped
+        if key not in self._grouped:
+            dag = dag or step_dag(self.plan.slots, steps)
+            self._grouped[key] = self._group(steps, dag)
+        return self._grouped[key]
 
     def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
         # Only steps of equal class may share a group: those of a queue. Expanded steps are alone.
@@ -143,7 +135,7 @@ class ClusteredGrouping(Grouping):
         least = sum(cost)
         if len(best) == 1 and classes[0] >= 0:
             least = sum(map(self.seconds, steps))
-        for grain in self._grains:
+        for grain in self.grains:
             groups = cluster(dag, cost, grain, classes)
             if len(groups) == 1:
                 continue

@@ -147,7 +147,9 @@ class Concurrency(ExecutorTests):
         short = feeds | {"n": np.array(1)}
         session.run(short)
         token, other = ps.CancelToken(), ps.CancelToken()
-        running = [session.submit(feeds, cancel=token) for _ in range(core_budget() + 1)]
+        pool = session.options.pool
+        threads = core_budget() if pool is None else pool.size
+        running = [session.submit(feeds, cancel=token) for _ in range(threads + 1)]
         late = session.submit(short, timeout=0.02)
         cancelled = session.submit(short, cancel=other)
         dropped = session.submit(short)
