@@ -183,7 +183,7 @@ class _ArenaRequest:
             return
         if arena is not None:
             control.remove_listener(self._stop)
-            self._start(arena)
+            self._executor._start(arena, self._inputs, control, self._done)
         elif control.stopped and control.error is not None:
             self._stop(control.error)  # ``set`` may have called it before the arena was asked for
 
@@ -200,10 +200,7 @@ class _ArenaRequest:
         except BaseException as error:
             self._done(None, error)
         else:
-            self._start(arena)
-
-    def _start(self, arena: PerThreadCount[_Functions]) -> None:
-        self._executor._start(arena, self._inputs, self._control, self._done)
+            self._executor._start(arena, self._inputs, self._control, self._done)
 
     def _stop(self, error: Exception) -> None:
         if self._executor._arenas.forget(self._receive):

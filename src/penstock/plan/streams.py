@@ -35,7 +35,7 @@ class BlockSchedule:
     schedule: StreamSchedule
     start: tuple[float, ...]
     finish: tuple[float, ...]
-    segments: tuple[tuple[tuple[int, ...], ...], ...]
+    segments: tuple[list[list[int]], ...]
 
     @property
     def makespan(self) -> float:
@@ -98,7 +98,7 @@ class StreamSchedules(Grouping):
         return self._number.get(name, 0)
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
-        return [list(segment) for segments in self.of(steps).segments for segment in segments]
+        return list(chain(*self.of(steps).segments))
 
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
         for segments in self.of(steps).segments:
@@ -136,7 +136,7 @@ class StreamSchedules(Grouping):
 
     def _segments(
         self, schedule: StreamSchedule, steps: Sequence[Step]
-    ) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    ) -> tuple[list[list[int]], ...]:
         segments = []
         for program in schedule.programs:
             pieces: list[list[int]] = []
@@ -147,7 +147,7 @@ class StreamSchedules(Grouping):
                     pieces.append([])
                 pieces[-1].append(i)
                 cut = alone or bool(schedule.emits[i])
-            segments.append(tuple([tuple(sorted(piece)) for piece in pieces]))
+            segments.append(list(map(sorted, pieces)))
         return tuple(segments)
 
 
