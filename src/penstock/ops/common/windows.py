@@ -94,13 +94,8 @@ def parse_axes(attrs: Mapping[str, Any], rank: int) -> tuple[list[Axis], str]:
     pads = ints_of(attrs, "pads", 2 * rank, 0, low=0)
     if auto_pad != "NOTSET":
         pads = [0] * (2 * rank)
-    axes = [
-        Axis(stride, dilation, begin, end)
-        for stride, dilation, begin, end in zip(
-            strides, dilations, pads[:rank], pads[rank:], strict=True
-        )
-    ]
-    return axes, auto_pad
+    rows = zip(strides, dilations, pads[:rank], pads[rank:], strict=True)
+    return [Axis(*row) for row in rows], auto_pad
 
 
 def ints_of(
@@ -141,9 +136,7 @@ def behind(axes: Sequence[Window]) -> list[int]:
     At most the declared padding, unless a partial window was kept; negative if the last window ends
     before the last element.
     """
-    return [
-        (a.count - 1) * a.stride + (a.kernel - 1) * a.dilation + 1 - a.begin - a.size for a in axes
-    ]
+    return [(a.count - 1) * a.stride + a.span - a.begin - a.size for a in axes]
 
 
 def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Window:

@@ -10,7 +10,14 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_broadcasts, check_shape, same_dtype, tensor
+from penstock.ops.common.shape_rules import (
+    check_broadcasts,
+    check_shape,
+    given,
+    pad_with_none,
+    same_dtype,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.onnx.normalization import Statistics
 from penstock.ops.registry import MICROSOFT, operator
@@ -33,17 +40,19 @@ def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
     return TensorType(dtype, x.shape), statistics, statistics, TensorType(dtype, x.shape)
 
 
-def infer_skip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _infer_skip(types, gamma=2, beta=3, bias=4)
-
-
-def _infer_skip_simplified(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    return _infer_skip(types, gamma=2, bias=3)
-
-
-def _skip(node: Node, types: Types, centred: bool) -> Kernel:
-    epsilon = node.attrs.get("epsilon", 1e-12)
-    count = len(node.inputs)
+@operator(
+    "SkipLayerNormalization",
+    domain=MICROSOFT,
+    infer=lambda types, attrs, consts: _infer_skip(types, gamma=2, beta=3, bias=4),
+)
+@operator(
+    "SkipSimplifiedLayerNormalization",
+    domain=MICROSOFT,
+    infer=lambda types, attrs, consts: _infer_skip(types, gamma=2, bias=3),
+)
+def skip_layer_normalization(node: Node, types: Types) -> Kernel:
+    centred = node.op.name == "SkipLayerNormalization"
+    epsilon, count = node.attrs.get("epsilon", 1e-12), len(node.inputs)
     beta_at, bias_at = (3, 4) if centred else (count, 3)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
@@ -52,11 +61,7 @@ def _skip(node: Node, types: Types, centred: bool) -> Kernel:
         rows, columns = prod(x.dims[:-1]), x.dims[-1]
         layout = ScratchLayout()
         statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
-
-        def present(index: int) -> bool:
-            return index < count and inputs[index] is not None
-
-        has_beta, has_bias = present(beta_at), present(bias_at)
+        has_beta, has_bias = given(inputs, beta_at), given(inputs, bias_at)
 
         def into(*arguments: Any) -> None:
             x, skip, gamma = arguments[:3]
@@ -79,16 +84,6 @@ def _skip(node: Node, types: Types, centred: bool) -> Kernel:
         return Routine(into, layout.size)
 
     return specialized(node, types, make, inplace=(0, 1), contiguous=True)
-
-
-@operator("SkipLayerNormalization", domain=MICROSOFT, infer=infer_skip)
-def skip_layer_normalization(node: Node, types: Types) -> Kernel:
-    return _skip(node, types, centred=True)
-
-
-@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, infer=_infer_skip_simplified)
-def skip_simplified_layer_normalization(node: Node, types: Types) -> Kernel:
-    return _skip(node, types, centred=False)
 
 
 # EmbedLayerNormalization
@@ -121,8 +116,7 @@ def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT, infer=_infer_embed)
 def embed_layer_normalization(node: Node, types: Types) -> Kernel:
-    epsilon = node.attrs.get("epsilon", 1e-12)
-    count = len(node.inputs)
+    epsilon, count = node.attrs.get("epsilon", 1e-12), len(node.inputs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         type_ = outputs[0]
@@ -132,8 +126,8 @@ def embed_layer_normalization(node: Node, types: Types) -> Kernel:
         statistics = Statistics(layout, batch * length, hidden, type_.dtype, epsilon)
 
         def into(*arguments: Any) -> None:
-            given = (*arguments[:count], None, None)
-            ids, segments, words, positions, segment_table, gamma, beta, mask, places = given[:9]
+            values = pad_with_none(arguments[:count], 9)
+            ids, segments, words, positions, segment_table, gamma, beta, mask, places = values
             out, *others, workspace = arguments[count:]
             index, total = (*others, None, None)[:2]
             np.copyto(out, _lookup(words, ids, "input_ids"))

@@ -106,23 +106,18 @@ def _recoder(
     return recode
 
 
-def _one_input(function: Function, node: Node, types: Types) -> Kernel:
-    recode = _recoder(node, (1, 2, 3, 4), function)
+_FUNCTIONS = {"QLinearSigmoid": (sigmoid, 0), "QLinearLeakyRelu": (leaky_relu, 1)}
+
+
+@operator("QLinearSigmoid", domain=MICROSOFT, infer=same_type)
+@operator("QLinearLeakyRelu", domain=MICROSOFT, infer=same_type)
+def qlinear_function(node: Node, types: Types) -> Kernel:
+    recode = _recoder(node, (1, 2, 3, 4), applied(*_FUNCTIONS[node.op.name], node.attrs))
 
     def into(*args: Any) -> None:
         recode(args[0], args[:-1], args[-1])
 
     return specialized(node, types, lambda *_: Routine(into), inplace=(0,))
-
-
-@operator("QLinearSigmoid", domain=MICROSOFT, infer=same_type)
-def qlinear_sigmoid(node: Node, types: Types) -> Kernel:
-    return _one_input(applied(sigmoid, 0, node.attrs), node, types)
-
-
-@operator("QLinearLeakyRelu", domain=MICROSOFT, infer=same_type)
-def qlinear_leaky_relu(node: Node, types: Types) -> Kernel:
-    return _one_input(applied(leaky_relu, 1, node.attrs), node, types)
 
 
 # Two inputs
@@ -133,8 +128,22 @@ def _infer_binary(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(a.dtype, broadcast_shapes([a.shape, b.shape])),)
 
 
-def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kernel:
-    """``combine(a, b, a_scale, b_scale, c_scale, values)``, of float32 codes less zero point."""
+def _add(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: np.ndarray) -> None:
+    """Of float32 codes less zero points; ``a`` and ``b`` are overwritten."""
+    np.multiply(a, a_scale / c_scale, a)
+    np.multiply(b, b_scale / c_scale, b)
+    np.add(a, b, values)
+
+
+def _multiply(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: np.ndarray) -> None:
+    np.multiply(a, b, values)  # exact
+    np.multiply(values, a_scale * b_scale / c_scale, values)
+
+
+@operator("QLinearAdd", domain=MICROSOFT, infer=_infer_binary)
+@operator("QLinearMul", domain=MICROSOFT, infer=_infer_binary)
+def qlinear_binary(node: Node, types: Types) -> Kernel:
+    combine = _add if node.op.name == "QLinearAdd" else _multiply
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         a_type, b_type, c_type = inputs[0], inputs[3], outputs[0]
@@ -172,25 +181,6 @@ def _two_inputs(combine: Callable[..., None], node: Node, types: Types) -> Kerne
         return Routine(into, layout.size)
 
     return specialized(node, types, make, inplace=(0, 3))
-
-
-@operator("QLinearAdd", domain=MICROSOFT, infer=_infer_binary)
-def qlinear_add(node: Node, types: Types) -> Kernel:
-    def combine(a: Any, b: Any, sa: Any, sb: Any, sc: Any, values: np.ndarray) -> None:
-        np.multiply(a, sa / sc, a)
-        np.multiply(b, sb / sc, b)
-        np.add(a, b, values)
-
-    return _two_inputs(combine, node, types)
-
-
-@operator("QLinearMul", domain=MICROSOFT, infer=_infer_binary)
-def qlinear_mul(node: Node, types: Types) -> Kernel:
-    def combine(a: Any, b: Any, sa: Any, sb: Any, sc: Any, values: np.ndarray) -> None:
-        np.multiply(a, b, values)  # exact
-        np.multiply(values, sa * sb / sc, values)
-
-    return _two_inputs(combine, node, types)
 
 
 # Choosing and joining: each input has codes of its own

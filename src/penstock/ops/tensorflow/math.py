@@ -93,8 +93,6 @@ _BINARY: dict[str, Arithmetic] = {
     "ReluGrad": lambda dy, x: np.where(x > 0, dy, np.zeros((), dy.dtype)),
     "Relu6Grad": lambda dy, x: np.where((x > 0) & (x < 6), dy, np.zeros((), dy.dtype)),
 }
-for _name, _function in _BINARY.items():
-    array_operator(_name, infer=broadcast_type)(_function)
 
 
 @operator("NotEqual", infer=broadcast_to(BOOL), strings=True)
@@ -118,8 +116,9 @@ _UNARY: dict[str, Arithmetic] = {
     "OnesLike": np.ones_like,
     "Conj": np.conjugate,
 }
-for _name, _function in _UNARY.items():
-    array_operator(_name, infer=same_type)(_function)
+for _table, _infer in ((_BINARY, broadcast_type), (_UNARY, same_type)):
+    for _name, _function in _table.items():
+        array_operator(_name, infer=_infer)(_function)
 array_operator("ZerosLike", infer=infer_unary(lambda _: 0))(np.zeros_like)
 array_operator("IsFinite", infer=broadcast_to(BOOL))(np.isfinite)
 

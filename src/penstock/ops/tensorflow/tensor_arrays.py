@@ -8,6 +8,7 @@ reads and writes is that of the graph: values called ``flow`` carry it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,12 @@ _FLOW_TYPE = TensorType(FLOAT32, ())
 # Stacks.
 
 
+@dataclass(slots=True, eq=False)
 class _Stack:
     """Values, of which the last one in is the first one out; ``limit`` of them, if not negative."""
 
-    __slots__ = ("limit", "values")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.values: list[Any] = []
+    limit: int
+    values: list[Any] = field(default_factory=list)
 
 
 _stack = handle(_Stack, "stack")
@@ -84,18 +83,16 @@ def stack_close(handle: Any) -> None:
 # Tensor arrays.
 
 
+@dataclass(slots=True, eq=False)
 class _Element:
     """One place of a tensor array.
 
     ``shape`` is that of the value written, even after it is cleared, or of a gradient's value.
     """
 
-    __slots__ = ("read", "shape", "value")
-
-    def __init__(self) -> None:
-        self.value: np.ndarray | None = None
-        self.shape: tuple[int, ...] | None = None
-        self.read = False
+    value: np.ndarray | None = None
+    shape: tuple[int, ...] | None = None
+    read: bool = False
 
 
 class _TensorArray:
@@ -144,17 +141,15 @@ class _TensorArray:
             raise self.fault(f"its elements are {self.dtype}, not {value.dtype}")
         if not matches(value.shape, self.shape):
             raise self.fault(f"elements of shape {self.shape} are expected, not {value.shape}")
-        while index >= len(self.elements):
-            self.elements.append(_Element())
+        self.elements += [_Element() for _ in range(index + 1 - len(self.elements))]
         element = self.elements[index]
         if element.read:
             raise self.fault(f"Could not write index {index} twice because it was already read.")
-        if element.value is not None and not self.adds:
-            raise self.fault(
-                f"Could not write to TensorArray index {index} because it has already been written "
-                "to."
-            )
         if element.value is not None:
+            if not self.adds:
+                raise self.fault(
+                    f"Could not write to index {index} because it has already been written to."
+                )
             if element.value.shape != value.shape:
                 raise self.fault(f"shapes {element.value.shape} and {value.shape} do not add up")
             element.value = np.asarray(element.value + value)
@@ -180,17 +175,13 @@ class _TensorArray:
             shape = element.shape if element.shape is not None else static_shape(self.shape)
             if shape is None:
                 raise self.fault(
-                    f"Could not read from TensorArray index {index}: it has not been written, and "
-                    "the element shape is not fully defined"
+                    f"index {index} has not been written, and its shape is not fully defined"
                 )
             value = np.zeros(shape, self.dtype)
             element.shape = shape
         element.read = True
         element.value = None if self.clears else value
         return value
-
-    def __repr__(self) -> str:
-        return f"TensorArray({self.name!r}, {len(self.elements)} elements)"
 
 
 _array = handle(_TensorArray, "tensor array")
