@@ -29,7 +29,7 @@ import numpy as np
 from penstock.errors import InternalError
 from penstock.ir.graph import Node
 from penstock.ir.op import Arity, Attrs, Consts, Infer, Kernel, Op, Role, Types, Work
-from penstock.types import STRING, ShapeError, TensorType, Type
+from penstock.types import STRING, ShapeError, Type
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
 TENSORFLOW = "tensorflow"  # the domain of TensorFlow's operations that ONNX lacks
@@ -64,9 +64,8 @@ def _numeric(compile: Compile) -> Compile:
 
     @wraps(compile)
     def checked(node: Node, types: Types) -> Kernel:
-        given = [type_ for type_ in types if type_ is not None]
-        dtypes = [type_.dtype if isinstance(type_, TensorType) else None for type_ in given]
-        if any(dtype is not None and dtype == STRING for dtype in dtypes):
+        dtypes = [getattr(type_, "dtype", None) for type_ in types if type_ is not None]
+        if any(dtype is STRING for dtype in dtypes):
             raise ShapeError(f"{node.op.name} takes no strings")
         kernel = compile(node, types)
         if all(dtype is not None for dtype in dtypes):

@@ -195,7 +195,7 @@ def same_dim(a: Dim, b: Dim, what: str) -> Dim:
     return a if isinstance(a, int) or b is None else b
 
 
-def _fits(shape: Shape | None, wanted: Shape | None) -> bool:
+def fits(shape: Shape | None, wanted: Shape | None) -> bool:
     """Whether ``shape`` fits the expected one, as far as both are known."""
     if shape is None or wanted is None:
         return True
@@ -207,22 +207,17 @@ def _fits(shape: Shape | None, wanted: Shape | None) -> bool:
 
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
-    if not any(_fits(shape, candidate) for candidate in wanted):
-        raise ShapeError(f"{name} has shape {shape} where {_either(wanted)} is needed")
-
-
-def _either(shapes: Iterable[Shape | None]) -> str:
-    return " or ".join(dict.fromkeys(map(str, shapes)))
+    if not any(fits(shape, candidate) for candidate in wanted):
+        either = " or ".join(dict.fromkeys(map(str, wanted)))
+        raise ShapeError(f"{name} has shape {shape} where {either} is needed")
 
 
 def check_broadcasts(name: str, shape: Shape | None, full: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` broadcasts to ``full`` itself."""
     if shape is None or full is None:
         return
-    if len(shape) > len(full) or any(
-        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
-        for a, b in zip(reversed(shape), reversed(full), strict=False)
-    ):
+    pairs = zip(reversed(shape), reversed(full), strict=False)
+    if len(shape) > len(full) or any(a != 1 and not fits((a,), (b,)) for a, b in pairs):
         raise ShapeError(f"{name} of shape {shape} does not broadcast to {full}")
 
 

@@ -101,6 +101,11 @@ def lengths(values: Sequence[Dim] | None) -> Shape | None:
     return None if values is None else tuple(values)
 
 
+def dims_of(shape: Sequence[int | None] | None) -> Shape | None:
+    """A shape out of attributes or tensors, where -1 stands for an unknown dim."""
+    return None if shape is None else tuple([None if d is None or d < 0 else d for d in shape])
+
+
 def handle(type_: type[T], name: str) -> Callable[[Any], T]:
     """Return the check that a value is a handle of ``type_``, which returns the value."""
 

@@ -11,20 +11,23 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.shape_rules import always, ints
-from penstock.ops.tensorflow.common import array_operator, handle, integer, named_dtype, operator
+from penstock.ops.common.shape_rules import all_known, always, fits, ints, tensor
+from penstock.ops.tensorflow.common import (
+    array_operator,
+    dims_of,
+    handle,
+    integer,
+    named_dtype,
+    operator,
+)
 from penstock.ops.tensorflow.tensor_arrays import (
-    Dims,
     checked_lengths,
     concatenated,
-    dims_of,
     infer_concatenated,
-    matches,
     merged,
     stacked,
-    static_shape,
 )
-from penstock.types import ANY, ShapeError, TensorType, Type, dtypes
+from penstock.types import ANY, Shape, ShapeError, TensorType, Type, dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class _TensorList:
     """Tensors of one dtype, ``None`` where none is set yet, at most ``limit`` if not negative."""
 
     dtype: np.dtype
-    shape: Dims | None
+    shape: Shape | None
     items: tuple[np.ndarray | None, ...]
     limit: int = -1
 
@@ -40,23 +43,23 @@ class _TensorList:
         """``value``, if it may stand in the list."""
         if value.dtype != self.dtype:
             raise ShapeError(f"the list has elements of {self.dtype}, not of {value.dtype}")
-        if not matches(value.shape, self.shape):
+        if not fits(value.shape, self.shape):
             raise ShapeError(f"the list has elements of shape {self.shape}, not {value.shape}")
         return value
 
-    def item(self, index: int, shape: Dims | None) -> np.ndarray:
+    def item(self, index: int, shape: Shape | None) -> np.ndarray:
         """Element ``index``, of this shape; zeros if it is not set and its shape is known."""
         element = self.items[index]
         if element is not None:
-            if not matches(element.shape, shape):
+            if not fits(element.shape, shape):
                 raise ShapeError(f"element {index} has shape {element.shape}, which is not {shape}")
             return element
-        dims = static_shape(merged(merged(self.shape, shape), self._common()))
+        dims = all_known(merged(merged(self.shape, shape), self._common()))
         if dims is None:
             raise ShapeError(f"element {index} has not been written, and its shape is not known")
         return np.zeros(dims, self.dtype)
 
-    def _common(self) -> Dims | None:
+    def _common(self) -> Shape | None:
         """The shape that all elements there are have."""
         shapes = {x.shape for x in self.items if x is not None}
         return shapes.pop() if len(shapes) == 1 else None
@@ -68,7 +71,7 @@ class _TensorList:
 _list = handle(_TensorList, "list of tensors")
 
 
-def _shape(value: np.ndarray) -> Dims | None:
+def _shape(value: np.ndarray) -> Shape | None:
     """A shape given as a tensor; the scalar -1 says that nothing is known."""
     if value.ndim == 0:
         if value != -1:
@@ -84,19 +87,15 @@ def _elements(index: int, before: int = 0) -> Infer:
         dtype = dtypes().get(attrs.get("element_dtype", ""))
         if dtype is None:
             return (ANY,)
+        const, type_ = consts[index], types[index]
         dims = ints(types, consts, index)
-        if dims is None or not _is_vector(types[index], consts[index]):
+        rank = const.ndim if const is not None else tensor((type_,), 0).rank
+        if dims is None or rank != 1:
             return (TensorType(dtype),)
         shape = [dim if isinstance(dim, int) and dim >= 0 else None for dim in dims]
-        return (TensorType(dtype, (*[None] * before, *shape)),)
+        return (TensorType(dtype, (*(None,) * before, *shape)),)
 
     return infer
-
-
-def _is_vector(type_: Type | None, const: np.ndarray | None) -> bool:
-    if const is not None:
-        return const.ndim == 1
-    return isinstance(type_, TensorType) and type_.rank == 1
 
 
 def _count(value: np.ndarray) -> int:
@@ -139,7 +138,7 @@ def _size(count: np.ndarray) -> int:
 def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if value.ndim < 1:
         raise ShapeError("a scalar is not a list of tensors")
-    if not matches(value.shape[1:], _shape(shape)):
+    if not fits(value.shape[1:], _shape(shape)):
         raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
     rows = tuple([np.asarray(row) for row in value.copy()])
     return _TensorList(value.dtype, _shape(shape), rows)
@@ -189,7 +188,7 @@ def set_item(
     return replace(list_, items=items)
 
 
-def _stacked(list_: _TensorList, places: Sequence[int], shape: Dims | None) -> np.ndarray:
+def _stacked(list_: _TensorList, places: Sequence[int], shape: Shape | None) -> np.ndarray:
     rows = [list_.item(place, shape) for place in places]
     return stacked(rows, None if rows else merged(list_.shape, shape), list_.dtype)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,30 +17,28 @@ import numpy as np
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.shape_rules import always
-from penstock.ops.tensorflow.common import array_operator, handle, named_dtype, operator
+from penstock.ops.tensorflow.common import array_operator, dims_of, handle, named_dtype, operator
 from penstock.types import ANY, BOOL, ShapeError, TensorType, Type, accepts, dtypes, type_of
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 
 
+@dataclass(slots=True, eq=False)
 class _Variable:
     """One variable; ``value`` is None until one is assigned."""
 
-    __slots__ = ("lock", "name", "type", "value")
-
-    def __init__(self, name: str, type_: Type, value: np.ndarray | None = None) -> None:
-        self.name = name
-        self.type = type_
-        self.value = value
-        self.lock = threading.Lock()
+    name: str
+    type: Type
+    value: np.ndarray | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> np.ndarray:
         """The value. Raises ``ShapeError`` while there is none."""
         value = self.value
         if value is None:
             raise ShapeError(
-                f"variable {self.name!r} is read before anything was assigned to it; run what "
-                "initialises it first, as a target"
+                f"variable {self.name!r} is read before anything was assigned to it; run "
+                "its initialiser first, as a target"
             )
         return value
 
@@ -49,14 +48,13 @@ class _Variable:
             raise ShapeError(f"variable {self.name!r} is {self.type}, not {type_of(value)}")
         self.value = _kept(value)
 
-    def update(self, function: Callable[..., Any], value: np.ndarray) -> np.ndarray:
+    def update(self, function: Callable[..., Any], value: np.ndarray) -> None:
         """Replace the value by ``function`` of it and ``value``."""
         with self.lock:
             old = self.read()
             if old.shape != value.shape:
                 raise ShapeError(f"variable {self.name!r} has shape {old.shape}, not {value.shape}")
             self.value = _kept(function(old, value))
-            return self.value
 
 
 def _kept(value: Any) -> np.ndarray:
@@ -76,11 +74,9 @@ class Store:
     def variable(self, name: str, type_: Type) -> _Variable:
         """The variable of that name, the same on every call."""
         with self._lock:
-            own = self._variables.get(name)
-            if own is None:
-                own = _Variable(name, type_, self.initial.get(name))
-                self._variables[name] = own
-            return own
+            if name not in self._variables:
+                self._variables[name] = _Variable(name, type_, self.initial.get(name))
+            return self._variables[name]
 
     def __repr__(self) -> str:
         return f"Store({len(self._variables)} variables)"
@@ -105,10 +101,7 @@ def own_stores(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
 
 
 def _declared(attrs: Attrs) -> TensorType:
-    dtype = dtypes().get(attrs.get("dtype", ""))
-    dims = attrs.get("shape")
-    shape = None if dims is None else tuple([None if d < 0 else d for d in dims])
-    return TensorType(dtype, shape)
+    return TensorType(dtypes().get(attrs.get("dtype", "")), dims_of(attrs.get("shape")))
 
 
 @operator("VarHandleOp")

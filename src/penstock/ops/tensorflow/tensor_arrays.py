@@ -16,18 +16,17 @@ import numpy as np
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.shape_rules import always
+from penstock.ops.common.shape_rules import all_known, always, fits
 from penstock.ops.tensorflow.common import (
     array_operator,
+    dims_of,
     handle,
     integer,
     named_dtype,
     of_type,
     operator,
 )
-from penstock.types import ANY, FLOAT32, INT64, ShapeError, TensorType, Type
-
-Dims = tuple[int | None, ...]
+from penstock.types import ANY, FLOAT32, INT64, Shape, ShapeError, TensorType, Type
 
 FLOW = np.zeros((), np.float32)
 FLOW.flags.writeable = False
@@ -139,7 +138,7 @@ class _TensorArray:
             )
         if value.dtype != self.dtype:
             raise self.fault(f"its elements are {self.dtype}, not {value.dtype}")
-        if not matches(value.shape, self.shape):
+        if not fits(value.shape, self.shape):
             raise self.fault(f"elements of shape {self.shape} are expected, not {value.shape}")
         self.elements += [_Element() for _ in range(index + 1 - len(self.elements))]
         element = self.elements[index]
@@ -172,7 +171,7 @@ class _TensorArray:
             )
         value = element.value
         if value is None:
-            shape = element.shape if element.shape is not None else static_shape(self.shape)
+            shape = element.shape if element.shape is not None else all_known(self.shape)
             if shape is None:
                 raise self.fault(
                     f"index {index} has not been written, and its shape is not fully defined"
@@ -190,44 +189,23 @@ _array = handle(_TensorArray, "tensor array")
 # Elements and their shapes, of tensor arrays and of lists.
 
 
-def dims_of(shape: Sequence[int] | None) -> Dims | None:
-    """A shape out of attributes, where -1 stands for an unknown dim."""
-    return None if shape is None else tuple([None if d is None or d < 0 else d for d in shape])
-
-
-def static_shape(shape: Dims | None) -> tuple[int, ...] | None:
-    """``shape`` if every dim is known."""
-    return None if shape is None or None in shape else shape  # type: ignore[return-value]
-
-
-def matches(shape: tuple[int, ...], wanted: Dims | None) -> bool:
-    """Whether a tensor of this shape may stand where one of the wanted shape should."""
-    if wanted is None:
-        return True
-    return len(shape) == len(wanted) and all(
-        b is None or a == b for a, b in zip(shape, wanted, strict=True)
-    )
-
-
-def merged(a: Dims | None, b: Dims | None) -> Dims | None:
+def merged(a: Shape | None, b: Shape | None) -> Shape | None:
     """What two shapes say together of one tensor."""
     if a is None or b is None:
         return a if b is None else b
-    if len(a) != len(b) or any(
-        x != y and x is not None and y is not None for x, y in zip(a, b, strict=True)
-    ):
+    if not fits(a, b):
         raise ShapeError(f"shapes {a} and {b} are not those of one tensor")
     return tuple([y if x is None else x for x, y in zip(a, b, strict=True)])
 
 
-def _empty(shape: Dims | None, dtype: np.dtype) -> np.ndarray:
-    dims = static_shape(shape)
+def _empty(shape: Shape | None, dtype: np.dtype) -> np.ndarray:
+    dims = all_known(shape)
     if dims is None:
         raise ShapeError("there are no elements, and their shape is not fully defined")
     return np.zeros((0, *dims), dtype)
 
 
-def stacked(rows: Sequence[np.ndarray], shape: Dims | None, dtype: np.dtype) -> np.ndarray:
+def stacked(rows: Sequence[np.ndarray], shape: Shape | None, dtype: np.dtype) -> np.ndarray:
     """Elements along a new first dim; ``shape`` and ``dtype`` are theirs if there are none."""
     if not rows:
         return _empty(shape, dtype)
@@ -237,7 +215,7 @@ def stacked(rows: Sequence[np.ndarray], shape: Dims | None, dtype: np.dtype) -> 
 
 
 def concatenated(
-    parts: Sequence[np.ndarray], rest: Dims | None, dtype: np.dtype
+    parts: Sequence[np.ndarray], rest: Shape | None, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """Elements along their first dim, and their lengths; ``rest`` are the other dims if none."""
     lengths = np.array([len(part) for part in parts if part.ndim], np.int64)
@@ -335,7 +313,7 @@ def gather(node: Node, types: Types) -> Kernel:
     def function(handle: Any, indices: np.ndarray, flow: Any) -> np.ndarray:
         array = _array(handle)
         rows = [array.read(index) for index in indices.reshape(-1).tolist()]
-        if rows and not matches(rows[0].shape, shape):
+        if rows and not fits(rows[0].shape, shape):
             raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
         return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
 
