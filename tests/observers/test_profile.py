@@ -1,27 +1,14 @@
-"""Profiles, measured costs and forecasts."""
+"""Profiles: counts and seconds by step, over runs of all kinds."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.backends.numpy import NumpyBackend
-from penstock.inspect.forecast import forecast
-from penstock.ir.op import Kernel
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile
-from penstock.tuning import cost_table as cost_table_module
-from penstock.tuning import measure
-from penstock.tuning.cost_table import cost_table
-from penstock.tuning.measure import CostModel, threads_of
-from penstock.tuning.node_signature import node_signature
-from tests.support.costs import measured_variants
-from tests.support.far_backend import FarBackend
 from tests.support.onnx_text import compile_text
-from tests.support.timing import slow
 
 X = np.array([1, 2, 3], np.float32)
 
@@ -77,86 +64,6 @@ def test_profile_of_failed_run_keeps_no_open_steps():
     assert counts["Gather"] == 1
 
 
-def test_session_profile_measures_every_backend():
-    far = FarBackend("far", ["Exp", "Sin"])
-    session = compiled(backends=["numpy", far], executor="dataflow")
-    profile = session.profile({"x": X}, runs=3)
-    assert {row.name for row in profile.by_backend()} == {"numpy", "far"}
-    machine = measured_variants(cost_table().path)
-    assert machine["numpy"].keys() >= {"Exp", "Neg", "Sin", "Add", "to far"}
-    assert machine["far"].keys() == {"Exp", "Sin", "to numpy"}
-
-
-def test_profile_keeps_backends_apart():
-    #   both are of the host's memory, so that both run the very same nodes
-    class Slow(NumpyBackend):
-        name = "slow"
-
-        def kernel(self, node, types):
-            kernel = super().kernel(node, types)
-
-            def function(*inputs):
-                slow(1e-3)
-                return kernel.function(*inputs)
-
-            return Kernel(function)
-
-    profile = compiled(backends=["numpy", Slow()]).profile({"x": X}, runs=2)
-    assert {row.name: row.count for row in profile.by_backend()} == {"numpy": 8, "slow": 8}
-    for entry in profile:
-        assert (entry.best >= 1e-3) == (entry.step.backend == "slow")
-        signature = node_signature(entry.step.node)
-        threads = NumpyBackend().threads
-        assert cost_table().lookup(entry.step.backend, signature, threads) == entry.best
-
-
-def test_measured_nodes_are_not_measured_again():
-    far = FarBackend("far", ["Exp", "Sin"])
-    compiled(backends=["numpy", far]).run({"x": X})
-    ran = far.ran.total()
-    assert ran
-    # In this process or another one, which reads the file.
-    cost_table_module._TABLES.clear()
-    second = FarBackend("far", ["Exp", "Sin"])
-    session = compiled(backends=["numpy", second])
-    session.run({"x": X})
-    on_far = sum(
-        step.backend == "far" and step.node.op.name != "Transfer" for step in session.plan.steps
-    )
-    assert second.ran.total() == on_far
-
-
-def test_nodes_that_fail_while_measured_are_estimated():
-    far = FarBackend("far", ["Gather", "Neg"])
-    text = "g (float[3] x, int64[1] i) => (float[1] y) { a = Neg(x) y = Gather(a, i) }"
-    session = compiled(text, backends=["numpy", far])
-    with pytest.raises(ps.RunError, match="Gather"):
-        session.run({"x": X, "i": np.array([5])})
-    assert session.run({"x": X, "i": np.array([1])})["y"] == -2
-
-
-def test_transfer_costs_are_interpolated_by_bytes():
-    table = cost_table()
-    table.record_transfer("numpy", "far", 1000, 1e-3)
-    table.record_transfer("numpy", "far", 3000, 2e-3)
-    known = CostModel([])
-    assert known.transfer("numpy", "far", 2000) == pytest.approx(1.5e-3)
-    assert known.transfer("far", "numpy", 2000) > 0  # estimated
-
-
-def test_forecast_lies_between_bound_and_serial():
-    session = compiled(shapes={"x": [3]})
-    times = {"Exp": 1.0, "Neg": 2.0, "Sin": 3.0, "Add": 1.0}
-    for workers, makespan in ((1, 7.0), (2, 5.0), (8, 5.0)):
-        found = forecast(session.plan, lambda step: times[step.node.op.name], workers)
-        assert found.makespan == pytest.approx(makespan)
-        assert found.serial == pytest.approx(7)
-        assert found.critical_path == pytest.approx(5)
-        assert found.bound == pytest.approx(max(5, 7 / workers))
-    with pytest.raises(ValueError, match="0 workers"):
-        session.forecast(0)
-
-
 def test_profile_observes_concurrent_runs():
     profile = Profile()
     session = compiled(shapes={"x": [3]})
@@ -170,88 +77,6 @@ def test_profile_observes_concurrent_runs():
         profile.run_end(run, None)
     assert profile.runs == 2
     assert profile.entries[step.node, step.backend].count == 2
-
-
-def test_costs_are_measured_with_the_recorded_threads(monkeypatch):
-    seen = []
-    backend = NumpyBackend()
-    monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: state[0]))
-    monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, n: state.__setitem__(0, n))
-    state = [4]
-    kernel_of = backend.kernel
-
-    def watched(self, node, types):
-        kernel = kernel_of(node, types)
-
-        def function(*inputs):
-            seen.append(state[0])
-            return kernel.function(*inputs)
-
-        return type(kernel)(function)
-
-    monkeypatch.setattr(NumpyBackend, "kernel", watched)
-    text = "g (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }"
-    session = compiled(text, backends=["numpy"])
-    session.profile({"x": np.eye(64, dtype=np.float32)}, runs=2)
-    assert seen == [1] * 3 + [4] * 3  # each with one to warm up
-    machine = measured_variants(cost_table().path)
-    assert sorted(key.split(",")[0] for key in machine["numpy"]["MatMul"]) == [
-        "1 threads",
-        "4 threads",
-    ]
-
-
-class OfCaller(NumpyBackend):
-    """One whose kernels have threads of the calling thread."""
-
-    name = "own"
-    threads_of_caller = True
-
-    def kernel(self, node, types):
-        return super().kernel(node, types) if node.op.name == "Neg" else None
-
-
-def test_numpy_beside_library_with_caller_threads_is_measured_with_one(monkeypatch):
-    """As it runs there: of two sets of threads each waits, spinning, on the other's cores."""
-    monkeypatch.setattr(NumpyBackend, "threads", property(lambda self: 4))
-    monkeypatch.setattr(NumpyBackend, "set_threads", lambda self, threads: None)
-    own, numpy = OfCaller(), NumpyBackend()
-    assert [threads_of(b, [own, numpy], False) for b in (own, numpy)] == [4, 1]
-    assert threads_of(numpy, [numpy], False) == 4
-    assert threads_of(own, [own, numpy], True) == 1
-    compiled(backends=[own, numpy]).profile({"x": X}, runs=1)
-    machine = measured_variants(cost_table().path)
-    assert {key.split(",")[0] for key in machine["numpy"]["Neg"]} == {"1 threads"}
-    assert {key.split(",")[0] for key in machine["own"]["Neg"]} == {"1 threads", "4 threads"}
-
-
-def test_costs_are_measured_in_planned_memory():
-    """What allocates its results, or has them in another layout, takes longer than in most runs."""
-    allocated = []
-
-    class Watched(NumpyBackend):
-        name = "watched"
-
-        def kernel(self, node, types):
-            kernel = super().kernel(node, types)
-
-            def function(*inputs):
-                allocated.append(node.op.name)
-                return kernel.function(*inputs)
-
-            return replace(kernel, function=function)
-
-    compiled(backends=[Watched()], shapes={"x": [3]}).profile({"x": X}, runs=2)
-    assert set(allocated) <= {"Add"}  # whose result leaves the run
-
-
-@pytest.mark.parametrize("executor", ["linear", "dataflow", "auto"])
-def test_cost_table_is_not_read_when_costs_decide_nothing(executor, monkeypatch):
-    def refuse():
-        raise AssertionError("no decision needs the table")
-
-    monkeypatch.setattr(measure, "cost_table", refuse)
-    compiled(executor=executor, backends=["numpy"]).run({"x": X})
 
 
 def test_profile_counts_overlapping_executions_of_a_step():

@@ -54,16 +54,13 @@ class ThreadTuner:
             if self._left <= 0:
                 self._judge()
         elif self._left <= 0 or self._slow(times):
-            self._begin()
+            self._times[self._other].clear()
+            self._trying, self._left = True, _TRIED
 
     def _slow(self, times: deque[float]) -> bool:
         """Whether runs have become slower since the last trial."""
         late = self._left < self._interval - _PATIENCE and len(times) == _JUDGED
         return late and 0 < _SLOW * self._usual < min(times)
-
-    def _begin(self) -> None:
-        self._times[self._other].clear()
-        self._trying, self._left = True, _TRIED
 
     def _judge(self) -> None:
         """End a trial: use the faster thread count from now on."""

@@ -83,8 +83,7 @@ class Compiler:
         """
         framed = self.context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self.context.executor]
-        executor: Executor = self._run(line, subgraph, values)
-        return executor
+        return self._run(line, subgraph, values)
 
     def _run(self, line: Sequence[Stage], subgraph: Subgraph, values: Sequence[Any]) -> Any:
         """The record at the end of a line of stages."""
@@ -99,10 +98,8 @@ class Compiler:
                 if not feeds.add_shapes or line is LINES["frames"]:
                     raise
                 # The model is valid for other shapes.
-                fed = ", ".join(
-                    f"{value.name}: {input_type}"
-                    for value, input_type in zip(feeds.graph.inputs, feeds.types, strict=True)
-                )
+                ports = zip(feeds.graph.inputs, feeds.types, strict=True)
+                fed = ", ".join(f"{value.name}: {input_type}" for value, input_type in ports)
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
         return record
 

@@ -102,22 +102,17 @@ def check_dims(inputs: Sequence[Value], values: Sequence[Any]) -> None:
     """
     bound: dict[str, tuple[int, str]] = {}
     for declared, value in zip(inputs, values, strict=True):
-        input_type = declared.type
-        if not isinstance(input_type, TensorType) or input_type.shape is None:
-            continue
-        _check_shape(declared.name, input_type, value)
-        for axis, (dim, size) in enumerate(zip(input_type.shape, value.shape, strict=True)):
-            if isinstance(dim, str):
-                first, where = bound.setdefault(dim, (size, f"{declared.name!r} axis {axis}"))
-                if first != size:
-                    raise InvalidInput(
-                        f"input {declared.name!r}: dim {dim!r} at axis {axis} is {size}, "
-                        f"but {first} at {where}"
-                    )
+        if isinstance(declared.type, TensorType):
+            _check_shape(declared.name, declared.type, value, bound)
 
 
-def _check_shape(name: str, input_type: TensorType, array: np.ndarray) -> None:
-    """Check the rank and the known dims of ``array``."""
+def _check_shape(
+    name: str,
+    input_type: TensorType,
+    array: np.ndarray,
+    bound: dict[str, tuple[int, str]] | None = None,
+) -> None:
+    """Check the rank and the dims of ``array``; ``bound`` has the dims of names, and where."""
     if input_type.shape is None:
         return
     if len(input_type.shape) != array.ndim:
@@ -131,20 +126,21 @@ def _check_shape(name: str, input_type: TensorType, array: np.ndarray) -> None:
                 f"input {name!r} must have {dim} at axis {axis} ({input_type}), "
                 f"an array of shape {array.shape} was given"
             )
+        if isinstance(dim, str) and bound is not None:
+            first, where = bound.setdefault(dim, (size, f"{name!r} axis {axis}"))
+            if first != size:
+                message = f"input {name!r}: dim {dim!r} at axis {axis} is {size}"
+                raise InvalidInput(f"{message}, but {first} at {where}")
 
 
-def checked(input_type: Type) -> Type:
+def checked(input_type: Type, *, inside: bool = False) -> Type:
     """The part of an input's type that is checked when the input is fed.
 
-    Names of dims inside of sequences and optionals are dropped: each element may have other dims.
+    Names of dims ``inside`` of sequences and optionals are dropped: each element may have others.
     """
     if isinstance(input_type, SequenceType | OptionalType):
-        return type(input_type)(_nameless(input_type.element))
+        return type(input_type)(checked(input_type.element, inside=True))
+    if inside and isinstance(input_type, TensorType) and input_type.shape is not None:
+        dims = tuple([dim if isinstance(dim, int) else None for dim in input_type.shape])
+        return TensorType(input_type.dtype, dims)
     return input_type
-
-
-def _nameless(input_type: Type) -> Type:
-    if not isinstance(input_type, TensorType) or input_type.shape is None:
-        return checked(input_type)
-    dims = tuple([dim if isinstance(dim, int) else None for dim in input_type.shape])
-    return TensorType(input_type.dtype, dims)

@@ -95,7 +95,7 @@ class Job:
         try:
             executor, values, self._request = self._prepare(self._run.observed)
             self._run.begin(executor)
-            executor.run_async(values, self._run.control, _Once(self._done))
+            executor.run_async(values, self._run.control, _once(self._done))
         except BaseException as error:
             self._done(None, error)
         finally:
@@ -130,19 +130,15 @@ class Job:
             del future, error  # an error holds this frame
 
 
-class _Once:
+def _once(done: Done) -> Done:
     """Calls ``done`` and forgets it: frames that an error holds must not lead back to the future
     that has the error."""
+    pending = [done]
 
-    __slots__ = ("done",)
-
-    def __init__(self, done: Done) -> None:
-        self.done: Done | None = done
-
-    def __call__(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
-        done, self.done = self.done, None
-        assert done is not None
+    def call(outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
         try:
-            done(outputs, error)
+            pending.pop()(outputs, error)
         finally:
             del error, outputs
+
+    return call
