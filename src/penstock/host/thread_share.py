@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.host.fork import in_child
@@ -99,16 +100,15 @@ class ThreadShare:
         self.leave()
 
 
+@dataclass(slots=True)
 class _ThreadSetting:
     """The process-wide number of threads of one library: ``idle`` while no run is inside, ``now``
     for each kernel at present."""
 
-    __slots__ = ("busy", "idle", "library", "now")
-
-    def __init__(self, library: Backend) -> None:
-        self.library = library
-        self.busy = False
-        self.idle = self.now = 1
+    library: Backend
+    busy: bool = False
+    idle: int = 1
+    now: int = 1
 
     def divide(self, streams: int, most: int | None) -> None:
         """Divide the threads by ``streams``; 0 restores the number from before the first run."""
@@ -121,17 +121,17 @@ class _ThreadSetting:
             self.now = share
 
 
+@dataclass(slots=True)
 class _Process:
     """The state that all shares of the process have in common."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.settings: dict[str, _ThreadSetting] = {}
-        self.streams = 0
-        self.started = False
-        """whether a library has started threads of its callers"""
-        self.orphaned = False
-        """whether a parent process had, so that they are missing here"""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    settings: dict[str, _ThreadSetting] = field(default_factory=dict)
+    streams: int = 0
+    started: bool = False
+    """whether a library has started threads of its callers"""
+    orphaned: bool = False
+    """whether a parent process had, so that they are missing here"""
 
 
 _process = _Process()

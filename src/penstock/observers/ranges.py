@@ -8,7 +8,7 @@ import os
 import threading
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,21 @@ class Ranges(Observer):
 
         Raises ``ValueError`` for a file of another format, ``OSError`` for one that cannot be read.
         """
-        read = _read_json if _suffix(path) == ".json" else _read_npz
-        loaded = cls()
+        loaded, suffix = cls(), _suffix(path)
+        rows: Iterable[tuple[Any, ...]]
         try:
-            loaded.update(read(path))
+            if suffix == ".json":
+                content = json.loads(Path(path).read_bytes())
+                written, entries = content["format"], content["ranges"].items()
+                rows = [(name, *(entry[key] for key in _COLUMNS)) for name, entry in entries]
+            else:
+                with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                    written, *names = json.loads(arrays["names"].tobytes())
+                    columns = [arrays[key].tolist() for key in _COLUMNS]
+                rows = zip(names, *columns, strict=True)
+            if written != _FORMAT:
+                raise ValueError(f"its format is {written!r}, not {_FORMAT!r}")
+            loaded.update({str(name): _parsed_range(*row) for name, *row in rows})
         except _FORMAT_ERRORS as error:
             message = f"{os.fspath(path)} does not hold ranges: {error}"
             raise ValueError(f"{message}. Load a file that Ranges.save has written") from error
@@ -181,25 +192,6 @@ def _suffix(path: str | os.PathLike[str]) -> str:
     if suffix not in (".json", ".npz"):
         raise ValueError(f"{os.fspath(path)}: give ranges a file name that ends in .json or .npz")
     return suffix
-
-
-def _read_json(path: str | os.PathLike[str]) -> dict[str, Range]:
-    content = json.loads(Path(path).read_bytes())
-    if content["format"] != _FORMAT:
-        raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-    return {
-        name: _parsed_range(entry["min"], entry["max"], entry["count"], entry["nonfinite"])
-        for name, entry in content["ranges"].items()
-    }
-
-
-def _read_npz(path: str | os.PathLike[str]) -> dict[str, Range]:
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-        format_, *names = json.loads(content["names"].tobytes())
-        if format_ != _FORMAT:
-            raise ValueError(f"its format is {format_!r}, not {_FORMAT!r}")
-        columns = [content[key].tolist() for key in _COLUMNS]
-    return {str(name): _parsed_range(*row) for name, *row in zip(names, *columns, strict=True)}
 
 
 def _parsed_range(low: Any, high: Any, count: Any, nonfinite: Any) -> Range:

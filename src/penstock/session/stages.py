@@ -269,7 +269,6 @@ def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict
             costs.allowed = allowed
             costs.copy_graph()  # later measurements must not see the transfers of this one
         costs.complete(single_threaded=parallel)
-
         seconds = partial(costs.seconds, single_threaded=parallel)
         placed = choose(
             graph, allowed, context.backends, seconds, costs.transfer, parallel=parallel
@@ -457,9 +456,9 @@ def _host_kernel(context: CompileContext, node: Node) -> Kernel:
     backend = context.hosts[-1]
     try:
         kernel = backend.kernel(node, types)
+    except PenstockError:
+        raise
     except Exception as error:
-        if isinstance(error, PenstockError):
-            raise
         raise compile_error(node, error) from error
     if kernel is None:
         reason = f"no kernel is available for it on {backend.name}"
