@@ -81,8 +81,8 @@ def test_geometric_mean_of_ratios():
     ],
 )
 def test_disagreement_with_a_peer_is_reported(got, want, by_norm, by_element):
-    found = disagreement([np.array(a) for a in got], [np.array(a) for a in want])
-    assert found == (pytest.approx(by_norm), pytest.approx(by_element))
+    result = disagreement([np.array(a) for a in got], [np.array(a) for a in want])
+    assert result == (pytest.approx(by_norm), pytest.approx(by_element))
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,9 @@ def test_every_case_of_frames_runs(executor: str, tmp_path: Path) -> None:
         few = {**case.options, "calls": 1, "repetitions": 1}
         feeds = {name: (kind, min(value, 16)) for name, (kind, value) in case.feeds.items()}
         job = Job(f"penstock:{executor}", str(path), feeds, case.fetch, **few)
-        found = timed(job)
-        assert found["by"]
-        assert len(found["seconds"]) == 1
+        result = timed(job)
+        assert result["by"]
+        assert len(result["seconds"]) == 1
 
 
 def test_frames_job_runs_in_a_process_of_its_own(tmp_path: Path) -> None:

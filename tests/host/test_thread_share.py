@@ -154,13 +154,13 @@ def test_thread_share_is_common_to_two_sessions_of_one_library():
 
 
 def test_thread_share_restores_the_threads_of_each_backend():
-    found = [Counting("a", 4), Counting("b", 1), Counting("c", 2)]
-    with ThreadShare(found, 2):
-        assert [each.threads for each in found] == [2, 1, 1]
-        with ThreadShare(found[1:], 2):
-            assert [each.threads for each in found] == [2, 1, 1]
-    assert [each.threads for each in found] == [4, 1, 2]
-    assert not found[1].sets  # what has one thread anyway is left alone
+    backends = [Counting("a", 4), Counting("b", 1), Counting("c", 2)]
+    with ThreadShare(backends, 2):
+        assert [backend.threads for backend in backends] == [2, 1, 1]
+        with ThreadShare(backends[1:], 2):
+            assert [backend.threads for backend in backends] == [2, 1, 1]
+    assert [backend.threads for backend in backends] == [4, 1, 2]
+    assert not backends[1].sets  # what has one thread anyway is left alone
 
 
 def test_thread_share_restores_threads_after_an_error():
@@ -343,7 +343,7 @@ class Seeing(OfCaller):
         self.meet: Callable[[], object] = lambda: None
 
     def kernel(self, node, types):
-        made = super().kernel(node, types)
+        created = super().kernel(node, types)
 
         backend = self
 
@@ -359,7 +359,7 @@ class Seeing(OfCaller):
 
                 return call, arguments
 
-        return Bound(made.function, made.into)
+        return Bound(created.function, created.into)
 
 
 HEAVY = "g (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, x) y = Neg(a) }"

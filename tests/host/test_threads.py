@@ -66,9 +66,9 @@ def test_core_budget_is_least_of_affinity_quota_and_openmp(monkeypatch):
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    made = Workers("test", 2)
-    yield made
-    made.close()
+    created = Workers("test", 2)
+    yield created
+    created.close()
 
 
 @pytest.fixture

@@ -88,8 +88,8 @@ def test_chart_names_device_of_stream():
 
 
 def test_svg_has_bar_per_step_and_arrow_per_wait():
-    found = compiled(DIAMOND).schedule(2)
-    svg = draw_charts(found)
+    charts = compiled(DIAMOND).schedule(2)
+    svg = draw_charts(charts)
     assert len(bars(svg)) == 5
     assert len(arrows(svg)) == 2
     root = ElementTree.fromstring(svg)
@@ -102,8 +102,8 @@ def test_svg_has_bar_per_step_and_arrow_per_wait():
 
 
 def test_svg_arrow_leads_from_emit_to_wait():
-    found = compiled(DIAMOND).schedule(2)
-    svg = draw_charts(found)
+    charts = compiled(DIAMOND).schedule(2)
+    svg = draw_charts(charts)
     by_name = {bar.find(SVG + "title").text.split()[1].rstrip(","): bar for bar in bars(svg)}
     first = (
         arrows(svg)[0] if "signal 0" in arrows(svg)[0].find(SVG + "title").text else arrows(svg)[1]
@@ -144,9 +144,9 @@ def test_svg_has_room_for_200_steps():
 
 
 def test_svg_of_empty_plan():
-    found = compiled("g (float[2] x) => (float[2] x) { }").schedule(2)
-    assert not bars(draw_charts(found))
-    assert format_charts(found).count("\n") == 1
+    charts = compiled("g (float[2] x) => (float[2] x) { }").schedule(2)
+    assert not bars(draw_charts(charts))
+    assert format_charts(charts).count("\n") == 1
 
 
 def test_fused_operations_are_listed_in_chart():

@@ -89,13 +89,13 @@ def test_ranges_support_every_dtype(dtype):
         values = np.array(["0", "1"], object)
     else:
         values = np.array([1, 0, 1]).astype(kind)
-    found = seen(values)
+    result = seen(values)
     if dtype in ("string", "bool", "complex64", "complex128"):
-        assert found is None
+        assert result is None
     elif dtype == "float8_e8m0fnu":  # which has no zero
-        assert found == Range(1, 1, 1, nonfinite=1)
+        assert result == Range(1, 1, 1, nonfinite=1)
     else:
-        assert found == Range(0, 1, 1)
+        assert result == Range(0, 1, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16", "float8_e5m2"])
@@ -151,7 +151,7 @@ def test_ranges_count_concurrent_runs():
     for worker in workers:
         worker.join()
     assert ranges.ranges["x"] == Range(0, 75, 80)
-    assert {found.count for found in ranges.ranges.values()} == {80}
+    assert {result.count for result in ranges.ranges.values()} == {80}
 
 
 def test_ranges_update_merges():

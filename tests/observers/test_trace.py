@@ -123,8 +123,8 @@ def test_trace_describes_values_that_are_not_tensors():
     )
     trace = Trace()
     drive(plan, trace, np.ones(2, np.float32))
-    made = [e["args"]["outputs"] for e in slices(checked(trace), "step")]
-    assert made == [["s: 2 elements"], ["n: int64[]"]]
+    created = [e["args"]["outputs"] for e in slices(checked(trace), "step")]
+    assert created == [["s: 2 elements"], ["n: int64[]"]]
 
 
 def test_trace_arrows_follow_views():

@@ -267,9 +267,9 @@ def ends_with(way: str, executor: Fake, observers: Sequence[Observer]) -> BaseEx
         except Exception as error:
             return error
         return None
-    made = job(executor, observers=observers)
-    made()
-    return made.future.exception(0)
+    task = job(executor, observers=observers)
+    task()
+    return task.future.exception(0)
 
 
 @each_way
@@ -289,11 +289,11 @@ def test_each_observer_is_told_of_the_end_if_another_fails(way):
 
 def test_a_run_is_done_whatever_an_observer_raises_at_its_end():
     fails = Seen(end=SystemExit("no"))
-    made = job(Fake(), observers=[fails])
+    task = job(Fake(), observers=[fails])
     with suppress(SystemExit):
-        made()
+        task()
     assert fails.told == ["begin", None]
-    assert made.future.done()
+    assert task.future.done()
 
 
 # On a pool.
@@ -301,70 +301,70 @@ def test_a_run_is_done_whatever_an_observer_raises_at_its_end():
 
 def test_a_job_has_its_outputs_by_name():
     seen = Seen()
-    made = job(Fake(), observers=[seen])
-    assert not made.future.done()
-    made()
-    assert made.future.result(0) == {"y": 1}
+    task = job(Fake(), observers=[seen])
+    assert not task.future.done()
+    task()
+    assert task.future.result(0) == {"y": 1}
     assert seen.told == ["begin", None]
 
 
 @pytest.mark.parametrize("error", [ps.RunError("no"), ZeroDivisionError(), KeyboardInterrupt()])
 def test_error_of_a_job_is_raised_by_its_future(error):
     seen = Seen()
-    made = job(Fake(raising(error)), observers=[seen])
-    made()
-    assert made.future.exception(0) is error
+    task = job(Fake(raising(error)), observers=[seen])
+    task()
+    assert task.future.exception(0) is error
     assert seen.told == ["begin", error]
 
 
 def test_error_before_a_job_begins_is_raised_by_its_future():
     seen, error = Seen(), ps.InvalidInput("no")
-    made = job(error, observers=[seen])
-    made()
-    assert made.future.exception(0) is error
+    task = job(error, observers=[seen])
+    task()
+    assert task.future.exception(0) is error
     assert seen.told == []
 
 
 def test_a_job_runs_once_however_often_it_is_called():
     executor = Fake()
-    made = job(executor)
+    task = job(executor)
     for _ in range(3):
-        made()
+        task()
     assert len(executor.controls) == 1
 
 
 def test_a_job_that_was_stopped_before_it_was_made_is_over_at_once():
     token, seen = CancelToken(), Seen()
     token.cancel()
-    for made in (job(Fake(), cancel=token, observers=[seen]), job(Fake(), timeout=0)):
-        assert made.future.done()
-        made()
-        assert isinstance(made.future.exception(0), ps.RunError)
+    for task in (job(Fake(), cancel=token, observers=[seen]), job(Fake(), timeout=0)):
+        assert task.future.done()
+        task()
+        assert isinstance(task.future.exception(0), ps.RunError)
     assert seen.told == []
 
 
 @pytest.mark.parametrize("how", ["token", "deadline"])
 def test_a_job_that_is_stopped_in_the_queue_ends_at_once_and_does_nothing_later(how):
     token, seen, executor = CancelToken(), Seen(), Fake()
-    made = job(executor, 0.01 if how == "deadline" else 60, token, [seen])
+    task = job(executor, 0.01 if how == "deadline" else 60, token, [seen])
     if how == "token":
         token.cancel()
     with pytest.raises(ps.Cancelled if how == "token" else ps.DeadlineExceeded):
-        made.future.result(30)
-    made()
+        task.future.result(30)
+    task()
     assert not executor.controls
     assert seen.told == []
 
 
 def test_a_job_whose_future_is_cancelled_does_nothing_later():
     token, seen, executor = CancelToken(), Seen(), Fake()
-    made = job(executor, 60, token, [seen])
-    assert made.future.cancel()
-    made()
+    task = job(executor, 60, token, [seen])
+    assert task.future.cancel()
+    task()
     token.cancel()
-    made()
+    task()
     with pytest.raises(CancelledError):
-        made.future.result(0)
+        task.future.result(0)
     assert not executor.controls
     assert seen.told == []
     assert not token._controls
@@ -372,21 +372,21 @@ def test_a_job_whose_future_is_cancelled_does_nothing_later():
 
 def test_a_token_may_come_after_the_future_was_cancelled():
     token = CancelToken()
-    made = job(Fake(), 60, token)
-    assert made.future.cancel()
+    task = job(Fake(), 60, token)
+    assert task.future.cancel()
     token.cancel()
-    made()
-    assert made.future.cancelled()
+    task()
+    assert task.future.cancelled()
 
 
 def test_a_job_that_runs_cannot_be_cancelled_but_stopped():
     token = CancelToken()
-    made = job(
-        Fake(lambda control: (made.future.cancel(), token.cancel(), control.stopped)), 60, token
+    task = job(
+        Fake(lambda control: (task.future.cancel(), token.cancel(), control.stopped)), 60, token
     )
-    made()
+    task()
     with pytest.raises(ps.Cancelled):
-        made.future.result(0)
+        task.future.result(0)
 
 
 def test_a_job_is_over_when_the_executor_says_so_on_any_thread():
@@ -397,14 +397,14 @@ def test_a_job_is_over_when_the_executor_says_so_on_any_thread():
             later.append(done)
 
     seen = Seen()
-    made = job(Late(), observers=[seen])
-    made()
-    assert not made.future.done()
+    task = job(Late(), observers=[seen])
+    task()
+    assert not task.future.done()
     assert seen.told == ["begin"]
     (done,) = later
     thread = threading.Thread(target=done, args=((7,), None))
     thread.start()
-    assert made.future.result(30) == {"y": 7}
+    assert task.future.result(30) == {"y": 7}
     thread.join()
     assert seen.told == ["begin", None]
 
@@ -414,23 +414,23 @@ def test_job_is_ended_once_by_the_first_of_several_threads(seed):
     # the token, the caller that gives up, the pool and its second try, all at once
     for round in range(20):
         token, seen, executor = CancelToken(), Seen(), Fake()
-        made = job(executor, cancel=token, observers=[seen])
-        made.future = Counted()
+        task = job(executor, cancel=token, observers=[seen])
+        task.future = Counted()
         begin = threading.Barrier(4)
 
         def at_once(act: Callable[[], object], begin: threading.Barrier = begin) -> None:
             begin.wait(30)
             act()
 
-        acts = [token.cancel, made.future.cancel, made, made]
+        acts = [token.cancel, task.future.cancel, task, task]
         order = [acts[(i + seed + round) % 4] for i in range(4)]
         threads = [threading.Thread(target=at_once, args=(act,)) for act in order]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
-        assert made.future.done()
-        assert made.future.count == (0 if made.future.cancelled() else 1)
+        assert task.future.done()
+        assert task.future.count == (0 if task.future.cancelled() else 1)
         assert len(executor.controls) <= 1
         assert len(seen.told) == 2 * len(executor.controls)
         assert not token._controls
@@ -452,22 +452,22 @@ def test_ended_job_keeps_nothing_alive():
     with uncollected():
         output = Output()
         gone = weakref.ref(output)
-        made = job(Fake(lambda control, output=output: (output,)))
-        made()
-        assert made.future.result(0) == {"y": output}
-        future = weakref.ref(made.future)
-        del made, output
+        task = job(Fake(lambda control, output=output: (output,)))
+        task()
+        assert task.future.result(0) == {"y": output}
+        future = weakref.ref(task.future)
+        del task, output
         assert future() is None
         assert gone() is None
 
 
 def test_failed_job_keeps_nothing_alive():
     with uncollected():
-        made = job(Fake(fails))
-        made()
-        future = weakref.ref(made.future)
-        assert isinstance(made.future.exception(0), ps.RunError)
-        del made
+        task = job(Fake(fails))
+        task()
+        future = weakref.ref(task.future)
+        assert isinstance(task.future.exception(0), ps.RunError)
+        del task
         assert future() is None
 
 
@@ -476,21 +476,21 @@ def test_job_that_cannot_begin_keeps_nothing_alive():
         raise ps.InvalidInput("no")
 
     with uncollected():
-        made = Job(run_of(None, None, []), resolve)
-        made()
-        future = weakref.ref(made.future)
-        assert isinstance(made.future.exception(0), ps.InvalidInput)
-        del made
+        task = Job(run_of(None, None, []), resolve)
+        task()
+        future = weakref.ref(task.future)
+        assert isinstance(task.future.exception(0), ps.InvalidInput)
+        del task
         assert future() is None
 
 
 def test_job_stopped_in_the_queue_keeps_nothing_alive():
     with uncollected():
         token = CancelToken()
-        made = job(Fake(), 60, token)
+        task = job(Fake(), 60, token)
         token.cancel()
-        future = weakref.ref(made.future)
-        del made
+        future = weakref.ref(task.future)
+        del task
         assert future() is None
 
 

@@ -25,9 +25,9 @@ def double() -> ps.Session:
 
 @pytest.fixture
 def gate():
-    made = threading.Event()
-    yield made
-    made.set()
+    created = threading.Event()
+    yield created
+    created.set()
 
 
 def ones(n: int = 3) -> dict[str, np.ndarray]:

@@ -43,16 +43,16 @@ def table(path: Path) -> CostTable:
 
 def no_table(**sizes: float) -> CostTable:
     """A table without a file, in which Add takes so many seconds for ``b<bytes>``."""
-    made = CostTable(Path("there/is/no/such/file"), "here")
+    created = CostTable(Path("there/is/no/such/file"), "here")
     for name, seconds in sizes.items():
-        made.record("numpy", sized(int(name[1:])), 1, seconds)
-    return made
+        created.record("numpy", sized(int(name[1:])), 1, seconds)
+    return created
 
 
 def estimate(table: CostTable, nbytes: int) -> float:
-    found = table.estimate("numpy", sized(nbytes, "new"), 1)
-    assert found is not None
-    return found
+    result = table.estimate("numpy", sized(nbytes, "new"), 1)
+    assert result is not None
+    return result
 
 
 # Looking up.
@@ -174,8 +174,8 @@ def test_estimate_lies_between_its_neighbours(points, data):
     size = data.draw(st.integers(min(points), max(points)))
     below = points[max(s for s in points if s <= size)]
     above = points[min(s for s in points if s >= size)]
-    found = estimate(filled(points), size)
-    assert min(below, above) * (1 - 1e-9) <= found <= max(below, above, 1e-7) * (1 + 1e-9)
+    result = estimate(filled(points), size)
+    assert min(below, above) * (1 - 1e-9) <= result <= max(below, above, 1e-7) * (1 + 1e-9)
 
 
 def test_estimate_at_measured_size_is_exact():
@@ -187,8 +187,8 @@ def test_estimate_at_measured_size_is_exact():
 def test_extrapolation_is_monotonic(points, sizes):
     table, (few, many) = filled(points), sorted(sizes)
     if few >= max(points) or many <= min(points):
-        found = [estimate(table, few), estimate(table, many)]
-        assert 1e-7 <= found[0] <= found[1] * (1 + 1e-9) < math.inf
+        result = [estimate(table, few), estimate(table, many)]
+        assert 1e-7 <= result[0] <= result[1] * (1 + 1e-9) < math.inf
 
 
 @given(POINTS, st.randoms())
@@ -286,8 +286,8 @@ def test_save_merges_records_of_two_processes(path):
     ours.save()
     theirs.save()
     for table in (theirs, CostTable(path, "here")):
-        found = [table.lookup("numpy", sized(n), 1) for n in (8, 16, 32)]
-        assert found == [1.0, pytest.approx(3.0), 8.0]
+        result = [table.lookup("numpy", sized(n), 1) for n in (8, 16, 32)]
+        assert result == [1.0, pytest.approx(3.0), 8.0]
     assert ours.lookup("numpy", sized(32), 1) is None
     ours.record("numpy", sized(8), 1, 1.0)
     ours.save()
@@ -541,8 +541,8 @@ def test_cost_table_is_thread_safe(path):
         return [table.estimate("numpy", sized(50, "new"), 1), table.lookup(f"own{k}", sized(7), 1)]
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(work, range(4)))
-    assert found == [[1.0, k + 1.0] for k in range(4)]
+        result = list(threads.map(work, range(4)))
+    assert result == [[1.0, k + 1.0] for k in range(4)]
     table.save()
     again = CostTable(path, "here")
     assert all(again.lookup(f"own{k}", sized(i), 1) == k + 1 for k in range(4) for i in range(100))

@@ -53,8 +53,8 @@ def test_node_signature_ignores_operation_version():
 def test_node_signature_keeps_positions_of_omitted_values():
     x, y = tensor("x", 4), tensor("y", 4)
     forms = [([x, None, x], [y]), ([x, x, None], [y]), ([x, x], [y]), ([x], [x, y])]
-    found = {node_signature(Node(any_op("Clip"), *form)) for form in forms}
-    assert len(found) == len(forms)
+    result = {node_signature(Node(any_op("Clip"), *form)) for form in forms}
+    assert len(result) == len(forms)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_node_signature_of_node_with_graphs_is_none():
 def test_long_node_signatures_are_shortened_and_stay_distinct():
     many = [add(2, 3, pads=[*range(1000), last]) for last in (1, 2)]
     wide = [Node(any_op("Sum"), [tensor("x", 4)] * n, [tensor("y", 4)]) for n in (1000, 1001)]
-    found = [node_signature(node) for node in (*many, *wide)]
-    assert len({each.exact for each in found}) == 4
-    assert len({each.dtypes for each in found}) == 3
-    assert all(len(each.exact) < 500 and len(each.dtypes) < 500 for each in found)
-    assert found == [node_signature(node) for node in (*many, *wide)]
+    result = [node_signature(node) for node in (*many, *wide)]
+    assert len({each.exact for each in result}) == 4
+    assert len({each.dtypes for each in result}) == 3
+    assert all(len(each.exact) < 500 and len(each.dtypes) < 500 for each in result)
+    assert result == [node_signature(node) for node in (*many, *wide)]

@@ -54,7 +54,7 @@ def test_one_transfer_for_each_value_and_memory(executor):
     assert far.moved == {"from_host": 1, "to_host": 2}
 
 
-def test_what_stays_there_is_not_moved(executor):
+def test_value_that_stays_on_its_backend_is_not_transferred(executor):
     far = FarBackend()
     session = diamond(far, executor=executor)
     np.testing.assert_array_equal(session(X), Y)
@@ -169,13 +169,13 @@ def test_measured_costs_decide():
     kernel_of = slow.kernel
 
     def slow_kernel(node, types):
-        made = kernel_of(node, types)
+        created = kernel_of(node, types)
 
         def function(*inputs):
             sum(range(20_000))
-            return made.function(*inputs)
+            return created.function(*inputs)
 
-        return type(made)(function, view=made.view)
+        return type(created)(function, view=created.view)
 
     slow.kernel = slow_kernel
     session = diamond("numpy", slow, far, cost_model=None)
