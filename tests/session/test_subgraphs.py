@@ -26,9 +26,7 @@ def evicted() -> list[Subgraph]:
 
 @pytest.fixture
 def tree(evicted) -> Subgraphs:
-    return Subgraphs(
-        graph_from_text(TREE), {"alias": "a"}, lambda graph: (graph, ()), evicted.append
-    )
+    return Subgraphs(graph_from_text(TREE), {"alias": "a"}, lambda graph: (), evicted.append)
 
 
 def operations(subgraph: Subgraph) -> set[str]:

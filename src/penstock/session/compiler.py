@@ -59,11 +59,11 @@ class Compiler:
     def __init__(self, context: CompileContext) -> None:
         self.context = context
 
-    def structure(self, graph: Graph) -> tuple[Graph, Sequence[Unraised]]:
+    def structure(self, graph: Graph) -> Sequence[Unraised]:
         """Simplify a sorted graph in place as far as that is possible without shapes.
 
-        TensorFlow's frames become If and Loop where that is exact; returns the primitives for
-        which it is not, too.
+        TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
+        it is not.
         """
         passes = self.context.passes()
         if self.context.executor != "frames":
@@ -73,7 +73,7 @@ class Compiler:
                 infer_types(graph)
             elif not framed:
                 optimize(graph, passes)
-        return graph, passes.unraised
+        return passes.unraised
 
     def compile(self, subgraph: Subgraph, values: Sequence[Any]) -> Executor:
         """The executor of ``subgraph`` for values of these shapes.

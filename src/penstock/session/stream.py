@@ -75,10 +75,11 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self._reset()
+        self.forked()
         renewed(self)
 
-    def _reset(self) -> None:
+    def forked(self) -> None:
+        """Empty the stream, as in a forked child: its parent runs the work on it."""
         self._lock = threading.Lock()
         self._commands: deque[_Command] = deque()
         self._busy = False
@@ -127,10 +128,6 @@ class Stream:
         """Whether all work put on the stream has ended."""
         last = self._last
         return not self._busy or (last is not None and last.done())
-
-    def forked(self) -> None:
-        """Empty the stream in a forked child: its parent runs the work on it."""
-        self._reset()
 
     def _put(self, command: _Command, mark: Future[None] | None = None) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""

@@ -103,7 +103,7 @@ class Subgraphs:
         self,
         graph: Graph,
         aliases: Mapping[str, str],
-        structure: Callable[[Graph], tuple[Graph, Sequence[Unraised]]],
+        structure: Callable[[Graph], Sequence[Unraised]],
         on_evict: Callable[[Subgraph], None],
     ) -> None:
         self._graph = graph
@@ -208,8 +208,8 @@ class Subgraphs:
     ) -> Subgraph:
         """The part of the model that ``fetches`` and ``targets`` need, given ``feeds``."""
         with compile_guard():
-            graph, unraised = self._structure(self._cut(feeds, fetches, targets))
-            return Subgraph(graph, fetches, unraised)
+            graph = self._cut(feeds, fetches, targets)
+            return Subgraph(graph, fetches, self._structure(graph))
 
     def _cut(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
