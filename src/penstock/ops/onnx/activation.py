@@ -282,7 +282,7 @@ def softsign(dtype: np.dtype, attrs: Attrs) -> Body:
 def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
     """x tanh(log(1 + e)) with e = exp(x), which is x n / (n + 2) with n = e (e + 2)."""
     # Beyond 40 the quotient is 1, and e * e must not overflow.
-    low, high, two = smallest(dtype), typed_scalar(40, dtype), typed_scalar(2, dtype)
+    low, high, two = _constants(dtype, -math.inf, 40, 2)
 
     def body(x: Any, out: Any, n: Any, t: Any) -> None:
         clip(x, low, high, t)
@@ -305,31 +305,27 @@ def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int
     return formula(lambda dtype: make(dtype, node.attrs), types, inputs=inputs, scratch=scratch)
 
 
-for _name, _since, _make, _scratch in (
-    ("Elu", 1, elu, 1),
-    ("Selu", 1, _selu, 1),
-    ("Celu", 12, _celu, 1),
-    ("LeakyRelu", 1, leaky_relu, 1),
-    ("ThresholdedRelu", 1, _thresholded_relu, 0),
-    ("Shrink", 9, _shrink, 2),
-    ("Sigmoid", 1, sigmoid, 0),
-    ("HardSigmoid", 1, hard_sigmoid, 0),
-    ("HardSwish", 14, _hard_swish, 1),
-    ("Softplus", 1, softplus, 1),
-    ("Softsign", 1, softsign, 1),
-    ("Swish", 24, swish, 1),
-    ("Mish", 18, _mish, 2),
-):
-    operator(_name, since=_since, infer=same_type, elementwise=True)(
-        partial(_compiled, _make, _scratch)
+def _register(name: str, make: Formula, scratch: int, since: int = 1, domain: str = "") -> None:
+    operator(name, domain=domain, since=since, infer=same_type, elementwise=True)(
+        partial(_compiled, make, scratch)
     )
-for _name, _make, _scratch in (
-    ("Gelu", _gelu_exact, 3),
-    ("QuickGelu", partial(swish, default=1.702), 1),
-):
-    operator(_name, domain=MICROSOFT, infer=same_type, elementwise=True)(
-        partial(_compiled, _make, _scratch)
-    )
+
+
+_register("Elu", elu, 1)
+_register("Selu", _selu, 1)
+_register("Celu", _celu, 1, since=12)
+_register("LeakyRelu", leaky_relu, 1)
+_register("ThresholdedRelu", _thresholded_relu, 0)
+_register("Shrink", _shrink, 2, since=9)
+_register("Sigmoid", sigmoid, 0)
+_register("HardSigmoid", hard_sigmoid, 0)
+_register("HardSwish", _hard_swish, 1, since=14)
+_register("Softplus", softplus, 1)
+_register("Softsign", softsign, 1)
+_register("Swish", swish, 1, since=24)
+_register("Mish", _mish, 2, since=18)
+_register("Gelu", _gelu_exact, 3, domain=MICROSOFT)
+_register("QuickGelu", partial(swish, default=1.702), 1, domain=MICROSOFT)
 
 
 @operator("Gelu", since=20, infer=same_type, elementwise=True)

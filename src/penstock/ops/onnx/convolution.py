@@ -113,7 +113,9 @@ def _infer_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(same_dtype(types, range(min(len(types), 4))), shape),)
 
 
-def _pointwise(x: TensorType, w: TensorType, group: int, weights: Any) -> Strategy:
+def _pointwise(
+    x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: Any
+) -> Strategy:
     n, m, depth, positions = x.dims[0], w.dims[0], w.dims[1], prod(x.dims[2:])
     multiply: Callable[..., Any] = np.matmul
     shape_w: tuple[int, ...] = (group, m // group, depth)
@@ -408,12 +410,10 @@ def convolution_routine(
         if group == 1 and len(weights) > 1 and weights.strides[0] == 0:
             return _repeated(x, w, attrs, weights)
         weights = np.ascontiguousarray(weights)
+    strategy = _shifted if _shifting_pays(w, axes, group) else _unfolded
     if all(axis.trivial for axis in axes):
-        into, size = _pointwise(x, w, group, weights)
-    elif _shifting_pays(w, axes, group):
-        into, size = _shifted(x, w, axes, group, weights)
-    else:
-        into, size = _unfolded(x, w, axes, group, weights)
+        strategy = _pointwise
+    into, size = strategy(x, w, axes, group, weights)
     return Routine(into, size, () if weights is None else (1,))
 
 
@@ -466,8 +466,7 @@ def conv(node: Node, types: Types) -> Kernel:
     activate = _activation(node.attrs)
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, w = inputs[:2]
-        assert x is not None and w is not None
+        x, w = tensor(inputs, 0), tensor(inputs, 1)
         routine = convolution_routine(x, w, node.attrs, consts[1])
         multiply, others = routine.into, len(inputs) - 2
         if others == 0 and activate is None:

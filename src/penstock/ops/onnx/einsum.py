@@ -123,11 +123,7 @@ class EinsumLowering:
     """
 
     def __init__(
-        self,
-        terms: Sequence[Labels],
-        output: Labels,
-        shapes: Sequence[tuple[int, ...]],
-        dtype: np.dtype,
+        self, terms: Sequence[Labels], output: Labels, shapes: Sequence[Shape], dtype: np.dtype
     ) -> None:
         self.sizes: dict[str, Any] = _label_sizes(terms, shapes)
         self.dtype, self.output = dtype, output
@@ -175,7 +171,7 @@ class EinsumLowering:
 
         return min(combinations(self.operands, 2), key=growth)
 
-    def _drop_repeated(self, i: int, shape: Sequence[int]) -> None:
+    def _drop_repeated(self, i: int, shape: Shape) -> None:
         """Leave every label of an operand once (diagonals), and no axes that broadcast."""
         labels = self.operands[i]
         axes: dict[str, list[int]] = {}
