@@ -174,7 +174,7 @@ def test_layer_and_rms_dtypes(dtype):
     check_node("RMSNormalization", [x, scale], expected=[rms.astype(dtype)], **LOOSE)
 
 
-def test_layer_stashes_what_it_is_asked_for():
+def test_layer_saves_statistics_in_stash_type():
     x, scale = draw(3, 8, dtype=np.float16), draw(8, dtype=np.float16)
     outputs = check_node("LayerNormalization", [x, scale], {"stash_type": 16}, outputs=3, **LOOSE,
                          expected=_layer(x, scale, ml_dtypes.bfloat16))  # fmt: skip
@@ -271,7 +271,7 @@ def test_mvn(axes):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW])
-def test_others_dtypes(dtype):
+def test_lrn_lp_and_mvn_dtypes(dtype):
     x = draw(2, 3, 4, 5, dtype=dtype)
     wide = x.astype(np.float64)
     want = wide / (1 + 1e-4 / 1 * wide**2) ** 0.75
@@ -282,7 +282,7 @@ def test_others_dtypes(dtype):
     check_node("MeanVarianceNormalization", [x], expected=[want.astype(dtype)], **LOOSE)
 
 
-def test_others_refuse():
+def test_lrn_lp_and_mvn_refuse_wrong_inputs():
     for op, shape, attrs in [
         ("LRN", (3,), {"size": 3}),
         ("LRN", (2, 3, 4, 4), {"size": 0}),
@@ -295,7 +295,7 @@ def test_others_refuse():
             check_node(op, [draw(*shape)], attrs, expected=[])
 
 
-def test_infer_keeps_names():
+def test_normalization_infer_keeps_symbolic_dims():
     x = TensorType(FLOAT32, ("batch", "length", 64))
     vector = TensorType(FLOAT32, (64,))
     y, mean, inverse = find("LayerNormalization").infer([x, vector], {"axis": -1}, [None] * 2)

@@ -48,7 +48,7 @@ def test_pad_some_axes(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pads", [(-1, 0, 0, -2), (-1, 2, 1, -1), (0, -1, 2, 2)])
-def test_pad_cuts_off_what_is_negative(mode: str, pads: tuple[int, ...]) -> None:
+def test_pad_with_negative_pads_crops(mode: str, pads: tuple[int, ...]) -> None:
     x = f32(4, 5)
     cut = x[max(-pads[0], 0) : 4 - max(-pads[2], 0), max(-pads[1], 0) : 5 - max(-pads[3], 0)]
     added = [(max(pads[i], 0), max(pads[i + 2], 0)) for i in range(2)]

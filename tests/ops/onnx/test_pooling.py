@@ -130,7 +130,7 @@ def test_pool_in_blocks(monkeypatch, shape, block):
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_rows_with_padding_give_what_positions_give(monkeypatch, number):
+def test_pool_rows_with_padding_equal_positions(monkeypatch, number):
     """Both ways to take windows along the last axis, one of which takes them one by one."""
     rank = int(rng.integers(1, 4))
     kernel = rng.integers(1, 5, rank).tolist()
@@ -149,7 +149,7 @@ def test_rows_with_padding_give_what_positions_give(monkeypatch, number):
         check_node(op, [x], attrs, expected=want, rtol=1e-4, atol=1e-5)
 
 
-def test_an_empty_batch_of_large_images():
+def test_pool_of_empty_batch_of_large_images_is_empty():
     x = np.empty((0, 9, 200, 200), np.float32)
     attrs = {"kernel_shape": [3, 3], "strides": [2, 2]}
     check_node("MaxPool", [x], attrs, expected=[np.empty((0, 9, 99, 99), np.float32)])
@@ -174,7 +174,7 @@ def test_lp_pool_ceil():
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_average_narrow(dtype):
+def test_average_pool_narrow(dtype):
     x = draw(2, 3, 6, 7, dtype=dtype)
     wide = x.astype(float)
     cut = wide[..., :6].reshape(2, 3, 3, 2, 3, 2)
@@ -190,7 +190,7 @@ def test_average_narrow(dtype):
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 5, 6), (2, 3, 2, 3, 4), (0, 3, 4, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_global(op, shape, dtype):
+def test_global_pool(op, shape, dtype):
     x = draw(*shape, dtype=dtype)
     axes = tuple(range(2, x.ndim))
     want = {
@@ -206,7 +206,7 @@ def test_global(op, shape, dtype):
 
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 0), (2, 3, 4, 0)])
-def test_global_refuses(op, shape):
+def test_global_pool_of_empty_images_is_refused(op, shape):
     with pytest.raises(ShapeError):
         check_node(op, [draw(*shape)], expected=[])
 
@@ -230,7 +230,7 @@ def test_pool_refuses(op, shape, attrs):
         check_node(op, [draw(*shape)], attrs, expected=[])
 
 
-def test_infer_pool_keeps_what_is_known():
+def test_infer_pool_keeps_known_dims():
     infer = find("MaxPool").infer
     x = TensorType(FLOAT32, ("n", 8, "h", 7))
     attrs = {"kernel_shape": [3, 3], "pads": [1] * 4}
@@ -285,13 +285,13 @@ def test_max_unpool_refuses(where, shape):
 
 
 @pytest.mark.parametrize("op", ["LpPool", "GlobalLpPool"])
-def test_powers_must_be_positive(op):
+def test_lp_pool_of_negative_power_is_refused(op):
     attrs = {"kernel_shape": [2]} if op == "LpPool" else {}
     with pytest.raises(ShapeError, match="positive"):
         check_node(op, [draw(1, 1, 4)], {"p": 0, **attrs}, expected=[])
 
 
-def test_a_window_of_mostly_padding_costs_no_more_than_what_it_sees():
+def test_pool_window_of_mostly_padding_skips_padding():
     huge = 10**9
     attrs = {"kernel_shape": [huge], "pads": [huge - 1, 0]}
     x = np.array([[[1, 5, 2]]], np.float32)

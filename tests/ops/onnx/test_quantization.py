@@ -83,7 +83,7 @@ def test_quantize_like_onnx_runtime(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "uint16", "int4", "float8_e4m3fn", "float4_e2m1fn"])
-def test_tensors_of_many_blocks(name: str) -> None:
+def test_quantize_tensors_of_many_blocks(name: str) -> None:
     x, scale, zero = normal(7, 5003), scales(), zeros_for(name)
     (y,) = check_node("QuantizeLinear", [x, scale, zero])
     (z,) = check_node("QuantizeLinear", [x[::2, ::-1], scale, zero])
@@ -95,7 +95,7 @@ def test_tensors_of_many_blocks(name: str) -> None:
     check_node("DynamicQuantizeLinear", [x], outputs=3, expected="ort", opset=21)
 
 
-def test_default_target_is_uint8_and_output_dtype_says_otherwise() -> None:
+def test_quantize_target_is_output_dtype_or_uint8() -> None:
     x, scale = normal(6, scale=30), np.array(0.5, np.float32)
     (y,) = check_node("QuantizeLinear", [x, scale])
     assert y.dtype == np.uint8
@@ -104,7 +104,7 @@ def test_default_target_is_uint8_and_output_dtype_says_otherwise() -> None:
     assert set(y.view(np.uint8)) <= set(range(16))  # as ml_dtypes itself stores them
 
 
-def test_float8_without_saturation() -> None:
+def test_quantize_float8_without_saturation() -> None:
     x = np.array([0.0, 1.0, 500.0, -1e6, np.inf, np.nan], np.float32)
     for name in FLOAT8:
         inputs = [x, np.array(1, np.float32), np.zeros((), dtype_of(name))]
@@ -113,7 +113,7 @@ def test_float8_without_saturation() -> None:
         assert np.isfinite(y.astype(np.float32)[:5]).all()
 
 
-def test_precision_of_the_division() -> None:
+def test_quantize_precision_of_the_division() -> None:
     x = np.linspace(-40, 40, 1001, dtype=np.float32)
     scale = np.array(0.37, np.float32)
     for code in (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT):
@@ -122,7 +122,7 @@ def test_precision_of_the_division() -> None:
         check_node("QuantizeLinear", [x.astype(dtype), scale.astype(dtype), np.array(3, np.int8)])
 
 
-def test_other_input_types() -> None:
+def test_quantize_other_input_types() -> None:
     scale = np.array(2.5, np.float32)
     x = np.array([[7, -3, 2**30], [5, 0, 2]], np.int32)
     check_node("QuantizeLinear", [x, scale, np.array(1, np.int8)])
@@ -134,7 +134,7 @@ def test_other_input_types() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)])
-def test_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
+def test_quantize_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
     scale, zero = np.array(0.1, np.float32), np.array(3, np.uint8)
     check_node("QuantizeLinear", [normal(*shape), scale, zero])
     check_node("DequantizeLinear", [zeros_for("uint8", *shape), scale, zero])
@@ -143,7 +143,7 @@ def test_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
     assert y_scale.shape == ()
 
 
-def test_vector_of_one_axis_whatever_the_axis_attribute() -> None:
+def test_quantize_vector_ignores_axis() -> None:
     x, scale, zero = normal(5), scales(5), zeros_for("int8", 5)
     (y,) = check_node("QuantizeLinear", [x, scale, zero], {"axis": 0})
     node = find("QuantizeLinear")
@@ -153,12 +153,12 @@ def test_vector_of_one_axis_whatever_the_axis_attribute() -> None:
 
 
 @pytest.mark.parametrize("low, high", [(-3, 5), (1, 9), (-9, -1), (0, 0), (-1e-30, 1e-30)])
-def test_dynamic(low: float, high: float) -> None:
+def test_dynamic_quantize(low: float, high: float) -> None:
     x = np.linspace(low, high, 37, dtype=np.float32).reshape(37, 1)
     check_node("DynamicQuantizeLinear", [x], outputs=3, expected="ort", opset=21)
 
 
-def test_microsoft_variants() -> None:
+def test_quantize_microsoft_variants() -> None:
     ms = {"domain": "com.microsoft", "opset": 1, "expected": "ort"}
     for name in ("int8", "uint8", "int16", "uint16"):
         x, scale, zero = normal(4, 6, scale=30), scales(4), zeros_for(name, 4)
@@ -183,7 +183,7 @@ def test_microsoft_variants() -> None:
         ((2, 3), (), (), {"block_size": -1}),
     ],
 )
-def test_layouts_that_do_not_fit(
+def test_quantize_scales_of_wrong_shape_are_refused(
     x: tuple[int, ...], scale: tuple[int, ...], zero: tuple[int, ...], attrs: dict[str, int]
 ) -> None:
     inputs = [normal(*x), scales(*scale), zeros_for("int8", *zero)]
@@ -194,7 +194,7 @@ def test_layouts_that_do_not_fit(
         check_node("DequantizeLinear", inputs, attrs, expected=[inputs[1]])
 
 
-def test_infer_says_what_is_known_and_refuses_what_cannot_be() -> None:
+def test_quantize_infer_of_partly_known_types() -> None:
     quantize, dequantize = find("QuantizeLinear"), find("DequantizeLinear")
     assert quantize is not None
     assert dequantize is not None
@@ -219,7 +219,7 @@ def test_infer_says_what_is_known_and_refuses_what_cannot_be() -> None:
         dequantize.infer([x, TensorType(F32, ())], {}, none)
 
 
-def test_old_versions_share_the_kernel() -> None:
+def test_quantize_old_versions_share_the_kernel() -> None:
     for version in (10, 13, 19, 21, 23, onnx.defs.onnx_opset_version()):
         assert find("QuantizeLinear", "", version) is find("QuantizeLinear")
         assert find("DequantizeLinear", "", version) is find("DequantizeLinear")

@@ -40,7 +40,7 @@ def exactly(a: np.ndarray, b: np.ndarray, a_zero: Any = 0, b_zero: Any = 0) -> n
 # Pieces
 
 
-def test_pieces_cover_everything_once_and_never_exceed_what_is_exact() -> None:
+def test_pieces_cover_all_terms_once_within_exact_range() -> None:
     for length in (0, 1, 257, 258, 259, 1000, 5000):
         for b in (None, np.full((length, 3), 255.0, np.float32), whole(I8, length, 3) * 1.0):
             spans = pieces(length, 255, 255, None if b is None else np.asarray(b, np.float32))
@@ -51,7 +51,7 @@ def test_pieces_cover_everything_once_and_never_exceed_what_is_exact() -> None:
                 assert np.max(reached, initial=0) * 255 <= EXACT
 
 
-def test_small_constant_weights_need_no_pieces() -> None:
+def test_quantized_product_of_small_constant_weights_is_one_piece() -> None:
     weights = near_zero(I8, 1000, 5).astype(np.float32)
     assert len(pieces(1000, 255, 128, weights)) == 1
     assert len(pieces(1000, 255, 128, None)) == 2
@@ -75,7 +75,7 @@ def test_matmul_integer_is_exact(a_dtype: np.dtype, b_dtype: np.dtype, length: i
     check_node("MatMulInteger", [a, b, None, zeros[1]], expected=[exactly(a, b, 0, zeros[1])])
 
 
-def test_accumulation_wraps_in_32_bits() -> None:
+def test_quantized_product_wraps_in_32_bits() -> None:
     a, b = np.full((1, 40000), 255, np.uint8), np.full((40000, 1), 255, np.uint8)
     check_node("MatMulInteger", [a, b], expected=[exactly(a, b)])
     assert exactly(a, b) < 0
@@ -95,14 +95,14 @@ def test_accumulation_wraps_in_32_bits() -> None:
         ((3, 0), (0, 2)),
     ],
 )
-def test_shapes_of_products(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_quantized_product_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     inputs = [whole(U8, *a), whole(I8, *b), np.array(7, np.uint8), np.array(-3, np.int8)]
     want = [exactly(*inputs)]
     check_node("MatMulInteger", inputs, expected=want)
     check_node("MatMulInteger", inputs, expected=want, constants=[1, 3])
 
 
-def test_zero_points_for_each_row_and_column() -> None:
+def test_quantized_product_zero_points_by_row_and_column() -> None:
     a, b = whole(U8, 3, 4), whole(I8, 4, 5)
     rows, columns = whole(U8, 3), whole(I8, 5)
     want = [exactly(a, b, rows[:, None], columns)]
@@ -113,7 +113,7 @@ def test_zero_points_for_each_row_and_column() -> None:
     check_node("MatMulInteger", [a, b, rows, columns], expected=[exactly(a, b, rows, columns)])
 
 
-def test_products_that_do_not_fit() -> None:
+def test_quantized_products_of_wrong_shapes_are_refused() -> None:
     for a, b in (((2, 3), (4, 5)), ((2, 2, 3), (3, 3, 5)), ((), (3,))):
         with pytest.raises(ShapeError):
             check_node("MatMulInteger", [whole(U8, *a), whole(U8, *b)], expected=[None])
@@ -214,7 +214,7 @@ def test_qgemm(trans_a: int, trans_b: int, constants: tuple[int, ...]) -> None:
         check_node("QGemm", inputs, attrs, **MS, constants=constants)
 
 
-def test_infer_with_symbolic_dims() -> None:
+def test_quantized_product_infer_keeps_symbolic_dims() -> None:
     op = find("MatMulInteger")
     assert op is not None
     types = [TensorType(U8, ("n", 3, "k")), TensorType(U8, (None, 7))]

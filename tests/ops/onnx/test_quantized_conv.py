@@ -53,7 +53,7 @@ def test_conv_integer_like_onnx_runtime(attrs: dict[str, Any], constants: tuple[
 
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (3, 4, 5)])
-def test_groups_and_ranks(group: int, shape: tuple[int, ...]) -> None:
+def test_quantized_conv_groups_and_ranks(group: int, shape: tuple[int, ...]) -> None:
     x, w = codes(U8, 2, 4, *shape), codes(I8, 8, 4 // group, *(2,) * len(shape))
     attrs = {"group": group}
     check_node("ConvInteger", [x, w, codes(U8)], attrs, expected="ort", opset=21)
@@ -62,7 +62,9 @@ def test_groups_and_ranks(group: int, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("channels, kernel", [(40, 3), (300, 1), (2, 17)])
 @pytest.mark.parametrize("constants", [(), (1, 3)])
-def test_long_sums_are_exact(channels: int, kernel: int, constants: tuple[int, ...]) -> None:
+def test_quantized_conv_long_sums_are_exact(
+    channels: int, kernel: int, constants: tuple[int, ...]
+) -> None:
     x, w = codes(U8, 1, channels, 20, 20), codes(U8, 3, channels, kernel, kernel)
     x[:, :, :5], w[0] = 255, 255
     zeros = [np.array(0, np.uint8), np.array(0, np.uint8)]
@@ -71,7 +73,7 @@ def test_long_sums_are_exact(channels: int, kernel: int, constants: tuple[int, .
     check_node("ConvInteger", [x, w, *zeros], expected=[want], constants=constants)
 
 
-def test_long_sums_in_groups() -> None:
+def test_quantized_conv_long_sums_in_groups() -> None:
     x, w = codes(U8, 1, 600, 4, 4), codes(U8, 4, 300, 2, 1)
     halves = [exactly(x[:, :300], w[:2]), exactly(x[:, 300:], w[2:])]
     want = np.concatenate(halves, axis=1)
@@ -79,7 +81,7 @@ def test_long_sums_in_groups() -> None:
     check_node("ConvInteger", [x, w], {"group": 2}, expected=[want], constants=[1])
 
 
-def test_zero_points_of_filters() -> None:
+def test_quantized_conv_zero_points_of_filters() -> None:
     x, w, zeros = codes(U8, 1, 3, 5, 5), codes(I8, 4, 3, 2, 2), codes(I8, 4)
     want = exactly(x, w, 7, zeros.reshape(4, 1, 1, 1))
     inputs = [x, w, np.array(7, np.uint8), zeros]
@@ -123,7 +125,7 @@ def test_qlinear_conv_with_scales_of_filters(group: int, channels: int) -> None:
     check_node("QLinearConv", inputs, attrs, expected="ort", opset=21, constants=constants)
 
 
-def test_channels_last() -> None:
+def test_quantized_conv_channels_last() -> None:
     inputs = quantized(codes(U8, 2, 3, 7, 6), codes(I8, 4, 3, 3, 2), True)
     (y,) = check_node("QLinearConv", inputs, expected="ort", opset=21)
     inputs[0] = np.ascontiguousarray(np.moveaxis(inputs[0], 1, -1))
@@ -133,7 +135,7 @@ def test_channels_last() -> None:
     check_node("QLinearConv", inputs, {"channels_last": 1}, expected=[want], **ms)
 
 
-def test_infer() -> None:
+def test_quantized_conv_infer() -> None:
     op = find("ConvInteger")
     assert op is not None
     types = [TensorType(U8, ("n", 3, "h", 9)), TensorType(I8, (4, 3, 3, 3))]

@@ -72,7 +72,7 @@ DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [None, [5, 2, 3], [1, 1, 4]])
 @pytest.mark.parametrize(("bias", "states"), [(True, True), (True, False), (False, True)])
-def test_directions(
+def test_recurrent_directions(
     kind: str, direction: str, lengths: list[int] | None, bias: bool, states: bool
 ) -> None:
     inputs = data(kind, directions=DIRECTIONS[direction], bias=bias, lengths=lengths, states=states)
@@ -97,11 +97,11 @@ def test_lstm_peepholes(direction: str, lengths: list[int] | None) -> None:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_clip(kind: str) -> None:
+def test_recurrent_clip(kind: str) -> None:
     check(kind, data(kind, states=True), clip=0.4)
 
 
-def test_input_forget() -> None:
+def test_recurrent_input_forget() -> None:
     check("LSTM", data("LSTM", states=True), input_forget=1)
 
 
@@ -117,7 +117,7 @@ ACTIVATIONS = [
 
 @pytest.mark.parametrize("names", ACTIVATIONS, ids="-".join)
 @pytest.mark.parametrize("kind", GATES)
-def test_activations(kind: str, names: tuple[str, ...]) -> None:
+def test_recurrent_activations(kind: str, names: tuple[str, ...]) -> None:
     count = {"RNN": 1, "GRU": 2, "LSTM": 3}[kind]
     inputs = data(kind, states=True)
     inputs[1] *= 0.3
@@ -135,7 +135,7 @@ def test_activations(kind: str, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_activations_of_each_direction(kind: str) -> None:
+def test_recurrent_activations_of_each_direction(kind: str) -> None:
     count = {"RNN": 1, "GRU": 2, "LSTM": 3}[kind]
     names = ["Sigmoid", "Tanh", "Tanh"][-count:] + ["HardSigmoid", "Relu", "Softsign"][-count:]
     inputs = data(kind, directions=2, states=True)
@@ -147,7 +147,7 @@ def test_activations_of_each_direction(kind: str) -> None:
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [None, [5, 2, 3]])
-def test_batch_first(kind: str, direction: str, lengths: list[int] | None) -> None:
+def test_recurrent_batch_first(kind: str, direction: str, lengths: list[int] | None) -> None:
     """Layout 1 says the same as layout 0 with transposed inputs and outputs."""
     n = DIRECTIONS[direction]
     inputs = data(kind, directions=n, states=True, lengths=lengths, layout=1)
@@ -165,7 +165,7 @@ def test_batch_first(kind: str, direction: str, lengths: list[int] | None) -> No
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("constants", [(1, 2), (1, 2, 3)])
-def test_constant_weights(kind: str, constants: tuple[int, ...]) -> None:
+def test_recurrent_constant_weights(kind: str, constants: tuple[int, ...]) -> None:
     attrs = {"hidden_size": H}
     inputs = data(kind, states=True)
     wanted = check_node(kind, inputs, attrs, outputs=2)
@@ -179,7 +179,9 @@ def test_constant_weights(kind: str, constants: tuple[int, ...]) -> None:
     ids=lambda f: "".join("yn"[not x] for x in f),
 )
 @pytest.mark.parametrize("lengths", [None, [5, 2, 3]])
-def test_outputs_left_out(kind: str, flags: tuple[bool, ...], lengths: list[int] | None) -> None:
+def test_recurrent_outputs_left_out(
+    kind: str, flags: tuple[bool, ...], lengths: list[int] | None
+) -> None:
     count = 3 if kind == "LSTM" else 2
     flags = flags[:count]
     if not any(flags):
@@ -197,7 +199,7 @@ def test_outputs_left_out(kind: str, flags: tuple[bool, ...], lengths: list[int]
     ("dtype", "tolerance"),
     [(np.float64, 1e-6), (np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)],
 )
-def test_dtypes(kind: str, dtype: Any, tolerance: float) -> None:
+def test_recurrent_dtypes(kind: str, dtype: Any, tolerance: float) -> None:
     inputs = data(kind, states=True, dtype=dtype)
     wide = [None if x is None else x.astype(np.float32) for x in inputs]
     count = 3 if kind == "LSTM" else 2
@@ -211,7 +213,7 @@ def test_dtypes(kind: str, dtype: Any, tolerance: float) -> None:
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (1, 1, 3, 4)])
-def test_small_and_empty(kind: str, sizes: tuple[int, int, int, int]) -> None:
+def test_recurrent_small_and_empty(kind: str, sizes: tuple[int, int, int, int]) -> None:
     t, b, _, h = sizes
     inputs = data(kind, sizes=sizes, states=True)
     model_h = inputs[5]
@@ -232,7 +234,7 @@ def test_small_and_empty(kind: str, sizes: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_empty_sequences_keep_the_initial_state(kind: str) -> None:
+def test_recurrent_empty_sequences_keep_the_initial_state(kind: str) -> None:
     inputs = data(kind, lengths=[0, 5, 0], states=True)
     count = 3 if kind == "LSTM" else 2
     full = data(kind, lengths=[5, 5, 5], states=True)
@@ -263,7 +265,7 @@ def test_empty_sequences_keep_the_initial_state(kind: str) -> None:
         ({"lengths": [-1, 1, 1]}, "sequence_lens"),
     ],
 )
-def test_bad_lengths(change: dict[str, Any], message: str) -> None:
+def test_recurrent_bad_lengths(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         check_node("LSTM", data("LSTM", **change), {"hidden_size": H}, expected=[None])
 
@@ -281,7 +283,7 @@ def test_bad_lengths(change: dict[str, Any], message: str) -> None:
         (6, (1, B, H + 1)),
     ],
 )
-def test_bad_shapes(index: int, shape: tuple[int, ...]) -> None:
+def test_recurrent_bad_shapes(index: int, shape: tuple[int, ...]) -> None:
     inputs = data("LSTM", states=True)
     inputs[index] = np.zeros(shape, np.float32)
     with pytest.raises(ShapeError):
@@ -301,12 +303,12 @@ def test_bad_shapes(index: int, shape: tuple[int, ...]) -> None:
         {"activations": ["Tanh", "Sinus", "Tanh"]},
     ],
 )
-def test_bad_attributes(attrs: dict[str, Any]) -> None:
+def test_recurrent_bad_attributes(attrs: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
         check_node("LSTM", data("LSTM"), attrs, expected=[None])
 
 
-def test_infer_symbolic() -> None:
+def test_recurrent_infer_symbolic() -> None:
     op = find("LSTM")
     assert op is not None
     f = np.dtype(np.float32)

@@ -85,7 +85,7 @@ def test_reduction(op: str, dtype: Any, constant: bool) -> None:
 
 
 @pytest.mark.parametrize("op", list(REDUCTIONS))
-def test_of_all_axes(op: str) -> None:
+def test_reduction_of_all_axes(op: str) -> None:
     for x in (positive(3, 4), positive(), positive(1)):
         for inputs in ([x], [x, None], [x, axes_of()]):
             for keepdims in (0, 1):
@@ -95,7 +95,7 @@ def test_of_all_axes(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", list(REDUCTIONS))
-def test_of_no_axes_all_but_the_reduction_is_done(op: str) -> None:
+def test_reduction_of_no_axes_applies_elementwise_part(op: str) -> None:
     x = positive(3, 4)
     for inputs in ([x], [x, axes_of()], [positive()]):
         wanted = exact(op, inputs[0], ())
@@ -104,7 +104,7 @@ def test_of_no_axes_all_but_the_reduction_is_done(op: str) -> None:
 
 @pytest.mark.parametrize("op", [k for k in REDUCTIONS if k != "ReduceLogSumExp"])
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_of_integers(op: str, dtype: str) -> None:
+def test_reduction_of_integers(op: str, dtype: str) -> None:
     x = np.random.default_rng(0).integers(1, 5, (3, 4, 3)).astype(dtype)
     if dtype[0] == "i" and op != "ReduceLogSum":
         x = -x
@@ -136,7 +136,7 @@ def test_extrema_keep_nan(shape: tuple[int, int]) -> None:
         check_node(op, [x, axes_of(1)], expected=[function(x, 1, keepdims=True)])
 
 
-def test_of_nothing() -> None:
+def test_reduction_of_empty_tensors_is_identity() -> None:
     x = np.zeros((2, 0, 4), np.float32)
     values = {
         "ReduceSum": 0,
@@ -174,7 +174,7 @@ def test_log_sum_exp_of_extreme_values() -> None:
     check_node("ReduceLogSumExp", [x, axes_of(1)], attrs, expected=[wanted])
 
 
-def test_of_strided_memory() -> None:
+def test_reduction_of_strided_memory() -> None:
     x = positive(30, 40, 2)[..., 0].T
     for op in ("ReduceSum", "ReduceMax", "ReduceL2", "ReduceMean"):
         check_node(op, [x, axes_of(1)], expected=[exact(op, x, (1,))])
@@ -221,7 +221,7 @@ def test_cumulative(op: str, exclusive: int, reverse: int, dtype: Any) -> None:
             check_node(op, [x, place], attrs, expected=[wanted], rtol=rtol, atol=rtol)
 
 
-def test_cumulative_of_nothing() -> None:
+def test_cumulative_of_empty_tensors_is_empty() -> None:
     x = np.zeros((0, 3), np.float32)
     for axis in (0, 1):
         for exclusive in (0, 1):
@@ -252,7 +252,7 @@ def known(*data: Any) -> TensorType:
 X = TensorType(F32, ("n", 3, None))
 
 
-def test_inferred_shapes() -> None:
+def test_reduction_infers_shapes() -> None:
     assert infer("ReduceSum", X, known(1)).shape == ("n", 1, None)
     assert infer("ReduceSum", X, known(-1, 0), keepdims=0).shape == (3,)
     assert infer("ReduceSum", X).shape == (1, 1, 1)
@@ -263,7 +263,7 @@ def test_inferred_shapes() -> None:
     assert infer("ReduceSum", TensorType(F32), known(0)).shape is None
 
 
-def test_inferred_shapes_of_unknown_axes() -> None:
+def test_reduction_infers_shapes_of_unknown_axes() -> None:
     axes = TensorType(I64, (2,))
     assert infer("ReduceMax", X, axes).shape == (None, None, None)
     assert infer("ReduceMax", X, axes, keepdims=0).shape == (None,)
@@ -272,7 +272,7 @@ def test_inferred_shapes_of_unknown_axes() -> None:
     assert infer("ReduceMax", ones, TensorType(I64)).shape == (1, None)
 
 
-def test_contents() -> None:
+def test_reduction_infers_contents() -> None:
     assert infer("ReduceProd", known(2, "n", 1), keepdims=0).data is not None
     assert infer("ReduceProd", known("n", 1), keepdims=0) == TensorType(I64, (), ("n",))
     assert infer("ReduceProd", known(2, 3)) == TensorType(I64, (1,), (6,))
@@ -283,7 +283,7 @@ def test_contents() -> None:
 
 
 @pytest.mark.parametrize("axes", [(3,), (-4,), (1, -2)])
-def test_axes_that_do_not_fit(axes: tuple[int, ...]) -> None:
+def test_reduction_axes_out_of_range_are_refused(axes: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError):
         infer("ReduceSum", X, known(*axes))
     for constants in ([1], []):
@@ -296,7 +296,7 @@ def test_axes_that_do_not_fit(axes: tuple[int, ...]) -> None:
             )
 
 
-def test_cumulative_axes_that_do_not_fit() -> None:
+def test_cumulative_axis_out_of_range_is_refused() -> None:
     with pytest.raises(ShapeError, match="out of range"):
         infer("CumSum", X, TensorType(I64, (), (3,)))
     with pytest.raises(ShapeError, match="out of range"):

@@ -45,7 +45,7 @@ TARGETS = [(5, 7), (10, 14), (15, 21), (3, 3), (9, 20), (5, 13), (1, 1), (20, 4)
 @pytest.mark.parametrize("coordinates", [*COORDINATES, "pytorch_half_pixel"])
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_nearest(coordinates: str, rounding: str, target: tuple[int, int]) -> None:
+def test_resize_nearest(coordinates: str, rounding: str, target: tuple[int, int]) -> None:
     attrs = {"coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
     check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
 
@@ -54,7 +54,9 @@ def test_nearest(coordinates: str, rounding: str, target: tuple[int, int]) -> No
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("outside", [0, 1])
 @pytest.mark.parametrize("target", TARGETS)
-def test_interpolation(mode: str, coordinates: str, outside: int, target: tuple[int, int]) -> None:
+def test_resize_interpolation(
+    mode: str, coordinates: str, outside: int, target: tuple[int, int]
+) -> None:
     attrs = {
         "mode": mode,
         "coordinate_transformation_mode": coordinates,
@@ -67,7 +69,7 @@ def test_interpolation(mode: str, coordinates: str, outside: int, target: tuple[
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("outside", [0, 1])
 @pytest.mark.parametrize("target", TARGETS)
-def test_antialias(mode: str, outside: int, target: tuple[int, int]) -> None:
+def test_resize_antialias(mode: str, outside: int, target: tuple[int, int]) -> None:
     attrs = {"mode": mode, "antialias": 1, "exclude_outside": outside}
     check([image(2, 3, 5, 7), None, None, sizes(2, 3, *target)], attrs)
 
@@ -75,7 +77,7 @@ def test_antialias(mode: str, outside: int, target: tuple[int, int]) -> None:
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", [*COORDINATES, "pytorch_half_pixel"])
 @pytest.mark.parametrize("factors", [(2, 2), (0.6, 0.6), (1, 3), (3, 1), (0.5, 2.5), (1, 1)])
-def test_scales(mode: str, coordinates: str, factors: tuple[float, float]) -> None:
+def test_resize_scales(mode: str, coordinates: str, factors: tuple[float, float]) -> None:
     attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}
     check([image(2, 3, 5, 7), None, scales(1, 1, *factors)], attrs)
 
@@ -85,7 +87,7 @@ def test_scales(mode: str, coordinates: str, factors: tuple[float, float]) -> No
     "coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
 )
 @pytest.mark.parametrize("target", TARGETS)
-def test_ort(mode: str, coordinates: str, target: tuple[int, int]) -> None:
+def test_resize_equals_onnx_runtime(mode: str, coordinates: str, target: tuple[int, int]) -> None:
     attrs = {
         "mode": mode,
         "coordinate_transformation_mode": coordinates,
@@ -95,7 +97,7 @@ def test_ort(mode: str, coordinates: str, target: tuple[int, int]) -> None:
     check(inputs, attrs, expected="ort", opset=19, rtol=1e-4, atol=1e-4)
 
 
-def test_ort_half_pixel_for_nearest() -> None:
+def test_resize_half_pixel_for_nearest_equals_onnx_runtime() -> None:
     """A mode that versions 11 to 12 had."""
     attrs = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
     inputs = [image(2, 3, 5, 7), np.zeros(0, np.float32), scales(1, 1, 2, 0.6)]
@@ -104,7 +106,7 @@ def test_ort_half_pixel_for_nearest() -> None:
     check(inputs, attrs, expected="ort", opset=12)
 
 
-def test_a_scale_is_a_rounded_quotient() -> None:
+def test_resize_by_rounded_quotient_scale() -> None:
     """0.7 as float32 is less than 0.7; ten pixels are still seven, and at every position."""
     x = np.arange(10, dtype=np.float32)
     attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -137,7 +139,7 @@ def test_crop_and_resize(
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("axes", [[2, 3], [3, 2], [3], [1], [0, 2]])
 @pytest.mark.parametrize("by", ["scales", "sizes"])
-def test_axes(mode: str, axes: list[int], by: str) -> None:
+def test_resize_axes(mode: str, axes: list[int], by: str) -> None:
     x = image(2, 3, 5, 7)
     attrs = {"mode": mode, "axes": axes}
     if by == "scales":
@@ -146,7 +148,7 @@ def test_axes(mode: str, axes: list[int], by: str) -> None:
         check([x, None, None, sizes(*[4, 9][: len(axes)])], attrs)
 
 
-def test_axes_of_roi() -> None:
+def test_resize_axes_of_roi() -> None:
     attrs = {"mode": "linear", "axes": [3, 2]}
     attrs["coordinate_transformation_mode"] = "tf_crop_and_resize"
     roi = np.array([0.1, 0.4, 0.9, 0.6], np.float32)
@@ -156,14 +158,14 @@ def test_axes_of_roi() -> None:
 @pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
 @pytest.mark.parametrize("target", [(10, 10), (3, 20), (4, 6)])
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_aspect_ratio(policy: str, target: tuple[int, int], mode: str) -> None:
+def test_resize_aspect_ratio(policy: str, target: tuple[int, int], mode: str) -> None:
     attrs = {"mode": mode, "keep_aspect_ratio_policy": policy, "axes": [2, 3]}
     check([image(2, 3, 5, 7), None, None, sizes(*target)], attrs)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 5])
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_ranks(rank: int, mode: str) -> None:
+def test_resize_ranks(rank: int, mode: str) -> None:
     shape = (4, 3, 5, 4, 3)[-rank:]
     check([image(*shape), None, scales(*[2.0] * rank)], {"mode": mode})
     check([image(*shape), None, None, sizes(*[6] * rank)], {"mode": mode})
@@ -174,7 +176,7 @@ DTYPES = [np.float64, np.float16, ml_dtypes.bfloat16, np.uint8, np.int8, np.int3
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_dtypes(dtype: Any, mode: str) -> None:
+def test_resize_dtypes(dtype: Any, mode: str) -> None:
     x = image(1, 2, 5, 7, dtype=dtype)
     wide = x.astype(np.float64)
     inputs = [wide, None, None, sizes(1, 2, 8, 4)]
@@ -186,7 +188,7 @@ def test_dtypes(dtype: Any, mode: str) -> None:
     check(inputs, {"mode": mode}, expected=[want.astype(dtype)], rtol=tolerance, atol=tolerance)
 
 
-def test_other_dtypes() -> None:
+def test_resize_other_dtypes() -> None:
     inputs = [np.array([["a", "b"]], object), None, scales(2, 2)]
     want = inputs[0].repeat(2, 0).repeat(2, 1)
     check_node("Resize", inputs, expected=[want])
@@ -200,7 +202,7 @@ def test_other_dtypes() -> None:
     check_node("Resize", [x, None, scales(2)], {"mode": "linear"}, expected=[real + 1j * imag])
 
 
-def test_strided_input() -> None:
+def test_resize_strided_input() -> None:
     for mode in ("nearest", "linear"):
         x = image(3, 2, 7, 10).transpose(1, 0, 3, 2)[..., ::2]
         check([x, None, scales(1, 1, 2, 2)], {"mode": mode})
@@ -209,7 +211,7 @@ def test_strided_input() -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("factors", [(2, 2), (1.5, 1.7), (0.5, 3)])
-def test_blocks(mode: str, factors: tuple[float, float]) -> None:
+def test_resize_blocks(mode: str, factors: tuple[float, float]) -> None:
     """Large enough to be resized block by block, the last one smaller."""
     x = image(2, 13, 60, 64)
     (y,) = check_node("Resize", [x[:1, :1], None, scales(1, 1, *factors)], {"mode": mode})
@@ -221,7 +223,7 @@ def test_blocks(mode: str, factors: tuple[float, float]) -> None:
     check([x, None, scales(1, 1, *factors)], {"mode": mode}, expected=[want])
 
 
-def test_nothing_to_do() -> None:
+def test_resize_to_the_same_size_copies() -> None:
     x = image(2, 3, 4)
     check([x, None, scales(1, 1, 1)], {"mode": "cubic"}, expected=[x])
     check([x, None, None, sizes(2, 3, 4)], {}, expected=[x])
@@ -230,7 +232,7 @@ def test_nothing_to_do() -> None:
     check([x[:, :, :1], None, None, sizes(2, 3, 5)], {"mode": "linear"})
 
 
-def test_infinities_stay_where_they_are() -> None:
+def test_resize_keeps_infinities_in_place() -> None:
     x = np.ones((1, 1, 6, 6), np.float32)
     x[0, 0, 2, 2], x[0, 0, 4, 4] = np.inf, np.nan
     # Each pixel is half of what its two neighbours to either side become.
@@ -239,7 +241,7 @@ def test_infinities_stay_where_they_are() -> None:
     check([x, None, scales(1, 1, 2, 2)], {"mode": "linear"}, expected=[want])
 
 
-def test_a_roi_may_end_at_the_border() -> None:
+def test_resize_roi_ending_at_the_border_is_not_extrapolated() -> None:
     """In float32, 0.4 + (1 - 0.4) may come out above 1, and is not outside all the same."""
     x = np.arange(7, dtype=np.float32)
     attrs = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -269,19 +271,19 @@ def test_a_roi_may_end_at_the_border() -> None:
         ([None, scales(1, 2), None], {"axes": [1]}),
     ],
 )
-def test_errors(inputs: list[Any], attrs: dict[str, Any]) -> None:
+def test_resize_of_wrong_arguments_is_refused(inputs: list[Any], attrs: dict[str, Any]) -> None:
     while inputs and inputs[-1] is None:
         inputs.pop()
     with pytest.raises(ShapeError):
         check_node("Resize", [image(3, 4), *inputs], attrs, expected=[None])
 
 
-def test_error_empty() -> None:
+def test_resize_of_empty_axis_is_refused() -> None:
     with pytest.raises(ShapeError, match="empty"):
         check_node("Resize", [image(3, 0), None, None, sizes(3, 2)], expected=[None])
 
 
-def test_infer() -> None:
+def test_resize_infer() -> None:
     op = find("Resize")
     assert op is not None
     f = np.dtype(np.float32)

@@ -39,7 +39,7 @@ def test_rotary(rank: int, positions: bool, interleaved: int, turning: int) -> N
     check_node("RotaryEmbedding", inputs(rank, positions, turning or D), attrs)
 
 
-def test_ort() -> None:
+def test_rotary_equals_onnx_runtime() -> None:
     check_node("RotaryEmbedding", inputs(4, True), expected="ort", opset=23)
 
 
@@ -47,7 +47,7 @@ def test_ort() -> None:
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("start", [None, 0, 5])
 @pytest.mark.parametrize("turning", [0, 4])
-def test_microsoft(rank: int, interleaved: int, start: int | None, turning: int) -> None:
+def test_rotary_microsoft(rank: int, interleaved: int, start: int | None, turning: int) -> None:
     x, cos, sin, positions = inputs(rank, True, turning or D)
     if start is not None:
         positions = np.array([start])
@@ -59,7 +59,7 @@ def test_microsoft(rank: int, interleaved: int, start: int | None, turning: int)
 
 
 @pytest.mark.parametrize(("dtype", "tol"), [(np.float16, 1e-2), (ml_dtypes.bfloat16, 5e-2)])
-def test_dtypes(dtype: Any, tol: float) -> None:
+def test_rotary_dtypes(dtype: Any, tol: float) -> None:
     values = inputs(4, True, dtype=dtype)
     wide = [x.astype(np.float32) if i < 3 else x for i, x in enumerate(values)]
     (want,) = check_node("RotaryEmbedding", wide)
@@ -67,7 +67,7 @@ def test_dtypes(dtype: Any, tol: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, M])
-def test_positions_out_of_range(bad: int) -> None:
+def test_rotary_positions_out_of_range(bad: int) -> None:
     values = inputs(4, True)
     values[3][1, 2] = bad
     with pytest.raises(ShapeError, match="positions"):
@@ -88,21 +88,23 @@ def test_positions_out_of_range(bad: int) -> None:
         (0, (B, H, S, D), {"rotary_embedding_dim": 3}),
     ],
 )
-def test_errors(index: int, shape: tuple[int, ...], attrs: dict[str, Any]) -> None:
+def test_rotary_of_wrong_inputs_is_refused(
+    index: int, shape: tuple[int, ...], attrs: dict[str, Any]
+) -> None:
     values = inputs(4, True)
     values[index] = np.zeros(shape, values[index].dtype)
     with pytest.raises(ShapeError):
         check_node("RotaryEmbedding", values, attrs, expected=[None])
 
 
-def test_caches_without_positions() -> None:
+def test_rotary_caches_without_positions() -> None:
     values = inputs(4, False)
     values[1] = values[2] = normal(M, D // 2)
     with pytest.raises(ShapeError, match="position_ids"):
         check_node("RotaryEmbedding", values, expected=[None])
 
 
-def test_infer() -> None:
+def test_rotary_infer() -> None:
     op = find("RotaryEmbedding")
     assert op is not None
     x = TensorType(FLOAT, ("b", 4, "s", 16))

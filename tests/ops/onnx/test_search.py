@@ -36,7 +36,7 @@ def few(*shape: int, dtype: Any, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("last", [0, 1])
-def test_places(op: str, dtype: Any, last: int) -> None:
+def test_arg_extremes(op: str, dtype: Any, last: int) -> None:
     x = few(3, 4, 5, dtype=dtype)
     find_place = np.argmax if op == "ArgMax" else np.argmin
     for axis in (0, 1, -1):
@@ -49,20 +49,20 @@ def test_places(op: str, dtype: Any, last: int) -> None:
             check_node(op, [x], attrs, expected=[result])
 
 
-def test_places_by_default_and_of_a_scalar() -> None:
+def test_arg_extremes_by_default_and_of_a_scalar() -> None:
     check_node("ArgMax", [few(3, 4, dtype="f4")])
     check_node("ArgMax", [np.array(3, np.float32)], expected=[np.array(0)])
     check_node("ArgMin", [few(3, 4, dtype="f4")], expected="ort", opset=11)
 
 
-def test_places_of_nothing() -> None:
+def test_arg_extremes_of_empty_axis_are_refused() -> None:
     x = np.zeros((0, 3), np.float32)
     check_node("ArgMax", [x], {"axis": 1}, expected=[np.zeros((0, 1), np.int64)])
     with pytest.raises(ShapeError, match="no elements"):
         check_node("ArgMax", [x], {"axis": 0}, expected=[])
 
 
-def test_places_along_no_axis() -> None:
+def test_arg_extremes_axis_out_of_range_is_refused() -> None:
     with pytest.raises(ShapeError, match="out of range"):
         check_node("ArgMax", [few(2, 3, dtype="f4")], {"axis": 2}, expected=[])
 
@@ -93,7 +93,7 @@ def check_top(x: np.ndarray, k: int, axis: int = -1, largest: int = 1, **attrs: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("largest", [0, 1])
-def test_top(dtype: Any, largest: int) -> None:
+def test_top_k(dtype: Any, largest: int) -> None:
     for shape, axis in (((4, 5), -1), ((3, 30, 4), 1), ((50, 3), 0), ((200,), 0)):
         x = few(*shape, dtype=dtype)
         n = shape[axis]
@@ -103,7 +103,7 @@ def test_top(dtype: Any, largest: int) -> None:
 
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("n", [5, 1000])
-def test_nan_is_the_greatest(largest: int, n: int) -> None:
+def test_top_k_nan_is_the_greatest(largest: int, n: int) -> None:
     x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
     x[[1, 3]] = math.nan
     x[3] = -x[3]  # sets the sign
@@ -117,18 +117,18 @@ def test_nan_is_the_greatest(largest: int, n: int) -> None:
     check_node("TopK", inputs, model, expected=wanted, outputs=2)
 
 
-def test_top_of_distinct_floats_like_onnx_runtime() -> None:
+def test_top_k_of_distinct_floats_equals_onnx_runtime() -> None:
     x = np.random.default_rng(0).permutation(3000).astype(np.float32).reshape(3, 1000) - 1500
     check_node("TopK", [x, np.array([17])], expected="ort", outputs=2, opset=11)
     check_top(x, 17)
     check_node("TopK", [x, np.array([4])], expected="ort", outputs=2, opset=10)
 
 
-def test_top_unsorted_is_sorted_too() -> None:
+def test_top_k_unsorted_is_sorted_too() -> None:
     check_top(few(3, 40, dtype="f4"), 7, sorted=0)
 
 
-def test_top_with_one_output_only() -> None:
+def test_top_k_with_one_output_only() -> None:
     x = few(3, 40, dtype="f4")
     places = sorted_places(x, 5, -1, 1)
     inputs = [x, np.array([5])]
@@ -137,14 +137,14 @@ def test_top_with_one_output_only() -> None:
     check_node("TopK", inputs, expected=values, outputs=[True, False])
 
 
-def test_top_of_nothing() -> None:
+def test_top_k_of_empty_axis_is_empty() -> None:
     x = np.zeros((0, 5), np.float32)
     empty = np.zeros((0, 2), np.int64)
     check_node("TopK", [x, np.array([2])], expected=[x[:, :2], empty], outputs=2)
 
 
 @pytest.mark.parametrize("k", [-1, 6])
-def test_top_too_many(k: int) -> None:
+def test_top_k_of_too_many_is_refused(k: int) -> None:
     with pytest.raises(ShapeError, match="elements"):
         check_node("TopK", [few(2, 5, dtype="f4"), np.array([k])], expected=[], outputs=2)
 
@@ -158,7 +158,7 @@ def infer(op: str, *types: Any, **attrs: Any) -> Any:
     return found.infer(types, attrs, [None] * len(types))
 
 
-def test_inference_of_places() -> None:
+def test_arg_extremes_infer() -> None:
     x = TensorType(F32, ("n", 3))
     assert infer("ArgMax", x) == (TensorType(INT64, (1, 3)),)
     assert infer("ArgMax", x, axis=-1, keepdims=0) == (TensorType(INT64, ("n",)),)
@@ -167,7 +167,7 @@ def test_inference_of_places() -> None:
         infer("ArgMax", x, axis=2)
 
 
-def test_inference_of_top() -> None:
+def test_top_k_infer() -> None:
     x = TensorType(F32, ("n", 3))
     k = TensorType(INT64, (1,), (2,))
     assert infer("TopK", x, k) == (TensorType(F32, ("n", 2)), TensorType(INT64, ("n", 2)))

@@ -19,7 +19,7 @@ def three() -> list[np.ndarray]:
     return [f32(2), f32(3), f32(1)]
 
 
-def test_construct() -> None:
+def test_sequence_construct() -> None:
     check_node("SequenceConstruct", [f32(2), f32(3, 2)])
     check_node("SequenceConstruct", [np.array(["a"], object)])
     assert infer("SequenceConstruct", [float_type("N", 3), float_type(2, 3)]) == [
@@ -29,7 +29,7 @@ def test_construct() -> None:
         infer("SequenceConstruct", [float_type(1), TensorType(INT64)])
 
 
-def test_empty() -> None:
+def test_sequence_empty() -> None:
     assert run("SequenceEmpty", []) == ([],)
     assert infer("SequenceEmpty", [], {"dtype": int(TensorProto.INT64)}) == [
         SequenceType(TensorType(INT64))
@@ -38,7 +38,7 @@ def test_empty() -> None:
 
 
 @pytest.mark.parametrize("position", [None, 0, 1, 3, -1, -3])
-def test_insert(position: int | None) -> None:
+def test_sequence_insert(position: int | None) -> None:
     inputs: list[Any] = [three(), f32(5)]
     if position is not None:
         inputs.append(np.array(position))
@@ -47,7 +47,7 @@ def test_insert(position: int | None) -> None:
     check_node("SequenceInsert", inputs, expected=[want])
 
 
-def test_insert_refuses() -> None:
+def test_sequence_insert_refuses() -> None:
     fails("SequenceInsert", [three(), f32(1), np.array(4)], match="out of range")
     fails("SequenceInsert", [three(), f32(1), np.array(-4)], match="out of range")
     empty = SequenceType(TensorType(F32))
@@ -60,7 +60,7 @@ def test_insert_refuses() -> None:
 
 
 @pytest.mark.parametrize("position", [None, 0, 2, -1, -3])
-def test_erase(position: int | None) -> None:
+def test_sequence_erase(position: int | None) -> None:
     inputs: list[Any] = [three()]
     if position is not None:
         inputs.append(np.array(position, np.int32))
@@ -71,12 +71,12 @@ def test_erase(position: int | None) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 2, -1, -3])
-def test_at(position: int) -> None:
+def test_sequence_at(position: int) -> None:
     check_node("SequenceAt", [three(), np.array(position)])
     check_node("SequenceLength", [three()])
 
 
-def test_at_refuses() -> None:
+def test_sequence_at_refuses() -> None:
     for position in (3, -4):
         fails("SequenceAt", [three(), np.array(position)], match="out of range")
         fails("SequenceErase", [three(), np.array(position)], match="out of range")

@@ -44,7 +44,7 @@ def exact(op: str, x: np.ndarray, axis: int) -> np.ndarray:
         *[((7,), 0), ((1, 9), 1), ((20, 9), 1), ((20, 9), 0), ((300, 700), -1), ((4, 1), 1)],
     ],
 )
-def test_along_axis(op: str, dtype: Any, shape: tuple[int, ...], axis: int) -> None:
+def test_softmax_along_axis(op: str, dtype: Any, shape: tuple[int, ...], axis: int) -> None:
     x = normal(*shape, dtype=dtype)
     close = TOLERANCE[dtype]
     wanted = exact(op, x, axis).astype(dtype)
@@ -52,20 +52,20 @@ def test_along_axis(op: str, dtype: Any, shape: tuple[int, ...], axis: int) -> N
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_default_axis_is_the_last(op: str) -> None:
+def test_softmax_default_axis_is_the_last(op: str) -> None:
     x = normal(2, 3, 4)
     check_node(op, [x], expected=[exact(op, x, -1).astype(F32)])
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_transposed_memory(op: str) -> None:
+def test_softmax_transposed_memory(op: str) -> None:
     x = normal(40, 30).T
     check_node(op, [x], expected=[exact(op, x, -1).astype(F32)])
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 4)])
-def test_empty(op: str, shape: tuple[int, ...]) -> None:
+def test_softmax_empty(op: str, shape: tuple[int, ...]) -> None:
     x = np.zeros(shape, np.float32)
     for axis in range(len(shape)):
         check_node(op, [x], {"axis": axis}, expected=[x])
@@ -73,7 +73,7 @@ def test_empty(op: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 50])
-def test_extreme_values(rows: int) -> None:
+def test_softmax_extreme_values(rows: int) -> None:
     inf, nan = math.inf, math.nan
     x = np.array([[1e30, -1e30, 1e30], [-inf, 0, -inf], [nan, 0, 1], [-inf] * 3] * rows, F32)
     wanted = np.array([[0.5, 0, 0.5], [0, 1, 0], [nan] * 3, [nan] * 3] * rows, F32)
@@ -84,7 +84,7 @@ def test_extreme_values(rows: int) -> None:
     check_node("LogSoftmax", [x], expected=[log])
 
 
-def test_float16_sums_do_not_overflow_or_stall() -> None:
+def test_softmax_float16_sums_do_not_overflow_or_stall() -> None:
     x = np.zeros((2, 100_000), np.float16)
     check_node("Softmax", [x], expected=[np.full_like(x, 1e-5)], rtol=1e-2, atol=0)
     wanted = np.full_like(x, -math.log(100_000))
@@ -99,7 +99,7 @@ def test_hardmax_marks_the_first_of_equals() -> None:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("opset", [1, 11, 12])
 @pytest.mark.parametrize("axis", [None, 0, 1, 2])
-def test_before_version_13_the_axis_and_all_after_it_are_one(
+def test_softmax_before_version_13_joins_trailing_axes(
     op: str, opset: int, axis: int | None
 ) -> None:
     x = normal(2, 3, 4)
@@ -110,20 +110,20 @@ def test_before_version_13_the_axis_and_all_after_it_are_one(
     check_node(op, [x], attrs, expected=[wanted], opset=opset)
 
 
-def test_negative_axis_before_version_13() -> None:
+def test_softmax_negative_axis_before_version_13() -> None:
     x = normal(2, 3, 4)
     check_node("Softmax", [x], {"axis": -1}, opset=11)
     check_node("Softmax", [x], {"axis": -2}, expected="ort", opset=11)
 
 
-def test_like_onnx_runtime() -> None:
+def test_softmax_like_onnx_runtime() -> None:
     for op in OPS:
         for opset in (11, 13):
             check_node(op, [normal(3, 8, 10)], {"axis": 1}, expected="ort", opset=opset)
 
 
 @pytest.mark.parametrize("version", [11, 13])
-def test_axis_out_of_range(version: int) -> None:
+def test_softmax_axis_out_of_range_is_refused(version: int) -> None:
     op = find("Softmax", "", version)
     assert op is not None
     kind = TensorType(F32, ("n", 3))

@@ -76,7 +76,7 @@ def test_normalizer(shape: tuple[int, ...], case: str, sensitive: int) -> None:
     check_node("StringNormalizer", [x], attrs, expected=want(x.reshape(-1).tolist()))
 
 
-def test_normalizer_leaves_an_empty_string_of_nothing() -> None:
+def test_normalizer_of_nothing_left_returns_an_empty_string() -> None:
     attrs = {"stopwords": ["a"]}
     pair = text("a", "A", shape=(1, 2))
     check_node("StringNormalizer", [pair], attrs, expected=[text("", shape=(1, 1))])
@@ -199,27 +199,27 @@ BAD = [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_match_what_re2_matches(pattern: str) -> None:
+def test_regex_matches_equal_re2(pattern: str) -> None:
     attrs = {"pattern": pattern}
     check_node("RegexFullMatch", [TEXTS], attrs, expected="ort", opset=20)
 
 
 @pytest.mark.parametrize("pattern", BAD)
-def test_patterns_that_re2_refuses(pattern: str) -> None:
+def test_regex_patterns_that_re2_lacks_are_refused(pattern: str) -> None:
     with pytest.raises(RegexError):
         Regex(pattern)
     with pytest.raises(ShapeError):
         check_node("RegexFullMatch", [TEXTS], {"pattern": pattern}, expected=[None])
 
 
-def test_no_pattern_takes_long() -> None:
+def test_regex_matching_takes_linear_time() -> None:
     start = time.perf_counter()
     for pattern in ("(a+)+b", "(a|aa)*b", "(.*)*x(.*)*y", "(a?){100}a{100}b"):
         assert not Regex(pattern).fullmatch("a" * 5000)
     assert time.perf_counter() - start < 20  # Python's re would not live to see the end
 
 
-def test_assertions_look_both_ways() -> None:
+def test_regex_assertions_look_both_ways() -> None:
     assert Regex(r"\bfoo\b \bbar\b").fullmatch("foo bar")
     assert not Regex(r"fo\bo").fullmatch("foo")
     assert Regex(r"(?m)^a$\n^b$").fullmatch("a\nb")
@@ -262,7 +262,7 @@ def test_tfidf_like_onnx_runtime(
         check_node("TfIdfVectorizer", [x.astype(np.int32)], attrs, expected="ort", opset=9)
 
 
-def test_tfidf_of_nothing_and_of_what_does_not_fit() -> None:
+def test_tfidf_of_empty_and_wrong_shapes() -> None:
     attrs: dict[str, Any] = {
         "mode": "TF",
         "max_skip_count": 0,
@@ -295,7 +295,7 @@ def test_tfidf_of_nothing_and_of_what_does_not_fit() -> None:
 # Types
 
 
-def test_infer() -> None:
+def test_text_infer() -> None:
     x = TensorType(STRING, ("n", 3))
     split, concat = find("StringSplit"), find("StringConcat")
     normalizer, match, tfidf = (

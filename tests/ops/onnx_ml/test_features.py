@@ -61,7 +61,7 @@ def test_normalizer(norm: str, dtype: type) -> None:
     check_node("Normalizer", [X[0].astype(dtype)], {"norm": norm}, **ML)
 
 
-def test_normalizer_of_what_does_not_fit() -> None:
+def test_normalizer_of_wrong_shapes_is_refused() -> None:
     fails("Normalizer", [X[None]], {})
     fails("Normalizer", [X], {"norm": "L3"})
 
@@ -195,7 +195,7 @@ def test_label_encoder_with_tensors_and_nan() -> None:
     check_node("LabelEncoder", [x], attrs, **own([np.array([-1, 6, -1, -1, -1])], 4))
 
 
-def test_label_encoder_of_what_does_not_fit() -> None:
+def test_label_encoder_of_wrong_attributes_is_refused() -> None:
     fails("LabelEncoder", [text("a")], {"keys_int64s": [1], "values_int64s": [1]}, 4)
     fails("LabelEncoder", [text("a")], {"keys_strings": ["a"], "values_int64s": [1, 2]}, 4)
     fails("LabelEncoder", [text("a")], {"keys_strings": ["a"]}, 4)
@@ -236,7 +236,7 @@ def test_cast_map(cast: str, form: dict[str, Any]) -> None:
     check_node("CastMap", [numbers], attrs, **own([w[None] for w in wanted]))
 
 
-def test_cast_map_of_what_does_not_fit() -> None:
+def test_cast_map_of_wrong_keys_is_refused() -> None:
     fails("CastMap", [{3: np.float32(1)}], {"map_form": "SPARSE", "max_map": 3})
     fails("CastMap", [{3: "three"}], {"cast_to": "TO_FLOAT"})
     fails("CastMap", [{3: np.float32(1)}], {"cast_to": "TO_DOUBLE"})
@@ -254,7 +254,7 @@ def test_zip_map() -> None:
 # Types
 
 
-def test_infer() -> None:
+def test_features_infer() -> None:
     def inferred(name: str, types: list[Any], attrs: dict[str, Any]) -> Any:
         op = find(name, "ai.onnx.ml")
         assert op is not None

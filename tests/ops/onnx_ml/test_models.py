@@ -80,7 +80,7 @@ def test_linear_classifier_with_one_row_for_two_classes(transform: str) -> None:
     check_node("LinearClassifier", [X[0]], attrs, outputs=2, **ML)
 
 
-def test_linear_models_that_do_not_fit() -> None:
+def test_linear_models_of_wrong_attributes_are_refused() -> None:
     good = {"coefficients": floats(3, 3), "classlabels_ints": [1, 2, 3]}
     fails("LinearClassifier", {**good, "classlabels_ints": [1]})
     fails("LinearClassifier", {**good, "intercepts": [1.0, 2.0]})
@@ -149,7 +149,7 @@ def test_support_vector_classifier(kernel: str, classes: int, transform: str) ->
     check_node("SVMClassifier", [X], attrs, **loose)
 
 
-def test_probabilities_of_many_rows() -> None:
+def test_svm_probabilities_of_many_rows() -> None:
     attrs = classifier(4, "RBF", "NONE")
     attrs["prob_a"], attrs["prob_b"] = floats(6), floats(6)
     x = rng.normal(size=(500, 3)).astype(np.float32) * 3
@@ -172,7 +172,7 @@ def test_linear_svm_classifier(transform: str, classes: int, positive: bool) -> 
     check_node("SVMClassifier", [X], attrs, outputs=2, **ML, rtol=1e-4, atol=1e-4)
 
 
-def test_svm_classifiers_that_do_not_fit() -> None:
+def test_svm_classifiers_of_wrong_attributes_are_refused() -> None:
     good = classifier(3, "RBF", "NONE")
     fails("SVMClassifier", {**good, "vectors_per_class": [2, 3]})
     fails("SVMClassifier", {**good, "rho": [1.0]})
@@ -182,7 +182,7 @@ def test_svm_classifiers_that_do_not_fit() -> None:
     fails("SVMClassifier", good, X[:, :2])
 
 
-def test_infer() -> None:
+def test_models_infer() -> None:
     x = TensorType(FLOAT32, ("n", 3))
     linear, vectors = find("LinearClassifier", "ai.onnx.ml"), find("SVMClassifier", "ai.onnx.ml")
     assert linear is not None

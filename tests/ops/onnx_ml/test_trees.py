@@ -91,7 +91,9 @@ class Trees:
 @pytest.mark.parametrize("modes", [[m] for m in MODES] + [MODES])
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("trees, depth", [(1, 1), (1, 6), (7, 4), (60, 5)])
-def test_modes_and_missing_values(modes: list[str], missing: bool, trees: int, depth: int) -> None:
+def test_tree_modes_and_missing_values(
+    modes: list[str], missing: bool, trees: int, depth: int
+) -> None:
     rng = np.random.default_rng(depth + trees)
     forest = Trees(rng, trees, depth, modes, missing)
     attrs = {**forest.lists, **forest.votes("target", [0], True, False), "n_targets": 1}
@@ -102,7 +104,7 @@ def test_modes_and_missing_values(modes: list[str], missing: bool, trees: int, d
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("base", [False, True])
-def test_aggregates(aggregate: str, targets: int, several: bool, base: bool) -> None:
+def test_tree_aggregates(aggregate: str, targets: int, several: bool, base: bool) -> None:
     rng = np.random.default_rng(targets)
     forest = Trees(rng, 40, 4, ["BRANCH_LEQ"], False)
     votes = forest.votes("target", list(range(targets)), True, several)
@@ -124,7 +126,7 @@ def test_aggregates(aggregate: str, targets: int, several: bool, base: bool) -> 
 
 @pytest.mark.parametrize("transform", [*TRANSFORMS, "PROBIT"])
 @pytest.mark.parametrize("targets", [1, 3])
-def test_transforms_of_regressions(transform: str, targets: int) -> None:
+def test_tree_transforms_of_regressions(transform: str, targets: int) -> None:
     rng = np.random.default_rng(3)
     forest = Trees(rng, 9, 4, ["BRANCH_LT"], False)
     attrs = {
@@ -138,7 +140,7 @@ def test_transforms_of_regressions(transform: str, targets: int) -> None:
     check_node("TreeEnsembleRegressor", [rows(rng)], attrs, **options)
 
 
-def test_double_thresholds() -> None:
+def test_tree_double_thresholds() -> None:
     rng = np.random.default_rng(4)
     forest = Trees(rng, 5, 4, ["BRANCH_LEQ"], False)
     attrs = {**forest.lists, **forest.votes("target", [0], True, False), "n_targets": 1}
@@ -150,7 +152,7 @@ def test_double_thresholds() -> None:
     check_node("TreeEnsembleRegressor", [x + 1e-11], attrs, **ml(3))
 
 
-def test_integers_and_single_rows() -> None:
+def test_tree_integers_and_single_rows() -> None:
     rng = np.random.default_rng(5)
     forest = Trees(rng, 5, 4, ["BRANCH_LEQ"], False)
     attrs = {**forest.lists, **forest.votes("target", [0], True, False), "n_targets": 1}
@@ -162,7 +164,7 @@ def test_integers_and_single_rows() -> None:
     check_node("TreeEnsembleRegressor", [x[:0]], attrs, **ml(expected=[y[:0]]))
 
 
-def test_more_rows_than_a_chunk() -> None:
+def test_tree_more_rows_than_a_chunk() -> None:
     rng = np.random.default_rng(6)
     forest = Trees(rng, 100, 3, ["BRANCH_LEQ"], False)
     attrs = {**forest.lists, **forest.votes("target", [0, 1], True, True), "n_targets": 2}
@@ -177,7 +179,7 @@ def test_more_rows_than_a_chunk() -> None:
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("ids", [[0], [1]])
 @pytest.mark.parametrize("names", [False, True])
-def test_two_classes_with_one_score(
+def test_tree_classifier_of_two_classes_with_one_score(
     transform: str, signed: bool, ids: list[int], names: bool
 ) -> None:
     rng = np.random.default_rng(7)
@@ -199,7 +201,7 @@ def test_two_classes_with_one_score(
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("base", [False, True])
-def test_many_classes(transform: str, several: bool, base: bool) -> None:
+def test_tree_classifier_of_many_classes(transform: str, several: bool, base: bool) -> None:
     rng = np.random.default_rng(8)
     forest = Trees(rng, 30, 4, ["BRANCH_LEQ"], True)
     attrs = {**forest.lists, **forest.votes("class", [0, 1, 2, 3], True, several)}
@@ -210,7 +212,7 @@ def test_many_classes(transform: str, several: bool, base: bool) -> None:
     check_node("TreeEnsembleClassifier", [rows(rng, missing=True)], attrs, **options)
 
 
-def test_two_classes_with_two_scores_have_the_label_of_the_higher() -> None:
+def test_tree_classifier_of_two_scores_labels_the_higher() -> None:
     rng = np.random.default_rng(9)
     forest = Trees(rng, 9, 4, ["BRANCH_LEQ"], False)
     attrs = {**forest.lists, **forest.votes("class", [0, 1], False, True)}
@@ -223,7 +225,7 @@ def test_two_classes_with_two_scores_have_the_label_of_the_higher() -> None:
     check_node("TreeEnsembleClassifier", [x], attrs, outputs=2, **ml(expected=want))
 
 
-def test_a_single_class() -> None:
+def test_tree_classifier_of_a_single_class() -> None:
     rng = np.random.default_rng(10)
     forest = Trees(rng, 9, 4, ["BRANCH_LEQ"], False)
     attrs = {**forest.lists, **forest.votes("class", [0], True, False)}
@@ -295,9 +297,7 @@ def ensemble(rng: np.random.Generator, dtype: type, members: bool) -> tuple[dict
 @pytest.mark.parametrize("aggregate", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("members", [False, True])
-def test_ensemble_is_what_walking_its_trees_gives(
-    aggregate: int, dtype: type, members: bool
-) -> None:
+def test_tree_ensemble_equals_walking_its_trees(aggregate: int, dtype: type, members: bool) -> None:
     rng = np.random.default_rng(11)
     attrs, walk = ensemble(rng, dtype, members)
     attrs["aggregate_function"] = aggregate
@@ -314,7 +314,7 @@ def test_ensemble_is_what_walking_its_trees_gives(
         check_node("TreeEnsemble", [x], attrs, **ml(5), rtol=1e-4, atol=1e-5)
 
 
-def test_transforms_of_ensembles() -> None:
+def test_tree_transforms_of_ensembles() -> None:
     rng = np.random.default_rng(12)
     attrs, _ = ensemble(rng, np.float32, False)
     x = rows(rng)
@@ -329,7 +329,7 @@ def test_transforms_of_ensembles() -> None:
     check_node("TreeEnsemble", [x], attrs, **ml(5), rtol=1e-4, atol=1e-5)
 
 
-def test_ensemble_of_float16() -> None:
+def test_tree_ensemble_of_float16() -> None:
     rng = np.random.default_rng(13)
     attrs, _ = ensemble(rng, np.float16, True)
     x = rows(rng)
@@ -339,7 +339,7 @@ def test_ensemble_of_float16() -> None:
     assert y.dtype == np.float16
 
 
-def test_a_tree_that_is_a_leaf() -> None:
+def test_tree_of_a_single_leaf() -> None:
     attrs = {
         "tree_roots": [0],
         "nodes_modes": from_array(np.array([0], np.uint8)),
@@ -402,13 +402,13 @@ SMALL: dict[str, Any] = {
         ),
     ],
 )
-def test_trees_that_are_none(bad: dict[str, Any], says: str) -> None:
+def test_tree_ensemble_of_wrong_attributes_is_refused(bad: dict[str, Any], says: str) -> None:
     with pytest.raises(ShapeError, match=says):
         x = np.ones((3, 2), np.float32)
         check_node("TreeEnsembleRegressor", [x], {**SMALL, **bad}, **ml(expected=[None]))
 
 
-def test_infer() -> None:
+def test_tree_infer() -> None:
     x = TensorType(FLOAT32, ("n", 3))
     regressor, classifier = (
         find(f"TreeEnsemble{kind}", "ai.onnx.ml") for kind in ("Regressor", "Classifier")

@@ -14,7 +14,6 @@ from penstock.ops.common.dtypes import HALF
 from penstock.ops.common.shape_rules import (
     broadcast_shapes,
     check_broadcasts,
-    check_shape,
     given,
     same_dim,
     same_dtype,
@@ -33,7 +32,7 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
             raise ShapeError("matrix products take no scalars")
     if a is None or b is None:
         return None
-    same_dim(a[-1], b[-2:][0], f"inner dims of shapes {a} and {b}")
+    same_dim(a[-1], b[-2:][0], "inner dims of a matrix product")
     batch = broadcast_shapes([a[:-2], b[:-2]])
     assert batch is not None
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
@@ -62,6 +61,8 @@ def _product_into(a: Any, b: Any) -> Any:
 
 def _permutations(attrs: Attrs, ranks: Sequence[int]) -> list[tuple[int, ...] | None]:
     """How the axes of both operands of FusedMatMul are permuted; ``None`` if they are not."""
+    if not attrs:
+        return [None, None]
     result = []
     for rank, x in zip(ranks, "AB", strict=True):
         axes = list(range(rank))
@@ -127,7 +128,8 @@ def fused_matmul(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
 def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def matrix(index: int, transposed: int) -> tuple[Dim, Dim]:
         shape = tensor(types, index).shape
-        check_shape(f"input {index}", shape, (None, None))
+        if shape is not None and len(shape) != 2:
+            raise ShapeError(f"Gemm multiplies matrices, but input {index} has shape {shape}")
         rows, columns = shape or (None, None)
         return (columns, rows) if transposed else (rows, columns)
 

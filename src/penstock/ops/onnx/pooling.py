@@ -263,20 +263,20 @@ def _window_sizes(axes: Sequence[Window], padding: bool) -> Any:
     return int(sizes.flat[0]) if sizes.size and (sizes == sizes.flat[0]).all() else sizes
 
 
-def _sums(node: Node, x: TensorType) -> tuple[Callable[..., None], int]:
-    """``into(x, out, workspace)`` that sums over windows, or over whole images; its workspace."""
-    if not node.op.name.startswith("Global"):
-        return _separable(x, pool_windows(node.attrs, x.dims), np.add, 0)
+def _sums(x: TensorType, axes: Sequence[Window] | None) -> tuple[Callable[..., None], int]:
+    """``into(x, out, workspace)`` that sums over windows or whole images, and its workspace."""
+    if axes is not None:
+        return _separable(x, axes, np.add, 0)
     _refuse_empty(x.dims)
     rows, columns = prod(x.dims[:2]), prod(x.dims[2:])
     ones = np.ones(columns, x.dtype)
-    axes = tuple(range(2, len(x.dims)))
+    spatial = tuple(range(2, len(x.dims)))
 
     def into(x: np.ndarray, out: np.ndarray, _: Any = None) -> None:
         if x.flags.c_contiguous:  # a product is several times as fast as sums of short rows
             np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
         else:
-            np.add.reduce(x, axes, out=out, keepdims=True)
+            np.add.reduce(x, spatial, out=out, keepdims=True)
 
     return into, 0
 
@@ -297,9 +297,10 @@ def average_pool(node: Node, types: Types) -> Kernel:
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x = tensor(inputs, 0)
-        sums, size = _sums(node, x)
+        axes = None if whole else pool_windows(attrs, x.dims)
+        sums, size = _sums(x, axes)
         padding = bool(attrs.get("count_include_pad", 0))
-        counts = prod(x.dims[2:]) if whole else _window_sizes(pool_windows(attrs, x.dims), padding)
+        counts = prod(x.dims[2:]) if axes is None else _window_sizes(axes, padding)
         if isinstance(counts, np.ndarray):
             counts = counts.astype(x.dtype)
 
@@ -315,11 +316,11 @@ def average_pool(node: Node, types: Types) -> Kernel:
 @operator("LpPool", infer=_infer_pool)
 @operator("GlobalLpPool", infer=_infer_global)
 def lp_pool(node: Node, types: Types) -> Kernel:
-    p = node.attrs.get("p", 2)
+    p, whole = node.attrs.get("p", 2), node.op.name == "GlobalLpPool"
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         x, layout = tensor(inputs, 0), ScratchLayout()
-        sums, size = _sums(node, x)
+        sums, size = _sums(x, None if whole else pool_windows(node.attrs, x.dims))
         scratch, powers = layout.field((size,), UINT8), layout.field(x.dims, x.dtype)
 
         def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
@@ -333,7 +334,7 @@ def lp_pool(node: Node, types: Types) -> Kernel:
 
         return Routine(into, layout.size)
 
-    return specialized(node, types, make, contiguous=node.op.name == "GlobalLpPool")
+    return specialized(node, types, make, contiguous=whole)
 
 
 def _power(x: np.ndarray, p: float, out: np.ndarray) -> None:

@@ -190,15 +190,16 @@ class _Multiply:
         if self._flat:
             left = left.reshape(-1, left.shape[-1])
             result = values.reshape(left.shape[0], right.shape[1])
-        parts = [(left, right)]
-        if len(self.spans) > 1:
-            rows = [s if right.ndim == 1 else (..., s, slice(None)) for s in self.spans]
-            parts = [(left[..., s], right[r]) for s, r in zip(self.spans, rows, strict=True)]
         total = out if out is not None or self.total is None else self.total(workspace)
-        for i, (left, right) in enumerate(parts):
+        if len(self.spans) == 1:
             np.matmul(left, right, result)
             if total is None:
                 return values
+            np.copyto(total, values, casting="unsafe")
+            return total
+        for i, span in enumerate(self.spans):
+            rows = right[span] if right.ndim == 1 else right[..., span, :]
+            np.matmul(left[..., span], rows, result)
             accumulate(i, values, total)
         return total
 

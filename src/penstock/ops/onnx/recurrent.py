@@ -22,7 +22,14 @@ from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, HALF
 from penstock.ops.common.elementwise import Body
-from penstock.ops.common.shape_rules import choice, given, pad_with_none, tensor
+from penstock.ops.common.shape_rules import (
+    all_constant,
+    choice,
+    constants,
+    given,
+    pad_with_none,
+    tensor,
+)
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import recurrent_work
 from penstock.ops.onnx.activation import (
@@ -539,8 +546,7 @@ class _LayerRun:
 def _compile(node: Node, types: Types) -> Kernel:
     layer = parse_layer(node.op.name, node.attrs, peepholes=given(node.inputs, 7))
     weights = tuple(i for i in (1, 2, 3, 7) if given(node.inputs, i))
-    consts = [None if value is None else value.const for value in node.inputs]
-    fixed = all(consts[i] is not None for i in weights)
+    consts, fixed = constants(node), all_constant(node, weights)
 
     @cache
     def prepared(single: bool) -> Shared[list[RecurrentWeights]]:

@@ -66,7 +66,10 @@ def shape(node: Node, types: Types) -> Kernel:
     # Slices of Python clamp as the definition asks.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
 
-    return returning(lambda x: np.array(x.shape[taken], np.int64))
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        out[...] = x.shape[taken]
+
+    return Kernel(lambda x: np.array(x.shape[taken], np.int64), into)
 
 
 def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -76,7 +79,10 @@ def _infer_size(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("Size", infer=_infer_size, strings=True)
 def size(node: Node, types: Types) -> Kernel:
-    return returning(lambda x: np.array(x.size, np.int64))
+    def into(x: np.ndarray, out: np.ndarray) -> None:
+        out[...] = x.size
+
+    return Kernel(lambda x: np.array(x.size, np.int64), into)
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
