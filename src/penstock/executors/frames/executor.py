@@ -56,6 +56,7 @@ class FramesExecutor:
         self.table = table
         self._limits = limits
         self._observed = observed
+        self._listens = any(part.graph.asynchronous for part in parts)
 
     @property
     def source(self) -> str:
@@ -108,7 +109,7 @@ class FramesExecutor:
             FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
             for p in self.parts
         ]
-        barrier.begin(runs, listens=any(part.graph.asynchronous for part in self.parts))
+        barrier.begin(runs, listens=self._listens)
 
     def _end(self, barrier: Barrier) -> tuple[Any, ...]:
         """The outputs of a run that is over; raises the error that it ended with."""
@@ -119,7 +120,8 @@ class FramesExecutor:
                 raise error
             finally:
                 del error, runs  # the traceback holds this frame
-        outputs: dict[int, Any] = {}
+        outputs: list[Any] = [None] * len(self.table.outputs)
         for part, run in zip(self.parts, runs, strict=True):
-            outputs.update(zip(part.outputs, run.outputs(), strict=True))
-        return tuple([unshared(outputs[i]) for i in range(len(outputs))])
+            for i, value in zip(part.outputs, run.outputs(), strict=True):
+                outputs[i] = unshared(value)
+        return tuple(outputs)

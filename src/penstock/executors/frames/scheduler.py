@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.errors import DeadTensor, LimitExceeded
@@ -66,7 +66,6 @@ class IterationState:
     children: dict[str, FrameInstance] | None = None
 
 
-@dataclass(slots=True, eq=False)
 class FrameInstance:
     """A frame that was entered in iteration ``around`` of another one, or the root of a call.
 
@@ -76,22 +75,18 @@ class FrameInstance:
     ``exits`` for the frame to end.
     """
 
-    static: StaticFrame
-    around: IterationState | None
-    inputs: list[Any] = field(init=False)
-    waits: list[int] = field(init=False)
-    iterations: dict[int, IterationState] = field(init=False)
-    entering: int = field(init=False)
-    last: int = 0
-    begun: list[Token] = field(default_factory=list)
-    deferred: list[tuple[FrameNode, Any]] = field(default_factory=list)
-    exits: list[FrameNode] = field(default_factory=list)
-    id: str = ""
-
-    def __post_init__(self) -> None:
-        self.inputs, self.waits = self.static.inputs, self.static.waits
+    def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
+        self.static = static
+        self.around = around
+        self.inputs = static.inputs
+        self.waits = static.waits
         self.iterations = {0: IterationState(self, 0, self.inputs.copy(), self.waits.copy())}
-        self.entering = self.static.enters
+        self.last = 0
+        self.entering = static.enters
+        self.begun: list[Token] = []
+        self.deferred: list[tuple[FrameNode, Any]] = []
+        self.exits: list[FrameNode] = []
+        self.id = ""
 
     def name(self) -> str:
         """What distinguishes it from all other frames of the run, in all parts of that."""
@@ -105,8 +100,6 @@ class CallInstance(FrameInstance):
     """The root frame of a graph that runs: of the run itself, or called by ``node`` in iteration
     ``around``. ``depth`` counts the calls of functions around it, itself included. ``steps`` is the
     call in progress, which continues with the ``results``."""
-
-    __slots__ = ("depth", "frame_graph", "node", "results", "steps")
 
     def __init__(
         self,
