@@ -7,7 +7,6 @@ In the drawings ``─>`` is a value and ``..>`` a control edge, T and F are the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,60 +14,8 @@ import pytest
 
 import penstock as ps
 from penstock.executors.frames.rendezvous import Rendezvous
-from tests.support.tf_graphs import Flow, Func, Shape, Type
-
-EXECUTORS = ("frames", "auto")
-
-
-def ran(
-    g: Flow, feeds: Mapping[str, Any], *fetches: str, targets: Sequence[str] = ()
-) -> tuple[list[Any], Counter[str]]:
-    """The fetched values, the same on all executors, and how often each node ran."""
-    answers = {}
-    trace = ps.Trace()
-    for executor in EXECUTORS:
-        session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
-        options = {"trace": trace} if executor == "frames" else {}
-        outputs = session.run(feeds, fetches, targets, timeout=20, **options)
-        answers[executor] = [outputs[name].tolist() for name in fetches]
-    assert answers["auto"] == answers["frames"]
-    return answers["frames"], trace.counts
-
-
-def refused(
-    g: Flow,
-    feeds: Mapping[str, Any],
-    *fetches: str,
-    error: type[Exception],
-    match: str,
-    targets: Sequence[str] = (),
-) -> None:
-    """Check that all executors refuse the graph, with a message that matches."""
-    for executor in EXECUTORS:
-        with pytest.raises(error, match=match):
-            session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
-            session.run(feeds, fetches, targets, timeout=20)
-
-
-def inputs(**dtypes: str) -> Flow:
-    """A graph with placeholders of these names, scalars."""
-    g = Flow()
-    for name, dtype in dtypes.items():
-        g.placeholder(name, dtype)
-    return g
-
-
-def loop_counts(loop: str, n: int, *variables: str) -> dict[str, int]:
-    """How often the nodes of ``Flow.loop`` run in n iterations, with these variables beside i."""
-    found = {f"{loop}/limit": 1, f"{loop}/less": n + 1, f"{loop}/cond": n + 1}
-    found |= {f"{loop}/one": n, f"{loop}/add": n}
-    for each in ("i", *variables):
-        turns = {"enter": 1, "merge": n + 1, "switch": n + 1, "body": n, "next": n, "exit": 1}
-        found |= {f"{loop}/{each}/{node}": k for node, k in turns.items()}
-    return {name: k for name, k in found.items() if k}
-
-
-# 1
+from tests.support.frame_runs import inputs, loop_counts, ran, refused
+from tests.support.tf_graphs import Type
 
 
 def test_merge_with_a_dead_control_input_stays_live() -> None:
@@ -84,9 +31,6 @@ def test_merge_with_a_dead_control_input_stays_live() -> None:
     assert value == 7
     assert index in (0, 1)
     assert counts == {"switch": 1, "merge": 1}
-
-
-# 2
 
 
 @pytest.mark.parametrize("p", [True, False])
@@ -128,9 +72,6 @@ def test_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output:
         refused(g, feeds, "read", error=ps.DeadTensor, match=f"chose its output {1 - output}")
 
 
-# 3
-
-
 @pytest.mark.parametrize(("p", "n"), [(True, 4), (False, 4), (True, 0)])
 def test_loop_in_an_untaken_branch_ends_dead(p: bool, n: int) -> None:
     """The dead Enter fires the loop's Merge, although its back edge never comes.
@@ -147,9 +88,6 @@ def test_loop_in_an_untaken_branch_ends_dead(p: bool, n: int) -> None:
     assert (value, index) == ((n, 1) if p else (0, 0))
     loop = loop_counts("while", n) if p else {}
     assert counts == {"switch": 1, "limit": 1, "merge": 1, **loop}
-
-
-# 4
 
 
 def test_dead_exits_of_earlier_iterations_do_not_leave_the_frame() -> None:
@@ -190,9 +128,6 @@ def test_dead_control_edges_do_not_leave_their_iteration() -> None:
     assert counts["switch"] == 4
 
 
-# 5
-
-
 @pytest.mark.parametrize("which", [True, False])
 def test_merge_of_a_dead_and_a_live_exit_takes_the_live_one(which: bool) -> None:
     """
@@ -214,9 +149,6 @@ def test_merge_of_a_dead_and_a_live_exit_takes_the_live_one(which: bool) -> None
     assert counts == {"which_in": 1, "choice": 1, "join": 1, **loop, **chain}
 
 
-# 6
-
-
 def test_non_constant_enter_lives_in_the_first_iteration_only() -> None:
     """
     k ─> Enter ─────┐
@@ -236,9 +168,6 @@ def test_non_constant_enter_lives_in_the_first_iteration_only() -> None:
     refused(
         g, {**feeds, "n": 2}, left, error=ps.DeadTensor, match=r"'while/y/exit:0'.*never computed"
     )
-
-
-# 7
 
 
 def test_division_by_zero_in_an_untaken_branch_is_no_error() -> None:
@@ -274,9 +203,6 @@ def test_division_by_zero_in_a_loop_without_iterations_is_no_error() -> None:
     refused(g, {**feeds, "n": 1}, left, error=ps.RunError, match="quotient")
 
 
-# 8
-
-
 def test_merge_behind_a_dead_merge_takes_its_other_input() -> None:
     """
     x ─> switch ─T─> a ─> first ─> second <── y
@@ -292,9 +218,6 @@ def test_merge_behind_a_dead_merge_takes_its_other_input() -> None:
     refused(
         g, {"x": 1, "p": False, "y": 2}, "first:1", error=ps.DeadTensor, match="'switch'|switch"
     )
-
-
-# 9
 
 
 def test_two_loop_conds_in_one_frame_are_refused() -> None:
@@ -366,9 +289,6 @@ def test_exit_or_next_iteration_without_an_enter_is_refused(op: str) -> None:
     refused(g, {"x": 1}, "after", error=ps.InvalidModel, match=f"lost.*{op} of no frame")
 
 
-# 10
-
-
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("dead", [False, True])
 def test_frame_without_a_loop_passes_values_on(constant: bool, dead: bool) -> None:
@@ -385,9 +305,6 @@ def test_frame_without_a_loop_passes_values_on(constant: bool, dead: bool) -> No
     assert values == ([3, 1] if dead else [-3, 0])
     inside = {} if dead else {"enter": 1, "negated": 1, "exit": 1}
     assert counts == {"switch": 1, "merge": 1, **inside}
-
-
-# 11
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 63, 64, 20_000])
@@ -428,9 +345,6 @@ def test_merge_of_many_inputs_takes_the_live_one() -> None:
     assert counts == {"switch": 1, "merge": 1}
 
 
-# 12
-
-
 @pytest.mark.parametrize("dead", [False, True])
 def test_late_constant_enter_reaches_all_iterations(dead: bool) -> None:
     """The loop counts to n without k, which leaves another loop long after.
@@ -448,9 +362,6 @@ def test_late_constant_enter_reaches_all_iterations(dead: bool) -> None:
     assert values == [7]
     loops = {**loop_counts("while", 7), **loop_counts("other", 200)}
     assert counts == {**loops, "late": 1, **({} if dead else {"k": 1, "seen": 7})}
-
-
-# 13
 
 
 def test_dead_next_iteration_begins_no_iteration() -> None:
@@ -478,9 +389,6 @@ def test_dead_next_iteration_begins_no_iteration() -> None:
     assert {k: v for k, v in counts.items() if k in loop_counts("while", 6)} == loop_counts(
         "while", 6
     )
-
-
-# 14
 
 
 def test_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,9 +438,6 @@ def test_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> No
     assert left == [0]
 
 
-# 15
-
-
 @pytest.mark.parametrize("parallel", [0, -1, -(2**40)])
 def test_parallel_iterations_below_one_are_refused(parallel: int) -> None:
     """
@@ -541,130 +446,6 @@ def test_parallel_iterations_below_one_are_refused(parallel: int) -> None:
     g = inputs(x="int32")
     g.op("Exit", g.enter("x", frame="frame", parallel=parallel), name="after")
     refused(g, {"x": 1}, "after", error=ps.InvalidModel, match="parallel_iterations")
-
-
-# 16: recursion; more of it in test_frames_calls.
-
-
-def factorial() -> Flow:
-    """
-    F(n):  n ─> positive ─> If ─T─> n * F(n - 1)
-                             └─F─> 1
-    """
-    g = inputs(n="int32")
-    both = {"n": "int32"}, {"out": "int32"}
-    kinds = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
-    g.function("F", *both, {"out": "choice:output:0"})
-    g.const(np.int32(0), "zero")
-    g.op("Greater", "n", "zero:output:0", name="positive")
-    branches = {"then_branch": Func("Times"), "else_branch": Func("One")}
-    kind = {"Tcond": Type("bool")}
-    g.node("StatelessIf", "positive:z:0", "n", name="choice", **branches, **kinds, **kind)
-    g.function("Times", *both, {"out": "product:z:0"})
-    g.const(np.int32(1), "one")
-    g.op("Sub", "n", "one:output:0", name="less")
-    g.node("PartitionedCall", "less:z:0", name="again", f=Func("F"), **kinds)
-    g.op("Mul", "n", "again:output:0", name="product")
-    g.function("One", *both, {"out": "one:output:0"})
-    g.const(np.int32(1), "one")
-    g.main()
-    g.node("PartitionedCall", "n", name="call", f=Func("F"), **kinds)
-    return g
-
-
-def test_function_that_calls_itself_under_a_condition_ends() -> None:
-    values, counts = ran(factorial(), {"n": 6}, "call")
-    assert values == [720]
-    assert counts["call"] == 1
-    assert ran(factorial(), {"n": 0}, "call")[0] == [1]
-
-
-def test_recursion_without_end_meets_the_limit() -> None:
-    """
-    F(n):  n ─> F ─> negated
-    """
-    g = inputs(n="int32")
-    g.function("F", {"n": "int32"}, {"out": "int32"}, {"out": "negated:y:0"})
-    kinds = {"Tin": [Type("int32")], "Tout": [Type("int32")]}
-    g.node("PartitionedCall", "n", name="again", f=Func("F"), **kinds)
-    g.op("Neg", "again:output:0", name="negated")
-    g.main()
-    g.node("PartitionedCall", "n", name="call", f=Func("F"), **kinds)
-    message = r"'F' .*Limits\.max_calls"
-    refused(g, {"n": 6}, "call", error=ps.LimitExceeded, match=message)
-
-
-# 17
-
-
-class Order(ps.Observer):
-    """Records the order in which some nodes begin."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-        self.begun: list[str] = []
-
-    def step_begin(self, run: Any, step: Any, inputs: Any) -> None:
-        if step.node.name in self.names:
-            self.begun.append(step.node.name)
-
-
-@pytest.mark.parametrize(("parallel", "ahead"), [(1, 1), (2, 2), (5, 5), (64, 8)])
-def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: int) -> None:
-    """Beside the count, each turn has a long chain for which nobody waits. An iteration may begin
-    when so many before it have ended, chains and all.
-
-        while/i/body ─> c0 ─> c1 ─> ... ─> c99
-    """
-    g = inputs(zero="int32", n="int32")
-    left = g.loop("while", "zero", "n", parallel=parallel)
-    last = "while/i/body"
-    for i in range(100):
-        last = g.op("Identity", last, name=f"c{i}")
-    session = ps.compile(g.bytes(), executor="frames", backends=["numpy"])
-    order = Order("c0", "c99")
-    outputs = session.run({"zero": 0, "n": 8}, [left], [last], observers=[order])
-    assert outputs[left] == 8
-    # how many turns had begun and not ended at once, at most
-    going, most = 0, 0
-    for name in order.begun:
-        going += 1 if name == "c0" else -1
-        most = max(most, going)
-    assert most == ahead
-    assert Counter(order.begun) == {"c0": 8, "c99": 8}
-
-
-def test_one_parallel_iteration_keeps_side_effects_in_order() -> None:
-    """As in gradients of loops: nothing but the limit says which pop comes first. Each turn ends
-    only when its slow push has.
-
-        while/i/body ─> c0 ─> ... ─> c49 ─> push(stack)
-        while/j/body ..> pop(stack) ─> digits * 10 + popped
-    """
-    g = inputs(zero="int32", n="int32")
-    g.const(np.int32(-1), "size")
-    g.node("StackV2", "size", name="stack", elem_type=Type("int32"), stack_name="digits")
-    left = g.loop("while", "zero", "n", parallel=1)
-    handle = g.enter("stack", frame="while", constant=True, parallel=1, T="resource")
-    last = "while/i/body"
-    for _ in range(50):
-        last = g.op("Identity", last)
-    g.op("StackPushV2", handle, last, name="push")
-    g.loop("back", "zero", left, parallel=1)
-    held = g.enter("stack", frame="back", constant=True, parallel=1, T="resource")
-    ten = g.enter(g.const(np.int32(10), "ten"), frame="back", constant=True, parallel=1)
-
-    def step(digits: str) -> str:
-        popped = g.node("StackPopV2", held, f"^{digits}", name="pop", elem_type=Type("int32"))
-        return g.op("AddV2", g.op("Mul", digits, ten), popped)
-
-    digits = g.carry("back", "digits", "zero", step, parallel=1)
-    values, counts = ran(g, {"zero": 0, "n": 5}, digits, targets=["push"])
-    assert values == [43210]
-    assert counts["push"] == counts["pop"] == 5
-
-
-# 18
 
 
 def test_dead_enter_kills_the_merge_of_its_loop_at_once() -> None:
@@ -684,195 +465,3 @@ def test_dead_enter_kills_the_merge_of_its_loop_at_once() -> None:
     assert values == [2, 1]
     assert counts == {"switch": 1, "merge": 1}
     refused(g, {"x": 1, "p": False}, "exit", error=ps.DeadTensor, match="switch")
-
-
-# 19
-
-
-def test_node_of_a_fed_tensor_runs_for_its_control_edges() -> None:
-    """
-    x ─> fed ─> negated
-          :....> after <── y
-    """
-    g = inputs(x="int32", y="int32")
-    g.op("AddV2", "x", "x", name="fed")
-    g.op("Neg", "fed", name="negated")
-    g.op("Square", "y", "^fed", name="after")
-    values, counts = ran(g, {"fed:0": 5}, "negated")
-    assert values == [-5]
-    assert counts == {"negated": 1}
-    values, counts = ran(g, {"fed:0": 5, "x": 1, "y": 3}, "negated", "after", "fed:0")
-    assert values == [-5, 9, 5]
-    assert counts == {"fed": 1, "negated": 1, "after": 1}
-    for executor in EXECUTORS:
-        session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
-        with pytest.raises(ps.InvalidInput, match="'x:0'"):
-            session.run({"fed:0": 5, "y": 3}, ["negated", "after"])
-
-
-def test_fed_placeholder_does_not_run() -> None:
-    """
-    x ..> after <── y
-    """
-    g = inputs(x="int32", y="int32")
-    g.op("Square", "y", "^x", name="after")
-    values, counts = ran(g, {"x": 5, "y": 3}, "after")
-    assert values == [9]
-    assert counts["x"] == 0
-    assert counts["after"] == 1
-
-
-def test_fed_output_of_a_switch_is_live() -> None:
-    """A branch may be fed in its middle; its predicate is not computed.
-
-    x ─> switch ─T─> on ─> merge
-    p ──────┘ └─F─> off ─> ┘
-    """
-    g = inputs(x="int32", p="bool")
-    switch = g.switch("x", "p", "switch")
-    on, off = g.op("Neg", f"{switch}:1", name="on"), g.op("Square", switch, name="off")
-    g.merge(off, on, name="merge")
-    values, counts = ran(g, {"on:0": 5, "x": 2, "p": False}, "on")
-    assert values == [5]
-    assert counts == {}
-    values, counts = ran(g, {"switch:1": 4}, "on")
-    assert values == [-4]
-    assert counts == {"on": 1}
-
-
-# 20
-
-
-def test_fetch_inside_a_loop_works_if_it_runs_once() -> None:
-    """
-    [ while i < n: i += 1 ], of which while/add is fetched
-    """
-    g = inputs(zero="int32", n="int32")
-    g.loop("while", "zero", "n")
-    values, counts = ran(g, {"zero": 0, "n": 1}, "while/add")
-    assert values == [1]
-    del (loop := loop_counts("while", 1))["while/i/exit"]
-    assert counts == loop
-    refused(g, {"zero": 0, "n": 2}, "while/add", error=ps.RunError, match="'while/add:0'.*twice")
-    refused(g, {"zero": 0, "n": 0}, "while/add", error=ps.DeadTensor, match="'while/add:0'")
-
-
-def test_target_inside_a_loop_runs_the_loop_without_exits() -> None:
-    """
-    [ while i < n: i += 1 ], of which while/add is a target
-    """
-    g = inputs(zero="int32", n="int32")
-    g.loop("while", "zero", "n")
-    values, counts = ran(g, {"zero": 0, "n": 4}, targets=["while/add"])
-    assert values == []
-    del (loop := loop_counts("while", 4))["while/i/exit"]
-    assert counts == loop
-
-
-# 21
-
-
-@pytest.mark.parametrize(
-    ("i", "chosen"), [(0, 0), (1, 1), (2, 2), (3, 2), (-1, 2), (2**31 - 1, 2), (-(2**31), 2)]
-)
-def test_switch_n_out_of_range_takes_its_last_output(i: int, chosen: int) -> None:
-    """
-    x ─> _SwitchN(i) ─0─> ┐
-             │ └───1────> merge
-             └─────2────> ┘
-    """
-    g = inputs(x="int32", i="int32")
-    g.node("_SwitchN", "x", "i", name="switch", num_outs=3, T=Type("int32"))
-    g.merge(*[g.op("Neg", f"switch:{k}", name=f"branch_{k}") for k in range(3)], name="merge")
-    values, counts = ran(g, {"x": 4, "i": i}, "merge", "merge:1")
-    assert values == [-4, chosen]
-    assert counts == {"switch": 1, f"branch_{chosen}": 1, "merge": 1}
-
-
-def choosing(op: str, kind: str, *dims: int) -> Flow:
-    """A node that chooses between functions that give 10, 20, 30: the first two for an If.
-
-    by ─> Case(by) ─> 10 | 20 | 30
-    """
-    g = Flow()
-    g.placeholder("by", kind, *dims)
-    names = []
-    for value in (10, 20, 30):
-        names.append(Func(f"F{value}"))
-        g.function(names[-1], {}, {"out": "int32"}, {"out": "value:output:0"})
-        g.const(np.int32(value), "value")
-    g.main()
-    shared: dict[str, Any] = {"Tin": [], "Tout": [Type("int32")], "name": "choice"}
-    if op == "Case":
-        g.node(op, "by", branches=names, **shared)
-    else:
-        chosen = {"then_branch": names[0], "else_branch": names[1], "Tcond": Type(kind)}
-        g.node(op, "by", **chosen, **shared)
-    return g
-
-
-@pytest.mark.parametrize(("by", "value"), [(0, 10), (1, 20), (2, 30), (3, 30), (-1, 30)])
-def test_case_out_of_range_takes_its_last_branch(by: int, value: int) -> None:
-    values, counts = ran(choosing("Case", "int32"), {"by": by}, "choice")
-    assert values == [value]
-    assert counts["choice"] == 1
-
-
-@pytest.mark.parametrize(
-    ("by", "value"),
-    [
-        (True, 10),
-        (False, 20),
-        (np.int32(0), 20),
-        (np.int32(-3), 10),
-        (np.float32(0.25), 10),
-        (np.float32(-0.0), 20),
-        (np.float32(np.nan), 10),
-        (np.zeros(0, np.float32), 20),
-        (np.zeros(1, np.float32), 10),
-        (np.zeros((2, 0), np.int32), 20),
-        (np.zeros((2, 2), np.int32), 10),
-    ],
-)
-def test_if_is_true_for_a_nonzero_scalar_and_a_nonempty_array(by: Any, value: int) -> None:
-    array = np.asarray(by)
-    g = choosing("If", array.dtype.name, *array.shape)
-    values, counts = ran(g, {"by": array}, "choice")
-    assert values == [value]
-    assert counts["choice"] == 1
-
-
-# 22
-
-
-def unwritten(*dims: int, known: bool = True) -> Flow:
-    """Element 0 of two is written, and element i read; the shape of elements is known, or any.
-
-    size ─> TensorArrayV3 ─> write(0, x) ─> read(i)
-    """
-    g = Flow()
-    g.placeholder("i", "int32")
-    g.placeholder("x", "float32", *dims)
-    g.const(np.int32(2), "size")
-    g.const(np.int32(0), "first")
-    shape = Shape(dims if known else [-1 for _ in dims])
-    g.node("TensorArrayV3", "size", name="array", dtype=Type("float32"), element_shape=shape)
-    g.op("TensorArrayWriteV3", "array", "first", "x", "array:1", name="write", T="float32")
-    g.node("TensorArrayReadV3", "array", "i", "write", name="read", dtype=Type("float32"))
-    return g
-
-
-def test_unwritten_tensor_array_element_of_known_shape_is_zeros() -> None:
-    g = unwritten(2)
-    x = np.array([1, 2], np.float32)
-    assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
-    values, counts = ran(g, {"i": 1, "x": x}, "read")
-    assert values == [[0, 0]]
-    assert counts["read"] == counts["write"] == 1
-    refused(g, {"i": 2, "x": x}, "read", error=ps.RunError, match="read")
-
-
-def test_unwritten_tensor_array_element_of_unknown_shape_is_an_error() -> None:
-    g, x = unwritten(2, known=False), np.array([1, 2], np.float32)
-    assert ran(g, {"i": 0, "x": x}, "read")[0] == [[1, 2]]
-    refused(g, {"i": 1, "x": x}, "read", error=ps.RunError, match="read")
