@@ -22,7 +22,7 @@ from penstock.ops.common.shape_rules import (
     pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
 from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
@@ -159,42 +159,39 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 
 @operator("Attention", domain=MICROSOFT, infer=_infer_attention, work=attention_work)
-def attention(node: Node, types: Types) -> Kernel:
+@by_shape()
+def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
+    x, weights = tensor(inputs, 0), tensor(inputs, 1)
+    assert x.dtype is not None
+    q_size, k_size, v_size = _sections(attrs, weights.dims)
+    assert isinstance(q_size, int) and isinstance(k_size, int) and isinstance(v_size, int)
+    (batch, length, width), count = x.dims, _heads_of(attrs)
+    past_type = pad_with_none(inputs, 5)[4]
+    past = past_type.dims[3] if past_type is not None else 0
+    heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
+    layout, total = ScratchLayout(), q_size + k_size + v_size
+    projected = layout.field((batch * length, total), x.dtype)
+    own = past_type is not None and not given(outputs, 1)
+    attend = _Attend(layout, heads, x.dtype, attrs, past, (own, own))
+    n_inputs, ends = len(inputs), (q_size, q_size + k_size, total)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, weights = inputs[0], inputs[1]
-        assert x is not None and weights is not None and x.dtype is not None
-        q_size, k_size, v_size = _sections(attrs, weights.dims)
-        assert isinstance(q_size, int) and isinstance(k_size, int) and isinstance(v_size, int)
-        (batch, length, width), count = x.dims, _heads_of(attrs)
-        past_type = pad_with_none(inputs, 5)[4]
-        past = past_type.dims[3] if past_type is not None else 0
-        heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
-        layout, total = ScratchLayout(), q_size + k_size + v_size
-        projected = layout.field((batch * length, total), x.dtype)
-        own = past_type is not None and not given(outputs, 1)
-        attend = _Attend(layout, heads, x.dtype, attrs, past, (own, own))
-        n_inputs, ends = len(inputs), (q_size, q_size + k_size, total)
+    def into(*arguments: Any) -> None:
+        x, w, b, mask, old, added = pad_with_none(arguments[:n_inputs], 6)
+        y, present = pad_with_none(arguments[n_inputs:-1], 2)
+        workspace = arguments[-1]
+        qkv = projected(workspace)
+        np.matmul(x.reshape(batch * length, width), w, qkv)
+        if b is not None:
+            np.add(qkv, b, qkv)
+        qkv = qkv.reshape(batch, length, total)
+        starts = zip((0, *ends), ends, strict=False)
+        q, *news = (split_heads(qkv[..., low:high], count) for low, high in starts)
+        olds = (None, None) if old is None else old
+        presents = (None, None) if present is None else present
+        attend.run(q, news, olds, presents, y, mask, added, workspace)
 
-        def into(*arguments: Any) -> None:
-            x, w, b, mask, old, added = pad_with_none(arguments[:n_inputs], 6)
-            y, present = pad_with_none(arguments[n_inputs:-1], 2)
-            workspace = arguments[-1]
-            qkv = projected(workspace)
-            np.matmul(x.reshape(batch * length, width), w, qkv)
-            if b is not None:
-                np.add(qkv, b, qkv)
-            qkv = qkv.reshape(batch, length, total)
-            starts = zip((0, *ends), ends, strict=False)
-            q, *news = (split_heads(qkv[..., low:high], count) for low, high in starts)
-            olds = (None, None) if old is None else old
-            presents = (None, None) if present is None else present
-            attend.run(q, news, olds, presents, y, mask, added, workspace)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)
 
 
 # MultiHeadAttention: takes queries, keys and values, perhaps packed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import (
     check_shape,
     choice,
@@ -18,7 +18,7 @@ from penstock.ops.common.shape_rules import (
     pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
@@ -61,57 +61,53 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
 
 
 @operator("LinearAttention", since=27, infer=_infer_linear_attention)
-def linear_attention(node: Node, types: Types) -> Kernel:
+@by_shape()
+def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]
+    q, v = tensor(inputs, 0), tensor(inputs, 2)
+    (batch, length, hidden), group = q.dims, heads // kv_heads
+    size, value_size = hidden // heads, v.dims[2] // kv_heads
+    scale = FLOAT32.type(attrs.get("scale") or 1 / math.sqrt(max(size, 1)))
+    layout, shape = ScratchLayout(), (batch, kv_heads, size, value_size)
+    state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
+    value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
+    n_inputs = len(inputs)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        q, v = inputs[0], inputs[2]
-        assert q is not None and v is not None
-        (batch, length, hidden), group = q.dims, heads // kv_heads
-        size, value_size = hidden // heads, v.dims[2] // kv_heads
-        scale = FLOAT32.type(attrs.get("scale") or 1 / math.sqrt(max(size, 1)))
-        layout, shape = ScratchLayout(), (batch, kv_heads, size, value_size)
-        state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
-        value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
-        n_inputs = len(inputs)
+    def into(*arguments: Any) -> None:
+        q, k, v, past, decay, beta = pad_with_none(arguments[:n_inputs], 6)
+        y, present = pad_with_none(arguments[n_inputs:-1], 2)
+        workspace = arguments[-1]
+        state, update = state_field(workspace), update_field(workspace)
+        correction = value_field(workspace)
+        np.copyto(state, 0 if past is None else past, casting="unsafe")
+        every = (length, batch, kv_heads)
 
-        def into(*arguments: Any) -> None:
-            q, k, v, past, decay, beta = pad_with_none(arguments[:n_inputs], 6)
-            y, present = pad_with_none(arguments[n_inputs:-1], 2)
-            workspace = arguments[-1]
-            state, update = state_field(workspace), update_field(workspace)
-            correction = value_field(workspace)
-            np.copyto(state, 0 if past is None else past, casting="unsafe")
-            every = (length, batch, kv_heads)
+        def split(x: np.ndarray, *dims: int) -> np.ndarray:
+            return x.reshape(batch, length, kv_heads, *dims).swapaxes(0, 1)
 
-            def split(x: np.ndarray, *dims: int) -> np.ndarray:
-                return x.reshape(batch, length, kv_heads, *dims).swapaxes(0, 1)
+        queries, outs = split(q, group, size), split(y, group, value_size)
+        keys, values = split(k, size, 1), split(v, 1, value_size)
+        rates = decay_of = None
+        if decay is not None:
+            per_head = decay.shape[2] == kv_heads
+            decay_of = np.exp(split(decay, 1 if per_head else size, 1))
+        if beta is not None:
+            rates = np.broadcast_to(beta.swapaxes(0, 1)[..., None, None], (*every, 1, 1))
+        for t in range(length):
+            key, value = keys[t], values[t]
+            if decay_of is not None:
+                np.multiply(state, decay_of[t], state)
+            if rates is not None:
+                np.matmul(key.swapaxes(2, 3), state, correction)
+                np.subtract(value, correction, correction)
+                np.multiply(correction, rates[t], correction)
+                value = correction
+            np.multiply(key, value, update)
+            np.add(state, update, state)
+            # One product for the query heads that read this state.
+            np.multiply(np.matmul(queries[t], state), scale, outs[t])
+        if present is not None:
+            np.copyto(present, state, casting="unsafe")
 
-            queries, outs = split(q, group, size), split(y, group, value_size)
-            keys, values = split(k, size, 1), split(v, 1, value_size)
-            rates = decay_of = None
-            if decay is not None:
-                per_head = decay.shape[2] == kv_heads
-                decay_of = np.exp(split(decay, 1 if per_head else size, 1))
-            if beta is not None:
-                rates = np.broadcast_to(beta.swapaxes(0, 1)[..., None, None], (*every, 1, 1))
-            for t in range(length):
-                key, value = keys[t], values[t]
-                if decay_of is not None:
-                    np.multiply(state, decay_of[t], state)
-                if rates is not None:
-                    np.matmul(key.swapaxes(2, 3), state, correction)
-                    np.subtract(value, correction, correction)
-                    np.multiply(correction, rates[t], correction)
-                    value = correction
-                np.multiply(key, value, update)
-                np.add(state, update, state)
-                # One product for the query heads that read this state.
-                np.multiply(np.matmul(queries[t], state), scale, outs[t])
-            if present is not None:
-                np.copyto(present, state, casting="unsafe")
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import (
     check_broadcasts,
     check_shape,
@@ -18,7 +18,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.onnx.normalization import Statistics
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
@@ -50,40 +50,37 @@ def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
     domain=MICROSOFT,
     infer=lambda types, attrs, consts: _infer_skip(types, gamma=2, bias=3),
 )
-def skip_layer_normalization(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0, 1), contiguous=True)
+def skip_layer_norm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     centred = node.op.name == "SkipLayerNormalization"
     epsilon, count = node.attrs.get("epsilon", 1e-12), len(node.inputs)
     beta_at, bias_at = (3, 4) if centred else (count, 3)
+    x = tensor(inputs, 0)
+    assert x.dtype is not None
+    rows, columns = prod(x.dims[:-1]), x.dims[-1]
+    layout = ScratchLayout()
+    statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
+    has_beta, has_bias = given(inputs, beta_at), given(inputs, bias_at)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = inputs[0]
-        assert x is not None and x.dtype is not None
-        rows, columns = prod(x.dims[:-1]), x.dims[-1]
-        layout = ScratchLayout()
-        statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
-        has_beta, has_bias = given(inputs, beta_at), given(inputs, bias_at)
+    def into(*arguments: Any) -> None:
+        x, skip, gamma = arguments[:3]
+        out, *saved, workspace = arguments[count:]
+        mean, inverse, total = (*saved, None, None, None)[:3]
+        np.add(x, skip, out)
+        if has_bias:
+            np.add(out, arguments[bias_at], out)
+        if total is not None:
+            np.copyto(total, out)
+        matrix = out.reshape(rows, columns)
+        moments = statistics(matrix, matrix, workspace)
+        np.multiply(out, gamma, out)
+        if has_beta:
+            np.add(out, arguments[beta_at], out)
+        for result, column in zip((mean, inverse), moments, strict=True):
+            if result is not None:
+                np.copyto(result, column.reshape(result.shape))
 
-        def into(*arguments: Any) -> None:
-            x, skip, gamma = arguments[:3]
-            out, *saved, workspace = arguments[count:]
-            mean, inverse, total = (*saved, None, None, None)[:3]
-            np.add(x, skip, out)
-            if has_bias:
-                np.add(out, arguments[bias_at], out)
-            if total is not None:
-                np.copyto(total, out)
-            matrix = out.reshape(rows, columns)
-            moments = statistics(matrix, matrix, workspace)
-            np.multiply(out, gamma, out)
-            if has_beta:
-                np.add(out, arguments[beta_at], out)
-            for result, column in zip((mean, inverse), moments, strict=True):
-                if result is not None:
-                    np.copyto(result, column.reshape(result.shape))
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0, 1), contiguous=True)
+    return Routine(into, layout.size)
 
 
 # EmbedLayerNormalization
@@ -115,40 +112,37 @@ def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT, infer=_infer_embed)
-def embed_layer_normalization(node: Node, types: Types) -> Kernel:
+@by_shape(contiguous=True)
+def embed_layer_norm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     epsilon, count = node.attrs.get("epsilon", 1e-12), len(node.inputs)
+    type_ = tensor(outputs, 0)
+    assert type_.dtype is not None
+    batch, length, hidden = type_.dims
+    layout = ScratchLayout()
+    statistics = Statistics(layout, batch * length, hidden, type_.dtype, epsilon)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        type_ = outputs[0]
-        assert type_ is not None and type_.dtype is not None
-        batch, length, hidden = type_.dims
-        layout = ScratchLayout()
-        statistics = Statistics(layout, batch * length, hidden, type_.dtype, epsilon)
+    def into(*arguments: Any) -> None:
+        values = pad_with_none(arguments[:count], 9)
+        ids, segments, words, positions, segment_table, gamma, beta, mask, places = values
+        out, *others, workspace = arguments[count:]
+        index, total = (*others, None, None)[:2]
+        np.copyto(out, _lookup(words, ids, "input_ids"))
+        if places is None:
+            if length > len(positions):
+                raise ShapeError(f"{length} positions, but {len(positions)} embeddings")
+            np.add(out, positions[:length], out)
+        else:
+            np.add(out, _lookup(positions, places, "position_ids"), out)
+        if segment_table is not None and segments is not None:
+            np.add(out, _lookup(segment_table, segments, "segment_ids"), out)
+        if total is not None:
+            np.copyto(total, out)
+        if index is not None:
+            # How many elements of the mask are set, before the padding at the end.
+            index[...] = 0 if mask is None else np.count_nonzero(mask == 1, axis=1)
+        matrix = out.reshape(batch * length, hidden)
+        statistics(matrix, matrix, workspace)
+        np.multiply(out, gamma, out)
+        np.add(out, beta, out)
 
-        def into(*arguments: Any) -> None:
-            values = pad_with_none(arguments[:count], 9)
-            ids, segments, words, positions, segment_table, gamma, beta, mask, places = values
-            out, *others, workspace = arguments[count:]
-            index, total = (*others, None, None)[:2]
-            np.copyto(out, _lookup(words, ids, "input_ids"))
-            if places is None:
-                if length > len(positions):
-                    raise ShapeError(f"{length} positions, but {len(positions)} embeddings")
-                np.add(out, positions[:length], out)
-            else:
-                np.add(out, _lookup(positions, places, "position_ids"), out)
-            if segment_table is not None and segments is not None:
-                np.add(out, _lookup(segment_table, segments, "segment_ids"), out)
-            if total is not None:
-                np.copyto(total, out)
-            if index is not None:
-                # How many elements of the mask are set, before the padding at the end.
-                index[...] = 0 if mask is None else np.count_nonzero(mask == 1, axis=1)
-            matrix = out.reshape(batch * length, hidden)
-            statistics(matrix, matrix, workspace)
-            np.multiply(out, gamma, out)
-            np.add(out, beta, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, contiguous=True)
+    return Routine(into, layout.size)

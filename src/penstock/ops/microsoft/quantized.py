@@ -28,7 +28,7 @@ from penstock.ops.common.shape_rules import (
     same_type,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
 from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
 from penstock.ops.onnx.quantization import blocks, store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized_conv import channels_back, channels_first
@@ -142,45 +142,41 @@ def _multiply(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: 
 
 @operator("QLinearAdd", domain=MICROSOFT, infer=_infer_binary)
 @operator("QLinearMul", domain=MICROSOFT, infer=_infer_binary)
-def qlinear_binary(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0, 3))
+def qlinear_binary(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     combine = _add if node.op.name == "QLinearAdd" else _multiply
+    a_type, b_type, c_type = tensor(inputs, 0), tensor(inputs, 3), tensor(outputs, 0)
+    # Block by block, so that values stay in the cache and scratch memory is bounded.
+    in_blocks = math.prod(c_type.dims) > BLOCK
+    shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
+    layout = ScratchLayout()
+    left, right = (layout.field(shape, FLOAT32) for shape in shapes)
+    result = left
+    if not in_blocks and c_type.dims != a_type.dims:
+        result = layout.field(c_type.dims, FLOAT32)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        a_type, b_type, c_type = inputs[0], inputs[3], outputs[0]
-        assert a_type is not None and b_type is not None and c_type is not None
-        # Block by block, so that values stay in the cache and scratch memory is bounded.
-        in_blocks = math.prod(c_type.dims) > BLOCK
-        shapes = [(BLOCK,)] * 2 if in_blocks else [a_type.dims, b_type.dims]
-        layout = ScratchLayout()
-        left, right = (layout.field(shape, FLOAT32) for shape in shapes)
-        result = left
-        if not in_blocks and c_type.dims != a_type.dims:
-            result = layout.field(c_type.dims, FLOAT32)
+    def into(*args: Any) -> None:
+        *given, out, workspace = args
+        a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = pad_with_none(given, 8)
+        zeros = _zero(a_zero, "a"), _zero(b_zero, "b"), _zero(c_zero, "c")
+        scales = _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c")
+        x, y, values = left(workspace), right(workspace), result(workspace)
 
-        def into(*args: Any) -> None:
-            *given, out, workspace = args
-            a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = pad_with_none(given, 8)
-            zeros = _zero(a_zero, "a"), _zero(b_zero, "b"), _zero(c_zero, "c")
-            scales = _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c")
-            x, y, values = left(workspace), right(workspace), result(workspace)
+        def block(a: Any, b: Any, x: Any, y: Any, values: Any, out: Any) -> None:
+            subtract_zero_point(a, zeros[0], x)
+            subtract_zero_point(b, zeros[1], y)
+            combine(x, y, *scales, values)
+            store(values, zeros[2], out, True)
 
-            def block(a: Any, b: Any, x: Any, y: Any, values: Any, out: Any) -> None:
-                subtract_zero_point(a, zeros[0], x)
-                subtract_zero_point(b, zeros[1], y)
-                combine(x, y, *scales, values)
-                store(values, zeros[2], out, True)
+        if not in_blocks:
+            block(a, b, x, y, values, out)
+            return
+        with blocks(a, b, out) as pieces:
+            for a_piece, b_piece, target in pieces:
+                n = target.size
+                block(a_piece, b_piece, x[:n], y[:n], x[:n], target)
 
-            if not in_blocks:
-                block(a, b, x, y, values, out)
-                return
-            with blocks(a, b, out) as pieces:
-                for a_piece, b_piece, target in pieces:
-                    n = target.size
-                    block(a_piece, b_piece, x[:n], y[:n], x[:n], target)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0, 3))
+    return Routine(into, layout.size)
 
 
 # Choosing and joining: each input has codes of its own
@@ -226,8 +222,7 @@ def qlinear_where(node: Node, types: Types) -> Kernel:
         layout = ScratchLayout()
         rooms = []
         for i in (1, 4):
-            type_ = inputs[i]
-            assert type_ is not None and type_.dtype is not None
+            type_ = tensor(inputs, i)
             rooms.append(layout.field(type_.dims, type_.dtype))
 
         def into(*args: Any) -> None:
@@ -247,36 +242,32 @@ def qlinear_where(node: Node, types: Types) -> Kernel:
 
 
 @operator("QLinearSoftmax", domain=MICROSOFT, infer=same_type)
-def qlinear_softmax(node: Node, types: Types) -> Kernel:
+@by_shape(inplace=(0,))
+def qlinear_softmax(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     axis = node.attrs.get("axis", -1)
     # Softmax before version 13 ran over all axes from ``axis`` on.
     flattened = node.attrs.get("opset", 13) < 13
+    x_type = tensor(inputs, 0)
+    rank = len(x_type.dims)
+    first = normalize_axis(axis, rank)
+    axes = tuple(range(first, rank)) if flattened else (first,)
+    layout = ScratchLayout()
+    room = layout.field(x_type.dims, FLOAT32)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x_type = inputs[0]
-        assert x_type is not None
-        rank = len(x_type.dims)
-        first = normalize_axis(axis, rank)
-        axes = tuple(range(first, rank)) if flattened else (first,)
-        layout = ScratchLayout()
-        room = layout.field(x_type.dims, FLOAT32)
+    def into(*args: Any) -> None:
+        *given, out, workspace = args
+        x, x_scale, _, y_scale, y_zero = pad_with_none(given, 5)
+        if not x.size:
+            return
+        values = room(workspace)
+        subtract_zero_point(x, None, values)  # a shift of all codes is of no consequence
+        np.subtract(values, values.max(axes, keepdims=True), values)
+        np.multiply(values, _scale(x_scale, "x"), values)
+        np.exp(values, values)
+        np.divide(values, values.sum(axes, keepdims=True), values)
+        _quantize(values, y_scale, y_zero, out)
 
-        def into(*args: Any) -> None:
-            *given, out, workspace = args
-            x, x_scale, _, y_scale, y_zero = pad_with_none(given, 5)
-            if not x.size:
-                return
-            values = room(workspace)
-            subtract_zero_point(x, None, values)  # a shift of all codes is of no consequence
-            np.subtract(values, values.max(axes, keepdims=True), values)
-            np.multiply(values, _scale(x_scale, "x"), values)
-            np.exp(values, values)
-            np.divide(values, values.sum(axes, keepdims=True), values)
-            _quantize(values, y_scale, y_zero, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, inplace=(0,))
+    return Routine(into, layout.size)
 
 
 def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) -> None:
@@ -334,35 +325,31 @@ def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 
 @operator("QLinearAveragePool", domain=MICROSOFT, infer=_infer_average_pool)
-def qlinear_average_pool(node: Node, types: Types) -> Kernel:
+@by_shape()
+def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     last = bool(node.attrs.get("channels_last", 0))
+    x_type, y_type = tensor(inputs, 0), tensor(outputs, 0)
+    inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
+    inner = Node(standard("AveragePool"), [Value("x", inner_type)], [Value("y")], node.attrs)
+    pool = inner.op.compile(inner, [inner_type])
+    layout = ScratchLayout()
+    room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
+    scratch = layout.field((pool.workspace,), UINT8) if pool.workspace else None
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x_type, y_type = inputs[0], outputs[0]
-        assert x_type is not None and y_type is not None
-        inner_type = TensorType(FLOAT32, channels_first(x_type.dims, last))
-        inner = Node(standard("AveragePool"), [Value("x", inner_type)], [Value("y")], node.attrs)
-        pool = inner.op.compile(inner, [inner_type])
-        layout = ScratchLayout()
-        room, pooled = (layout.field(t.dims, FLOAT32) for t in (x_type, y_type))
-        scratch = layout.field((pool.workspace,), UINT8) if pool.workspace else None
+    def into(*args: Any) -> None:
+        *given, out, workspace = args
+        x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
+        values, means = room(workspace), pooled(workspace)
+        _dequantize(x, x_scale, x_zero, values)
+        source, target = values, means
+        if last:
+            source, target = np.moveaxis(values, -1, 1), np.moveaxis(means, -1, 1)
+        if pool.into is None or (last and pool.contiguous):
+            np.copyto(target, pool.function(source))
+        elif scratch is None:
+            pool.into(source, target)
+        else:
+            pool.into(source, target, scratch(workspace))
+        _quantize(means, y_scale, y_zero, out)
 
-        def into(*args: Any) -> None:
-            *given, out, workspace = args
-            x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
-            values, means = room(workspace), pooled(workspace)
-            _dequantize(x, x_scale, x_zero, values)
-            source, target = values, means
-            if last:
-                source, target = np.moveaxis(values, -1, 1), np.moveaxis(means, -1, 1)
-            if pool.into is None or (last and pool.contiguous):
-                np.copyto(target, pool.function(source))
-            elif scratch is None:
-                pool.into(source, target)
-            else:
-                pool.into(source, target, scratch(workspace))
-            _quantize(means, y_scale, y_zero, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)
