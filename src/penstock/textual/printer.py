@@ -109,18 +109,18 @@ def format_model(model: Model, max_elements: int | None = None) -> str:
     return "\n".join(lines)
 
 
-def format_type(kind: Type) -> str:
-    """``kind`` as it stands in the text of a graph."""
-    if isinstance(kind, TensorType):
-        dtype = "?" if kind.dtype is None else dtype_name(kind.dtype)
-        shape = "..." if kind.shape is None else ", ".join(map(_dim, kind.shape))
-        data = "" if kind.data is None else f"{{{', '.join(map(_dim, kind.data))}}}"
+def format_type(type_: Type) -> str:
+    """``type_`` as it stands in the text of a graph."""
+    if isinstance(type_, TensorType):
+        dtype = "?" if type_.dtype is None else dtype_name(type_.dtype)
+        shape = "..." if type_.shape is None else ", ".join(map(_dim, type_.shape))
+        data = "" if type_.data is None else f"{{{', '.join(map(_dim, type_.data))}}}"
         return f"{dtype}[{shape}]{data}"
-    if isinstance(kind, MapType):
-        return f"map({dtype_name(kind.key)}, {format_type(kind.value)})"
+    if isinstance(type_, MapType):
+        return f"map({dtype_name(type_.key)}, {format_type(type_.value)})"
     for word, wrapper in WRAPPERS.items():
-        if isinstance(kind, wrapper):
-            return f"{word}({format_type(kind.element)})"
+        if isinstance(type_, wrapper):
+            return f"{word}({format_type(type_.element)})"
     return "any"
 
 
@@ -241,8 +241,8 @@ class _Printer:
         if attribute is None or isinstance(attribute, bool):
             return str(attribute).lower()
         if isinstance(attribute, np.ndarray):
-            kind = format_type(TensorType(attribute.dtype, attribute.shape))
-            return f"{kind} {self.array(attribute)}"
+            type_ = format_type(TensorType(attribute.dtype, attribute.shape))
+            return f"{type_} {self.array(attribute)}"
         if isinstance(attribute, np.generic):
             return self.literal(attribute.item())
         if isinstance(attribute, int | float):
@@ -309,10 +309,10 @@ def _constants_by_graph(root: Graph) -> dict[Graph, list[Value]]:
                     a, b = b, a
                 a = around[a]
             home[value] = a
-    found: dict[Graph, list[Value]] = {}
+    by_graph: dict[Graph, list[Value]] = {}
     for value, graph in home.items():
-        found.setdefault(graph, []).append(value)
-    return found
+        by_graph.setdefault(graph, []).append(value)
+    return by_graph
 
 
 def _node_references(graph: Graph) -> dict[Node, str]:

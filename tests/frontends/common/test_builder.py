@@ -80,7 +80,8 @@ def test_input_queries_infer_types_through_producers() -> None:
 def test_elements_of_a_shape_are_inferred() -> None:
     types = InferredTypes()
     x = Value("x", TensorType(FLOAT32, ("N", 4)))
-    shape = builder(x, types=types).emit("Shape", [x], start=0)
+    before = builder(x, types=types)  # owns the node
+    shape = before.emit("Shape", [x], start=0)
     assert builder(shape, types=types).elements(0) == ("N", 4)
 
 
@@ -102,9 +103,9 @@ def test_inferred_types_in_a_circle_end() -> None:
 
 def test_constant_of_looks_through_identities() -> None:
     value = constant([1, 2])
-    copy = builder().emit("Identity", [value])
-    assert constant_of(copy) is value.const
-    assert constant_of(builder().emit("Neg", [value])) is None
+    b = builder()  # owns the nodes
+    assert constant_of(b.emit("Identity", [value])) is value.const
+    assert constant_of(b.emit("Neg", [value])) is None
 
 
 def test_unique_names_skip_those_of_the_file() -> None:

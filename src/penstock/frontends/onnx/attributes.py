@@ -136,10 +136,10 @@ class AttributeReader:
                     "value"
                 )
                 return None
-            given = context.call.attributes.get(wanted)
-            if given is None or given[0] is proto:
+            argument = context.call.attributes.get(wanted)
+            if argument is None or argument[0] is proto:
                 return None
-            proto, context = given
+            proto, context = argument
         return proto, context
 
     def constant(self, proto: NodeProto, index: int, context: ImportContext) -> np.ndarray | None:

@@ -330,13 +330,13 @@ class _Importer:
         context: ImportContext,
     ) -> Expansion | None:
         """The body of a function, with the values and attributes of one call in place."""
-        for role, given, formal in (
+        for role, actual, formal in (
             ("inputs", inputs, function.inputs),
             ("outputs", outputs, function.outputs),
         ):
-            if len(given) > len(formal):
+            if len(actual) > len(formal):
                 self.diagnostics.problem(
-                    f"{name} in {context.where} has {len(given)} {role}, but {function.title} "
+                    f"{name} in {context.where} has {len(actual)} {role}, but {function.title} "
                     f"has {len(formal)}"
                 )
                 return None

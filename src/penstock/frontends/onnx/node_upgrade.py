@@ -52,8 +52,8 @@ class NodeUpgrade(NodeBuilder):
     ) -> None:
         """Emit the final node, with those of ``attrs`` that the current version has."""
         allowed = current(op)[1].attributes
-        given = {key: value for key, value in (attrs or {}).items() if key in allowed}
-        self.append(op, "", inputs, self.outputs if outputs is None else outputs, given, self.name)
+        kept = {key: value for key, value in (attrs or {}).items() if key in allowed}
+        self.append(op, "", inputs, self.outputs if outputs is None else outputs, kept, self.name)
 
     def operation(self, op: str, domain: str) -> tuple[Op, Mapping[str, Any]]:
         operation, schema = current(op)

@@ -47,20 +47,20 @@ class OnnxSchema:
     function: onnx.FunctionProto | None
 
     def faults(
-        self, given: Mapping[str, int], inputs: Sequence[Any], outputs: int
+        self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
     ) -> Iterator[str]:
         """What is wrong with a node that has these attributes (their types by name) and values, as
         ends of sentences that begin with the node."""
-        for name, code in given.items():
+        for name, code in types.items():
             wanted = self.attributes.get(name)
             if wanted is None:
                 if name not in LEGACY and not name.startswith("_"):
                     yield f"has an attribute {name!r}, which {self} does not have"
             elif wanted != code:
-                kinds = f"is of kind {TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted]}"
-                yield f"has an attribute {name!r} that {kinds}"
+                names = f"{TYPE_NAMES.get(code, code)}, not {TYPE_NAMES[wanted]}"
+                yield f"has an attribute {name!r} that is of kind {names}"
         for name in self.mandatory:
-            if name not in given:
+            if name not in types:
                 yield f"lacks attribute {name!r}, which {self} requires"
         for role, count, (least, most) in (
             ("inputs", len(inputs), self.inputs),

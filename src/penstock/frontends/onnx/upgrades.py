@@ -291,15 +291,15 @@ def split(old: NodeUpgrade) -> None:
     """The lengths were an attribute (in version 1 also an input of the data's type); without them,
     the data are cut into as many parts as there are outputs."""
     attrs = {"axis": old.attrs.get("axis", 0)}
-    lengths, given = old.attrs.get("split"), old.optional(1)
-    if lengths:
-        given = old.constant(lengths)
-    elif given is not None and old.version < 2:
-        given = old.emit("Cast", [given], to=ELEMENT_TYPES["INT64"])
-    if given is None:
+    lengths = old.optional(1)
+    if old.attrs.get("split"):
+        lengths = old.constant(old.attrs["split"])
+    elif lengths is not None and old.version < 2:
+        lengths = old.emit("Cast", [lengths], to=ELEMENT_TYPES["INT64"])
+    if lengths is None:
         old.become("Split", [old.input(0)], {**attrs, "num_outputs": len(old.outputs)})
     else:
-        old.become("Split", [old.input(0), given], attrs)
+        old.become("Split", [old.input(0), lengths], attrs)
 
 
 # The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime

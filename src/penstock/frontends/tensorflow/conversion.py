@@ -129,8 +129,8 @@ class Conversion(NodeBuilder):
         """Emit the operation of the same name in the domain "tensorflow" as the final node, with
         those of its attributes that ``attrs`` names (by default all), and ``more``."""
         names = [key for key in self.attrs if attrs is None or key in attrs]
-        given = {key: listed(self.attrs[key]) for key in names if _is_plain(self.attrs[key])}
-        return self.emit_final(self.op, attrs={**given, **more}, domain=TENSORFLOW)
+        kept = {key: listed(self.attrs[key]) for key in names if _is_plain(self.attrs[key])}
+        return self.emit_final(self.op, attrs={**kept, **more}, domain=TENSORFLOW)
 
     def emit_extra_output(
         self,

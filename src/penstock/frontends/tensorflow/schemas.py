@@ -39,9 +39,9 @@ class Argument:
     def types(self, attrs: Mapping[str, Any]) -> Sequence[str | None]:
         """The name of the element type of each value; ``None`` if it is unknown."""
         count = self.times(attrs)
-        given = attrs.get(self.count) if self.count else None
-        if isinstance(given, list):
-            return [dtype if isinstance(dtype, str) else None for dtype in given]
+        names = attrs.get(self.count) if self.count else None
+        if isinstance(names, list):
+            return [dtype if isinstance(dtype, str) else None for dtype in names]
         dtype = attrs.get(self.type, self.type if self.type in _TYPES else None)
         return [dtype if isinstance(dtype, str) else None] * count
 
