@@ -103,9 +103,7 @@ def plan_memory(buffers: Sequence[Buffer], planner: str = "best") -> Arena:
 
 
 def plan_memory_dag(
-    sizes: Sequence[int],
-    conflicts: Callable[[int, int], bool],
-    planner: str = "best",
+    sizes: Sequence[int], conflicts: Callable[[int, int], bool], planner: str = "best"
 ) -> Arena:
     """Offsets for buffers whose lifetimes are only partially ordered; deterministic.
 

@@ -62,10 +62,7 @@ class WorkerSchedule:
 
 
 def place(
-    dag: Dag,
-    cost: Costs,
-    transfer: Transfer | None = None,
-    workers: Sequence[int] | None = None,
+    dag: Dag, cost: Costs, transfer: Transfer | None = None, workers: Sequence[int] | None = None
 ) -> WorkerSchedule:
     """A backend, a worker and times for every node, such that the makespan is low; deterministic.
 

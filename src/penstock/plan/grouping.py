@@ -40,11 +40,7 @@ class ClusteredGrouping(Grouping):
     grains: Sequence[float] = (HAND_OVER_S, 4 * HAND_OVER_S, 16 * HAND_OVER_S)
 
     def __init__(
-        self,
-        plan: StepTable,
-        seconds: Seconds,
-        workers: int,
-        queues: dict[str, int] | None = None,
+        self, plan: StepTable, seconds: Seconds, workers: int, queues: dict[str, int] | None = None
     ) -> None:
         self.plan = plan
         self.workers = workers
