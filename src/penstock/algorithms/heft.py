@@ -4,10 +4,9 @@
 are alike, and ``bound`` is a lower bound on any makespan. ``place_serial`` places nodes that run
 one at a time, where only the sum of costs and transfers counts.
 
-Times are in seconds, or in any other unit that costs and transfers share. A node runs on one worker
-of one backend from start to finish, and a worker runs one node at a time. Workers of one backend
-are alike. A transfer delays the node that waits for it, occupies no worker, and belongs to one
-edge: two consumers on the same backend wait for one each.
+Costs and transfers share a unit of time. A node runs on one worker of one backend from start to
+finish, and a worker runs one node at a time. Workers of one backend are alike. A transfer delays
+the node that waits for it, occupies no worker, and belongs to one edge.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Min-sum problems: minimise a sum over variables that have a few states each.
 
 The time of nodes that run one at a time is such a sum; a node's backend is the state of a variable.
-Two methods minimise two forms of it:
 
-``eliminate``: a sum of tables by one and by two variables. Variables are eliminated one by one: the
-tables of a variable are replaced by their minimum over its states (nonserial dynamic programming,
-Bertelè and Brioschi 1972). Fast if variables have few neighbours when they are eliminated: in
-chains, in trees, and where branches part and join.
+``eliminate``: a sum of tables by one and by two variables. The tables of one variable after the
+other are replaced by their minimum over its states (nonserial dynamic programming, Bertelè and
+Brioschi 1972). Fast if variables have few neighbours when they are eliminated: in chains, in trees,
+and where branches part and join.
 
 ``minimum_cut``: two states, and costs that are paid once for any number of variables. Variables on
 the source's side of a minimum cut are in state 0 (Stone 1977, "Multiprocessor scheduling with the
