@@ -103,3 +103,6 @@ class FarBackend:
 
     def set_threads(self, threads: int) -> None:
         pass
+
+    def save_memory(self) -> None:
+        pass
