@@ -150,9 +150,6 @@ class CompileContext:
         )
 
 
-# Graphs for known shapes.
-
-
 @dataclass(frozen=True)
 class Feeds:
     """A graph, and the values of its inputs; without their contents, these may be placeholders of
@@ -202,9 +199,6 @@ def infer(feeds: Feeds, context: CompileContext) -> Feeds:
     infer_types(feeds.graph)
     check_sizes(feeds.graph, context.limits)
     return feeds
-
-
-# Graphs for backends.
 
 
 @dataclass(frozen=True)
@@ -274,9 +268,6 @@ def _places(placement: Placement, context: CompileContext, graph: Graph) -> dict
             graph, allowed, context.backends, seconds, costs.transfer, parallel=parallel
         )
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
-
-
-# Plans.
 
 
 @dataclass(frozen=True)
@@ -410,9 +401,6 @@ def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
     )
 
 
-# Frames.
-
-
 def build_frames(feeds: Feeds, context: CompileContext) -> Executor:
     """The frames executor of a graph whose nodes run as they are, on the host.
 
@@ -483,9 +471,6 @@ def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
     threads = context.options.threads
     return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
-
-
-# Programs and executors.
 
 
 @dataclass(frozen=True)

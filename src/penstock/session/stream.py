@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent import futures
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
@@ -26,8 +25,35 @@ from penstock.session.session import Session
 
 T = TypeVar("T")
 
-_Command = Callable[[], Future[Any] | None]
-"""Does its work; returns the future that later commands wait for, if any."""
+
+class _Mark:
+    """A point of a stream, passed once; like a future without a result, at a third of its cost."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._passed = False
+
+    def done(self) -> bool:
+        return self._passed
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        with self._lock:
+            if not self._passed:
+                self._callbacks.append(function)
+                return
+        function(self)
+
+    def reach(self) -> None:
+        with self._lock:
+            self._passed = True
+            callbacks, self._callbacks = self._callbacks, []
+        for function in callbacks:
+            function(self)
+
+
+_Command = Callable[[], Future[Any] | _Mark | None]
+"""Does its work; returns the future or the mark that later commands wait for, if any."""
 
 
 class Signal:
@@ -39,7 +65,7 @@ class Signal:
     """
 
     def __init__(self) -> None:
-        self._mark: Future[None] | None = None
+        self._mark: _Mark | None = None
 
     def query(self) -> bool:
         """Whether all work before the signal on its stream has ended."""
@@ -60,7 +86,9 @@ class Signal:
                 "a run on a stream cannot block until a signal is emitted: order it behind the "
                 "signal with stream.wait_for(signal)"
             )
-        return bool(futures.wait([mark], timeout).done)
+        reached = threading.Event()
+        mark.add_done_callback(lambda _: reached.set())
+        return reached.wait(timeout)
 
     def __repr__(self) -> str:
         state = "never emitted" if self._mark is None else "passed" if self.query() else "pending"
@@ -83,7 +111,7 @@ class Stream:
         self._lock = threading.Lock()
         self._commands: deque[_Command] = deque()
         self._busy = False
-        self._last: Future[None] | None = None
+        self._last: _Mark | None = None
 
     @takes(RunOptions, after=(Session,))
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, Any]]:
@@ -109,8 +137,8 @@ class Stream:
     def signal(self, signal: Signal | None = None) -> Signal:
         """Emit a signal, by default a new one, after all work now on the stream."""
         signal = signal or Signal()
-        mark = signal._mark = Future()
-        self._put(partial(mark.set_result, None), mark)
+        mark = signal._mark = _Mark()
+        self._put(mark.reach, mark)
         return signal
 
     def wait_for(self, signal: Signal) -> None:
@@ -129,7 +157,7 @@ class Stream:
         last = self._last
         return not self._busy or (last is not None and last.done())
 
-    def _put(self, command: _Command, mark: Future[None] | None = None) -> None:
+    def _put(self, command: _Command, mark: _Mark | None = None) -> None:
         """Queue a command; ``mark`` is the point that it passes, if that is all it does."""
         with self._lock:
             self._commands.append(command)
