@@ -12,6 +12,8 @@ from penstock.ops.onnx.control_flow import (
     element_of,
     read_trip_count,
     row_type,
+    rows_of,
+    same_length,
     stack,
     truth,
 )
@@ -65,11 +67,22 @@ def test_scan_layout_without_attributes_scans_first_axes_forward():
     assert (layout.input_backward, layout.output_backward) == ([0, 0], [0])
 
 
-def test_scan_layout_length_is_that_of_all_scan_axes():
-    layout = ScanLayout(scan(scan_input_axes=[1, -1]))
-    assert layout.length([(2, 3), (4, 3)]) == 3
+@pytest.mark.parametrize(("axis", "backward"), [(0, 0), (1, 0), (-1, 1)])
+def test_rows_of_are_slices_along_the_axis_in_its_direction(axis, backward):
+    x = np.arange(6).reshape(2, 3)
+    want = np.moveaxis(x, axis, 0)[:: -1 if backward else 1]
+    np.testing.assert_array_equal(rows_of(x, axis, backward), want)
+
+
+def test_rows_of_axis_out_of_range_raises():
+    with pytest.raises(ShapeError, match="out of range"):
+        rows_of(np.zeros((2, 3)), 2, 0)
+
+
+def test_same_length_of_different_lengths_raises():
+    assert same_length(np.zeros((3, 2)), np.zeros(3)) == 3
     with pytest.raises(ShapeError, match=r"different lengths \[3, 4\]"):
-        layout.length([(2, 3), (3, 4)])
+        same_length(np.zeros(3), np.zeros(4))
 
 
 def test_row_type_drops_the_stacked_axis():

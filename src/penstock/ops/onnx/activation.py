@@ -343,11 +343,11 @@ def _infer_like_first(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 
 def _infer_equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = tensor(types, 0).shape, tensor(types, 1).shape
-    dtype = same_dtype(types, (0, 1))
-    if a is None or b is None:
-        return (TensorType(dtype, b if a is None else a),)
     check_shape("input 1", b, a)
-    return (TensorType(dtype, tuple(y if x is None else x for x, y in zip(a, b, strict=True))),)
+    shape = b if a is None else a
+    if a is not None and b is not None:
+        shape = tuple(y if x is None else x for x, y in zip(a, b, strict=True))
+    return (TensorType(same_dtype(types, (0, 1)), shape),)
 
 
 def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:

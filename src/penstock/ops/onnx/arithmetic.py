@@ -44,11 +44,7 @@ from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
 
 
 def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
-    """Inference of two broadcast inputs, with integer contents.
-
-    ``of_ints`` computes an element from two integers, ``named`` from elements of which one at least
-    is a name or unknown.
-    """
+    """Inference of two broadcast inputs; ``named`` takes elements that are not both integers."""
     return carrying(
         broadcast_type,
         lambda a, b: of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b),

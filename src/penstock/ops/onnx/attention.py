@@ -31,13 +31,15 @@ from penstock.ops.common.shape_rules import (
 from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import attention_work
 from penstock.ops.registry import operator
-from penstock.types import BOOL, Dim, ShapeError, TensorType, Type, dtype_name
+from penstock.types import BOOL, Dim, Shape, ShapeError, TensorType, Type, dtype_name
 
 # Bytes of scores at a time: what processors keep near one core.
 _BLOCK_BYTES = 2**19
 
 # What the fourth output of Attention shows.
 RAW, CAPPED, BIASED, SOFTMAX = range(4)
+
+_ANY: Shape = (None,) * 4
 
 
 class Heads(NamedTuple):
@@ -224,13 +226,11 @@ def share(hidden: Dim, heads: int, name: str) -> Dim:
     return hidden // heads if isinstance(hidden, int) else None
 
 
-def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[Dim, ...] | None:
+def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> Shape:
     """[batch, heads, sequence, head size] of Q, K or V."""
     shape = type_.shape
-    if shape is None:
-        return None
-    if len(shape) == 4:
-        return shape
+    if shape is None or len(shape) == 4:
+        return shape or _ANY
     if len(shape) != 3:
         raise ShapeError(f"{name} must have rank 3 or 4, its shape is {shape}")
     heads = attrs.get(attr)
@@ -239,14 +239,11 @@ def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> tuple[
     return (shape[0], heads, shape[1], share(shape[2], heads, name))
 
 
-_ANY: tuple[Dim, ...] = (None, None, None, None)
-
-
 def _dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     """Batch, query heads, key heads, queries, keys with the past, head sizes of keys, of values."""
-    q = _head_shape(tensor(types, 0), attrs, "q_num_heads", "Q") or _ANY
-    k = _head_shape(tensor(types, 1), attrs, "kv_num_heads", "K") or _ANY
-    v = _head_shape(tensor(types, 2), attrs, "kv_num_heads", "V") or _ANY
+    q = _head_shape(tensor(types, 0), attrs, "q_num_heads", "Q")
+    k = _head_shape(tensor(types, 1), attrs, "kv_num_heads", "K")
+    v = _head_shape(tensor(types, 2), attrs, "kv_num_heads", "V")
     batch = same_dim(q[0], same_dim(k[0], v[0], "batches of K and V"), "batches of Q and K")
     kv_heads = same_dim(k[1], v[1], "numbers of heads of K and V")
     keys = same_dim(k[2], v[2], "lengths of K and V")
@@ -398,9 +395,7 @@ def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
     hidden = np.logical_not(mask)
     if mask.shape[-1] == keys:
         return hidden
-    wide = np.ones((*mask.shape[:-1], keys), BOOL)
-    wide[..., : mask.shape[-1]] = hidden
-    return wide
+    return np.concatenate((hidden, np.ones((*mask.shape[:-1], keys - mask.shape[-1]), BOOL)), -1)
 
 
 def _check_mask(shape: tuple[int, ...], heads: Heads) -> None:

@@ -79,10 +79,7 @@ def cast_like(node: Node, types: Types) -> Kernel:
 
 
 def _cast_kernel(source: np.dtype | None, dtype: np.dtype | None, attrs: Attrs) -> Kernel:
-    """Casts from ``source`` to ``dtype``, or to that of input 1; each may be unknown until the run.
-
-    Further inputs are unused.
-    """
+    """Casts from ``source`` to ``dtype``, or to that of input 1, as far as known before the run."""
     mode = choice(attrs, "round_mode", "up", ("up", "down", "nearest"))
     modes = bool(attrs.get("saturate", 1)), mode
     if source is None or dtype is None:

@@ -115,12 +115,8 @@ def _select(c: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> Non
 
 
 def _select_bits(
-    c: np.ndarray,
-    x: np.ndarray,
-    y: np.ndarray,
-    out: np.ndarray | None = None,
-    work: np.ndarray | None = None,
-) -> np.ndarray:
+    c: np.ndarray, x: np.ndarray, y: np.ndarray, out: Any = None, work: Any = None
+) -> Any:
     """``np.where`` without branches, which an irregular condition makes ten times as slow."""
     if out is None:
         out = np.empty(np.broadcast_shapes(c.shape, x.shape, y.shape), x.dtype)

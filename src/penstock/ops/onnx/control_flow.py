@@ -159,10 +159,7 @@ def row_type(type_: Type, axis: int) -> TensorType:
 
 
 def stack(rows: Sequence[Any], axis: int, backward: int, type_: Type) -> Any:
-    """Scanned rows, each of type ``type_``, as one tensor.
-
-    Without rows the result is empty, and unknown dims count as 0.
-    """
+    """Scanned rows as one tensor; without rows it is empty, and unknown dims of ``type_`` are 0."""
     if rows:
         return np.stack(rows[::-1] if backward else rows, axis)
     row = type_ if isinstance(type_, TensorType) else TensorType()

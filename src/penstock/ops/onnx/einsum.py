@@ -211,10 +211,7 @@ class EinsumLowering:
         self.steps.append(lambda values, out, _: np.copyto(out, values[0].transpose(axes)[index]))
 
     def _contract(self, i: int, j: int) -> None:
-        """Contract two operands into one, or into the output if they are the last.
-
-        The result comes first, so that operands beyond the greedy search fold from left to right.
-        """
+        """Contract two operands into the first in line, so that many fold from left to right."""
         a, b = self.operands.pop(i), self.operands.pop(j)
         kept, last = self._kept(), not self.operands
         if set(a) & set(b) <= kept:

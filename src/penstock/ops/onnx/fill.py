@@ -196,10 +196,7 @@ def trilu(node: Node, types: Types) -> Kernel:
     contents = known_ints(node, types, 1) if given(node.inputs, 1) else (0,)
 
     def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
-        """Every bit of what is kept, no bit of the rest: several times faster than selecting.
-
-        Truth values for elements without an integer type of their size.
-        """
+        """Every bit of what is kept (faster than selecting), or truth values for other sizes."""
         if len(dims) < 2:
             raise ShapeError(f"the input must be matrices, not of shape {list(dims)}")
         diagonal = np.arange(dims[-1]) - np.arange(dims[-2])[:, None]

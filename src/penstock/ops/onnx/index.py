@@ -184,10 +184,7 @@ def _open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]
 def element_index(
     indices: np.ndarray, axis: int, grid: Sequence[np.ndarray] | None = None
 ) -> tuple[np.ndarray, ...]:
-    """The index whose element i is at ``indices[i]`` along ``axis``, else where i is.
-
-    ``grid``: the open grid of the indices' shape, if it is known beforehand.
-    """
+    """The index whose element i is at ``indices[i]`` along ``axis``, else where i is (``grid``)."""
     index = _open_grid(indices.shape) if grid is None else list(grid)
     index[axis] = indices
     return tuple(index)
@@ -294,10 +291,7 @@ def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
 
 
 def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
-    """Bounds for a slice of Python's, which differs from Slice in one case.
-
-    Going backward, a start before the first element means the first element.
-    """
+    """Bounds for a slice of Python's; going backward, a start before the first element is 0."""
     if step == 0:
         raise ShapeError("a step of Slice must not be 0")
     if step < 0 and start < -dim:
