@@ -79,16 +79,16 @@ class Backend(Protocol):
         ...
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        """The kernel of a node whose inputs have these types, as far as they are known; None if
-        there is none. Raises ``ShapeError`` for types that the operation never takes.
+        """The kernel of a node whose inputs have these types (None where unknown); None if the
+        backend has none. Raises ``ShapeError`` for types that the operation does not accept.
 
-        A compilation asks once for each node and remembers the answer (``KernelTable``); where
-        several backends can run a node, it asks them in the order of their ``seconds``."""
+        Called once for each node of a compilation (``KernelTable``); of several backends, that with
+        the fewest ``seconds`` is asked first."""
         ...
 
     def seconds(self, node: Node) -> float:
-        """Roughly the seconds that a node takes, for where nothing has been measured. Asked before
-        ``kernel``, and of any node: what it says of those without a kernel does not matter."""
+        """A rough estimate of the time of a node that has not been measured. Called before
+        ``kernel``; the estimate of a node without a kernel is ignored."""
         ...
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -131,8 +131,8 @@ class Backend(Protocol):
 
 
 class HostBackend:
-    """What backends on the host's memory have in common. They add a name and ``kernel``, and if
-    their kernels have threads of their own, ``threads`` and ``set_threads``."""
+    """A base class of backends in the host's memory. They add a name and ``kernel``, and if their
+    kernels have threads of their own, ``threads`` and ``set_threads``."""
 
     memory = HOST
     device = None
@@ -186,8 +186,8 @@ def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
 
 
 def check_protocol(backend: object) -> None:
-    """Raise ``TypeError`` for a backend that lacks ``kernel``, or answers it for another class than
-    the one that overrides ``supports`` or ``compile``, which were once asked in its place."""
+    """Raise ``TypeError`` for a backend without ``kernel``, or with ``supports`` or ``compile`` of
+    the former protocol in a subclass of the class that defines ``kernel``."""
     for cls in type(backend).__mro__:
         if "kernel" in vars(cls):
             return

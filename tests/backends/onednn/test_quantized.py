@@ -122,8 +122,8 @@ def test_quantized_conv_with_a_float32_bias_equals_numpy():
     [(0, 256, 128, True), (100, 200, 150, True), (0, 256, 100, False), (0, 100, 0, True)],
 )
 def test_quantized_weights_of_uint8_run_on_onednn_if_int8_holds_them(low, high, zero, fits):
-    """Less their zero points they fit int8, or the operation runs in float32; they are not dequantised in runs
-    in either case."""
+    """If they do not fit int8 less their zero points, the operation runs in float32. No run
+    dequantises them."""
     net = Net()
     weights = rng.integers(low, high, (16, 8, 3, 3)).astype(U8)
     weights.reshape(-1)[:2] = low, high - 1

@@ -112,11 +112,13 @@ class PostOps:
         tensors: Sequence[TensorType | None],
         strides: Sequence[Sequence[int] | None],
         summed: bool = False,
-    ) -> PostOpArguments:
+    ) -> tuple[Any, dict[int, int], dict[int, Any]]:
         """The attributes of a primitive that sees the result with the dims ``view(dims)``, and the
-        operands likewise. ``strides`` are those of ``tensors``, in bytes; with ``summed`` the first
-        operand lies where the result is written."""
-        arguments = PostOpArguments(attributes(library), {}, {})
+        operands likewise; and its further arguments: tensors by index, and constant memory.
+
+        ``strides`` are those of ``tensors``, in bytes; with ``summed`` the first operand lies where
+        the result is written."""
+        attr, indices, fixed = attributes(library), {}, {}
         calls: list[tuple[Any, ...]] = []
         for i, op in enumerate(self.ops):
             if op.eltwise is not None:
@@ -132,12 +134,12 @@ class PostOps:
                 else:
                     calls.append(("binary", library.constant(f"binary_{op.binary}"), layout))
                 if constant is None:
-                    arguments.tensors[argument] = op.tensor
+                    indices[argument] = op.tensor
                 else:
-                    arguments.fixed[argument] = memory(library, layout, constant)
+                    fixed[argument] = memory(library, layout, constant)
         if calls:
-            append_post_ops(library, arguments.attributes, calls)
-        return arguments
+            append_post_ops(library, attr, calls)
+        return attr, indices, fixed
 
     def _operand(
         self,
@@ -161,16 +163,6 @@ class PostOps:
         seen = view(dims)
         longer = with_leading_strides(own_strides, len(dims))
         return constant, seen, regrouped_strides(dims, longer, seen)
-
-
-@dataclass(frozen=True, slots=True)
-class PostOpArguments:
-    """Attributes with post-ops, and the arguments that these add: tensors by index, and memory that
-    is always the same."""
-
-    attributes: Any
-    tensors: dict[int, int]
-    fixed: dict[int, Any]
 
 
 def post_ops_of(

@@ -198,21 +198,20 @@ class SpecContext:
         desc, library = self.desc, self.library
         if tensors is None:
             tensors = {SRC: desc.inputs[0], DST: desc.outputs[0]}
-        added = desc.post_ops.attributes(library, view, desc.tensors, self.strides, self.summed)
+        attr, operands, fixed = desc.post_ops.attributes(
+            library, view, desc.tensors, self.strides, self.summed
+        )
+        tensors = tensors | operands
         if desc.scaling is not None:
-            added.fixed.update(desc.scaling.arguments(library, added.attributes))
+            fixed.update(desc.scaling.arguments(library, attr))
             for argument, tensor in desc.scaling.late.items():
-                added.tensors[argument] = tensor
+                tensors[argument] = tensor
                 dtype = self._dtype(tensor)
                 own = descriptor(library, [1], dtype, [dtype.itemsize])
                 taken = descriptor(library, [1], INT32, [INT32.itemsize])
                 self.converted[tensor] = Converted(own, taken)
-        attr = added.attributes
         primitive = Primitive(library, name, arguments, attr, releasable=self.releasable)
-        tensors = tensors | added.tensors
-        return BoundPrimitive(
-            primitive, tensors, added.fixed, constants or {}, dropped, self.converted
-        )
+        return BoundPrimitive(primitive, tensors, fixed, constants or {}, dropped, self.converted)
 
 
 @dataclass(frozen=True, slots=True)
