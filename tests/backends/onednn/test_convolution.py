@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.onednn.library import library
+from penstock.ops.common.constant_cache import held
 from tests.backends.onednn.forced import check, compile_on_onednn, one_node, ran_on, refused, same
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
@@ -61,6 +62,20 @@ def test_conv_transpose_equals_numpy(name, bias, tail):
     proto = one_node("ConvTranspose", feeds, constants, **attrs)
     proto.graph.node[-1].op_type = tail
     check(proto, feeds, "ConvTranspose", rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_conv_transpose_plans_for_other_shapes_share_weights(group):
+    feeds = {"x": draw(1, 8, 5, 6)}
+    proto = one_node("ConvTranspose", feeds, {"w": draw(8, 16, 3, 3)}, group=group)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    session = compile_on_onednn(proto, executor="linear")
+    session.run(feeds)
+    before = held()
+    for n in range(2, 6):
+        session.run({"x": draw(n, 8, 5, 6)})
+    assert held() == before
+    assert ran_on(session, "ConvTranspose") == {"onednn"}
 
 
 @pytest.mark.parametrize(("weights", "group"), [((4, 3, 3, 3), 1), ((4, 1, 2, 2), 4)])

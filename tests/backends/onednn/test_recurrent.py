@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.backends.onednn.library import library
-from tests.backends.onednn.forced import check, one_node, refused
+from penstock.ops.common.constant_cache import held
+from tests.backends.onednn.forced import check, compile_on_onednn, one_node, ran_on, refused
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs libdnnl.so.3")
 
@@ -88,6 +89,19 @@ def test_recurrent_layers_equal_numpy(kind, direction, layout, batch, state):
         refused(proto, feeds, kind)
     else:
         check(proto, feeds, kind)
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_recurrent_plans_for_other_shapes_share_weights(kind):
+    proto, feeds = layer(kind)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
+    session = compile_on_onednn(proto, executor="linear")
+    session.run(feeds)
+    before = held()
+    for steps in range(5, 9):
+        session.run({"x": draw(steps, 1, 5)})
+    assert held() == before
+    assert ran_on(session, kind) == {"onednn"}
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])

@@ -54,9 +54,10 @@ def deconvolution(desc: OpDesc) -> PrimitiveSpec | None:
     if w.shape[1] < _FEWEST_FILTERS and (group == 1 or prod(w.shape[2:]) < _FEWEST_WEIGHTS):
         return None
     axes = transposed_windows(node.attrs, w.shape[2:], x.dims[2:])
-    weights = shared(("onednn deconvolution", group), lambda: _by_result(w, group), w).value
+    held = shared(("onednn deconvolution", group), lambda: _by_result(w, group), w)
     windows = [axis for axis in axes if isinstance(axis, Window)]
-    return _spec("deconvolution", desc, (weights, weights.shape), windows, tuple)
+    spec = _spec("deconvolution", desc, (held.value, held.value.shape), windows, tuple)
+    return None if spec is None else replace(spec, held=held)
 
 
 def _by_result(w: np.ndarray, group: int) -> np.ndarray:

@@ -69,11 +69,17 @@ def recurrent(desc: OpDesc) -> PrimitiveSpec | None:
     if len(layer.reverse) > 1 and batch > 1 and not layer.batch_first:
         return None
     name = "onednn recurrent", layer.kind, layer.linear_before_reset
-    weights = shared(name, lambda: _weights(layer, w, r, bias), w, r, bias).value
-    recurrence = _Recurrence(desc, layer, steps, batch, r.shape[2], activation, weights)
-    # oneDNN's "ref" of a recurrent layer consists of products and generated code, which are fast.
-    contiguous = tuple(recurrence.inputs.values())
-    return PrimitiveSpec(desc, recurrence.create, (0, 1, 2, 3), contiguous, accept_reference=True)
+    held = shared(name, lambda: _weights(layer, w, r, bias), w, r, bias)
+    recurrence = _Recurrence(desc, layer, steps, batch, r.shape[2], activation, held.value)
+    return PrimitiveSpec(
+        desc,
+        recurrence.create,
+        (0, 1, 2, 3),
+        contiguous_inputs=tuple(recurrence.inputs.values()),
+        # oneDNN's "ref" of a recurrent layer consists of products and generated code, both fast.
+        accept_reference=True,
+        held=held,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
