@@ -62,10 +62,8 @@ class DeviceName:
 
     def allows(self, other: DeviceName) -> bool:
         """Whether no parts differ, so that one device could have both names."""
-        return not any(
-            a is not None and b is not None and a != b
-            for a, b in zip(astuple(self), astuple(other), strict=True)
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(a == b or None in (a, b) for a, b in pairs)
 
     def merge(self, other: DeviceName) -> DeviceName:
         """The name with the parts of both. Raises ``InvalidModel`` where they differ."""
@@ -73,13 +71,12 @@ class DeviceName:
             raise InvalidModel(
                 f"no device is both {str(self)!r} and {str(other)!r}; change one of the two names"
             )
-        both = zip(astuple(self), astuple(other), strict=True)
-        return DeviceName(*[b if a is None else a for a, b in both])
+        return self.over(other)
 
     def over(self, other: DeviceName) -> DeviceName:
         """This name, with the parts that it leaves open from ``other``."""
-        both = zip(astuple(self), astuple(other), strict=True)
-        return DeviceName(*[b if a is None else a for a, b in both])
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return DeviceName(*[b if a is None else a for a, b in pairs])
 
 
 def _fields(part: str, text: str) -> Iterable[tuple[str, str | int | None]]:

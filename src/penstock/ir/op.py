@@ -33,13 +33,11 @@ class Binder(Protocol):
     @property
     def implementation(self) -> str:
         """The library's name of the code that it chose."""
-        ...
 
     def bind(
         self, inputs: Sequence[Any], outputs: Sequence[Any], workspace: np.ndarray | None
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """As ``Kernel.bind``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

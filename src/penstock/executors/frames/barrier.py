@@ -30,15 +30,12 @@ class PartRun(Protocol):
 
     def go(self) -> None:
         """Work on it, on the calling thread, as long as there is something to do."""
-        ...
 
     def post(self, *job: Any) -> None:
         """Let its thread call a function, the first of ``job``, with the rest of it."""
-        ...
 
     def outputs(self) -> Sequence[Any]:
         """The outputs of a part that has ended; raises ``DeadTensor``."""
-        ...
 
 
 class Barrier:

@@ -247,10 +247,9 @@ def _reachable(node: Node, readers: Mapping[Node, Sequence[Node]]) -> set[Node]:
     reached: set[Node] = set()
     stack = [node]
     while stack:
-        for reader in readers.get(stack.pop(), ()):
-            if reader not in reached:
-                reached.add(reader)
-                stack.append(reader)
+        new = {*readers.get(stack.pop(), ())} - reached
+        reached |= new
+        stack += new
     return reached
 
 
@@ -258,8 +257,6 @@ def _nesting(node: Node) -> tuple[int, int]:
     """How many loops nest in a node, itself included, and how many levels of indentation."""
     inner = [_nesting(n) for _, graph in node.graphs for n in graph.nodes if n.graphs]
     loops, levels = (max((pair[i] for pair in inner), default=0) for i in (0, 1))
-    if not node.graphs:
-        return 0, 0
     return (loops, levels + 1) if node.op.name == "If" else (loops + 1, levels + 2)
 
 
