@@ -73,10 +73,7 @@ def ufunc(function: Callable[..., Any], inputs: int) -> Kernel:
 def elementwise(function: Callable[..., Any], types: Types, inputs: int = 1) -> Kernel:
     """The kernel of a ufunc; in blocks of float32 for large bfloat16 tensors, which is faster."""
     input_types = [tensor(types, i) for i in range(inputs)]
-    if (
-        all(type_.static for type_ in input_types)
-        and max(math.prod(k.dims) for k in input_types) > 4096
-    ):
+    if all(t.static for t in input_types) and max(t.elements for t in input_types) > 4096:
         dtype = input_types[0].dtype
         assert dtype is not None
         if is_small(dtype) and dtype.kind == "V":

@@ -26,7 +26,7 @@ from penstock.ops.common.shape_rules import (
     pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized
 from penstock.ops.common.work import product_work
 from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
@@ -187,6 +187,8 @@ def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
 
 
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    if attrs.get("block_size", 128) < 0:
+        raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
     data, indices, scales = (tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype not in SOURCES:
         raise ShapeError(f"{dtype_name(data.dtype)} is no quantised type")
@@ -244,46 +246,37 @@ class _GatheredBlocks:
 
 
 @operator("GatherBlockQuantized", domain=MICROSOFT, infer=_infer_gather)
-def gather_block_quantized(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    bits = attrs.get("bits", 4)
-    if attrs.get("block_size", 128) < 0:
-        raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
+@by_shape(widen=False)
+def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    attrs, bits = node.attrs, node.attrs.get("bits", 4)
+    data_type, index_type, scale_type = (tensor(inputs, i) for i in range(3))
+    assert data_type.dtype is not None
+    per_byte = _per_byte(data_type.dtype, attrs)
+    blocks = _GatheredBlocks(data_type.dims, scale_type.dims, len(index_type.dims), attrs, per_byte)
+    axis, count = blocks.axis, data_type.dims[blocks.axis]
+    if not count:
+        raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        data_type, index_type, scale_type = inputs[:3]
-        assert data_type is not None and data_type.dtype is not None
-        assert index_type is not None and scale_type is not None
-        per_byte = _per_byte(data_type.dtype, attrs)
-        blocks = _GatheredBlocks(
-            data_type.dims, scale_type.dims, len(index_type.dims), attrs, per_byte
-        )
-        axis, count = blocks.axis, data_type.dims[blocks.axis]
-        if not count:
-            raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
+    def into(*args: Any) -> None:
+        *values, out = args
+        data, indices, scales, zeros = pad_with_none(values, 4)
+        outside = (indices < -count) | (indices >= count)
+        where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
+        picked_data = np.take(data, where, axis)
+        if per_byte == 1:
+            real = np.empty(picked_data.shape, np.float32)
+            subtract_zero_point(picked_data, None, real)
+        else:
+            real = _unpack(picked_data, bits)
+        if zeros is not None:
+            codes = _unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
+            real -= blocks.per_element(codes, where).astype(np.float32, copy=False)
+        elif data.dtype == UINT8:
+            real -= np.float32(1 << (bits - 1))
+        real *= blocks.per_element(scales, where).astype(np.float32, copy=False)
+        if outside.any():
+            # Not an error, as with Gather: there is nothing there.
+            real[(slice(None),) * axis + (outside,)] = 0
+        np.copyto(out, real, casting="unsafe")
 
-        def into(*args: Any) -> None:
-            *values, out = args
-            data, indices, scales, zeros = pad_with_none(values, 4)
-            outside = (indices < -count) | (indices >= count)
-            where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
-            picked_data = np.take(data, where, axis)
-            if per_byte == 1:
-                real = np.empty(picked_data.shape, np.float32)
-                subtract_zero_point(picked_data, None, real)
-            else:
-                real = _unpack(picked_data, bits)
-            if zeros is not None:
-                codes = _unpack(zeros, bits)[..., : scale_type.dims[-1]] if per_byte > 1 else zeros
-                real -= blocks.per_element(codes, where).astype(np.float32, copy=False)
-            elif data.dtype == UINT8:
-                real -= np.float32(1 << (bits - 1))
-            real *= blocks.per_element(scales, where).astype(np.float32, copy=False)
-            if outside.any():
-                # Not an error, as with Gather: there is nothing there.
-                real[(slice(None),) * axis + (outside,)] = 0
-            np.copyto(out, real, casting="unsafe")
-
-        return Routine(into)
-
-    return specialized(node, types, make, widen=False)
+    return Routine(into)

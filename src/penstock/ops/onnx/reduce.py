@@ -27,6 +27,7 @@ from penstock.ops.common.shape_rules import (
     known_ints,
     normalize_axes,
     normalize_axis,
+    reduced_shape,
     tensor,
     with_data,
 )
@@ -259,13 +260,8 @@ def reduced_type(type_: TensorType, axes: Sequence[int] | None, keepdims: bool) 
     """The type of a reduction over ``axes``; over all if ``None``."""
     if type_.shape is None:
         return TensorType(type_.dtype, () if axes is None and not keepdims else None)
-    rank = len(type_.shape)
-    taken = range(rank) if axes is None else normalize_axes(axes, rank)
-    if keepdims:
-        shape = tuple(1 if i in taken else d for i, d in enumerate(type_.shape))
-    else:
-        shape = tuple(d for i, d in enumerate(type_.shape) if i not in taken)
-    return TensorType(type_.dtype, shape)
+    axes = range(len(type_.shape)) if axes is None else axes
+    return TensorType(type_.dtype, reduced_shape(type_.shape, axes, keepdims))
 
 
 def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:

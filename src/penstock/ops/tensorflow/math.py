@@ -107,7 +107,6 @@ def approximate_equal(x: np.ndarray, y: np.ndarray, *, tolerance: float) -> Any:
 
 # One input.
 
-
 _UNARY: dict[str, Arithmetic] = {
     "Expm1": np.expm1,
     "Log1p": np.log1p,
