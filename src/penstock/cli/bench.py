@@ -23,7 +23,6 @@ from penstock.session.session import Session, compile
 _WARM_UP_RUNS = 3
 _MIN_RUNS = 5
 
-
 _COLUMNS = (
     ("executor", "executor", ""),
     ("threads", "threads", ""),

@@ -181,8 +181,7 @@ class NodeBuilder:
     ) -> Value:
         """Emit a node before the final one, and return its one output. ``more`` are attributes."""
         output = Value(self.fresh(op.lower()), type_)
-        if more:
-            attrs = {**(attrs or {}), **more}
+        attrs = {**(attrs or {}), **more}
         self.append(op, domain, inputs, [output], attrs, self.inner_name(op, output))
         return output
 

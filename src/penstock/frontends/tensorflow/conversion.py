@@ -163,7 +163,8 @@ class Conversion(NodeBuilder):
             return
         # Inputs that no emitted node reads, such as axes, are waited for instead. Nodes before the
         # final one are ordered by what they read.
-        unread = self._unread_sources()
+        read = {value for node in Graph([], [], self.nodes).walk() for value in node.inputs}
+        unread = [r.source for r in self.references if r.source and r.value not in read]
         for node in self.nodes:
             names = [*self.controls, *unread] if node is final else self.controls
             if names:
@@ -176,10 +177,6 @@ class Conversion(NodeBuilder):
             for value in self.outputs:
                 if value in scope.references and value.producer is not None:
                     self._add_fetched_value(value)
-
-    def _unread_sources(self) -> list[str]:
-        read = {value for node in Graph([], [], self.nodes).walk() for value in node.inputs}
-        return [r.source for r in self.references if r.source and r.value not in read]
 
     def _needs_anchors(self, node: Node) -> bool:
         """Whether a node of a body would run without the body: it has effects, or no inputs."""
