@@ -101,8 +101,8 @@ def batch_normalization(desc: OpDesc) -> PrimitiveSpec | None:
         if context.order(desc.inputs[0])[-1] != 1 or desc.post_ops.ops not in ((), (_RELU,)):
             return spec.create(context)
         # With the channels innermost, oneDNN's own primitive is twice as fast.
-        context = SpecContext(context.library, desc, context.strides, context.dims_order)
-        return _batch_primitive(context, epsilon, arguments, _USE_STATISTICS)
+        own = replace(context, desc=desc, summed=False)
+        return _batch_primitive(own, epsilon, arguments, _USE_STATISTICS)
 
     return replace(spec, create=create)
 
