@@ -97,7 +97,9 @@ def case_id(value: Any) -> str:
 
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
 @pytest.mark.parametrize(("op", "attrs", "exact"), CASES, ids=case_id)
-def test_activation(op: str, attrs: dict[str, Any], exact: Any, dtype: Any) -> None:
+def test_activation_equals_its_formula(
+    op: str, attrs: dict[str, Any], exact: Any, dtype: Any
+) -> None:
     rtol, atol = TOLERANCE[dtype]
     if attrs and dtype == F64:
         rtol = atol = 1e-6  # attributes are float32
@@ -115,14 +117,14 @@ def test_activation(op: str, attrs: dict[str, Any], exact: Any, dtype: Any) -> N
 
 
 @pytest.mark.parametrize(("op", "attrs", "exact"), CASES, ids=case_id)
-def test_nan_stays(op: str, attrs: dict[str, Any], exact: Any) -> None:
+def test_activation_keeps_nan(op: str, attrs: dict[str, Any], exact: Any) -> None:
     x = np.array([math.nan, 1.0], np.float32)
     (got,) = check_node(op, [x], attrs, expected=[exact(x.astype(np.float64)).astype(np.float32)])
     # The definitions of these two compare first, and no comparison with NaN holds.
     assert np.isnan(got[0]) == (op not in ("ThresholdedRelu", "Shrink"))
 
 
-def test_infinities() -> None:
+def test_activation_of_infinities_is_the_limit() -> None:
     x = np.array([math.inf, -math.inf], np.float32)
     for op, wanted in (
         ("Relu", [math.inf, 0]),
@@ -148,7 +150,7 @@ def test_sigmoid_keeps_relative_accuracy_far_below_zero(dtype: Any) -> None:
 
 @pytest.mark.parametrize("op", ["Relu", "Shrink"])
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8"])
-def test_integers(op: str, dtype: str) -> None:
+def test_activation_of_integers(op: str, dtype: str) -> None:
     x = np.arange(-6, 6).astype(dtype).reshape(3, 4)
     if op == "Relu":
         check_node(op, [x], expected=[np.maximum(x, 0)])
@@ -252,7 +254,7 @@ def infer(op: str, *types: Any, domain: str = "") -> Any:
     return found.infer(types, {}, [None] * len(types))[0]
 
 
-def test_inference() -> None:
+def test_activation_infers_the_input_type() -> None:
     x = TensorType(F32, ("n", None, 4))
     assert infer("Gelu", x) == x
     assert infer("PRelu", x, TensorType(F32, (4,))) == x
@@ -261,19 +263,21 @@ def test_inference() -> None:
 
 
 @pytest.mark.parametrize(("x", "slope"), [((2, 3), (4,)), ((3,), (2, 3)), ((1, 3), (2, 3))])
-def test_slopes_that_do_not_fit(x: tuple[int, ...], slope: tuple[int, ...]) -> None:
+def test_prelu_slope_that_does_not_broadcast_raises(
+    x: tuple[int, ...], slope: tuple[int, ...]
+) -> None:
     with pytest.raises(ShapeError, match="broadcast"):
         infer("PRelu", TensorType(F32, x), TensorType(F32, slope))
     with pytest.raises(ShapeError, match="broadcast"):
         check_node("PRelu", [normal(*x), normal(*slope)], expected=[])
 
 
-def test_swiglu_of_two_shapes() -> None:
+def test_swiglu_of_two_shapes_raises() -> None:
     with pytest.raises(ShapeError, match="input 1 has shape"):
         infer("SwiGLU", TensorType(F32, (2, 3)), TensorType(F32, (3,)))
 
 
-def test_unknown_gelu() -> None:
+def test_gelu_of_unknown_approximation_raises() -> None:
     with pytest.raises(ShapeError, match="approximate"):
         check_node("Gelu", [normal(3)], {"approximate": "cubic"}, expected=[])
 
@@ -281,7 +285,7 @@ def test_unknown_gelu() -> None:
 @pytest.mark.parametrize(
     ("op", "domain"), [("PRelu", ""), ("BiasGelu", "com.microsoft"), ("FastGelu", "com.microsoft")]
 )
-def test_the_first_input_does_not_grow(op: str, domain: str) -> None:
+def test_first_input_that_would_broadcast_raises(op: str, domain: str) -> None:
     """Also where shapes are known in the run only."""
     x, other = normal(3), normal(2, 3)
     version = 1 if domain else 16

@@ -203,7 +203,7 @@ UNARY = {
 
 @pytest.mark.parametrize("op", list(UNARY))
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
-def test_unary(op: str, dtype: Any) -> None:
+def test_unary_equals_numpy(op: str, dtype: Any) -> None:
     for x in (np.array(SPECIAL[:-3], dtype), normal(dtype=dtype), np.zeros((2, 0), dtype)):
         wanted = np.asarray(UNARY[op](x.astype(np.float64))).astype(dtype)
         check_node(op, [x], expected=[wanted], **tolerance(dtype))
@@ -229,14 +229,14 @@ def test_round_takes_halves_to_even() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(F32, 3e-7), (F64, 2e-15), (F16, 1e-3), (BF16, 8e-3)])
-def test_erf(dtype: Any, rtol: float) -> None:
+def test_erf_equals_math_erf(dtype: Any, rtol: float) -> None:
     grid = np.concatenate([np.linspace(-7, 7, 40001), np.geomspace(1e-30, 7, 2000)]).astype(dtype)
     exact = np.array([math.erf(float(x)) for x in grid])
     small = np.finfo(np.float16).smallest_subnormal if dtype == F16 else 0
     check_node("Erf", [grid], expected=[exact.astype(dtype)], rtol=rtol, atol=float(small))
 
 
-def test_erf_at_the_ends() -> None:
+def test_erf_of_large_arguments_saturates() -> None:
     x = np.array([0.0, -0.0, math.inf, -math.inf, math.nan, 1e30, -1e30, 5, -5], np.float32)
     wanted = np.array([0, -0.0, 1, -1, math.nan, 1, -1, 1, -1], np.float32)
     (got,) = check_node("Erf", [x], expected=[wanted], rtol=0, atol=0)
@@ -260,7 +260,9 @@ def test_erf_of_transposed_memory_and_many_blocks() -> None:
     "shapes",
     [[(3, 4)], [(3, 4), (3, 4)], [(3, 4), (4,), (3, 1)], [(1,), (2, 1), (3, 1, 1)], [(), ()]],
 )
-def test_any_number(op: str, dtype: Any, shapes: list[tuple[int, ...]]) -> None:
+def test_sum_mean_and_extrema_take_any_number_of_inputs(
+    op: str, dtype: Any, shapes: list[tuple[int, ...]]
+) -> None:
     values = [normal(*s, dtype=dtype, seed=i) for i, s in enumerate(shapes)]
     wide = np.stack(np.broadcast_arrays(*[v.astype(np.float64) for v in values]))
     function = {"Sum": np.sum, "Mean": np.mean, "Max": np.max, "Min": np.min}[op]
@@ -281,7 +283,7 @@ def test_mean_of_float16_does_not_overflow() -> None:
 
 @pytest.mark.parametrize("op", ["Max", "Min"])
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i4", "i8", "u8", F32, F16, BF16])
-def test_extrema(op: str, dtype: Any) -> None:
+def test_extrema_equal_numpy(op: str, dtype: Any) -> None:
     function = np.maximum if op == "Max" else np.minimum
     make = integers if np.dtype(dtype).kind in "iu" else normal
     a, b = make(4, 5, dtype=dtype), np.array([2], dtype)
@@ -365,13 +367,13 @@ def known(*data: Any) -> TensorType:
         ("Min", (2, "n", "n", "n"), (3, 0, 1, "n"), (2, 0, None, "n")),
     ],
 )
-def test_contents_are_carried(op: str, a: Any, b: Any, wanted: Any) -> None:
+def test_contents_of_integers_are_inferred(op: str, a: Any, b: Any, wanted: Any) -> None:
     kind = infer(op, known(*a), known(*b))
     assert kind.data == wanted
     assert kind.shape == (len(a),)
 
 
-def test_contents_broadcast() -> None:
+def test_contents_of_one_element_broadcast() -> None:
     scalar = TensorType(I64, (), (2,))
     assert infer("Mul", known(3, "n", 5), scalar).data == (6, None, 10)
     assert infer("Mul", known(), scalar).data == ()
@@ -402,13 +404,13 @@ def test_symbolic_shapes() -> None:
 
 
 @pytest.mark.parametrize("op", ["Add", "Pow", "Max", "Mod", "Sum"])
-def test_shapes_that_do_not_broadcast(op: str) -> None:
+def test_shapes_that_do_not_broadcast_raise(op: str) -> None:
     with pytest.raises(ShapeError, match="do not broadcast"):
         infer(op, TensorType(F32, (2, 3)), TensorType(F32, (2, 4)))
 
 
 @pytest.mark.parametrize("op", ["Add", "Max", "Clip", "Div"])
-def test_dtypes_that_differ(op: str) -> None:
+def test_dtypes_that_differ_raise(op: str) -> None:
     with pytest.raises(ShapeError, match="different dtypes"):
         infer(op, TensorType(F32, ()), TensorType(I64, ()))
 

@@ -58,7 +58,9 @@ def check(values: list[Any], attrs: dict[str, Any], **more: Any) -> list[np.ndar
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("value_size", [8, 3])
 @pytest.mark.parametrize("opset", [23, 24, 25])
-def test_layouts(rank: int, kv_heads: int, value_size: int, opset: int) -> None:
+def test_attention_of_all_layouts_equals_reference(
+    rank: int, kv_heads: int, value_size: int, opset: int
+) -> None:
     values = inputs(rank, kv_heads=kv_heads, value_size=value_size)
     check(values, attributes(rank, kv_heads=kv_heads), opset=opset)
 
@@ -68,7 +70,9 @@ def test_layouts(rank: int, kv_heads: int, value_size: int, opset: int) -> None:
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("past", [0, 3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_ort(rank: int, kv_heads: int, causal: int, past: int, masked: bool) -> None:
+def test_attention_equals_onnx_runtime(
+    rank: int, kv_heads: int, causal: int, past: int, masked: bool
+) -> None:
     values = [*inputs(rank, kv_heads=kv_heads, queries=6), None, None, None]
     if masked:
         values[3] = normal(2, 4, 6, 6 + past)
@@ -85,7 +89,9 @@ MASKS = [(5, 6), (1, 6), (5, 1), (4, 5, 6), (1, 5, 6), (2, 4, 5, 6), (2, 1, 1, 6
 @pytest.mark.parametrize("kind", [bool, np.float32])
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_masks(shape: tuple[int, ...], kind: Any, causal: int, kv_heads: int) -> None:
+def test_attention_masks_of_all_shapes_broadcast(
+    shape: tuple[int, ...], kind: Any, causal: int, kv_heads: int
+) -> None:
     mask = rng.random(shape) < 0.6 if kind is bool else normal(*shape)
     values = [*inputs(kv_heads=kv_heads), mask]
     # The reference is causal only for the queries that the mask has by name.
@@ -95,7 +101,7 @@ def test_masks(shape: tuple[int, ...], kind: Any, causal: int, kv_heads: int) ->
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint8])
-def test_integers_are_added(kind: Any) -> None:
+def test_attention_mask_of_integers_is_added(kind: Any) -> None:
     mask = rng.integers(0, 3, (5, 6)).astype(kind)
     values = inputs()
     want = check([*values, mask.astype(np.float32)], {})
@@ -105,14 +111,14 @@ def test_integers_are_added(kind: Any) -> None:
 @pytest.mark.parametrize("rank", [3, 4])
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("outputs", [1, 3, 4, [True, False, False, True], [True, True, False]])
-def test_past(rank: int, causal: int, outputs: Any) -> None:
+def test_attention_with_past_extends_keys(rank: int, causal: int, outputs: Any) -> None:
     if outputs == [True, True, False]:
         outputs = [True, True]
     values = [*inputs(rank, kv_heads=2), None, normal(2, 2, 7, 8), normal(2, 2, 7, 8)]
     check(values, attributes(rank, kv_heads=2, is_causal=causal), outputs=outputs)
 
 
-def test_present_without_past() -> None:
+def test_attention_present_without_past_is_the_input() -> None:
     check(inputs(3), attributes(3), outputs=3)
 
 
@@ -120,7 +126,9 @@ def test_present_without_past() -> None:
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("kind", [None, bool, np.float32])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_shown_scores(mode: int, softcap: float, kind: Any, kv_heads: int) -> None:
+def test_attention_shows_scores_of_each_stage(
+    mode: int, softcap: float, kind: Any, kv_heads: int
+) -> None:
     values = inputs(kv_heads=kv_heads)
     if kind is not None:
         values.append(rng.random((5, 6)) < 0.6 if kind is bool else normal(5, 6))
@@ -137,7 +145,9 @@ def test_shown_scores(mode: int, softcap: float, kind: Any, kv_heads: int) -> No
 @pytest.mark.parametrize("right", [-1, 0, 1])
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("cache", [None, "past", "external"])
-def test_windows(left: int, right: int, causal: int, cache: str | None) -> None:
+def test_attention_windows_hide_distant_keys(
+    left: int, right: int, causal: int, cache: str | None
+) -> None:
     values = [*inputs(), None, None, None, None]
     if cache == "past":
         values[4:6] = [normal(2, 4, 3, 8) for _ in range(2)]
@@ -151,7 +161,9 @@ def test_windows(left: int, right: int, causal: int, cache: str | None) -> None:
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("kind", [None, bool, np.float32])
 @pytest.mark.parametrize("rank", [3, 4])
-def test_external_cache(lengths: list[int], causal: int, kind: Any, rank: int) -> None:
+def test_attention_external_cache_hides_padding(
+    lengths: list[int], causal: int, kind: Any, rank: int
+) -> None:
     mask = None
     if kind is not None:
         mask = rng.random((5, 6)) < 0.6 if kind is bool else normal(5, 6)
@@ -159,7 +171,7 @@ def test_external_cache(lengths: list[int], causal: int, kind: Any, rank: int) -
     check(values, attributes(rank, is_causal=causal), opset=24)
 
 
-def test_rows_without_keys_are_zero() -> None:
+def test_attention_rows_without_keys_are_zero() -> None:
     mask = np.ones((5, 6), bool)
     mask[2] = False
     (y, probabilities) = check(
@@ -170,12 +182,12 @@ def test_rows_without_keys_are_zero() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.25, 3.0])
-def test_scale(scale: float) -> None:
+def test_attention_scale_replaces_default(scale: float) -> None:
     check(inputs(), {"scale": scale})
 
 
 @pytest.mark.parametrize("precision", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE"])
-def test_softmax_precision(precision: str) -> None:
+def test_attention_softmax_precision_keeps_results(precision: str) -> None:
     """At least the precision asked for."""
     values = inputs()
     want = check_node("Attention", values, atol=1e-5)
@@ -186,7 +198,7 @@ def test_softmax_precision(precision: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(np.float64, 1e-6), (np.float16, 5e-3), (ml_dtypes.bfloat16, 3e-2)]
 )
-def test_dtypes(dtype: Any, tolerance: float) -> None:
+def test_attention_dtypes_equal_reference(dtype: Any, tolerance: float) -> None:
     values = [*inputs(dtype=dtype), normal(5, 6, dtype=dtype)]
     values += [normal(2, 4, 2, 8, dtype=dtype) for _ in range(2)]
     values[3] = normal(5, 8, dtype=dtype)
@@ -195,7 +207,7 @@ def test_dtypes(dtype: Any, tolerance: float) -> None:
     check_node("Attention", values, outputs=3, expected=want, rtol=tolerance, atol=tolerance)
 
 
-def test_values_of_another_dtype() -> None:
+def test_attention_values_may_have_another_dtype() -> None:
     values = inputs()
     want = check_node("Attention", values, atol=1e-5)
     values[2] = values[2].astype(np.float64)
@@ -203,7 +215,7 @@ def test_values_of_another_dtype() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1, 200, 700, 3000])
-def test_blocks(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_in_blocks_equals_whole(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few of the scores are computed at a time."""
     monkeypatch.setattr(attention, "_BLOCK_BYTES", nbytes)
     mask = rng.random((2, 1, 7, 11)) < 0.6
@@ -216,13 +228,13 @@ def test_blocks(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"batch": 0}, {"queries": 0}, {"keys": 0}, {"value_size": 0}])
-def test_empty(sizes: dict[str, int]) -> None:
+def test_attention_of_empty_inputs_is_empty(sizes: dict[str, int]) -> None:
     values = inputs(**sizes)
     want = np.zeros((*values[0].shape[:3], values[2].shape[3]), np.float32)
     check(values, {}, expected=[want])
 
 
-def test_strided_inputs() -> None:
+def test_attention_reads_strided_inputs() -> None:
     q, k, v = inputs(queries=6)
     packed = np.stack([q, k, v], -1)
     check([packed[..., i] for i in range(3)], {})
@@ -248,7 +260,9 @@ def test_strided_inputs() -> None:
         ({}, {"left_window_size": -2}),
     ],
 )
-def test_errors(change: dict[int, tuple[int, ...]], attrs: dict[str, Any]) -> None:
+def test_attention_of_wrong_shapes_raises(
+    change: dict[int, tuple[int, ...]], attrs: dict[str, Any]
+) -> None:
     values: list[Any] = [*inputs(), None, None, None]
     for index, shape in change.items():
         values[index] = normal(*shape)
@@ -258,13 +272,13 @@ def test_errors(change: dict[int, tuple[int, ...]], attrs: dict[str, Any]) -> No
         check_node("Attention", values, attrs, expected=[None])
 
 
-def test_past_and_lengths_exclude_each_other() -> None:
+def test_attention_past_and_lengths_exclude_each_other() -> None:
     values = [*inputs(), None, normal(2, 4, 3, 8), normal(2, 4, 3, 8), np.array([1, 2])]
     with pytest.raises(ShapeError):
         check_node("Attention", values, expected=[None])
 
 
-def test_infer() -> None:
+def test_attention_infers_known_dims() -> None:
     op = find("Attention")
     assert op is not None
     q, k = TensorType(FLOAT, ("b", "s", 32)), TensorType(FLOAT, (None, "t", 16))

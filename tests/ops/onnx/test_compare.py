@@ -174,7 +174,7 @@ def test_contents_of_selections() -> None:
     )
 
 
-def test_the_shape_of_an_expand_with_minus_ones_is_found() -> None:
+def test_where_infers_the_shape_of_an_expand_with_minus_ones() -> None:
     """Exporters write ``Where(Equal(shape, -1), given, shape)``."""
     shape = known("batch", -1, 64)
     kind = infer("Where", infer("Equal", shape, known(-1, -1, -1)), known(9, 9, 9), shape)
@@ -197,7 +197,7 @@ def test_shapes_and_dtypes_that_do_not_fit(op: str) -> None:
         infer(op, TensorType(I64, ()), TensorType(np.dtype("i4"), ()))
 
 
-def test_where_that_does_not_fit() -> None:
+def test_where_of_shapes_that_do_not_broadcast_raises() -> None:
     x, y = TensorType(I64, (2,)), TensorType(np.dtype("f4"), (2,))
     with pytest.raises(ShapeError, match="different dtypes"):
         infer("Where", TensorType(BOOL, (2,)), x, y)
