@@ -79,7 +79,7 @@ class KernelTable:
             try:
                 kernel = backend.kernel(node, types[: len(inputs)])
             except Exception as raised:
-                error = raised
+                error = raised.with_traceback(None)  # that would hold this table
             answer = self._answers[key] = _Answer(types, constants, kernel, error)
         return answer
 

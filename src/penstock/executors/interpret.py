@@ -101,7 +101,10 @@ class _CheckedInterpreter(Interpreter):
             explanation = explained_at(node, inputs, error)
             if explanation is error:
                 raise
-            raise explanation from error
+            try:
+                raise explanation from error
+            finally:
+                del explanation  # the traceback holds this frame
         for value, output in zip(node.outputs, outputs, strict=False):
             if value is not None and not accepts(value.type, type_of(output)):
                 raise InternalError(

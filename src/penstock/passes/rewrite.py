@@ -18,31 +18,29 @@ def forward(graph: Graph, visit: Visit) -> bool:
     ``True`` if it changed the node in place. When a node is visited, replacements have already been
     applied to its inputs.
     """
-    substitution = Substitution()
+    return _walk(graph, visit, Substitution())
+
+
+def _walk(graph: Graph, visit: Visit, substitution: Substitution) -> bool:
     changed = False
-
-    def walk(graph: Graph) -> None:
-        nonlocal changed
-        kept = []
-        for node in graph.nodes:
-            if substitution:
-                substitution.apply(node)
-            for _, inner in node.graphs:
-                walk(inner)
-            values = visit(node)
-            if values is None or isinstance(values, bool):
-                kept.append(node)
-                changed |= bool(values)
-                continue
-            changed = True
-            substitution.drop(node)
-            for old, new in zip(node.outputs, values, strict=False):
-                if old is not None and new is not None:
-                    substitution[old] = new
-        graph.nodes = kept
-        substitution.apply_outputs(graph)
-
-    walk(graph)
+    kept = []
+    for node in graph.nodes:
+        if substitution:
+            substitution.apply(node)
+        for _, inner in node.graphs:
+            changed |= _walk(inner, visit, substitution)
+        values = visit(node)
+        if values is None or isinstance(values, bool):
+            kept.append(node)
+            changed |= bool(values)
+            continue
+        changed = True
+        substitution.drop(node)
+        for old, new in zip(node.outputs, values, strict=False):
+            if old is not None and new is not None:
+                substitution[old] = new
+    graph.nodes = kept
+    substitution.apply_outputs(graph)
     return changed
 
 

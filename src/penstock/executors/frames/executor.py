@@ -116,10 +116,12 @@ class FramesExecutor:
         runs, barrier.parts = barrier.parts, ()  # they refer to the barrier
         error, barrier.error = barrier.error, None
         if error is not None:
+            for run in runs:
+                run.root.release()
             try:
                 raise error
             finally:
-                del error, runs  # the traceback holds this frame
+                del error, run, runs  # the traceback holds this frame
         outputs: list[Any] = [None] * len(self.table.outputs)
         for part, run in zip(self.parts, runs, strict=True):
             for i, value in zip(part.outputs, run.outputs(), strict=True):

@@ -243,6 +243,11 @@ class FrameGraph:
             for value in graph.inputs
         ]
 
+    def __del__(self) -> None:
+        # Loops make circles of nodes, which would stay until Python next looks for cycles.
+        for node in getattr(self, "nodes", ()):
+            node.edges, node.controls, node.only_edge = (), (), None
+
     def _frame(self, path: FramePath) -> StaticFrame:
         if path not in self._frames:
             self._frames[path] = StaticFrame(path[-1])

@@ -95,7 +95,7 @@ class FramesRun:
         self.scheduler = TokenScheduler(limits.max_iterations)
         self.heavy: list[Token] = []
         self.calls: list[Token] = []
-        self.error: BaseException | None = None
+        self.failed = False
         # The output that each Switch has chosen last, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
         self.away = 0  # kernels that run elsewhere, asynchronous ones included
@@ -133,7 +133,10 @@ class FramesRun:
     def outputs(self) -> Outputs:
         error = missing_output(self.root, self.chosen)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # the traceback holds this frame
         return self.root.results
 
     def _turn(self) -> bool:
@@ -147,7 +150,7 @@ class FramesRun:
             while back:
                 function, *arguments = back.popleft()
                 function(*arguments)
-            if control.stopped and self.error is None:
+            if control.stopped and not self.failed:
                 self._stop()
             if not ready:
                 if self.heavy:
@@ -383,7 +386,7 @@ class FramesRun:
         _record_cost(node, seconds)
         if error is not None:
             self._fail(error)
-        elif self.error is None:
+        elif not self.failed:
             self.scheduler.send(node, iteration, result)
 
     # Asynchronous kernels, and values of other parts of the run.
@@ -441,7 +444,7 @@ class FramesRun:
     def _received(self, token: Token, value: Any, dead: bool, error: Aborted | None) -> None:
         if error is not None:
             self._fail(error)
-        elif self.error is None:
+        elif not self.failed:
             node, iteration, _ = token
             if dead:
                 self.scheduler.bury(node, iteration)
@@ -455,8 +458,7 @@ class FramesRun:
         ``inputs``: no node that is ready runs any more."""
         if at is not None:
             error = _annotated(at, inputs, error)
-        if self.error is None:
-            self.error = error
+        self.failed = True
         self.scheduler.ready.clear()
         self.heavy.clear()
         self.calls.clear()

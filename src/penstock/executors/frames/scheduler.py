@@ -88,6 +88,15 @@ class FrameInstance:
         self.exits: list[FrameNode] = []
         self.id = ""
 
+    def release(self) -> None:
+        """Forget the iterations, which refer to their frame, of a run that has failed."""
+        frames: list[FrameInstance] = [self]
+        while frames:
+            frame = frames.pop()
+            for iteration in frame.iterations.values():
+                frames += (iteration.children or {}).values()
+            frame.iterations.clear()
+
     def name(self) -> str:
         """What distinguishes it from all other frames of the run, in all parts of that."""
         around = self.around

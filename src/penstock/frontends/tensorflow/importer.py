@@ -19,6 +19,7 @@ reported at once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ class Importer:
         self.library = FunctionLibrary(proto.library, self.diagnostics)
         self.variables = Variables(store or Store(), frozen or {})
         self.functions: dict[str, Graph] = {}
+        importer = weakref.proxy(self)
         self.context = ConversionContext(
             self.diagnostics,
             self.library,
@@ -106,7 +108,7 @@ class Importer:
             InferredTypes(),
             unique_prefixes(node.name for node in proto.node),
             proto.versions.producer,
-            self.import_nodes,
+            lambda scope, protos: importer.import_nodes(scope, protos),
         )
 
     def model(self) -> Model:

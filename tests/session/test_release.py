@@ -1,0 +1,111 @@
+"""What a dropped or closed session holds is freed at once, without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.support.onnx_text import compile_text
+from tests.support.tf_graphs import Builder
+from tests.support.tf_loops import counting
+
+TEXT = """
+    g (float[N, 4] x, int64 n) => (float[N, 4] y) {
+        true = Constant<value = bool {1}> ()
+        a = Loop (n, true, x) <body = body (int64 i, bool go, float[N, 4] s) => (bool on, float[N, 4] t) {
+            on = Identity (go)
+            t = Add (s, s)
+        }>
+        y = Softmax (a)
+    }
+"""
+SAVED = Path(__file__).parents[1] / "models" / "tf_saved" / "frozen"
+EXECUTORS = ["auto", "linear", "dataflow", "parallel", "streams", "frames", "interpret"]
+
+
+def loop(executor: str) -> ps.Session:
+    session = compile_text(TEXT, executor=executor)
+    for rows in (1, 2):
+        session.run({"x": np.ones((rows, 4), np.float32), "n": np.array(3)})
+    return session
+
+
+def failing(executor: str) -> ps.Session:
+    session = compile_text(
+        "g (float[N] x, int64[1] s) => (float[M] y) { y = Reshape (x, s) }", executor=executor
+    )
+    with pytest.raises(ps.RunError):
+        session.run({"x": np.ones(3, np.float32), "s": np.array([2])})
+    return session
+
+
+def refused(executor: str) -> ps.Session:
+    session = compile_text(
+        "g (float[N] x, float[M] z) => (float[K] y) { y = Add (x, z) }", executor=executor
+    )
+    with pytest.raises(ps.PenstockError):
+        session.run({"x": np.ones(3, np.float32), "z": np.ones(2, np.float32)})
+    return session
+
+
+def observed(executor: str) -> ps.Session:
+    session = compile_text(TEXT, executor=executor)
+    feeds = {"x": np.ones((2, 4), np.float32), "n": np.array(3)}
+    session.run(feeds, trace=ps.Trace(), timeout=60)
+    session.submit(feeds).result(60)
+    return session
+
+
+def framed(executor: str) -> ps.Session:
+    builder = Builder()
+    total = counting(builder, builder.placeholder("n", "int32"))
+    session = ps.compile(builder.proto, executor=executor)
+    session.run({"n": np.int32(5)}, [total])
+    return session
+
+
+def saved(executor: str) -> ps.Session:
+    return ps.compile(SAVED, executor=executor)
+
+
+@pytest.fixture
+def garbage() -> Iterator[Callable[[], Counter[str]]]:
+    """Counts the objects of the package that only the garbage collector can free."""
+
+    def count() -> Counter[str]:
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        kinds = Counter(f"{type(x).__module__}.{type(x).__qualname__}" for x in gc.garbage)
+        gc.garbage.clear()
+        return Counter({k: n for k, n in kinds.items() if k.startswith(("penstock", "numpy"))})
+
+    gc.collect()
+    gc.disable()
+    try:
+        yield count
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("use", [loop, failing, refused, observed, framed, saved])
+def test_dropped_session_leaves_nothing_to_collect(garbage, use, executor):
+    use(executor)  # what is made once stays
+    garbage()
+    use(executor)
+    assert garbage() == {}
+
+
+@pytest.mark.parametrize("use", [loop, saved])
+def test_closed_session_gives_up_plans_and_constants(garbage, use):
+    session = use("auto")
+    session.close()
+    assert session.memory == ps.session.session.Memory(0, 0, 0, 0)
+    assert garbage() == {}
