@@ -65,7 +65,7 @@ def observed(executor: str) -> ps.Session:
 def framed(executor: str) -> ps.Session:
     builder = Builder()
     total = counting(builder, builder.placeholder("n", "int32"))
-    session = ps.compile(builder.proto, executor=executor)
+    session = ps.compile(builder.proto.SerializeToString(), executor=executor)
     session.run({"n": np.int32(5)}, [total])
     return session
 
