@@ -37,6 +37,9 @@ class PartRun(Protocol):
     def outputs(self) -> Sequence[Any]:
         """The outputs of a part that has ended; raises ``DeadTensor``."""
 
+    def release(self) -> None:
+        """Give up the values of a run that has failed."""
+
 
 class Barrier:
     """The shared state of the parts of one run, whose ``lock`` they use as well.

@@ -117,7 +117,7 @@ class FramesExecutor:
         error, barrier.error = barrier.error, None
         if error is not None:
             for run in runs:
-                run.root.release()
+                run.release()
             try:
                 raise error
             finally:

@@ -139,6 +139,10 @@ class FramesRun:
                 del error  # the traceback holds this frame
         return self.root.results
 
+    def release(self) -> None:
+        """Give up the values of a run that has failed."""
+        self.root.release()
+
     def _turn(self) -> bool:
         """Let up to ``_TURN`` tokens pass their nodes; False if none are left.
 
