@@ -44,7 +44,7 @@ def test_subfolders_do_not_import_one_another(module: str) -> None:
         raise AssertionError(f"{module}, line {line}, imports {imported}, of a sibling folder")
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_modules_have_no_circles_of_imports() -> None:
     assert architecture.circles(annotations=False) == []
 
 
@@ -52,7 +52,7 @@ def test_annotations_make_no_circle_of_modules() -> None:
     assert architecture.circles(annotations=True) == []
 
 
-def test_no_two_public_classes_or_functions_share_a_name() -> None:
+def test_public_classes_and_functions_have_names_of_their_own() -> None:
     assert architecture.shared_names() == {}
 
 

@@ -171,7 +171,7 @@ def test_a_file_is_read_as_its_bytes_are(types, tmp_path):
     assert from_files == from_bytes
 
 
-def test_the_demo_prints_a_table_and_the_plan(capsys, tmp_path):
+def test_demo_prints_a_table_and_the_plan(capsys, tmp_path):
     script = tmp_path / "script.sh"
     script.write_text(SHELL)
     empty = tmp_path / "nothing.txt"
@@ -187,7 +187,7 @@ def test_the_demo_prints_a_table_and_the_plan(capsys, tmp_path):
     assert "time per file" in text
 
 
-def test_the_demo_says_which_file_is_missing(tmp_path):
+def test_demo_says_which_file_is_missing(tmp_path):
     with pytest.raises(SystemExit, match=r"no such file: .*nowhere"):
         main([str(tmp_path / "nowhere")])
 
@@ -201,7 +201,7 @@ def test_without_git_a_walk_finds_the_files(tmp_path: Path):
     assert found == [".ci/run", "a.txt", "folder/b.txt"]
 
 
-def test_with_git_only_tracked_files_are_found(tmp_path: Path):
+def test_demo_lists_tracked_files_only(tmp_path: Path):
     for name in ("tracked.txt", "untracked.txt"):
         (tmp_path / name).write_text("text")
     for command in (["init", "-q"], ["add", "tracked.txt"]):

@@ -47,7 +47,7 @@ def test_a_type_with_gaps_is_not_static(kind: TensorType) -> None:
     assert not kind.static
 
 
-def test_an_unknown_dtype_is_not_float64() -> None:
+def test_tensor_type_of_unknown_dtype_is_not_float64() -> None:
     """To NumPy, None and float64 are equal as dtypes."""
     known, unknown = DOUBLE, TensorType(None, (3, 4))
     assert known != unknown

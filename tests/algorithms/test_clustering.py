@@ -153,7 +153,7 @@ def test_groups_of_large_graphs_add_no_wait_between_heavy_nodes(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_same_graph_has_the_same_groups(seed):
+def test_clustering_is_deterministic(seed):
     assert drawn(seed).groups == drawn(seed).groups
 
 

@@ -88,7 +88,7 @@ def test_dag_copy_has_the_same_neighbours(again):
 
 
 @pytest.mark.parametrize("edge", [(0, 2), (2, 0), (-1, 0), (0, -1)])
-def test_an_edge_out_of_the_graph_is_refused(edge):
+def test_dag_refuses_an_edge_out_of_the_graph(edge):
     with pytest.raises(ValueError, match=rf"edge {edge[0]} -> {edge[1]} leaves the graph"):
         Dag(2, [(0, 1), edge])
 

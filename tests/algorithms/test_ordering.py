@@ -47,13 +47,13 @@ def test_nodes_in_order_stay_in_order():
     assert topological_order(Dag(5, [(0, 2), (1, 3), (2, 4), (3, 4)])) == [0, 1, 2, 3, 4]
 
 
-def test_the_lowest_of_the_ready_nodes_comes_first():
+def test_topological_order_takes_the_lowest_ready_node_first():
     #   4 -> 0 -> 2
     #   3 -> 1
     assert topological_order(Dag(5, [(4, 0), (0, 2), (3, 1)])) == [3, 1, 4, 0, 2]
 
 
-def test_the_highest_priority_comes_first():
+def test_topological_order_takes_the_highest_priority_first():
     #       /-> 1
     #     0 --> 2
     #       \-> 3
@@ -118,7 +118,7 @@ def test_a_single_node_can_be_the_critical_path():
     assert critical_path(Dag(3, [(0, 1)]), [1, 1, 3]) == 3
 
 
-def test_the_critical_path_of_an_empty_graph_is_zero():
+def test_critical_path_of_an_empty_graph_is_zero():
     path = critical_path(Dag(0, []), [])
     assert (path, type(path)) == (0.0, float)
 
@@ -186,7 +186,7 @@ def test_peak_of_the_given_order_is_its_largest_live_sum():
     assert peak_bytes(BRANCHES, BRANCH_BUFFERS, range(6)) == 105
 
 
-def test_the_peak_counts_what_a_node_reads_and_what_it_makes():
+def test_peak_counts_inputs_and_outputs_of_the_running_node():
     #   0 -> 1
     dag = Dag(2, [(0, 1)])
     assert peak_bytes(dag, [[(10, [1])], [(7, None)]], [0, 1]) == 17
@@ -214,7 +214,7 @@ def test_a_consumer_named_twice_counts_once():
     assert peak_bytes(dag, [[(100, [1, 1])], [(1, [2])], [(50, None)]], range(3)) == 101
 
 
-def test_the_outputs_of_a_node_live_apart():
+def test_peak_counts_each_output_of_a_node_by_its_own_readers():
     #   0 -> 1 -> 2      1 reads the large output of 0, 2 the small one
     dag = Dag(3, [(0, 1), (1, 2), (0, 2)])
     buffers = [[(100, [1]), (10, [2])], [(1, [2])], [(90, None)]]
@@ -292,7 +292,7 @@ def test_memory_order_keeps_an_order_that_cannot_be_improved():
     assert memory_order(dag, one_buffer_each(dag, [5, 5, 5, 5])) == [0, 1, 2, 3]
 
 
-def test_no_other_order_is_tried_where_the_plain_one_is_the_best_possible(monkeypatch):
+def test_memory_order_stops_at_a_plain_order_that_is_optimal(monkeypatch):
     #   0 -> 1 -> 2      the most that one node touches is a peak that no order avoids
     monkeypatch.setattr(order_module, "_greedy", None)
     dag = Dag(3, [(0, 1), (1, 2)])
@@ -349,7 +349,7 @@ def test_consumers_named_twice_change_nothing(drawn):
 
 
 @given(dags_with_buffers())
-def test_the_peak_is_the_largest_sum_of_live_bytes(drawn):
+def test_peak_is_the_largest_sum_of_live_bytes(drawn):
     dag, outputs = drawn
     order = topological_order(dag)
     live = [0] * dag.n

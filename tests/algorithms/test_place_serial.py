@@ -122,7 +122,7 @@ def test_a_backend_never_gets_what_it_does_not_support():
     assert place_serial(dag, [[None, 1], [2, None], [None, 1]], flat(50)) == (1, 0, 1)
 
 
-def test_of_equal_plans_that_with_the_first_backends_is_taken():
+def test_place_serial_breaks_ties_by_the_first_backends():
     dag = Dag(3, [(0, 1), (1, 2)])
     assert place_serial(dag, [[1, 1, 1]] * 3, flat(1)) == (0, 0, 0)
 

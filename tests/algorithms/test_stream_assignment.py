@@ -89,7 +89,7 @@ def test_stream_assignment_emits_no_signal_for_an_implied_edge():
     assert count(it.schedule) == (1, 0)
 
 
-def test_the_longest_chain_stays_on_its_stream():
+def test_longest_chain_stays_on_its_stream():
     #   A -> B ------------> F
     #    '-> C -> D -> E ----^
     it = Named("A B C D E F", "A>B A>C C>D D>E E>F B>F")
@@ -107,7 +107,7 @@ def test_a_command_goes_where_it_has_run_before():
 # What naive versions get wrong.
 
 
-def test_no_signal_is_needed_on_the_same_stream():
+def test_signals_are_left_out_on_the_same_stream():
     #   A -> B -> C -> D      all on one stream
     #    '--------^
     #         '--------^
@@ -115,7 +115,7 @@ def test_no_signal_is_needed_on_the_same_stream():
     assert count(it.schedule) == (1, 0)
 
 
-def test_no_signal_is_needed_that_an_edge_implies():
+def test_signals_are_left_out_that_an_edge_implies():
     #   A -> B -> D -> E
     #    '-> C ---^    ^
     #        '---------'      E follows C, but so does D
@@ -123,7 +123,7 @@ def test_no_signal_is_needed_that_an_edge_implies():
     assert str(it) == "A:0!0 B:0 C:1?0!1 D:0?1 E:0"
 
 
-def test_no_signal_is_needed_that_another_signal_implies():
+def test_signals_are_left_out_that_another_signal_implies():
     #   A (0) -> B (1) -> C (2)      C waits for B, which has waited for A
     #     '----------------^
     it = Named("A B C", "A>B B>C A>C", devices=[0, 1, 2])
@@ -134,7 +134,7 @@ def test_no_signal_is_needed_that_another_signal_implies():
     assert str(it) == "A:0 B:0!0 D:1?0 E:1!1"
 
 
-def test_no_signal_is_needed_that_a_shared_stream_implies():
+def test_signals_are_left_out_that_a_shared_stream_implies():
     #   A (0) -> C (1)      A comes before B, though no edge says so, since they share a stream
     #   B (0) ---^
     it = Named("A B C", "A>C B>C", devices=[0, 0, 1], max_streams=2)

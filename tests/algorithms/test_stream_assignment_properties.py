@@ -149,13 +149,13 @@ def assert_least(schedule: StreamSchedule) -> None:
 
 @many_examples
 @given(problem=problems())
-def test_all_dependencies_are_certain(problem):
+def test_stream_assignment_orders_every_dependency(problem):
     assert_ordered(problem, problem.solved())
 
 
 @many_examples
 @given(problem=problems(), choose=st.randoms(use_true_random=False))
-def test_no_timing_breaks_a_dependency_or_ends_in_deadlock(problem, choose):
+def test_stream_assignment_holds_under_any_timing_without_deadlock(problem, choose):
     Replay(problem.dag, problem.solved(), choose.randrange).run()
 
 
@@ -168,7 +168,7 @@ def test_dependencies_hold_if_one_stream_is_always_ahead(problem, hurried):
 
 @many_examples
 @given(problem=problems())
-def test_no_wait_between_streams_is_redundant(problem):
+def test_stream_assignment_has_no_redundant_wait(problem):
     assert_least(problem.solved())
 
 

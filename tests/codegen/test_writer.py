@@ -84,7 +84,7 @@ def test_outputs_that_others_may_hold_are_copied():
     ).endswith("return (v1, unshared(v1), unshared(v0), unshared(v3), unshared(c4),)")
 
 
-def test_an_if_is_an_if():
+def test_program_writes_an_if_as_an_if_statement():
     assert program(
         """g (float[4] x, bool c) => (float[4] y) {
             a = Exp(x)
@@ -227,7 +227,7 @@ def test_dynamic_values_are_released_after_their_last_use():
     assert places == sorted(places)
 
 
-def test_what_a_branch_hands_out_is_released_with_the_result():
+def test_program_releases_outputs_of_a_branch_with_the_result():
     assert """
     if v1:
         v3 = absolute(v2)
@@ -414,7 +414,7 @@ def test_branches_nest_as_deep_as_limits_allow():
         run(120)
 
 
-def test_no_name_of_a_ufunc_hides_another():
+def test_program_names_two_ufuncs_of_one_name_apart():
     def shout(x):
         return x
 

@@ -63,7 +63,7 @@ def test_nothing_is_overwritten_while_it_is_read(graph, planner):
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_nor_in_larger_graphs_and_other_orders(seed):
+def test_arena_layout_overwrites_no_live_value_in_larger_graphs_and_other_orders(seed):
     plan = plan_of(seeded(seed, 40))
     replay(plan, plan_arena(plan))
     choose = random.Random(seed)
@@ -117,7 +117,7 @@ def together(plan: Plan, arena_plan: ArenaPlan) -> None:
 
 @pytest.mark.parametrize("planner", ["best", "reuse"])
 @pytest.mark.parametrize("seed", sweep(range(60), 15))
-def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
+def test_arena_layout_overwrites_no_live_value_in_any_order_of_tasks(seed, planner):
     plan = plan_of(seeded(seed, 40))
     arena_plan = plan_arena_for_tasks(plan, arrange(plan, Whole()), planner)
     together(plan, arena_plan)
@@ -129,7 +129,7 @@ def test_no_order_of_tasks_overwrites_what_is_still_read(seed, planner):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_nor_with_steps_of_loops_and_branches_as_tasks(seed):
+def test_arena_layout_overwrites_no_live_value_with_loops_and_branches_as_tasks(seed):
     plan = plan_of(seeded(seed, 40))
     arena_plan = plan_arena_for_tasks(plan, arrange(plan, Grouping()))
     together(plan, arena_plan)
@@ -147,7 +147,7 @@ def test_memory_of_one_branch_serves_the_other():
     assert arena_plan.size < 3 * 4096
 
 
-def test_the_replay_sees_what_is_wrong():
+def test_replay_reports_an_overwritten_value():
     plan, arena_plan = planned(
         "g (float[16] x) => (float[16] y) { a = Exp(x) b = Sin(a) c = Mul(a, b) y = Add(c, a) }"
     )
@@ -161,7 +161,7 @@ def test_the_replay_sees_what_is_wrong():
         replay(plan, replace(arena_plan, order=arena_plan.order[::-1]))
 
 
-def test_the_replay_sees_what_a_loop_overwrites():
+def test_replay_reports_a_value_that_a_loop_overwrites():
     plan, arena_plan = planned(
         """g (float[16] x, int64 n) => (float[16] y) {
             a = Exp(x)

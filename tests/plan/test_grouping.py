@@ -246,14 +246,14 @@ def test_a_loop_that_turns_a_thousand_times_is_heavy():
     assert members(arrange(plan, grouping)) == [{"L"}, {"H"}, {"T"}]
 
 
-def test_an_if_is_as_long_as_its_longer_branch():
+def test_cost_of_an_if_is_that_of_its_longer_branch():
     plan = plan_of({"I": branch({"H0": "x", "H1": "H0"}, {"T0": "x"}), "T": "I"})
     grouping = clustered(plan)
     assert grouping.seconds(plan.steps[0]) == pytest.approx(2e-3)
     assert len(arrange(plan, grouping).tasks) == 1
 
 
-def test_an_if_with_one_heavy_parallel_branch_has_tasks_of_its_own():
+def test_if_with_one_heavy_parallel_branch_has_tasks_of_its_own():
     plan = plan_of({"I": branch({"T0": "x"}, wide(6, "H")), "T": "I"})
     tasks = arrange(plan, clustered(plan))
     (expanded,) = [task for task in tasks.tasks if task.blocks]
@@ -271,14 +271,14 @@ WINS = {
 
 
 @pytest.mark.parametrize("drawn", WINS.values(), ids=list(WINS))
-def test_what_blocks_gain_counts_for_the_plan(drawn):
+def test_grouping_counts_the_gain_of_blocks_for_the_plan(drawn):
     grouping = clustered(plan_of(drawn))
     assert grouping.makespan < 0.6 * grouping.serial
     assert grouping.promising
 
 
 @pytest.mark.parametrize("drawn", list(WINS.values())[-2:], ids=list(WINS)[-2:])
-def test_what_is_around_a_block_that_gains_is_expanded(drawn):
+def test_grouping_expands_the_blocks_around_a_block_that_gains(drawn):
     plan = plan_of(drawn)
     tasks = arrange(plan, clustered(plan))
     assert max(len(block) for block in tasks.blocks) >= 6
@@ -292,7 +292,7 @@ def test_a_plan_never_takes_longer_than_one_step_after_the_other(drawn):
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 @pytest.mark.parametrize("seed", range(60))
-def test_nor_does_a_random_one_without_blocks_that_gain(seed, workers):
+def test_random_plan_without_blocks_that_gain_is_not_expanded(seed, workers):
     graph = clone(seeded(seed, 40))
     optimize(graph)
     plan = compile_plan(graph, [NumpyBackend()])
@@ -355,7 +355,7 @@ def test_a_block_with_a_step_of_another_backend_has_tasks_of_its_own():
     assert [tasks.tasks[t].queue for t in tasks.blocks[1]] == [0, 1]
 
 
-def test_and_so_has_what_is_around_it():
+def test_block_around_a_block_with_tasks_has_tasks_of_its_own():
     #   L { L { v -> T0 => T1 } } -> T
     inner = {"L": loop({"T0": "v", "T1": "T0"})}
     plan = plan_of({"L": loop(inner), "T": "L"})
@@ -375,6 +375,6 @@ def test_one_by_one_every_step_is_a_task_and_all_blocks_have_their_own():
     assert sorted(len(block) for block in tasks.blocks) == [1, 1, 3, 4]
 
 
-def test_the_constants_are_in_the_order_that_the_rules_need():
+def test_grouping_constants_are_in_the_order_that_the_rules_need():
     assert 0 < DISPATCH_S < HAND_OVER_S
     assert 0 < PYTHON_S < HAND_OVER_S

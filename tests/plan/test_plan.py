@@ -90,7 +90,7 @@ def test_a_chain_runs_in_one_buffer():
     assert arena_plan.size == arena_plan.lower_bound == 64
 
 
-def test_what_is_read_later_is_not_overwritten():
+def test_plan_overwrites_no_operand_that_is_read_later():
     #  a -> b = -a -> c = a + b: b may not take a's memory
     plan, arena_plan = planned(
         "g (float[16] x) => (float[16] y) { a = Exp(x) b = Sin(a) c = Mul(a, b) d = Sub(c, a) y = Neg(d) }"
@@ -102,7 +102,7 @@ def test_what_is_read_later_is_not_overwritten():
     assert of[d] in (of[a], of[c])
 
 
-def test_what_a_view_still_reads_is_not_overwritten():
+def test_plan_overwrites_no_operand_that_a_view_still_reads():
     plan, arena_plan = planned(
         """g (float[4, 4] x) => (float[4, 4] y) {
             a = Exp(x) v = Transpose(a) b = Neg(a) c = Add(b, v) y = Sin(c) }"""
@@ -110,7 +110,7 @@ def test_what_a_view_still_reads_is_not_overwritten():
     assert arena_plan.buffer_of[slot(plan, "a")] != arena_plan.buffer_of[slot(plan, "b")]
 
 
-def test_an_operand_seen_in_two_ways_is_not_overwritten():
+def test_plan_overwrites_no_operand_that_is_read_by_two_views():
     #  a + transpose(a): in place, later elements would read what earlier ones wrote
     plan, arena_plan = planned(
         "g (float[4, 4] x) => (float[4, 4] y) { a = Exp(x) v = Transpose(a) b = Add(a, v) y = Sin(b) }"
@@ -169,7 +169,7 @@ def test_carried_values_alternate_between_two_buffers():
     assert arena_plan.size == arena_plan.lower_bound == 4 * 64
 
 
-def test_what_a_body_reads_from_outside_lives_as_long_as_the_loop():
+def test_captured_value_of_a_body_lives_as_long_as_the_loop():
     plan, arena_plan = planned(
         """g (float[16] x, int64 n) => (float[16] y) {
             a = Exp(x) z = Sin(x)
@@ -196,7 +196,7 @@ def test_exclusive_branches_share_memory():
 # Orders.
 
 
-def test_an_order_that_frees_early_is_found():
+def test_plan_chooses_an_order_that_frees_early():
     #  Four wide branches from one input, each reduced to one number: run in the order given, all
     #  four wide values are alive at once; one after the other, one is.
     wide = " ".join(f"w{i} = Tile(x{i}, reps)" for i in range(4))
@@ -265,7 +265,7 @@ def test_branches_are_explained_under_their_own_names():
         ("t = Add(v, x) w = Identity(x)", False),
     ],
 )
-def test_an_update_is_written_into_the_free_buffer_where_it_can_be(update, direct):
+def test_loop_update_is_written_into_the_free_buffer(update, direct):
     plan, _ = planned(
         f"""g (float[6] x, int64 n) => (float[6] y) <int64[2] two = {{2, 3}}, int64[1] six = {{6}},
             int64[1] last = {{5}}, int64[1] far = {{-9}}, int64[1] axis = {{0}}, int64[1] back = {{-1}}> {{
@@ -276,7 +276,7 @@ def test_an_update_is_written_into_the_free_buffer_where_it_can_be(update, direc
     assert [carry.direct for carry in loop.carries] == [direct]
 
 
-def test_of_two_carried_values_with_one_update_one_is_copied():
+def test_loop_copies_one_of_two_carried_values_with_one_update():
     plan, _ = planned(
         """g (float[4] x, int64 n) => (float[4] y, float[4] z) {
             y, z = Loop (n, , x, x) <body = b (int64 i, bool c, float[4] v, float[4] u)

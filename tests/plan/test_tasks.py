@@ -175,7 +175,7 @@ def test_every_step_is_in_one_task_and_tasks_in_an_order(seed, grouping, planned
 
 @settings(max_examples=100)
 @given(graph=graphs(), seed=st.integers(0, 3), planned=st.booleans())
-def test_of_any_graph(graph, seed, planned):
+def test_tasks_of_any_random_graph_keep_all_orders(graph, seed, planned):
     plan = plan_of(graph, planned=planned)
     for make in GROUPINGS.values():
         grouping = make(seed)
@@ -315,7 +315,7 @@ def assert_shared(plan: Plan, tasks: Tasks, source: str) -> None:
 @either_plan
 @each_grouping
 @pytest.mark.parametrize("seed", range(25))
-def test_only_what_several_tasks_touch_is_shared(seed, grouping, planned):
+def test_tasks_share_only_values_that_several_of_them_touch(seed, grouping, planned):
     plan = plan_of(seeded(seed, 30), planned=planned)
     tasks = arrange(plan, GROUPINGS[grouping](seed))
     assert_shared(plan, tasks, Walk(plan, tasks, seed).source)
@@ -326,7 +326,7 @@ def named(plan: Plan, name: str) -> int:
     return found
 
 
-def test_the_last_of_several_readers_lets_go_and_a_single_one_by_itself():
+def test_tasks_release_a_shared_value_with_its_last_reader():
     #              /-> b --\
     #   x -> a ---+         +-> y        c is read by one task, a by two
     #              \-> c --/
@@ -348,7 +348,7 @@ def test_values_of_one_task_alone_are_its_own():
     assert not any(tasks.counted)
 
 
-def test_an_output_of_the_plan_is_never_released():
+def test_tasks_never_release_an_output_of_the_plan():
     text = "g (float[N] x) => (float[N] a, float[N] y) { a = Exp(x) b = Sin(a) y = Add(a, b) }"
     plan = of_text(text)
     tasks = arrange(plan, Grouping())
@@ -363,7 +363,7 @@ LOOP = """g (float[N] x, int64 n) => (float[N] y) {
     y = Add(r, a) }"""
 
 
-def test_what_a_body_reads_from_outside_is_read_by_the_task_of_the_loop():
+def test_captured_value_of_a_body_is_read_by_the_task_of_the_loop():
     #   a -> Loop(a) -> y(a)   the tasks of the body do not count: they run again and again
     plan = of_text(LOOP)
     tasks = arrange(plan, Grouping())
@@ -509,7 +509,7 @@ def test_tasks_that_run_at_the_same_time_share_no_memory_that_one_writes(seed, g
         assert not list(overlaps(plan, tasks, plan_arena_for_tasks(plan, tasks, planner)))
 
 
-def test_nor_where_there_are_too_many_buffers_to_compare_them_all(monkeypatch):
+def test_tasks_overwrite_nothing_with_too_many_buffers_to_compare(monkeypatch):
     monkeypatch.setattr(arena_layout, "_MOST_BUFFERS", -1)
     found = {}
     for seed in range(100):

@@ -78,7 +78,7 @@ def test_run_options_with_an_observer_of_another_class_raise_type_error() -> Non
         RunOptions(observers=["trace"])
 
 
-def test_all_observers_begin_with_the_trace() -> None:
+def test_observers_begin_with_the_trace() -> None:
     trace, other = Trace(), Trace()
     assert RunOptions(trace=trace, observers=[other]).all_observers == (trace, other)
 

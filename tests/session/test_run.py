@@ -242,7 +242,7 @@ def test_a_signal_may_cancel_a_run_at_any_moment(call):
 # Observers that raise.
 
 
-def test_an_observer_that_refuses_a_run_ends_it():
+def test_observer_that_refuses_a_run_ends_it():
     refuses, executor = Seen(begin=ps.RunError("no")), Fake()
     with pytest.raises(ps.RunError, match="no"):
         run_of(None, None, [refuses]).run_inline(executor, [])
@@ -273,7 +273,7 @@ def ends_with(way: str, executor: Fake, observers: Sequence[Observer]) -> BaseEx
 
 
 @each_way
-def test_an_observer_that_fails_at_the_end_fails_the_run(way):
+def test_observer_that_fails_at_the_end_fails_the_run(way):
     fails = Seen(end=ps.RunError("no"))
     assert ends_with(way, Fake(), [fails]) is fails.end
     assert fails.told == ["begin", None]

@@ -85,7 +85,7 @@ def test_any_value_can_be_fetched_and_only_what_it_needs_runs(session):
     np.testing.assert_array_equal(outputs["z"], -X)
 
 
-def test_an_intermediate_value_can_be_fed(session):
+def test_session_feeds_an_intermediate_value(session):
     outputs = session.run({"product": X}, fetches=["y"])
     np.testing.assert_array_equal(outputs["y"], X + BIAS)
 
@@ -316,7 +316,7 @@ def test_array_that_cannot_be_read_raises_invalid_input(session):
         session.run({"x": Broken(), "scale": SCALE})
 
 
-def test_the_dtype_of_a_fed_intermediate_value_is_checked(session):
+def test_session_checks_the_dtype_of_a_fed_intermediate_value(session):
     assert session.run({"product": [[1, 2, 3]]}, ["y"])["y"].tolist() == [[2, 4, 6]]
     with pytest.raises(ps.InvalidInput, match="'product' must be float32, not float64"):
         session.run({"product": X.astype(np.float64)}, ["y"])
@@ -377,7 +377,7 @@ def test_unknown_fetches_are_explained(session):
         session.run({"x": X, "scale": SCALE}, fetches="y")
 
 
-def test_the_number_of_positional_inputs_is_checked(session):
+def test_session_checks_the_number_of_positional_inputs(session):
     with pytest.raises(ps.InvalidInput, match="1 inputs given"):
         session(X)
 
@@ -404,7 +404,7 @@ def test_shapes_may_be_numpy_integers(proto):
     assert ps.compile(proto, shapes={"x": np.array([4, 3])}).memory.count == 1
 
 
-def test_an_input_of_unknown_rank_needs_a_shape():
+def test_session_needs_a_shape_for_an_input_of_unknown_rank():
     x = ps.ir.graph.Value("x", ps.types.TensorType(np.dtype(np.float32)))
     y = ps.ir.graph.Value("y")
     graph = ps.ir.graph.Graph([x], [y], [ps.ir.graph.Node(ps.ops.find("Exp"), [x], [y])])

@@ -55,7 +55,7 @@ def test_control_edge_from_a_switch_is_live_and_from_its_dead_output_dead(p: boo
 
 @pytest.mark.parametrize("output", [0, 1])
 @pytest.mark.parametrize("p", [True, False])
-def test_only_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
+def test_single_reader_of_a_switch_lives_if_its_output_was_chosen(p: bool, output: int) -> None:
     """
     x ─> switch ─F or T─> read ─> merge <── y
     p ──────┘

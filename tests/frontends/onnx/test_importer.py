@@ -270,7 +270,7 @@ def test_more_nodes_than_max_nodes_are_refused() -> None:
 # Operations, attributes and arity against their schemas
 
 
-def test_all_faults_are_reported_at_once() -> None:
+def test_importer_reports_all_faults_at_once() -> None:
     proto = model_of(
         node("Conv", "x", "a", "one_input"),
         node("LeakyRelu", "x", "b", "text", alpha="0.1"),
@@ -301,7 +301,7 @@ def test_faults_beyond_the_maximum_are_counted() -> None:
     assert reported[-1] == "and 20 more"
 
 
-def test_all_unsupported_operations_are_reported_at_once() -> None:
+def test_importer_reports_all_unsupported_operations_at_once() -> None:
     proto = model_of(
         node("Relu", "x", "y"),
         node("Gelu", "x", "a", "too_early"),

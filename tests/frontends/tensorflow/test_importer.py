@@ -167,7 +167,7 @@ def refused(g: Builder, match: str) -> None:
         ps.load(g.bytes())
 
 
-def test_all_unsupported_operations_are_reported_at_once() -> None:
+def test_importer_reports_all_unsupported_operations_at_once() -> None:
     g = Builder()
     g.placeholder("x", "float32")
     g.node("Frobnicate", "x", name="a")

@@ -90,7 +90,7 @@ def test_a_pad_that_others_read_stays_for_them(backends):
         f'<{PADS}> {{ p = Pad(x, pads) y = Conv <strides = [2, 2], auto_pad = "SAME_UPPER"> (p, v) }}',
     ],
 )
-def test_what_a_convolution_cannot_pad(body):
+def test_fold_padding_keeps_pads_that_a_convolution_cannot_take(body):
     ones = ", ".join("1" for _ in range(27))
     text = f"g (float[1, 2, 9, 8] x) => (float[1, a, b, c] y) {body}"
     text = text.replace(
@@ -99,7 +99,7 @@ def test_what_a_convolution_cannot_pad(body):
     assert counts(text, ["numpy"]) == {"Pad": 1, "Conv": 1}
 
 
-def test_what_is_taken_away_stays_a_pad():
+def test_fold_padding_keeps_negative_pads():
     graph = "g (float[1, 1, 9, 8] x) => (float[1, 1, 8, 8] y)"
     text = f"""{graph} <int64[8] pads = {{0, 0, -1, 1, 0, 0, 1, 0}},
         float[1, 1, 2, 2] w = {{1, 2, 3, 4}}> {{ p = Pad(x, pads) y = Conv(p, w) }}"""
@@ -147,7 +147,7 @@ def test_pooling_pads(body, backends):
         "y = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (p) }",
     ],
 )
-def test_what_pooling_cannot_pad(body):
+def test_fold_padding_keeps_pads_that_pooling_cannot_take(body):
     text = f"g (float[1, 2, 9, 8] x) => (float[1, 2, a, b] y) {body}"
     assert counts(text, ["numpy"], low=-5.0)["Pad"] == 1
 
@@ -163,7 +163,7 @@ def test_places_of_maxima_are_places_in_what_is_padded():
     [("{0, 0, 1}", ""), ("{0, 0, 1, 2, 0, 0, 0, 1}", "<pads = [1, 1]>")],
     ids=["pads", "attributes"],
 )
-def test_what_never_runs_may_be_wrong(pads, attrs):
+def test_fold_padding_ignores_invalid_pads_of_nodes_that_never_run(pads, attrs):
     #  If -+- then: x
     #      +- else: a Pad, or a Conv, that can never be
     count = pads.count(",") + 1

@@ -151,7 +151,7 @@ IF = """g (float[2] x) => (float[2] y) <bool c = {CONDITION}> {
 @pytest.mark.parametrize(
     ("condition", "left"), [("1", ["Exp", "Neg", "Sin"]), ("0", ["Exp", "Abs", "Sqrt", "Sin"])]
 )
-def test_an_if_with_a_known_condition_becomes_its_branch(condition, left):
+def test_if_with_a_constant_condition_becomes_its_branch(condition, left):
     graph = optimized(IF.replace("CONDITION", condition))
     assert [node.op.name for node in graph.nodes] == left
     x = np.array([0.5, 1], np.float32)
@@ -203,7 +203,7 @@ def test_nested_ifs_with_known_conditions_vanish():
         ("t = Transpose <perm = [1, 0]> (x) y = Neg(t)", {"Transpose": 1, "Neg": 1}),
     ],
 )
-def test_what_changes_nothing_goes(body, left):
+def test_optimize_removes_operations_that_change_nothing(body, left):
     text = f"""g (float[2, 2] x) => (float[M, N] y) <int64[2] shape = {{2, 2}}, int64[1] axes = {{0}},
         float one = {{1}}, int64[2] zero = {{0, 0}}, int64[2] many = {{9, 9}},
         int64[1] minus = {{-1}}, int64[1] far = {{-9}}, int64[4] none = {{0, 0, 0, 0}},
@@ -266,7 +266,7 @@ def test_a_branch_uses_what_was_computed_outside_but_not_the_other_way():
 # Dead code, feeds and fetches.
 
 
-def test_what_no_output_needs_is_dropped_in_bodies_too():
+def test_dead_code_is_dropped_in_bodies_too():
     graph = optimized(
         """g (float[2] x, bool c) => (float[2] y) {
             dead = Exp(x)
@@ -298,7 +298,7 @@ def test_a_fed_value_that_is_fetched_comes_back():
     assert got[1].tolist() == [-1, -1]
 
 
-def test_what_a_branch_or_body_makes_for_nobody_is_not_made():
+def test_dead_code_drops_unread_outputs_of_branches_and_bodies():
     graph = optimized(
         """g (float[3, 2] x, bool c, int64 n) => (float[2] y, float[3, 2] z, float[3] w) {
             y, unread = If (c) <then_branch = t () => (float[2] p, float[2] q)
@@ -373,7 +373,7 @@ def waits(graph: Graph, output: str) -> set[str]:
     return {n.outputs[0].name for n in found.control_inputs}
 
 
-def test_who_waits_for_a_node_that_is_folded_waits_for_nothing():
+def test_control_input_of_a_folded_node_is_dropped():
     x, y, k = value("x"), Value("y"), Value("k", const=np.ones(2, np.float32))
     folded = node("Neg", [k], [Value("n")])
     graph = Graph([x], [y], [folded, node("Exp", [x], [y], [folded])])
@@ -382,7 +382,7 @@ def test_who_waits_for_a_node_that_is_folded_waits_for_nothing():
     assert waits(graph, "y") == set()
 
 
-def test_who_waits_for_a_node_that_is_simplified_waits_for_what_that_reads():
+def test_control_input_of_a_simplified_node_becomes_its_producers():
     #  A -> Identity <- B: B waits for A
     x, a, i, b = value("x"), Value("a"), Value("i"), Value("b")
     first = node("RandomNormalLike", [x], [a], pure=False)
@@ -393,7 +393,7 @@ def test_who_waits_for_a_node_that_is_simplified_waits_for_what_that_reads():
     assert waits(graph, "b") == {"a"}
 
 
-def test_who_waits_for_one_of_two_equal_nodes_waits_for_the_one_that_is_left():
+def test_control_input_of_a_merged_node_becomes_the_remaining_one():
     x, a, b, c = value("x"), Value("a"), Value("b"), Value("c")
     second = node("Neg", [x], [b])
     second.op = find("Neg")
@@ -404,7 +404,7 @@ def test_who_waits_for_one_of_two_equal_nodes_waits_for_the_one_that_is_left():
     assert waits(graph, "c") == {"a"}
 
 
-def test_who_waits_for_an_if_waits_for_the_branch_that_was_taken():
+def test_control_input_of_a_folded_if_becomes_the_nodes_of_its_branch():
     x, y, b, t = value("x"), Value("y"), Value("b"), Value("t")
     taken = Graph([], [t], [node("Exp", [x], [t])])
     other = Graph([], [x], [])
@@ -590,7 +590,7 @@ def test_a_partly_known_split_settles():
     assert graph.outputs[1].const.tolist() == [3]
 
 
-def test_what_others_read_too_is_not_absorbed():
+def test_optimize_keeps_values_that_other_nodes_read():
     #  Conv -- Add -+- Mul -- y    the sum goes into the convolution, which both then read
     #               +- Neg -- z
     text = """g (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y, float[1, 2, 3, 3] z)

@@ -89,7 +89,7 @@ def test_between_two_convolutions_none_is_left_and_biases_are_taken_in():
     assert ops(graph) == {"Transpose": 2, "Conv": 2, "Relu": 1}
 
 
-def test_of_a_residual_block_none_is_left_inside():
+def test_sink_transposes_leaves_none_inside_a_residual_block():
     net = Net(1, 6, 5, 3)
     y = net.conv("x")
     z = net.add("Relu", net.conv(y))
@@ -98,7 +98,7 @@ def test_of_a_residual_block_none_is_left_inside():
     assert ops(check(net.model(y), image(1, 6, 5, 3)))["Transpose"] == 2
 
 
-def test_what_pads_before_a_convolution_is_taken_in():
+def test_sink_transposes_passes_a_pad_before_a_convolution():
     net = Net(1, 6, 5, 3)
     amounts = net.constant([0, 1, 2, 0, 0, 3, 1, 0], np.int64)
     y = net.conv(net.add("Pad", "x", amounts))
@@ -135,7 +135,7 @@ def test_reductions_name_other_axes(axes, keep):
     check(net.model(y), image(2, 6, 5, 3))
 
 
-def test_where_channels_are_reduced_they_stay_next_to_each_other():
+def test_sink_transposes_keeps_channels_together_where_they_are_reduced():
     net = Net(2, 6, 5, 3)
     y = net.add("ReduceMean", net.conv("x"), net.constant([3], np.int64))
     graph = check(net.model(y), image(2, 6, 5, 3))
@@ -149,7 +149,7 @@ def test_slopes_for_channels_and_no_others_are_moved(slopes, left):
     assert ops(check(net.model(y), image(2, 6, 5, 3)))["Transpose"] == left
 
 
-def test_the_mean_of_an_image_needs_no_transpose():
+def test_sink_transposes_removes_the_transpose_before_a_mean_of_an_image():
     net = Net(2, 6, 5, 3)
     y = net.add("ReduceMean", net.conv("x"), net.constant([1, 2], np.int64), keepdims=0)
     assert ops(check(net.model(y), image(2, 6, 5, 3)))["Transpose"] == 1
@@ -175,7 +175,7 @@ def test_one_element_for_each_channel_may_come_from_elsewhere():
     assert conv.op.name == "Conv"
 
 
-def test_what_has_another_layout_keeps_it():
+def test_sink_transposes_keeps_transposes_of_other_layouts():
     """An image with channels last from outside is as large as that which is transposed."""
     net = Net(2, 6, 5, 4)
     y = net.add("Add", net.conv("x"), "x")
