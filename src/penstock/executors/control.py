@@ -39,9 +39,11 @@ class Control:
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
     """
 
-    __slots__ = ("error", "listeners", "observer", "run", "stopped")
+    __slots__ = ("deadline", "error", "listeners", "observer", "run", "stopped", "timeout")
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = math.inf if timeout is None else timeout
+        self.deadline = time.monotonic() + self.timeout
         self.stopped = False
         self.error: Exception | None = None
         self.listeners: set[StopListener] = set()
@@ -72,6 +74,13 @@ class Control:
         """Raise the error that the run was stopped with."""
         assert self.error is not None
         raise self.error
+
+    def late(self) -> Exception | None:
+        """The error that a run must end with that ends now: it was stopped, or its deadline has
+        passed by the clock, whether the watchdog has noticed or not."""
+        if not self.stopped and time.monotonic() > self.deadline:
+            self.set(_timed_out(self.timeout))
+        return self.error
 
     def own(self) -> Control:
         """This control; or a new one instead of the shared ``NEVER``."""
@@ -141,15 +150,15 @@ class Watchdog:
         self.numbers = count()
         self.thread: threading.Thread | None = None
 
-    def add(self, control: Control, timeout: float) -> None:
-        entry = (time.monotonic() + timeout, next(self.numbers), control)
+    def add(self, control: Control) -> None:
+        entry = (control.deadline, next(self.numbers), control)
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(
                     target=self.watch, name="penstock-deadlines", daemon=True
                 )
                 self.thread.start()
-            self.timeouts[control] = timeout
+            self.timeouts[control] = control.timeout
             heapq.heappush(self.queue, entry)
             if self.queue[0] is entry:
                 self.changed.notify()
@@ -200,12 +209,12 @@ def begin_run(
     timeout: float | None, cancel: CancelToken | None, watchdog: Watchdog = WATCHDOG
 ) -> Control:
     """The control of a new run that may take ``timeout`` seconds and be cancelled by ``cancel``."""
-    control = Control()
+    control = Control(timeout)
     if timeout is not None:
         if not timeout > 0:
             control.set(_timed_out(timeout))
         elif timeout < math.inf:
-            watchdog.add(control, timeout)
+            watchdog.add(control)
     if cancel is not None:
         cancel.attach(control)
     return control

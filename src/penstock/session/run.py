@@ -54,7 +54,7 @@ class Run:
             self.begin(executor)
             outputs = executor.run(values, self.control)
             # A run that ends late has not met its deadline, however few checks it passed.
-            if self.control.stopped:
+            if self.control.late() is not None:
                 self.control.stop()
             return outputs
         except BaseException as raised:
@@ -114,8 +114,7 @@ class Job:
 
     def _done(self, outputs: tuple[Any, ...] | None, error: BaseException | None) -> None:
         control, future = self._run.control, self.future
-        if error is None and control.stopped:
-            error = control.error
+        error = error or control.late()
         try:
             self._run.end(error)
         except BaseException as raised:  # raised by an observer

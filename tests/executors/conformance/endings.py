@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import signal
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.executors.control import Watchdog
 from tests.executors.conformance.base import ENDLESS, ExecutorTests
 from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON
 
 
 class Endings(ExecutorTests):
@@ -39,6 +43,22 @@ class Endings(ExecutorTests):
             session.run(feeds, timeout=0.05)
         feeds["n"] = np.array(3)
         assert session.run(feeds, timeout=60)["y"].tolist() == [0, 0, 0, 0]
+
+    @pytest.mark.parametrize("way", ["run", "observed", "submit", "arun", "stream"])
+    def test_run_that_ends_late_fails_without_the_watchdog(self, way, monkeypatch):
+        monkeypatch.setattr(Watchdog, "add", lambda self, control: None)
+        session = self.compile(model_from_text(ENDLESS))
+        feeds = {"x": np.zeros(4, np.float32), "n": np.array(1)}
+        ways = {
+            "run": partial(session.run, feeds),
+            "observed": partial(session.run, feeds, trace=ps.Trace()),
+            "submit": lambda **late: session.submit(feeds, **late).result(SOON),
+            "arun": lambda **late: asyncio.run(session.arun(feeds, **late)),
+            "stream": lambda **late: ps.Stream().run(session, feeds, **late).result(SOON),
+        }
+        assert ways[way](timeout=SOON)["y"].tolist() == [0, 0, 0, 0]
+        with pytest.raises(ps.DeadlineExceeded, match="1e-09 s"):
+            ways[way](timeout=1e-9)
 
     def test_timeout_of_zero_fails_before_the_run_begins(self):
         session = self.compile(model_from_text(ENDLESS))
