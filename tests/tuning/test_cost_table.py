@@ -17,10 +17,12 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.tuning import cost_table as module
 from penstock.tuning.cost_table import CostTable, cache_folder, cost_table, machine_name
 from penstock.tuning.node_signature import NodeSignature
@@ -455,6 +457,35 @@ def test_file_that_another_process_has_just_created_is_used(path, content):
     table.record("numpy", sized(8), 1, 1.0)
     table.save()
     assert CostTable(path, "here").lookup("numpy", sized(8), 1) == 1.0
+
+
+def test_save_erases_attributes_that_older_versions_wrote(path, table):
+    old = ["3x2 -> 3x2; offset=[13.25]", "2= -> 2; " + "a=[1, 2, " * 30 + "... 0123456789abcdef"]
+    kept = ["3x2, 2= -> 3x2", "3x2 -> 3x2; 0123456789abcdef", "3x2 -> 3x2"]
+    for exact in (*old, *kept):
+        table.record("numpy", sized(48, exact), 1, 1.0)
+    table.save()
+    assert b"13.25" in path.read_bytes()
+    again = CostTable(path, "here")
+    again.record("numpy", sized(8), 1, 1.0)
+    again.save()
+    assert {exact for *_, exact in cost_rows(path)} == {*kept, "8"}
+    assert b"13.25" not in path.read_bytes()
+    assert CostTable(path, "here").lookup("numpy", sized(48, kept[0]), 1) == 1.0
+
+
+def test_tuned_model_leaves_no_attribute_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    scaler = onnx.helper.make_node(
+        "Scaler", ["x"], ["y"], "secret", domain="ai.onnx.ml", offset=[13.25, 3.5], scale=[7.75]
+    )
+    x, y = (onnx.helper.make_tensor_value_info(v, 1, [3, 2]) for v in ("x", "y"))
+    graph = onnx.helper.make_graph([scaler], "secret", [x], [y])
+    opsets = [onnx.helper.make_opsetid("ai.onnx.ml", 3), onnx.helper.make_opsetid("", 17)]
+    ps.compile(onnx.helper.make_model(graph, opset_imports=opsets), shapes={}, autotune=True)
+    data = (tmp_path / "costs.sqlite").read_bytes()
+    assert b"Scaler" in data
+    assert not any(word in data for word in (b"13.25", b"7.75", b"offset", b"secret"))
 
 
 def test_oversized_file_is_not_read(path):

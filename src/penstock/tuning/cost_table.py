@@ -267,6 +267,8 @@ AND times BETWEEN 1 AND {_MOST_COUNTED} AND measured_at BETWEEN 0 AND {_MOST_INT
 ORDER BY measured_at
 """
 _REPLACE = "INSERT OR REPLACE INTO costs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+# Rows of versions that wrote attributes behind the shapes, where a digest of them stands now.
+_DELETE_ATTRIBUTES = "DELETE FROM costs WHERE exact GLOB '*; *=*'"
 _DELETE_OLDEST = """
 DELETE FROM costs WHERE measured_at <=
 (SELECT measured_at FROM costs ORDER BY measured_at LIMIT 1 OFFSET ?)
@@ -294,6 +296,7 @@ def _transaction(path: Path, *, create: bool = False) -> Iterator[Connection]:
             file.text_factory = lambda text: text.decode(errors="replace")
             # A file damaged by a power failure is replaced: cheaper than waiting for the disk.
             file.execute("PRAGMA synchronous = OFF")
+            file.execute("PRAGMA secure_delete = ON")
             file.execute("BEGIN IMMEDIATE" if create else "BEGIN")
             schema = [sql for (sql,) in file.execute("SELECT sql FROM sqlite_master")]
             if not schema and create:
@@ -319,6 +322,7 @@ def _select(connection: Connection, machine: str) -> _Records:
 
 def _update(path: Path, machine: str, fresh: _Records) -> _Records:
     with _transaction(path, create=True) as connection:
+        connection.execute(_DELETE_ATTRIBUTES)
         records = _select(connection, machine)
         _merge(records, fresh)
         for group, new in fresh.items():

@@ -17,7 +17,8 @@ class NodeSignature:
     """What the cost of a node depends on.
 
     Among nodes of the same ``operation`` and ``dtypes`` costs are interpolated by ``bytes``, the
-    sum over all inputs and outputs; ``exact`` has the shapes and attributes too.
+    sum over all inputs and outputs; ``exact`` has the shapes too, and a digest of the attributes:
+    what a model says in these is not to be read in the table of costs.
     """
 
     operation: str
@@ -62,7 +63,7 @@ def node_signature(node: Node) -> NodeSignature | None:
     exact = f"{', '.join(shapes[:inputs])} -> {', '.join(shapes[inputs:])}"
     attrs = [f"{key}={x!r}" for key, x in sorted(node.attrs.items()) if _is_plain(x)]
     if attrs:
-        exact = f"{exact}; {' '.join(attrs)}"
+        exact = f"{exact}; {_digest(' '.join(attrs))}"
     form = f"{', '.join(dtypes[:inputs])} -> {', '.join(dtypes[inputs:])}"
     return NodeSignature(node.op.full_name, _shortened(form), _shortened(exact), total)
 
@@ -73,12 +74,13 @@ def _static_type(value: Value) -> TensorType | None:
 
 
 def _shortened(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}... {_digest(text)}"
+
+
+def _digest(text: str) -> str:
     from hashlib import blake2b
 
-    digest = blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
-    return f"{text[: _LONGEST // 2]}... {digest}"
+    return blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
 
 
 def _is_plain(value: Any) -> bool:
