@@ -7,10 +7,11 @@ observer; other runs pay nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import PenstockError, RunError
 from penstock.plan.plan import Step, StepTable
 
 
@@ -35,7 +36,9 @@ class Observer:
             step_end(Loop)
         run_end
 
-    An exception that an observer raises ends the run.
+    An exception that an observer raises ends the run with a ``RunError`` whose cause it is, or with
+    itself if it is a ``PenstockError``. Then no more events come but ``run_end``; exceptions that
+    this raises are dropped if the run has failed before.
     """
 
     def run_begin(self, run: ObservedRun) -> None:
@@ -66,16 +69,18 @@ class Observer:
 def _forwarded(name: str) -> Callable[..., None]:
     def notify(self: Observers, *event: Any) -> None:
         for observer in self.observers:
-            getattr(observer, name)(*event)
+            if not self._failed:
+                self._notify(observer, name, *event)
 
     return notify
 
 
 class Observers(Observer):
-    """Several observers as one, called in their order."""
+    """The observers of one run as one, called in their order; what they raise is explained."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = tuple(observers)
+        self._failed = False
 
     run_begin = _forwarded("run_begin")
     step_ready = _forwarded("step_ready")
@@ -85,6 +90,17 @@ class Observers(Observer):
     allocation = _forwarded("allocation")
 
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
-        with ExitStack() as stack:  # every observer is called, even if one of them raises
+        # Every observer is called, even if one of them raises.
+        with suppress(*[Exception] if error else []), ExitStack() as stack:
             for observer in reversed(self.observers):
-                stack.callback(observer.run_end, run, error)
+                stack.callback(self._notify, observer, "run_end", run, error)
+
+    def _notify(self, observer: Observer, name: str, *event: Any) -> None:
+        try:
+            getattr(observer, name)(*event)
+        except PenstockError:
+            self._failed = True
+            raise
+        except Exception as error:
+            self._failed = True
+            raise RunError(f"the observer {observer!r} failed in {name}: {error!r}") from error

@@ -29,7 +29,7 @@ class Run:
         self.observed = bool(observers)
         self.control: Control = begin_run(options.timeout, options.cancel)
         if observers:
-            self.control.observer = observers[0] if len(observers) == 1 else Observers(observers)
+            self.control.observer = Observers(observers)
 
     def begin(self, executor: Executor) -> None:
         """Tell observers that the run begins; raise what it was already stopped with, if so."""

@@ -17,6 +17,24 @@ from tests.support.onnx_text import model_from_text
 from tests.support.random_graphs import feeds_for, graphs
 
 
+class Failing(Observer):
+    """Raises at its call ``number``, and ``keeps_failing`` from then on."""
+
+    def __init__(self, number: int | None, keeps_failing: bool) -> None:
+        self.number = number
+        self.keeps_failing = keeps_failing
+        self.calls = 0
+        self.errors: list[Exception] = []
+
+    def _call(self, *event: object) -> None:
+        number, self.calls = self.calls, self.calls + 1
+        if number == self.number or (self.errors and self.keeps_failing):
+            self.errors.append(AssertionError(f"call {number}"))
+            raise self.errors[-1]
+
+    run_begin = run_end = step_ready = step_begin = step_end = transfer = allocation = _call
+
+
 class Observers(ExecutorTests):
     """What observers and traces see of a run."""
 
@@ -105,6 +123,32 @@ class Observers(ExecutorTests):
             session.run({"x": x}, observers=[seen, Refuses()])
         assert [str(error) for error in seen.runs] == ["no Neg"]
         self.assert_same(session(x), np.exp(-x))
+
+    @pytest.mark.parametrize("keeps_failing", [False, True])
+    @pytest.mark.parametrize("submitted", [False, True])
+    def test_observer_exception_is_the_cause_of_a_run_error(self, submitted, keeps_failing):
+        session = self.compile(
+            model_from_text("""g (float[2] x, int64 n) => (float[N] y) {
+                l = Loop (n, , x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+                    { d = Identity(c) w = Neg(v) }>
+                s = NonZero(l) f = Cast<to=1>(s) r = Reshape<allowzero=0>(f, m) y = Exp(r)
+                m = Constant<value_ints=[-1]>() }""")
+        )
+        feeds = {"x": np.ones(2, np.float32), "n": np.array(2)}
+        run = (lambda **o: session.submit(feeds, **o).result(10)) if submitted else None
+        run = run or (lambda **o: session.run(feeds, **o))
+        counting = Failing(None, False)
+        run(observers=[counting])
+        assert counting.calls > 10
+        for number in range(counting.calls):
+            failing, seen = Failing(number, keeps_failing), Recorder()
+            with pytest.raises(ps.RunError, match=r"the observer .* failed in") as caught:
+                run(observers=[failing, seen])
+            assert type(caught.value) is ps.RunError
+            assert caught.value.__cause__ is failing.errors[0]
+            assert failing.calls >= number + 1
+            assert len(seen.runs) == 1
+        self.assert_same(session.run(feeds)["y"], np.exp(np.array([0, 1], np.float32)))
 
     def test_observer_is_told_the_error_of_a_failing_run(self):
         session = self.compile(
