@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable
 
 
-def end_of(program: str) -> str:
+def end_of(program: str, *arguments: str) -> str:
     """What a process of its own prints that runs ``program`` and ends."""
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout

@@ -24,6 +24,7 @@ from penstock.cli.base import (
     show_table,
 )
 from penstock.errors import InvalidInput, InvalidModel, Unsupported
+from penstock.frontends.common.model_files import open_path
 from penstock.frontends.load import check_and_sort, load
 from penstock.inspect.explain import format_bytes
 from penstock.inspect.gantt import draw_charts, format_charts
@@ -255,8 +256,9 @@ def _graph_after(name: str, compiled: Callable[..., Session]) -> Graph:
 def _read_text(path: Path) -> Model:
     """The model that a file has in text form, verified and sorted as ``load`` does."""
     try:
-        model = parse_model(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        with open_path(path) as file:
+            model = parse_model(file.read().decode())
+    except UnicodeDecodeError as error:
         raise InvalidModel(f"{path} is not a text file: {error}") from error
     except InvalidModel as error:
         raise InvalidModel(f"{path}: {error}") from error

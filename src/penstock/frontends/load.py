@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.analysis.verify import verify
 from penstock.errors import InvalidModel
+from penstock.frontends.common.model_files import open_path
 from penstock.host import gc_pause
 from penstock.ir.graph import Model, sort
 from penstock.limits import DEFAULT_LIMITS, Limits
@@ -67,8 +68,5 @@ def _read(source: Any, limits: Limits) -> Model:
 def _is_graph_def(path: Path) -> bool:
     if path.suffix != ".pb":
         return path.suffix in _TEXT
-    try:
-        with path.open("rb") as file:
-            return file.read(1) in (b"", *_GRAPH_DEF)
-    except OSError:
-        return False  # the other front end reports that
+    with open_path(path) as file:
+        return file.read(1) in (b"", *_GRAPH_DEF)

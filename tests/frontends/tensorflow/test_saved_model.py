@@ -131,7 +131,7 @@ def test_compressed_blocks_are_refused(tmp_path: Path) -> None:
     magic = checkpoint._MAGIC.to_bytes(8, "little")
     (tmp_path / "variables.index").write_bytes(block + checksum + handles + magic)
     with pytest.raises(InvalidModel, match=r"compressed blocks \(type 1\)"):
-        Bundle(tmp_path / "variables", DEFAULT_LIMITS)
+        Bundle(tmp_path, "variables", DEFAULT_LIMITS)
 
 
 def test_damaged_graph_never_crashes(copy: Path) -> None:
@@ -200,8 +200,7 @@ def test_unmasked_checksum_inverts_masking() -> None:
 
 
 def test_checkpoint_tensor_is_read_by_key() -> None:
-    prefix = FOLDER / "v1" / "variables" / "variables"
-    bundle = Bundle(prefix, DEFAULT_LIMITS)
+    bundle = Bundle(FOLDER / "v1", "variables/variables", DEFAULT_LIMITS)
     assert list(bundle.entries) == ["s/v"]
     np.testing.assert_array_equal(bundle.read("s/v"), np.arange(6, dtype=np.float32).reshape(3, 2))
     with pytest.raises(InvalidModel, match="there is no tensor 'w'"):

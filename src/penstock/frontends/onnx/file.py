@@ -19,6 +19,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from penstock.errors import InvalidModel
 from penstock.frontends.common.encoding import read_varint
+from penstock.frontends.common.model_files import open_path
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | ModelProto
 Message = TypeVar("Message", ModelProto, TensorProto)
@@ -58,11 +59,7 @@ def opened(source: Source) -> Iterator[tuple[ModelProto, Weights]]:
         yield _parsed(ModelProto, source, "the bytes given"), ()
     else:
         path = Path(source)
-        try:
-            file = path.open("rb")
-        except OSError as error:
-            raise InvalidModel(f"{path} cannot be read: {error.strerror or error}") from error
-        with file:
+        with open_path(path) as file:
             yield _read(file, path)
 
 

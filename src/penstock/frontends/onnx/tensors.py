@@ -7,14 +7,9 @@ file, which is read when used. All arrays are read-only.
 
 from __future__ import annotations
 
-import errno
 import math
-import mmap
-import os
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path, PureWindowsPath
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -23,6 +18,7 @@ from onnx import TensorProto
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
+from penstock.frontends.common.model_files import mapped, open_inside
 from penstock.frontends.onnx.file import Apart
 from penstock.limits import Limits
 from penstock.types import STRING, TensorType
@@ -271,11 +267,7 @@ def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
 
 
 class ExternalFiles:
-    """Data files of a model, each mapped once, read-only.
-
-    A file is opened component by component, none of which may be a link: a model must not make
-    Penstock read anything outside of the model's folder.
-    """
+    """Data files of a model, each mapped once, read-only."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -294,68 +286,10 @@ class ExternalFiles:
                 "can be found"
             )
         try:
-            with _opened(self.folder, _components(location)) as file:
-                size = _checked_size(os.fstat(file))
-                if not size:
-                    return np.empty(0, np.uint8)
-                return np.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_READ), np.uint8)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
+            with open_inside(self.folder, location) as file:
+                return mapped(file)
+        except ValueError as error:
             raise TensorError(
-                f"has external data in {location!r}: {reason}; external data must be regular files "
-                "inside the model's folder"
+                f"has external data in {location!r}: {error}; external data must be "
+                "regular files inside the model's folder"
             ) from error
-
-
-def _checked_size(status: os.stat_result) -> int:
-    """Bytes of a regular file that has one name only."""
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("that is not a regular file")
-    if status.st_nlink > 1:
-        raise ValueError("that file has several names (hard links); copy it")
-    return status.st_size
-
-
-def _components(location: str) -> list[str]:
-    """The folders and the file of a relative location; none of them leads upward."""
-    if PureWindowsPath(location).anchor or ".." in location.replace("\\", "/").split("/"):
-        raise ValueError("that leads out of the model's folder")
-    parts = [part for part in location.replace(os.sep, "/").split("/") if part not in ("", ".")]
-    if not parts or "\0" in location:
-        raise ValueError("that is not the name of a file")
-    return parts
-
-
-@contextmanager
-def _opened(folder: Path, parts: list[str]) -> Iterator[int]:
-    """A file descriptor of ``folder/parts``, opened without following links."""
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    careful = flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    if os.open not in os.supports_dir_fd:  # checking for links then leaves a race
-        path = folder
-        for part in parts:
-            path = path / part
-            _refuse_link(os.lstat(path))
-        current = os.open(path, careful)
-    else:
-        current = os.open(folder, flags | os.O_DIRECTORY)
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            try:
-                _refuse_link(os.stat(part, dir_fd=current, follow_symlinks=False))
-                mode = 0 if last else os.O_DIRECTORY
-                following = os.open(part, careful | mode, dir_fd=current)
-            finally:
-                os.close(current)
-            current = following
-    try:
-        yield current
-    finally:
-        os.close(current)
-
-
-def _refuse_link(status: os.stat_result) -> None:
-    if stat.S_ISLNK(status.st_mode):
-        raise OSError(errno.ELOOP, "that is, or lies behind, a symbolic link; copy the file")
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise OSError(errno.EINVAL, "that is not a regular file")

@@ -8,7 +8,6 @@ every tensor has a CRC-32C, which is checked when it is read.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import numpy as np
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, read_varint
-from penstock.frontends.tensorflow.file import parsed
+from penstock.frontends.common.model_files import mapped
+from penstock.frontends.tensorflow.file import open_part, parsed
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
 from penstock.frontends.tensorflow.tensors import decode_shape, numpy_dtype
 from penstock.limits import Limits
@@ -32,37 +32,41 @@ _MASK_DELTA = 0xA282EAD8
 
 
 class Bundle:
-    """The tensors of a checkpoint by their keys. ``prefix`` is that of the names of its files.
+    """The tensors of a checkpoint by their keys. ``prefix`` is that of the names of its files in
+    ``folder``.
 
     Raises ``InvalidModel`` for files that are no checkpoint, or damaged.
     """
 
-    def __init__(self, prefix: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, prefix: str, limits: Limits) -> None:
+        self.folder = folder
         self.prefix = prefix
         self.limits = limits
         self.entries: dict[str, BundleEntryProto] = {}
         self._shards: dict[int, np.ndarray] = {}
-        index = Path(f"{prefix}.index")
+        index = f"{prefix}.index"
         header = BundleHeaderProto()
-        for key, value in _table(index):
+        with open_part(folder, index) as file:
+            table = file.read()
+        for key, value in _table(table, index):
             if key == b"":
-                parsed(value, header, index.name)
+                parsed(value, header, index)
             else:
-                entry = parsed(value, BundleEntryProto(), index.name)
+                entry = parsed(value, BundleEntryProto(), index)
                 self.entries[key.decode("utf-8", "surrogateescape")] = entry
         if not 1 <= header.num_shards <= _MAX_SHARDS:
             raise InvalidModel(
-                f"{index.name} is damaged: it has {header.num_shards} as the number of data files; "
+                f"{index} is damaged: it has {header.num_shards} as the number of data files; "
                 "copy it again"
             )
         if header.endianness != BundleHeaderProto.LITTLE:
-            raise InvalidModel(f"{index.name} is big-endian; save it on a little-endian machine")
+            raise InvalidModel(f"{index} is big-endian; save it on a little-endian machine")
         self.count = header.num_shards
 
     def read(self, key: str) -> np.ndarray:
         """The tensor with that key. Raises ``InvalidModel``."""
         entry = self.entries.get(key)
-        where = f"tensor {key!r} of {self.prefix.name}"
+        where = f"tensor {key!r} of {self.prefix}"
         if entry is None:
             raise InvalidModel(f"there is no {where}; the checkpoint belongs to another model")
         if entry.slices:
@@ -93,22 +97,12 @@ class Bundle:
         shard = self._shards.get(entry.shard_id)
         if shard is None:
             name = f"{self.prefix}.data-{entry.shard_id:05}-of-{self.count:05}"
-            shard = self._shards[entry.shard_id] = _mapped(Path(name))
+            with open_part(self.folder, name) as file:
+                shard = self._shards[entry.shard_id] = mapped(file)
         first, size = entry.offset, entry.size
         if first < 0 or size < 0 or first + size > shard.size:
             raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
         return shard[first : first + size]
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """The bytes of a file, mapped into memory."""
-    try:
-        with path.open("rb") as file:
-            if not path.stat().st_size:
-                return np.empty(0, np.uint8)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    except (OSError, ValueError) as error:
-        raise InvalidModel(f"{path.name} cannot be read: {error}") from error
 
 
 def _unmasked(stored: int) -> int:
@@ -118,16 +112,14 @@ def _unmasked(stored: int) -> int:
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
 
 
-def _table(path: Path) -> Iterator[tuple[bytes, bytes]]:
+def _table(data: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values of a table in LevelDB's format, in the order of the keys. Raises
     ``InvalidModel``."""
     try:
-        yield from _items(path.read_bytes())
-    except OSError as error:
-        raise InvalidModel(f"{path.name} cannot be read: {error.strerror}") from error
+        yield from _items(data)
     except ValueError as error:
         raise InvalidModel(
-            f"{path.name} is no index of a checkpoint, or damaged: {error}; copy it again, or save "
+            f"{name} is no index of a checkpoint, or damaged: {error}; copy it again, or save "
             "it with TensorFlow"
         ) from error
 

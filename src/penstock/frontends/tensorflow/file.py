@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 
 from penstock.errors import InvalidModel
+from penstock.frontends.common.model_files import open_inside, open_path
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
 
 Proto = TypeVar("Proto", bound=Message)
@@ -16,15 +18,30 @@ Proto = TypeVar("Proto", bound=Message)
 
 def read_graph(source: bytes | Path) -> GraphDef:
     """The graph in bytes, or in a ``.pb`` or ``.pbtxt`` file. Raises ``InvalidModel``."""
-    return _read(source, GraphDef())
+    if isinstance(source, bytes):
+        return parsed(source, GraphDef(), "the model")
+    with open_path(source) as file:
+        return _contents(file, source, GraphDef())
 
 
 def read_saved_model(folder: Path) -> SavedModel:
     """The ``saved_model.pb`` or ``saved_model.pbtxt`` of a folder. Raises ``InvalidModel``."""
     for name in ("saved_model.pb", "saved_model.pbtxt"):
-        if (folder / name).is_file():
-            return _read(folder / name, SavedModel())
+        if os.path.lexists(folder / name):
+            with open_part(folder, name) as file:
+                return _contents(file, folder / name, SavedModel())
     raise InvalidModel(f"there is no saved_model.pb in {str(folder)!r}; it is no SavedModel")
+
+
+def open_part(folder: Path, location: str) -> BinaryIO:
+    """Open one of the files of a SavedModel. Raises ``InvalidModel``."""
+    try:
+        return open_inside(folder, location)
+    except ValueError as error:
+        raise InvalidModel(
+            f"{location} of {str(folder)!r} cannot be read: {error}; a SavedModel's files must be "
+            "regular files inside its folder"
+        ) from error
 
 
 def parsed(data: bytes, message: Proto, where: str) -> Proto:
@@ -38,18 +55,13 @@ def parsed(data: bytes, message: Proto, where: str) -> Proto:
     return message
 
 
-def _read(source: bytes | Path, message: Proto) -> Proto:
-    if isinstance(source, bytes):
-        return parsed(source, message, "the model")
-    try:
-        data = source.read_bytes()
-    except OSError as error:
-        raise InvalidModel(f"{str(source)!r} cannot be read: {error.strerror}") from error
-    if source.suffix not in (".pbtxt", ".prototxt"):
-        return parsed(data, message, source.name)
+def _contents(file: BinaryIO, path: Path, message: Proto) -> Proto:
+    """Parse a file into ``message``: text, if its name says so."""
+    if path.suffix not in (".pbtxt", ".prototxt"):
+        return parsed(file.read(), message, path.name)
     try:
         # Nothing here depends on fields that graphdef.proto does not declare.
-        text_format.Parse(data.decode(), message, allow_unknown_field=True)
+        text_format.Parse(file.read().decode(), message, allow_unknown_field=True)
     except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidModel(f"{source.name} is no {message.DESCRIPTOR.name}: {error}") from error
+        raise InvalidModel(f"{path.name} is no {message.DESCRIPTOR.name}: {error}") from error
     return message

@@ -9,6 +9,7 @@ where it restores them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -182,12 +183,12 @@ class _Reader:
     def values(self) -> dict[str, np.ndarray]:
         """The values of variables in the checkpoint, by the names of the nodes that make their
         handles. Raises ``InvalidModel``."""
-        prefix = self.folder / "variables" / "variables"
-        if not Path(f"{prefix}.index").is_file():
+        prefix = "variables/variables"
+        if not os.path.lexists(self.folder / f"{prefix}.index"):
             return {}
         from penstock.frontends.tensorflow.checkpoint import Bundle  # imports google_crc32c, 20 ms
 
-        bundle = Bundle(prefix, self.limits)
+        bundle = Bundle(self.folder, prefix, self.limits)
         return {name: bundle.read(key) for name, key in self.restored()}
 
     def restored(self) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,103 @@
+"""Open the files of a model: regular files only, and inside a folder none behind a link.
+
+A path that the user gives is followed through links. A location that a file names is not: it is
+opened component by component below the model's folder, and none of them may be a link, nor may the
+file have a second name, so that a model cannot make Penstock read anything outside of its folder.
+What is no regular file (a FIFO, a device) is never opened: reading it might not end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path, PureWindowsPath
+from typing import BinaryIO
+
+import numpy as np
+
+from penstock.errors import InvalidModel
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+# A FIFO may take a file's place after the check; opening it must not block.
+_CAREFUL = _FLAGS | getattr(os, "O_NONBLOCK", 0)
+_NO_LINK = _CAREFUL | getattr(os, "O_NOFOLLOW", 0)
+
+
+def open_path(path: Path) -> BinaryIO:
+    """Open the file that a user names, which may be a link. Raises ``InvalidModel``."""
+    try:
+        _check_type(os.stat(path))
+        return _regular(os.open(path, _CAREFUL), names=None)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidModel(f"{str(path)!r} cannot be read: {reason}") from error
+
+
+def open_inside(folder: Path, location: str) -> BinaryIO:
+    """Open the file at ``location``, a relative path, inside the model's folder. Raises
+    ``ValueError`` with a reason."""
+    try:
+        return _regular(_descriptor(folder, _components(location)), names=1)
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+
+
+def mapped(file: BinaryIO) -> np.ndarray:
+    """The bytes of an open file, mapped into memory."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _components(location: str) -> list[str]:
+    """The folders and the file of a relative location; none of them leads upward."""
+    if PureWindowsPath(location).anchor or ".." in location.replace("\\", "/").split("/"):
+        raise ValueError("that leads out of the model's folder")
+    parts = [part for part in location.replace(os.sep, "/").split("/") if part not in ("", ".")]
+    if not parts or "\0" in location:
+        raise ValueError("that is not the name of a file")
+    return parts
+
+
+def _descriptor(folder: Path, parts: list[str]) -> int:
+    """A descriptor of ``folder/parts``, opened without following links."""
+    if os.open not in os.supports_dir_fd:  # checking for links then leaves a race
+        path = folder
+        for part in parts:
+            path = path / part
+            _check_type(os.lstat(path))
+        return os.open(path, _NO_LINK)
+    current = os.open(folder, _FLAGS | os.O_DIRECTORY)
+    for i, part in enumerate(parts):
+        mode = os.O_DIRECTORY if i < len(parts) - 1 else 0
+        try:
+            _check_type(os.stat(part, dir_fd=current, follow_symlinks=False))
+            following = os.open(part, _NO_LINK | mode, dir_fd=current)
+        finally:
+            os.close(current)
+        current = following
+    return current
+
+
+def _check_type(status: os.stat_result) -> None:
+    """Raise ``ValueError`` for what must not be opened."""
+    if stat.S_ISLNK(status.st_mode):
+        raise ValueError("that is, or lies behind, a symbolic link; copy the file")
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ValueError("that is not a regular file")
+
+
+def _regular(descriptor: int, *, names: int | None) -> BinaryIO:
+    """The open file of a descriptor, if it is a regular one with no more ``names``."""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("that is not a regular file")
+        if names is not None and status.st_nlink > names:
+            raise ValueError("that file has several names (hard links); copy it")
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
