@@ -588,3 +588,24 @@ def test_importing_penstock_imports_neither_onnx_nor_numpy():
     code = "import sys, penstock; print([m for m in ('onnx', 'numpy', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("executor", ["auto", "dataflow", "frames", "interpret"])
+def test_run_string_inputs_take_strings_and_nothing_else(executor):
+    text = "g (string[N] a, string[N] b) => (string[N] y) { y = StringConcat(a, b) }"
+    session = compile_text(text, executor=executor)
+    feeds = {"a": np.array(["a", "b"], object), "b": np.array([b"c", b"d"], object)}
+    assert session.run(feeds)["y"].tolist() == ["ac", "bd"]
+    for element in (1, 1.5, None, b"\xff", ["a"]):
+        wrong = np.empty(2, object)
+        wrong[:] = ["a", element]
+        for name in ("a", "b"):
+            with pytest.raises(ps.InvalidInput, match=f"input '{name}'"):
+                session.run({**feeds, name: wrong})
+
+
+def test_run_array_with_masked_elements_is_refused(session):
+    masked = np.ma.array(X, mask=X > 2)
+    with pytest.raises(ps.InvalidInput, match="input 'x' has masked elements"):
+        session.run({"x": masked, "scale": SCALE})
+    assert session.run({"x": masked.filled(0), "scale": SCALE})["y"].shape == (2, 3)

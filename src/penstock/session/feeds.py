@@ -35,27 +35,74 @@ def convert(name: str, value: Any, input_type: Type) -> Any:
     if isinstance(input_type, MapType):
         if not isinstance(value, dict):
             raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
-        return value
+        return _map(name, value, input_type)
+    if _is_masked(value):
+        raise InvalidInput(
+            f"input {name!r} has masked elements, and tensors have no masks; "
+            "give their places a value with .filled(value)"
+        )
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             array = np.from_dlpack(value)
         elif input_type.dtype is None or hasattr(value, "dtype") or hasattr(value, "__array__"):
             array = np.asarray(value)
+            if array.dtype.kind in "US" and isinstance(value, list | tuple):
+                array = np.asarray(value, STRING)  # else NumPy makes strings of its other elements
         else:  # lists and numbers have no dtype of their own, and take the input's
             array = _from_python(value, input_type.dtype)
     except Exception as error:  # out of the value's own __array__, say
         raise InvalidInput(
             f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
         ) from error
-    if input_type.dtype in (STRING, None) and array.dtype.kind in "UST":
-        array = array.astype(object)
+    if input_type.dtype in (STRING, None) and array.dtype.kind in "USTO":
+        return _strings(name, array)
     if input_type.dtype is not None and array.dtype != input_type.dtype:
         wanted = dtype_name(input_type.dtype)
         raise InvalidInput(
             f"input {name!r} must be {wanted}, not {dtype_name(array.dtype)}; "
-            f"convert it with .astype({wanted!r})"
+            f"convert it with .astype({'str' if wanted == 'string' else wanted!r})"
         )
     return array
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether a masked array, or a list with one inside, has masked elements."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_masked, value))
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
+def _strings(name: str, array: np.ndarray) -> np.ndarray:
+    """An array of dtype object with the elements of ``array``, which must be strings."""
+    if array.dtype != STRING:
+        array = array.astype(object)
+    if all(x.__class__ is str for x in array.flat):
+        return array
+    texts = np.empty(array.size, object)
+    texts[:] = [_text(name, x) for x in array.flat]
+    return texts.reshape(array.shape)
+
+
+def _text(name: str, element: Any) -> str:
+    if isinstance(element, str):
+        return str(element)
+    if not isinstance(element, bytes):
+        raise InvalidInput(f"input {name!r} takes strings, and {element!r:.40} is none")
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        message = f"input {name!r}: the bytes {element!r:.40} are not UTF-8; decode them to str"
+        raise InvalidInput(message) from error
+
+
+def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any]:
+    """A map whose keys, and values if these are strings, are of the map's types."""
+    if input_type.key == STRING:
+        value = {_text(name, key): x for key, x in value.items()}
+    elif not all(isinstance(key, int | np.integer) for key in value):
+        raise InvalidInput(f"input {name!r} is a map with keys that are integers")
+    of_strings = isinstance(input_type.value, TensorType) and input_type.value.dtype == STRING
+    return {key: _text(name, x) for key, x in value.items()} if of_strings else value
 
 
 def _inner(name: str, value: Any, input_type: Type) -> Any:
@@ -77,9 +124,9 @@ def _of_any_type(name: str, value: Any) -> Any:
 
 
 def _from_python(value: Any, dtype: np.dtype) -> np.ndarray:
-    array = np.asarray(value)
+    array = np.asarray(value, STRING if dtype == STRING else None)
     if dtype == STRING:
-        return array.astype(object)
+        return array
     if array.dtype.kind in "USTMmO" and not all(isinstance(x, Number) for x in array.flat):
         raise TypeError("it is not made of numbers")  # which NumPy would read out of strings
     # A number may become a wider kind, never a narrower one: 1.5 is no integer.

@@ -21,12 +21,13 @@ from penstock.ops.tensorflow.control_flow import is_framed
 from penstock.passes.context import Unraised
 from penstock.passes.dead_code import cut
 from penstock.session.feeds import checked, convert
-from penstock.types import ANY, AnyType, TensorType, Type
+from penstock.types import ANY, STRING, AnyType, TensorType, Type
 
 MAX_SUBGRAPHS = 256
 """Subgraphs, and requests for them, that a session remembers beside its main one."""
 
 _ndarray = np.ndarray
+_NO_DTYPE = object()  # unequal to all dtypes
 
 
 class Subgraph:
@@ -44,9 +45,11 @@ class Subgraph:
         self.unraised = unraised
         self.names = tuple(value.name for value in graph.inputs)
         self.types = tuple(value.type for value in graph.inputs)
-        self.dtypes = tuple(t.dtype if isinstance(t, TensorType) else None for t in self.types)
+        dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
+        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at.
+        self.dtypes = tuple(_NO_DTYPE if dtype == STRING else dtype for dtype in dtypes)
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
-        self.depends_on_dtypes = None in self.dtypes
+        self.depends_on_dtypes = any(dtype is None for dtype in dtypes)
         self.outputs = tuple(outputs)
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
