@@ -161,9 +161,9 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
     return None
 
 
-def standard(name: str) -> Op:
-    """Return the newest version of an operation of ONNX, which must exist."""
-    op = find(name)
+def standard(name: str, domain: str = "") -> Op:
+    """Return the newest version of an operation that must exist, by default one of ONNX."""
+    op = find(name, domain)
     assert op is not None, name
     return op
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.ops import find
+from penstock.ops import standard
 from penstock.types import ShapeError, TensorType
 from tests.ops.harness import check_node
 
@@ -228,13 +228,12 @@ def test_mha_errors(index: int, value: np.ndarray) -> None:
         check("MultiHeadAttention", values, {}, expected=[None])
 
 
-def test_infer() -> None:
-    op = find("MultiHeadAttention", "com.microsoft", 1)
-    assert op is not None
+def test_attention_with_symbolic_dims_infers_symbolic_shapes() -> None:
+    op = standard("MultiHeadAttention", "com.microsoft")
     q, k = TensorType(FLOAT, ("b", "s", 32)), TensorType(FLOAT, ("b", "t", 32))
-    kinds = op.infer([q, k, k], {"num_heads": 4}, [None] * 3)
-    assert [kind.shape for kind in kinds] == [("b", "s", 32), *[("b", 4, "t", 8)] * 2]
-    op = find("Attention", "com.microsoft", 1)
-    assert op is not None
-    kinds = op.infer([q, TensorType(FLOAT, (32, 96))], {"num_heads": 4}, [None] * 2)
-    assert [kind.shape for kind in kinds] == [("b", "s", 32), (2, "b", 4, "s", 8)]
+    types = op.infer([q, k, k], {"num_heads": 4}, [None] * 3)
+    cache, scores = ("b", 4, "t", 8), ("b", 4, "s", "t")
+    assert [type_.shape for type_ in types] == [("b", "s", 32), cache, cache, scores]
+    op = standard("Attention", "com.microsoft")
+    types = op.infer([q, TensorType(FLOAT, (32, 96))], {"num_heads": 4}, [None] * 2)
+    assert [type_.shape for type_ in types] == [("b", "s", 32), (2, "b", 4, "s", 8)]

@@ -17,7 +17,7 @@ from penstock.frontends.tensorflow.scope import DeclaredNode, GraphScope, Refere
 from penstock.frontends.tensorflow.variables import Variables
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import element_number
-from penstock.ops.registry import TENSORFLOW, find
+from penstock.ops.registry import TENSORFLOW, standard
 
 Rule: TypeAlias = Callable[["Conversion"], None]
 
@@ -186,8 +186,7 @@ class Conversion(NodeBuilder):
 
     def _add_fetched_value(self, reference: Value) -> None:
         """Read a reference to a variable, under the name by which it is fetched."""
-        op = find("ReadVariableOp", TENSORFLOW)
-        assert op is not None
+        op = standard("ReadVariableOp", TENSORFLOW)
         name = reference.name.removesuffix("&")
         node = Node(op, [reference], [Value(name)], name=f"{name}#read", origin=self.origin)
         self.scope.nodes.append(node)

@@ -35,7 +35,7 @@ from penstock.frontends.tensorflow.tensors import decode_tensor
 from penstock.host import gc_pause
 from penstock.ir.graph import Graph, Model, Node, Value
 from penstock.limits import DEFAULT_LIMITS, Limits
-from penstock.ops.registry import find
+from penstock.ops.registry import standard
 from penstock.ops.tensorflow.state import Store
 
 DEFAULT = "serving_default"
@@ -256,11 +256,10 @@ def _source(name: str, nodes: Mapping[str, NodeDef]) -> tuple[str, int]:
 
 def _named(value: Value, key: str, scope: GraphScope) -> Value:
     """A copy of ``value`` with the name that a signature gives it."""
-    op = find("Identity")
-    assert op is not None
     output = Value(key, value.type)
     origin = f"output {key!r} of {scope.where}"
-    scope.nodes.append(Node(op, [value], [output], name=f"{key}#output", origin=origin))
+    name = f"{key}#output"
+    scope.nodes.append(Node(standard("Identity"), [value], [output], name=name, origin=origin))
     return output
 
 

@@ -14,7 +14,7 @@ from penstock.frontends.tensorflow.schemas import Argument
 from penstock.frontends.tensorflow.tensors import decode_tensor
 from penstock.ir.graph import Node, Value
 from penstock.limits import Limits
-from penstock.ops.registry import find
+from penstock.ops.registry import standard
 
 # Identities between a constant and a node that reads it.
 _MAX_IDENTITIES = 8
@@ -136,8 +136,7 @@ class GraphScope:
     def _final_node(self, name: str) -> Node:
         """The node of that name. Waiting for a placeholder means reading it: it must be fed."""
         if name not in self.final_nodes:
-            op, value = find("Identity"), self.placeholders[name]
-            assert op is not None
+            op, value = standard("Identity"), self.placeholders[name]
             output = Value(f"{value.name}#fed", value.type)
             origin = f"{name} in {self.where}"
             node = Node(op, [value], [output], name=output.name, origin=origin)

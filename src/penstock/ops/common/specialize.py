@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
-from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,7 +19,6 @@ from penstock.ir.layout import ALIGNMENT
 from penstock.ir.op import Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import HALF
-from penstock.ops.common.shape_rules import constants
 from penstock.ops.registry import Compile
 from penstock.types import FLOAT32, ShapeError, TensorType
 
@@ -82,6 +80,7 @@ def specialized(
     types: Types,
     make: Make,
     *,
+    arity: tuple[int, int] = (0, 0),
     inplace: tuple[int, ...] = (),
     contiguous: bool = False,
     widen: bool = True,
@@ -89,10 +88,13 @@ def specialized(
 ) -> Kernel:
     """Return the kernel of a node whose routines ``make`` builds.
 
-    ``widen``: float16 and bfloat16 are converted to float32 and back around the routine.
-    ``values``: small integer inputs whose contents the output shapes depend on.
+    ``arity``: how many inputs and outputs ``make`` and its routines take at least; optional ones at
+    the end that the node leaves out are ``None``. ``widen``: float16 and bfloat16 are converted to
+    float32 and back around the routine. ``values``: small integer inputs whose contents the output
+    shapes depend on.
     """
-    given = constants(node)
+    given = [None if v is None else v.const for v in node.inputs]
+    routine_of = partial(_widened, make) if widen else make
 
     @lru_cache(maxsize=8)
     def build(inputs: tuple[TensorType | None, ...]) -> tuple[Routine, list[TensorType | None]]:
@@ -102,9 +104,9 @@ def specialized(
             if type_ is not None and type_.data is not None:
                 consts[i] = np.array(type_.data, type_.dtype).reshape(type_.dims)
         outputs = _output_types(node, inputs, consts)
-        if widen:
-            return _widened(make, inputs, outputs, consts), outputs
-        return make(inputs, outputs, consts), outputs
+        if len(inputs) < arity[0] or len(outputs) < arity[1]:
+            return _padded(routine_of, arity, inputs, outputs, consts), outputs
+        return routine_of(inputs, outputs, consts), outputs
 
     def function(*inputs: Any) -> Any:
         key = [None if x is None else TensorType(x.dtype, x.shape) for x in inputs]
@@ -114,10 +116,8 @@ def specialized(
                 key[i] = TensorType(x.dtype, x.shape, tuple(x.reshape(-1).tolist()))
         routine, output_types = build(tuple(key))
         outputs = [None if t is None else np.empty(t.dims, t.dtype) for t in output_types]
-        if routine.workspace:
-            routine.into(*inputs, *outputs, np.empty(routine.workspace, np.uint8))
-        else:
-            routine.into(*inputs, *outputs)
+        scratch = (np.empty(routine.workspace, np.uint8),) if routine.workspace else ()
+        routine.into(*inputs, *outputs, *scratch)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     static = _static(types, given, values)
@@ -132,22 +132,36 @@ def specialized(
 def by_shape(
     **options: Any,
 ) -> Callable[[Callable[[Node, Tensors, Tensors, Consts], Routine]], Compile]:
-    """Turn ``make(node, inputs, outputs, consts)`` into a compile function; see ``specialized``."""
+    """Turn ``make(node, inputs, outputs, consts)`` into a compile function; see ``specialized``.
+
+    An option may be a function of the node.
+    """
+
+    by_node = {key: option for key, option in options.items() if callable(option)}
 
     def decorate(make: Callable[[Node, Tensors, Tensors, Consts], Routine]) -> Compile:
         @wraps(make)
         def compile(node: Node, types: Types) -> Kernel:
-            return specialized(node, types, partial(make, node), **options)
+            own = options | {k: of(node) for k, of in by_node.items()} if by_node else options
+            return specialized(node, types, partial(make, node), **own)
 
         return compile
 
     return decorate
 
 
+def static_type(types: Tensors, index: int) -> tuple[tuple[int, ...], np.dtype]:
+    """The dims and the dtype of a value that is given."""
+    type_ = types[index]
+    assert type_ is not None and type_.dtype is not None
+    return type_.dims, type_.dtype
+
+
 def _output_types(node: Node, inputs: Tensors, consts: Consts) -> list[TensorType | None]:
     inferred = node.op.infer(inputs, node.attrs, consts)
     outputs: list[TensorType | None] = []
-    for value, type_ in zip_longest(node.outputs, inferred[: len(node.outputs)]):
+    for i, value in enumerate(node.outputs):
+        type_ = inferred[i] if i < len(inferred) else None
         if value is None:
             outputs.append(None)
         elif isinstance(type_, TensorType) and type_.static:
@@ -155,6 +169,21 @@ def _output_types(node: Node, inputs: Tensors, consts: Consts) -> list[TensorTyp
         else:
             raise ShapeError(f"the shape of {value.name!r} ({type_}) cannot be inferred")
     return outputs
+
+
+def _padded(
+    make: Make, arity: tuple[int, int], inputs: Tensors, outputs: Tensors, consts: Consts
+) -> Routine:
+    """The routine without the inputs and outputs at the end that a node leaves out."""
+    before, after = ((None,) * (n - len(t)) for n, t in zip(arity, (inputs, outputs), strict=True))
+    first, last = len(inputs), len(inputs) + len(outputs)
+    routine = make([*inputs, *before], [*outputs, *after], [*consts, *before])
+    inner = routine.into
+
+    def into(*arrays: Any) -> None:
+        inner(*arrays[:first], *before, *arrays[first:last], *after, *arrays[last:])
+
+    return routine._replace(into=into)
 
 
 def _static(

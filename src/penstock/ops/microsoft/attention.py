@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    dim_product,
-    dim_sum,
-    given,
-    pad_with_none,
-    tensor,
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.shape_rules import check_shape, dim_product, dim_sum, given, tensor
+from penstock.ops.common.specialize import (
+    Field,
+    Routine,
+    ScratchLayout,
+    Tensors,
+    by_shape,
+    static_type,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
 from penstock.ops.common.work import attention_work
 from penstock.ops.onnx.attention import Cache, Core, Heads, out_of_sight, share, split_heads
 from penstock.ops.registry import MICROSOFT, operator
@@ -159,27 +159,22 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 
 @operator("Attention", domain=MICROSOFT, infer=_infer_attention, work=attention_work)
-@by_shape()
+@by_shape(arity=(7, 2))
 def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    attrs = node.attrs
-    x, weights = tensor(inputs, 0), tensor(inputs, 1)
-    assert x.dtype is not None
-    q_size, k_size, v_size = _sections(attrs, weights.dims)
+    (batch, length, width), dtype = static_type(inputs, 0)
+    q_size, k_size, v_size = _sections(node.attrs, tensor(inputs, 1).dims)
     assert isinstance(q_size, int) and isinstance(k_size, int) and isinstance(v_size, int)
-    (batch, length, width), count = x.dims, _heads_of(attrs)
-    past_type = pad_with_none(inputs, 5)[4]
+    count, past_type = _heads_of(node.attrs), inputs[4]
     past = past_type.dims[3] if past_type is not None else 0
     heads = Heads(batch, count, count, length, past + length, q_size // count, v_size // count)
     layout, total = ScratchLayout(), q_size + k_size + v_size
-    projected = layout.field((batch * length, total), x.dtype)
-    own = past_type is not None and not given(outputs, 1)
-    attend = _Attend(layout, heads, x.dtype, attrs, past, (own, own))
-    n_inputs, ends = len(inputs), (q_size, q_size + k_size, total)
+    projected = layout.field((batch * length, total), dtype)
+    own = past_type is not None and outputs[1] is None
+    attend = _Attend(layout, heads, dtype, node.attrs, past, (own, own))
+    ends = q_size, q_size + k_size, total
 
     def into(*arguments: Any) -> None:
-        x, w, b, mask, old, added = pad_with_none(arguments[:n_inputs], 6)
-        y, present = pad_with_none(arguments[n_inputs:-1], 2)
-        workspace = arguments[-1]
+        x, w, b, mask, old, added, _, y, present, workspace = arguments
         qkv = projected(workspace)
         np.matmul(x.reshape(batch * length, width), w, qkv)
         if b is not None:
@@ -254,64 +249,50 @@ def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         _check_mask(tensor(types, 4).shape, q[0], q[2], k[2])
     if given(types, 5):
         _check_bias(tensor(types, 5).shape, q[0], heads, q[2], k[2])
-    y = (q[0], q[2], dim_product((v[3], heads)))
-    return (TensorType(dtype, y), TensorType(dtype, k), TensorType(dtype, v))
+    y, scores = (q[0], q[2], dim_product((v[3], heads))), (q[0], heads, q[2], k[2])
+    return [TensorType(dtype, shape) for shape in (y, k, v, scores)]
+
+
+def _unpack(count: int, q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
+    """Queries, keys and values as [batch, heads, sequence, size]: views."""
+    if k is None:
+        return [q[..., i, :].transpose(0, 2, 1, 3) for i in range(3)]
+    if v is None:
+        k, v = (k[..., i, :].transpose(0, 2, 1, 3) for i in range(2))
+    return [split_heads(x, count) for x in (q, k, v)]
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT, infer=_infer_mha)
-def multi_head_attention(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    if len(node.outputs) > 3:
+@by_shape(arity=(10, 3))
+def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    if len(outputs) > 3:
         raise ShapeError("MultiHeadAttention that shows its scores is not supported")
-    count = _heads_of(attrs)
-
-    def unpack(q: np.ndarray, k: Any, v: Any) -> list[np.ndarray]:
-        """Queries, keys and values as [batch, heads, sequence, size]: views."""
-        if k is None:
-            return [q[..., i, :].transpose(0, 2, 1, 3) for i in range(3)]
-        if v is None:
-            k, v = (k[..., i, :].transpose(0, 2, 1, 3) for i in range(2))
-        return [split_heads(x, count) for x in (q, k, v)]
-
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        first = inputs[0]
-        assert first is not None and first.dtype is not None
-        dtype = first.dtype
-        q_shape, k_shape, v_shape, past = _mha_shapes(inputs, attrs)
-        batch, _, queries, size = q_shape
-        heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
-        assert isinstance(past, int)
-        layout, n_inputs = ScratchLayout(), len(inputs)
-        own = [given(inputs, 6) and not given(outputs, i) for i in (1, 2)]
-        attend = _Attend(layout, heads, dtype, attrs, past, own)
-        # Keys and values of a cache had their bias added when they entered it.
-        fresh = [True, *[x is None or len(x.dims) != 4 for x in (*inputs[1:3], None, None)[:2]]]
-        biased = given(inputs, 3)
+    _, dtype = static_type(inputs, 0)
+    (batch, _, queries, size), k_shape, v_shape, past = _mha_shapes(inputs, node.attrs)
+    count, layout = _heads_of(node.attrs), ScratchLayout()
+    heads = Heads(batch, count, count, queries, k_shape[2], size, v_shape[3])  # type: ignore[arg-type]
+    assert isinstance(past, int)
+    own = [inputs[6] is not None and outputs[i] is None for i in (1, 2)]
+    attend = _Attend(layout, heads, dtype, node.attrs, past, own)
+    sums: list[Field | None] = [None] * 3
+    if inputs[3] is not None:
         new_keys = heads.keys - past
-        sums = [
-            layout.field((heads.batch, count, n, size), dtype) if biased and new else None
-            for n, size, new in zip(
-                (heads.queries, new_keys, new_keys),
-                (heads.size, heads.size, heads.value_size),
-                fresh,
-                strict=True,
-            )
-        ]
+        rows = (heads.queries, heads.size), (new_keys, heads.size), (new_keys, heads.value_size)
+        for i, x in enumerate(inputs[:3]):
+            # Keys and values of a cache had their bias added when they entered it.
+            if i == 0 or x is None or len(x.dims) != 4:
+                sums[i] = layout.field((heads.batch, count, *rows[i]), dtype)
 
-        def into(*arguments: Any) -> None:
-            q, k, v, bias, mask, added, old_k, old_v = pad_with_none(arguments[:n_inputs], 8)
-            y, *presents = pad_with_none(arguments[n_inputs:-1], 3)
-            workspace = arguments[-1]
-            parts, start = unpack(q, k, v), 0
-            for i, field in enumerate(sums):
-                width = count * parts[i].shape[3]
-                if field is not None:
-                    own = bias[start : start + width].reshape(count, 1, -1)
-                    parts[i] = np.add(parts[i], own, field(workspace))
-                start += width
-            q, *news = parts
-            attend.run(q, news, (old_k, old_v), presents, y, mask, added, workspace)
+    def into(*arguments: Any) -> None:
+        q, k, v, bias, mask, added, old_k, old_v, _, _, y, *presents, workspace = arguments
+        parts, start = _unpack(count, q, k, v), 0
+        for i, field in enumerate(sums):
+            width = count * parts[i].shape[3]
+            if field is not None:
+                own = bias[start : start + width].reshape(count, 1, -1)
+                parts[i] = np.add(parts[i], own, field(workspace))
+            start += width
+        q, *news = parts
+        attend.run(q, news, (old_k, old_v), presents, y, mask, added, workspace)
 
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)

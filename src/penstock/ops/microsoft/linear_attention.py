@@ -10,14 +10,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    choice,
-    dim_product,
-    given,
-    pad_with_none,
-    tensor,
-)
+from penstock.ops.common.shape_rules import check_shape, choice, dim_product, given, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
@@ -61,7 +54,7 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
 
 
 @operator("LinearAttention", since=27, infer=_infer_linear_attention)
-@by_shape()
+@by_shape(arity=(6, 2))
 def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs = node.attrs
     heads, kv_heads = attrs["q_num_heads"], attrs["kv_num_heads"]
@@ -72,12 +65,9 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
     layout, shape = ScratchLayout(), (batch, kv_heads, size, value_size)
     state_field, update_field = layout.field(shape, FLOAT32), layout.field(shape, FLOAT32)
     value_field = layout.field((batch, kv_heads, 1, value_size), FLOAT32)
-    n_inputs = len(inputs)
 
     def into(*arguments: Any) -> None:
-        q, k, v, past, decay, beta = pad_with_none(arguments[:n_inputs], 6)
-        y, present = pad_with_none(arguments[n_inputs:-1], 2)
-        workspace = arguments[-1]
+        q, k, v, past, decay, beta, y, present, workspace = arguments
         state, update = state_field(workspace), update_field(workspace)
         correction = value_field(workspace)
         np.copyto(state, 0 if past is None else past, casting="unsafe")

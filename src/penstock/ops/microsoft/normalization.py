@@ -10,15 +10,8 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
-from penstock.ops.common.shape_rules import (
-    check_broadcasts,
-    check_shape,
-    given,
-    pad_with_none,
-    same_dtype,
-    tensor,
-)
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
+from penstock.ops.common.shape_rules import check_broadcasts, check_shape, same_dtype, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.onnx.normalization import Statistics
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Dim, ShapeError, TensorType, Type
@@ -50,32 +43,28 @@ def _infer_skip(types: Types, **parameters: int) -> Sequence[Type]:
     domain=MICROSOFT,
     infer=lambda types, attrs, consts: _infer_skip(types, gamma=2, bias=3),
 )
-@by_shape(inplace=(0, 1), contiguous=True)
+@by_shape(arity=(5, 4), inplace=(0, 1), contiguous=True)
 def skip_layer_norm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     centred = node.op.name == "SkipLayerNormalization"
-    epsilon, count = node.attrs.get("epsilon", 1e-12), len(node.inputs)
-    beta_at, bias_at = (3, 4) if centred else (count, 3)
-    x = tensor(inputs, 0)
-    assert x.dtype is not None
-    rows, columns = prod(x.dims[:-1]), x.dims[-1]
-    layout = ScratchLayout()
-    statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
-    has_beta, has_bias = given(inputs, beta_at), given(inputs, bias_at)
+    dims, dtype = static_type(inputs, 0)
+    rows, columns = prod(dims[:-1]), dims[-1]
+    layout, epsilon = ScratchLayout(), node.attrs.get("epsilon", 1e-12)
+    statistics = Statistics(layout, rows, columns, dtype, epsilon, centred)
 
     def into(*arguments: Any) -> None:
-        x, skip, gamma = arguments[:3]
-        out, *saved, workspace = arguments[count:]
-        mean, inverse, total = (*saved, None, None, None)[:3]
+        x, skip, gamma, beta, bias, out, mean, inverse, total, workspace = arguments
+        if not centred:
+            beta, bias = None, beta
         np.add(x, skip, out)
-        if has_bias:
-            np.add(out, arguments[bias_at], out)
+        if bias is not None:
+            np.add(out, bias, out)
         if total is not None:
             np.copyto(total, out)
         matrix = out.reshape(rows, columns)
         moments = statistics(matrix, matrix, workspace)
         np.multiply(out, gamma, out)
-        if has_beta:
-            np.add(out, arguments[beta_at], out)
+        if beta is not None:
+            np.add(out, beta, out)
         for result, column in zip((mean, inverse), moments, strict=True):
             if result is not None:
                 np.copyto(result, column.reshape(result.shape))
@@ -112,20 +101,15 @@ def _lookup(table: np.ndarray, indices: np.ndarray, name: str) -> np.ndarray:
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT, infer=_infer_embed)
-@by_shape(contiguous=True)
+@by_shape(arity=(9, 3), contiguous=True)
 def embed_layer_norm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    epsilon, count = node.attrs.get("epsilon", 1e-12), len(node.inputs)
-    type_ = tensor(outputs, 0)
-    assert type_.dtype is not None
-    batch, length, hidden = type_.dims
-    layout = ScratchLayout()
-    statistics = Statistics(layout, batch * length, hidden, type_.dtype, epsilon)
+    (batch, length, hidden), dtype = static_type(outputs, 0)
+    layout, epsilon = ScratchLayout(), node.attrs.get("epsilon", 1e-12)
+    statistics = Statistics(layout, batch * length, hidden, dtype, epsilon)
 
     def into(*arguments: Any) -> None:
-        values = pad_with_none(arguments[:count], 9)
-        ids, segments, words, positions, segment_table, gamma, beta, mask, places = values
-        out, *others, workspace = arguments[count:]
-        index, total = (*others, None, None)[:2]
+        ids, segments, words, positions, segment_table, gamma, beta, mask = arguments[:8]
+        places, out, index, total, workspace = arguments[8:]
         np.copyto(out, _lookup(words, ids, "input_ids"))
         if places is None:
             if length > len(positions):

@@ -28,7 +28,14 @@ from penstock.ops.common.shape_rules import (
     same_type,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
+from penstock.ops.common.specialize import (
+    Routine,
+    ScratchLayout,
+    Tensors,
+    by_shape,
+    specialized,
+    static_type,
+)
 from penstock.ops.onnx.activation import applied, leaky_relu, sigmoid
 from penstock.ops.onnx.quantization import blocks, store, subtract_zero_point, zero_of
 from penstock.ops.onnx.quantized_conv import channels_back, channels_first
@@ -142,7 +149,7 @@ def _multiply(a: Any, b: Any, a_scale: Any, b_scale: Any, c_scale: Any, values: 
 
 @operator("QLinearAdd", domain=MICROSOFT, infer=_infer_binary)
 @operator("QLinearMul", domain=MICROSOFT, infer=_infer_binary)
-@by_shape(inplace=(0, 3))
+@by_shape(arity=(8, 1), inplace=(0, 3))
 def qlinear_binary(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     combine = _add if node.op.name == "QLinearAdd" else _multiply
     a_type, b_type, c_type = tensor(inputs, 0), tensor(inputs, 3), tensor(outputs, 0)
@@ -156,8 +163,7 @@ def qlinear_binary(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
         result = layout.field(c_type.dims, FLOAT32)
 
     def into(*args: Any) -> None:
-        *given, out, workspace = args
-        a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = pad_with_none(given, 8)
+        a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero, out, workspace = args
         zeros = _zero(a_zero, "a"), _zero(b_zero, "b"), _zero(c_zero, "c")
         scales = _scale(a_scale, "a"), _scale(b_scale, "b"), _scale(c_scale, "c")
         x, y, values = left(workspace), right(workspace), result(workspace)
@@ -215,34 +221,28 @@ def _infer_where(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("QLinearWhere", domain=MICROSOFT, infer=_infer_where)
-def qlinear_where(node: Node, types: Types) -> Kernel:
+@by_shape()
+def qlinear_where(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     recoders = [_recoder(node, (i + 1, i + 2, 7, 8)) for i in (1, 4)]
+    layout = ScratchLayout()
+    rooms = [layout.field(*static_type(inputs, i)) for i in (1, 4)]
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        layout = ScratchLayout()
-        rooms = []
-        for i in (1, 4):
-            type_ = tensor(inputs, i)
-            rooms.append(layout.field(type_.dims, type_.dtype))
+    def into(*args: Any) -> None:
+        *given, out, workspace = args
+        chosen = [room(workspace) for room in rooms]
+        for i, recode, codes in zip((1, 4), recoders, chosen, strict=True):
+            recode(given[i], given, codes)
+        np.copyto(out, chosen[1])
+        np.copyto(out, chosen[0], where=given[0])
 
-        def into(*args: Any) -> None:
-            *given, out, workspace = args
-            chosen = [room(workspace) for room in rooms]
-            for i, recode, codes in zip((1, 4), recoders, chosen, strict=True):
-                recode(given[i], given, codes)
-            np.copyto(out, chosen[1])
-            np.copyto(out, chosen[0], where=given[0])
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)
 
 
 # Along axes
 
 
 @operator("QLinearSoftmax", domain=MICROSOFT, infer=same_type)
-@by_shape(inplace=(0,))
+@by_shape(arity=(5, 1), inplace=(0,))
 def qlinear_softmax(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     axis = node.attrs.get("axis", -1)
     # Softmax before version 13 ran over all axes from ``axis`` on.
@@ -255,8 +255,7 @@ def qlinear_softmax(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
     room = layout.field(x_type.dims, FLOAT32)
 
     def into(*args: Any) -> None:
-        *given, out, workspace = args
-        x, x_scale, _, y_scale, y_zero = pad_with_none(given, 5)
+        x, x_scale, _, y_scale, y_zero, out, workspace = args
         if not x.size:
             return
         values = room(workspace)
@@ -281,21 +280,23 @@ def _register_mean(name: str, axes_of: Callable[[Attrs, int], tuple[int, ...]]) 
         return (TensorType(x.dtype, reduced_shape(x.shape, axes, bool(attrs.get("keepdims", 1)))),)
 
     @operator(name, domain=MICROSOFT, infer=infer)
-    def compile(node: Node, types: Types) -> Kernel:
+    @by_shape(arity=(5, 1))
+    def mean(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         keepdims = bool(node.attrs.get("keepdims", 1))
+        dims = tensor(inputs, 0).dims
+        axes = axes_of(node.attrs, len(dims))
+        count = math.prod(dims[i] for i in axes)
 
-        def into(*args: Any) -> None:
-            *given, out = args
-            x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
-            axes = axes_of(node.attrs, x.ndim)
+        def into(
+            x: Any, x_scale: Any, x_zero: Any, y_scale: Any, y_zero: Any, out: np.ndarray
+        ) -> None:
             total = x.sum(axes, np.int64, keepdims=keepdims)  # of codes, exactly
-            count = math.prod(x.shape[i] for i in axes)
             offset = 0 if x_zero is None else int(x_zero.reshape(()))
             values = np.asarray((total - offset * count) / np.float64(count), np.float32)
             np.multiply(values, _scale(x_scale, "x"), values)
             _quantize(values, y_scale, y_zero, out)
 
-        return specialized(node, types, lambda *_: Routine(into))
+        return Routine(into)
 
 
 def _global_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -325,7 +326,7 @@ def _infer_average_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 
 @operator("QLinearAveragePool", domain=MICROSOFT, infer=_infer_average_pool)
-@by_shape()
+@by_shape(arity=(5, 1))
 def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     last = bool(node.attrs.get("channels_last", 0))
     x_type, y_type = tensor(inputs, 0), tensor(outputs, 0)
@@ -337,8 +338,7 @@ def qlinear_average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: 
     scratch = layout.field((pool.workspace,), UINT8) if pool.workspace else None
 
     def into(*args: Any) -> None:
-        *given, out, workspace = args
-        x, x_scale, x_zero, y_scale, y_zero = pad_with_none(given, 5)
+        x, x_scale, x_zero, y_scale, y_zero, out, workspace = args
         values, means = room(workspace), pooled(workspace)
         _dequantize(x, x_scale, x_zero, values)
         source, target = values, means

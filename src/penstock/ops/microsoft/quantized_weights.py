@@ -23,7 +23,6 @@ from penstock.ops.common.shape_rules import (
     dim_product,
     given,
     normalize_axis,
-    pad_with_none,
     tensor,
 )
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized
@@ -152,26 +151,22 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
         )
     step = max(1, PANEL // packed.k)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        def into(*args: Any) -> None:
-            *values, out = args
-            a, b, scales, zeros, g_idx, bias = pad_with_none(values, 6)
-            left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
-            if fixed is not None:
-                np.matmul(left, fixed.value.T, result)
-            else:
-                _check_groups(packed, g_idx)
-                for low in range(0, packed.n, step):
-                    high = min(low + step, packed.n)
-                    panel = packed.rows(low, high, b, scales, zeros, g_idx)
-                    np.matmul(left, panel.T, result[:, low:high])
-            if bias is not None:
-                np.add(result, bias, result)
+    def into(a: Any, b: Any, scales: Any, zeros: Any, g_idx: Any, bias: Any, out: Any) -> None:
+        left, result = a.reshape(-1, packed.k), out.reshape(-1, packed.n)
+        if fixed is not None:
+            np.matmul(left, fixed.value.T, result)
+        else:
+            _check_groups(packed, g_idx)
+            for low in range(0, packed.n, step):
+                high = min(low + step, packed.n)
+                panel = packed.rows(low, high, b, scales, zeros, g_idx)
+                np.matmul(left, panel.T, result[:, low:high])
+        if bias is not None:
+            np.add(result, bias, result)
 
-        return Routine(into, prepared=() if fixed is None else (1, 2, 3, 4))
-
+    routine = Routine(into, prepared=() if fixed is None else (1, 2, 3, 4))
     # float16 and bfloat16 are computed in float32. Strided outputs could not be reshaped.
-    return specialized(node, types, make, contiguous=True)
+    return specialized(node, types, lambda *_: routine, arity=(6, 1), contiguous=True)
 
 
 def _check_groups(packed: _Packed, g_idx: np.ndarray | None) -> None:
@@ -246,7 +241,7 @@ class _GatheredBlocks:
 
 
 @operator("GatherBlockQuantized", domain=MICROSOFT, infer=_infer_gather)
-@by_shape(widen=False)
+@by_shape(arity=(4, 1), widen=False)
 def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, bits = node.attrs, node.attrs.get("bits", 4)
     data_type, index_type, scale_type = (tensor(inputs, i) for i in range(3))
@@ -257,9 +252,7 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
     if not count:
         raise ShapeError(f"nothing can be gathered along axis {axis} of {data_type.dims}")
 
-    def into(*args: Any) -> None:
-        *values, out = args
-        data, indices, scales, zeros = pad_with_none(values, 4)
+    def into(data: Any, indices: Any, scales: Any, zeros: Any, out: np.ndarray) -> None:
         outside = (indices < -count) | (indices >= count)
         where = np.where(outside, 0, np.where(indices < 0, indices + count, indices))
         picked_data = np.take(data, where, axis)

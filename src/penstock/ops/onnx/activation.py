@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Infer, Kernel, Types, returning
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.elementwise import (
+    BLOCK,
     Body,
     clip,
     first_only,
@@ -41,7 +42,7 @@ from penstock.ops.common.shape_rules import (
 )
 from penstock.ops.onnx.arithmetic import erf_argument
 from penstock.ops.registry import MICROSOFT, operator
-from penstock.types import TensorType, Type
+from penstock.types import FLOAT32, TensorType, Type
 
 Formula: TypeAlias = Callable[[np.dtype, Attrs], Body]
 
@@ -298,7 +299,17 @@ def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[Any, Any], Any]:
     """A formula as ``function(x, out)`` on floats of any dtype, where ``out`` may be ``x``."""
-    return formula(lambda dtype: make(dtype, attrs), (), scratch=scratch).function
+    body = cache(lambda dtype: make(dtype, attrs))
+    general = formula(body, (), scratch=scratch).function
+
+    def function(x: Any, out: Any) -> None:
+        # One block of a dtype that is not widened: without the overhead of the general case.
+        if x.size <= BLOCK and x.dtype == out.dtype == FLOAT32 and (not scratch or x.ndim):
+            body(FLOAT32)(x, out, *(np.empty((scratch, *x.shape), FLOAT32) if scratch else ()))
+        else:
+            general(x, out)
+
+    return function
 
 
 def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int = 1) -> Kernel:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import row_reduce
 from penstock.ops.common.dtypes import FLOAT64, is_float
 from penstock.ops.common.shape_rules import (
@@ -24,11 +24,17 @@ from penstock.ops.common.shape_rules import (
     dim_product,
     dtype_attribute,
     given,
-    pad_with_none,
     same_dim,
     tensor,
 )
-from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import (
+    Field,
+    Routine,
+    ScratchLayout,
+    Tensors,
+    by_shape,
+    static_type,
+)
 from penstock.ops.common.work import attention_work
 from penstock.ops.registry import operator
 from penstock.types import BOOL, Dim, Shape, ShapeError, TensorType, Type, dtype_name
@@ -325,47 +331,38 @@ def out_of_sight(
 
 
 @operator("Attention", since=23, infer=_infer_attention, work=attention_work)
-def attention(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        return _attention_routine(inputs, outputs, node.attrs)
-
-    return specialized(node, types, make)
-
-
-def _attention_routine(inputs: Tensors, outputs: Tensors, attrs: Attrs) -> Routine:
+@by_shape(arity=(7, 4))
+def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    attrs = node.attrs
     dims = _dims(inputs, attrs)
     assert all(isinstance(dim, int) for dim in dims)
     heads = Heads(*dims)  # type: ignore[arg-type]
-    q, _, _, mask, old = pad_with_none(inputs[:5], 5)
+    (_, dtype), mask, old = static_type(inputs, 0), inputs[3], inputs[4]
     scale = attrs.get("scale")
     # To NumPy, None equals the default dtype, float64.
     precision = dtype_attribute(attrs, "softmax_precision")
-    precise = precision is not None and precision == FLOAT64 != q.dtype
     layout = ScratchLayout()
     core = Core(
         layout,
         heads,
-        q.dtype,
+        dtype,
         scale=1 / math.sqrt(max(heads.size, 1)) if scale is None else scale,
         softcap=attrs.get("softcap", 0.0),
-        shown=attrs.get("qk_matmul_output_mode", 0) if given(outputs, 3) else None,
-        precise=precise,
+        shown=None if outputs[3] is None else attrs.get("qk_matmul_output_mode", 0),
+        precise=precision is not None and precision == FLOAT64 != dtype,
     )
     past = 0 if old is None else old.dims[2]
     caches = []
     for i, size in ((1, heads.size), (2, heads.value_size)):
         shape = (heads.batch, heads.kv_heads, heads.keys, size)
-        own = old is not None and not given(outputs, i)
+        own = old is not None and outputs[i] is None
         caches.append(Cache(past, layout.field(shape, tensor(inputs, i).dtype) if own else None))
-    fixed = None if given(inputs, 6) else _unseen(heads, past, attrs)
+    fixed = None if inputs[6] is not None else _unseen(heads, past, attrs)
     if mask is not None:
         _check_mask(mask.dims, heads)
-    n_inputs = len(inputs)
 
     def into(*arguments: Any) -> None:
-        q, k, v, mask, old_k, old_v, lengths = pad_with_none(arguments[:n_inputs], 7)
-        y, new_k, new_v, show = pad_with_none(arguments[n_inputs:-1], 4)
-        workspace = arguments[-1]
+        q, k, v, mask, old_k, old_v, lengths, y, new_k, new_v, show, workspace = arguments
         q = split_heads(q, heads.heads)
         k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
         v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)

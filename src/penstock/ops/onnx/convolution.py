@@ -24,8 +24,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.elementwise import clip
 from penstock.ops.common.shape_rules import (
     check_shape,
@@ -35,7 +36,14 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Field, Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import (
+    Field,
+    Routine,
+    ScratchLayout,
+    Tensors,
+    by_shape,
+    static_type,
+)
 from penstock.ops.common.windows import Window, window_counts, windows
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.activation import (
@@ -462,33 +470,29 @@ def _activation(attrs: Attrs) -> Callable[[np.ndarray], Any] | None:
 
 @operator("Conv", infer=_infer_conv, work=convolution_work(1))
 @operator("FusedConv", domain=MICROSOFT, infer=_infer_conv, work=convolution_work(1))
-def conv(node: Node, types: Types) -> Kernel:
-    activate = _activation(node.attrs)
+@by_shape(contiguous=True)
+def conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    x, activate = tensor(inputs, 0), _activation(node.attrs)
+    routine = convolution_routine(x, tensor(inputs, 1), node.attrs, consts[1])
+    multiply, others = routine.into, len(inputs) - 2
+    if others == 0 and activate is None:
+        return routine
+    column = (-1, *(1,) * (len(x.dims) - 2))
+    bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
+    has_bias, has_sum = given(inputs, 2), given(inputs, 3)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, w = tensor(inputs, 0), tensor(inputs, 1)
-        routine = convolution_routine(x, w, node.attrs, consts[1])
-        multiply, others = routine.into, len(inputs) - 2
-        if others == 0 and activate is None:
-            return routine
-        column = (-1, *(1,) * (len(x.dims) - 2))
-        bias = consts[2].reshape(column) if others > 0 and consts[2] is not None else None
-        has_bias, has_sum = given(inputs, 2), given(inputs, 3)
+    def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
+        out = rest[others]
+        multiply(x, w, *rest[others:])
+        if has_bias:
+            np.add(out, rest[0].reshape(column) if bias is None else bias, out)
+        if has_sum:
+            np.add(out, rest[1], out)
+        if activate is not None:
+            activate(out)
 
-        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
-            out = rest[others]
-            multiply(x, w, *rest[others:])
-            if has_bias:
-                np.add(out, rest[0].reshape(column) if bias is None else bias, out)
-            if has_sum:
-                np.add(out, rest[1], out)
-            if activate is not None:
-                activate(out)
-
-        prepared = routine.prepared if bias is None else (*routine.prepared, 2)
-        return Routine(into, routine.workspace, prepared)
-
-    return specialized(node, types, make, contiguous=True)
+    prepared = routine.prepared if bias is None else (*routine.prepared, 2)
+    return Routine(into, routine.workspace, prepared)
 
 
 def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -509,40 +513,32 @@ def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("CausalConvWithState", since=27, infer=_infer_causal)
-def causal_conv(node: Node, types: Types) -> Kernel:
+@by_shape(arity=(4, 2), contiguous=True)
+def causal_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    (n, channels, length), dtype = static_type(inputs, 0)
+    w_type, layout = tensor(inputs, 1), ScratchLayout()
+    state = w_type.dims[2] - 1
+    joined = layout.field((n, channels, state + length), dtype)
     activated = node.attrs.get("activation", "none") != "none"
+    term = layout.field((n, channels, length), dtype) if activated else None
+    silu, attrs = swish(dtype, {}), {"group": max(channels, 1)}
+    routine = convolution_routine(TensorType(dtype, joined.shape), w_type, attrs, consts[1])
+    inner = layout.field((routine.workspace,), UINT8)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, w = inputs[:2]
-        assert x is not None and w is not None and x.dtype is not None
-        n, channels, length = x.dims
-        state = w.dims[2] - 1
-        layout = ScratchLayout()
-        joined = layout.field((n, channels, state + length), x.dtype)
-        term = layout.field((n, channels, length), x.dtype) if activated else None
-        silu = swish(x.dtype, {})
-        attrs = {"group": max(channels, 1)}
-        routine = convolution_routine(TensorType(x.dtype, joined.shape), w, attrs, consts[1])
-        inner = layout.field((routine.workspace,), np.dtype(np.uint8))
-        count = len(inputs)
+    def into(*arguments: Any) -> None:
+        x, w, bias, past, out, present, workspace = arguments
+        sequence = joined(workspace)
+        sequence[..., :state] = 0 if past is None else past
+        sequence[..., state:] = x
+        if length == 1:
+            np.vecdot(sequence, w[:, 0], out[..., 0])
+        else:
+            routine.into(sequence, w, out, *((inner(workspace),) if routine.workspace else ()))
+        if bias is not None:
+            np.add(out, bias[:, None], out)
+        if term is not None:
+            silu(out, out, term(workspace))
+        if present is not None:
+            np.copyto(present, sequence[..., length:])
 
-        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
-            bias, past = (*rest[: count - 2], None, None)[:2]
-            out, *others, workspace = rest[count - 2 :]
-            sequence = joined(workspace)
-            sequence[..., :state] = 0 if past is None else past
-            sequence[..., state:] = x
-            if length == 1:
-                np.vecdot(sequence, w[:, 0], out[..., 0])
-            else:
-                routine.into(sequence, w, out, *((inner(workspace),) if routine.workspace else ()))
-            if bias is not None:
-                np.add(out, bias[:, None], out)
-            if term is not None:
-                silu(out, out, term(workspace))
-            if others and others[0] is not None:
-                np.copyto(others[0], sequence[..., length:])
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, contiguous=True)
+    return Routine(into, layout.size)

@@ -10,16 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import (
-    check_shape,
-    dim_product,
-    given,
-    ints,
-    same_dtype,
-    tensor,
-)
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.shape_rules import check_shape, dim_product, ints, same_dtype, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.common.windows import Axis, Window, ints_of, parse_axes, window_counts, windows
 from penstock.ops.common.work import deconvolution_work
 from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, boxes, convolution_dims
@@ -111,52 +104,44 @@ def _infer_conv_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
 
 
 @operator("ConvTranspose", infer=_infer_conv_transpose, work=deconvolution_work)
-def conv_transpose(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    group = attrs.get("group", 1)
+@by_shape(arity=(3, 1))
+def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    group = node.attrs.get("group", 1)
+    (n, channels, *sizes), dtype = static_type(inputs, 0)
+    _, m, *kernel = tensor(inputs, 1).dims
+    transposed = transposed_windows(node.attrs, kernel, sizes)
+    axes = [axis for axis in transposed if isinstance(axis, Window)]
+    depth, rows = channels // group, m * prod(kernel)
+    limit = max(BLOCK_BYTES // max(group * rows * dtype.itemsize, 1), MIN_BLOCK)
+    blocks, start = [], 0
+    for box in boxes(sizes, limit):
+        counts = [high - low for low, high in box]
+        size = prod(counts)
+        shape = (group * m, *kernel, *counts)
+        blocks.append((slice(start, start + size), size, shape, _moves(axes, box)))
+        start += size
+    layout = ScratchLayout()
+    widest = max((size for _, size, _, _ in blocks), default=0)
+    columns = layout.field((group * rows * widest,), dtype)
+    shape_x, column = (n, group, depth, prod(sizes)), (-1, *(1,) * len(sizes))
+    # A product of matrices of depth 1 is an outer product, for which BLAS is slow.
+    multiply = np.multiply if depth == 1 else np.matmul
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, w = inputs[:2]
-        assert x is not None and w is not None and x.dtype is not None
-        (n, channels, *sizes), (_, m, *kernel) = x.dims, w.dims
-        transposed = transposed_windows(attrs, kernel, sizes)
-        axes = [axis for axis in transposed if isinstance(axis, Window)]
-        depth, rows = channels // group, m * prod(kernel)
-        limit = max(BLOCK_BYTES // max(group * rows * x.dtype.itemsize, 1), MIN_BLOCK)
-        blocks, start = [], 0
-        for box in boxes(sizes, limit):
-            counts = [high - low for low, high in box]
-            size = prod(counts)
-            shape = (group * m, *kernel, *counts)
-            blocks.append((slice(start, start + size), size, shape, _moves(axes, box)))
-            start += size
-        layout = ScratchLayout()
-        widest = max((size for _, size, _, _ in blocks), default=0)
-        columns = layout.field((group * rows * widest,), x.dtype)
-        shape_x = (n, group, depth, prod(sizes))
-        # A product of matrices of depth 1 is an outer product, for which BLAS is slow.
-        multiply = np.multiply if depth == 1 else np.matmul
-        has_bias = given(inputs, 2)
-        column = (-1, *(1,) * len(sizes))
+    def matrices(w: np.ndarray) -> np.ndarray:
+        return w.reshape(group, depth, rows).transpose(0, 2, 1)
 
-        def matrices(w: np.ndarray) -> np.ndarray:
-            return w.reshape(group, depth, rows).transpose(0, 2, 1)
+    ready = None if consts[1] is None else matrices(consts[1])
 
-        ready = None if consts[1] is None else matrices(consts[1])
+    def into(x: Any, w: Any, bias: Any, out: np.ndarray, workspace: np.ndarray) -> None:
+        matrix = matrices(w) if ready is None else ready
+        out[...] = 0 if bias is None else bias.reshape(column)
+        for image, result in zip(x.reshape(shape_x), out, strict=True):
+            for where, size, shape, moves in blocks:
+                product = columns.reshaped(group, rows, size)(workspace)
+                multiply(matrix, image[..., where], product)
+                _add_windows(product.reshape(shape), result, moves)
 
-        def into(x: np.ndarray, w: np.ndarray, *rest: Any) -> None:
-            *optional, out, workspace = rest
-            matrix = matrices(w) if ready is None else ready
-            out[...] = optional[0].reshape(column) if has_bias else 0
-            for image, result in zip(x.reshape(shape_x), out, strict=True):
-                for where, size, shape, moves in blocks:
-                    product = columns.reshaped(group, rows, size)(workspace)
-                    multiply(matrix, image[..., where], product)
-                    _add_windows(product.reshape(shape), result, moves)
-
-        return Routine(into, layout.size, () if ready is None else (1,))
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size, () if ready is None else (1,))
 
 
 def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -184,22 +169,19 @@ def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("Col2Im", since=18, infer=_infer_col2im, strings=True)
-def col2im(node: Node, types: Types) -> Kernel:
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        type_ = outputs[0]
-        assert type_ is not None and consts[2] is not None
-        if type_.dtype == STRING:
-            raise ShapeError("Col2Im has no meaning for strings")
-        n, channels, *image = type_.dims
-        block = [int(k) for k in consts[2]]
-        axes = windows(node.attrs, block, image)
-        moves = _moves(axes)
-        shape = (n, channels, *block, *(axis.count for axis in axes))
+@by_shape(values=(1, 2))
+def col2im(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    (n, channels, *image), dtype = static_type(outputs, 0)
+    assert consts[2] is not None
+    if dtype == STRING:
+        raise ShapeError("Col2Im has no meaning for strings")
+    block = [int(k) for k in consts[2]]
+    axes = windows(node.attrs, block, image)
+    moves = _moves(axes)
+    shape = (n, channels, *block, *(axis.count for axis in axes))
 
-        def into(x: np.ndarray, image_shape: Any, block_shape: Any, out: np.ndarray) -> None:
-            out.fill(0)
-            _add_windows(x.reshape(shape), out, moves)
+    def into(x: np.ndarray, image_shape: Any, block_shape: Any, out: np.ndarray) -> None:
+        out.fill(0)
+        _add_windows(x.reshape(shape), out, moves)
 
-        return Routine(into)
-
-    return specialized(node, types, make, values=(1, 2))
+    return Routine(into)

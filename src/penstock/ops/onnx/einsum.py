@@ -11,9 +11,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import broadcast_dim, same_dtype, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
 
@@ -274,14 +274,9 @@ class EinsumLowering:
 
 
 @operator("Einsum", since=12, infer=_infer_einsum)
-def einsum(node: Node, types: Types) -> Kernel:
-    equation = parse_equation(node.attrs["equation"], len(node.inputs))
-
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        shapes = [t.dims for t in inputs if t is not None]
-        terms, output = equation.expand([len(shape) for shape in shapes])
-        type_ = outputs[0]
-        assert type_ is not None and type_.dtype is not None
-        return EinsumLowering(terms, output, shapes, type_.dtype).routine()
-
-    return specialized(node, types, make, contiguous=True)
+@by_shape(contiguous=True)
+def einsum(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    shapes = [t.dims for t in inputs if t is not None]
+    equation = parse_equation(node.attrs["equation"], len(inputs))
+    terms, output = equation.expand([len(shape) for shape in shapes])
+    return EinsumLowering(terms, output, shapes, static_type(outputs, 0)[1]).routine()

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import (
     check_shape,
     choice,
@@ -24,7 +25,7 @@ from penstock.ops.common.shape_rules import (
     same_dim,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import INT64, STRING, Dim, ShapeError, TensorType, Type
 
@@ -121,60 +122,56 @@ def _far(x: np.ndarray) -> np.ndarray:
 
 
 @operator("GridSample", since=16, infer=_infer_grid_sample, strings=True)
-def grid_sample(node: Node, types: Types) -> Kernel:
+@by_shape(widen=lambda node: _modes(node.attrs)[0] != "nearest")
+def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     mode, padding = _modes(node.attrs)
     align_corners = bool(node.attrs.get("align_corners", 0))
+    dims, dtype = static_type(inputs, 0)
+    _, channels, *sizes = dims
+    shape, pixels = (channels, prod(tensor(outputs, 0).dims[2:])), prod(sizes)
+    axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
+    wide = dtype if mode == "nearest" or dtype.kind in "fc" else FLOAT64
+    if dtype == STRING and mode != "nearest":
+        raise ShapeError("strings have a nearest, but nothing between them")
+    if not pixels and shape[1]:
+        raise ShapeError(f"X of shape {dims} has no pixels to sample")
+    zero: Any = "" if dtype == STRING else 0
+    layout = ScratchLayout()
+    # Objects must not live in raw memory.
+    fields = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, y = inputs[0], outputs[0]
-        assert x is not None and y is not None and x.dtype is not None
-        _, channels, *sizes = x.dims
-        shape, pixels = (channels, prod(y.dims[2:])), prod(sizes)
-        axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
-        wide = x.dtype if mode == "nearest" or x.dtype.kind in "fc" else np.dtype(np.float64)
-        if x.dtype == STRING and mode != "nearest":
-            raise ShapeError("strings have a nearest, but nothing between them")
-        if not pixels and shape[1]:
-            raise ShapeError(f"X of shape {x.dims} has no pixels to sample")
-        zero: Any = "" if x.dtype == STRING else 0
-        layout = ScratchLayout()
-        # Objects must not live in raw memory.
-        fields = None if wide == STRING else [layout.field(shape, wide) for _ in range(2)]
+    def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
+        # The grid counts axes from the last.
+        taps = [list(axis.taps(grid[:, -1 - i])) for i, axis in enumerate(axes)]
+        for number, corner in enumerate(choices(*taps)):
+            index: Any = 0
+            weight: Any = None
+            inside: Any = None
+            for size, (pixel, share, within) in zip(sizes, corner, strict=True):
+                index = index * size + pixel
+                weight = share if weight is None else weight * share
+                if within is not None:
+                    inside = within if inside is None else inside & within
+            target = value if number else total
+            np.take(image, index, 1, target, "clip")
+            if inside is not None and not inside.all():
+                np.copyto(target, zero, where=~inside)
+            if weight is not None:
+                np.multiply(target, weight.astype(wide.type), target)
+            if number:
+                np.add(total, value, total)
 
-        def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: Any) -> None:
-            # The grid counts axes from the last.
-            taps = [list(axis.taps(grid[:, -1 - i])) for i, axis in enumerate(axes)]
-            for number, corner in enumerate(choices(*taps)):
-                index: Any = 0
-                weight: Any = None
-                inside: Any = None
-                for size, (pixel, share, within) in zip(sizes, corner, strict=True):
-                    index = index * size + pixel
-                    weight = share if weight is None else weight * share
-                    if within is not None:
-                        inside = within if inside is None else inside & within
-                target = value if number else total
-                np.take(image, index, 1, target, "clip")
-                if inside is not None and not inside.all():
-                    np.copyto(target, zero, where=~inside)
-                if weight is not None:
-                    np.multiply(target, weight.astype(wide.type), target)
-                if number:
-                    np.add(total, value, total)
+    def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
+        if fields is None:
+            total, value = (np.empty(shape, wide) for _ in range(2))
+        else:
+            total, value = (field(workspace) for field in fields)
+        for image, where, out in zip(x, grid, y, strict=True):
+            flat = image.reshape(channels, pixels).astype(wide, copy=False)
+            sample(flat, where.reshape(shape[1], len(sizes)), total, value)
+            np.copyto(out, total.reshape(out.shape), casting="unsafe")
 
-        def into(x: np.ndarray, grid: np.ndarray, y: np.ndarray, workspace: Any = None) -> None:
-            if fields is None:
-                total, value = (np.empty(shape, wide) for _ in range(2))
-            else:
-                total, value = (field(workspace) for field in fields)
-            for image, where, out in zip(x, grid, y, strict=True):
-                flat = image.reshape(channels, pixels).astype(wide, copy=False)
-                sample(flat, where.reshape(shape[1], len(sizes)), total, value)
-                np.copyto(out, total.reshape(out.shape), casting="unsafe")
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, widen=mode != "nearest")
+    return Routine(into, layout.size)
 
 
 def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -204,7 +201,8 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 @operator("AffineGrid", since=20, infer=_infer_affine_grid)
-def affine_grid(node: Node, types: Types) -> Kernel:
+@by_shape(contiguous=True, values=(1,))
+def affine_grid(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     align_corners = bool(node.attrs.get("align_corners", 0))
 
     def centres(size: int) -> np.ndarray:
@@ -213,19 +211,14 @@ def affine_grid(node: Node, types: Types) -> Kernel:
             return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
         return (2 * np.arange(size) + 1) / max(size, 1) - 1
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        y = outputs[0]
-        assert y is not None and y.dtype is not None
-        batch, *sizes, rank = y.dims
-        mesh = np.meshgrid(*map(centres, sizes), indexing="ij")
-        points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, rank + 1).astype(y.dtype)
+    (batch, *sizes, rank), dtype = static_type(outputs, 0)
+    mesh = np.meshgrid(*map(centres, sizes), indexing="ij")
+    points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, rank + 1).astype(dtype)
 
-        def into(theta: np.ndarray, size: np.ndarray, y: np.ndarray) -> None:
-            np.matmul(points, theta.swapaxes(1, 2), y.reshape(batch, len(points), rank))
+    def into(theta: np.ndarray, size: np.ndarray, y: np.ndarray) -> None:
+        np.matmul(points, theta.swapaxes(1, 2), y.reshape(batch, len(points), rank))
 
-        return Routine(into, prepared=(1,))
-
-    return specialized(node, types, make, contiguous=True, values=(1,))
+    return Routine(into, prepared=(1,))
 
 
 def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
-from penstock.ops.common.shape_rules import check_shape, choice, given, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common.shape_rules import check_shape, choice, tensor
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 from penstock.types import ShapeError, TensorType, Type
 
@@ -66,32 +66,26 @@ def _negative_log_likelihood(
 
 @operator("NegativeLogLikelihoodLoss", since=12, infer=_infer_loss)
 @operator("SoftmaxCrossEntropyLoss", since=12, infer=_infer_loss)
-def loss(node: Node, types: Types) -> Kernel:
-    attrs, of_scores = node.attrs, node.op.name == "SoftmaxCrossEntropyLoss"
+@by_shape(arity=(3, 2))
+def loss(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    type_, layout = static_type(inputs, 0), ScratchLayout()
+    exponentials = own = None
+    if node.op.name == "SoftmaxCrossEntropyLoss":
+        exponentials = layout.field(*type_)
+        own = layout.field(*type_) if outputs[1] is None else None
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        scores, first = tensor(inputs, 0), len(inputs)
-        assert scores.dtype is not None
-        layout = ScratchLayout()
-        exponentials = own = None
-        if of_scores:
-            exponentials = layout.field(scores.dims, scores.dtype)
-            own = None if given(outputs, 1) else layout.field(scores.dims, scores.dtype)
+    def into(
+        x: Any, target: Any, weight: Any, out: Any, log_prob: Any, workspace: Any = None
+    ) -> None:
+        if exponentials is not None:
+            log_prob = log_prob if own is None else own(workspace)
+            if x.shape[1]:
+                # log(softmax(x)), without ever taking the logarithm of a vanishing quotient
+                np.subtract(x, x.max(1, keepdims=True), log_prob)
+                total = np.exp(log_prob, exponentials(workspace)).sum(1, keepdims=True)
+                np.subtract(log_prob, np.log(total, total), log_prob)
+            x = log_prob
+        if out is not None:
+            _negative_log_likelihood(node.attrs, x, target, weight, out)
 
-        def into(x: np.ndarray, target: np.ndarray, *arguments: Any) -> None:
-            weight, out = arguments[0] if first > 2 else None, arguments[first - 2]
-            if exponentials is not None:
-                workspace = arguments[-1]
-                log_prob = arguments[first - 1] if own is None else own(workspace)
-                if x.shape[1]:
-                    # log(softmax(x)), without ever taking the logarithm of a vanishing quotient
-                    np.subtract(x, x.max(1, keepdims=True), log_prob)
-                    total = np.exp(log_prob, exponentials(workspace)).sum(1, keepdims=True)
-                    np.subtract(log_prob, np.log(total, total), log_prob)
-                x = log_prob
-            if out is not None:
-                _negative_log_likelihood(attrs, x, target, weight, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)

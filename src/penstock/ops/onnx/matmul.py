@@ -19,7 +19,7 @@ from penstock.ops.common.shape_rules import (
     same_dtype,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized
+from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.common.work import product_work
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, Shape, ShapeError, TensorType, Type
@@ -201,8 +201,6 @@ def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("Det", since=11, infer=_infer_det)
-def det(node: Node, types: Types) -> Kernel:
-    def into(x: np.ndarray, out: np.ndarray) -> None:
-        out[...] = np.linalg.det(x)
-
-    return specialized(node, types, lambda *_: Routine(into))
+@by_shape()
+def det(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    return Routine(lambda x, out: np.copyto(out, np.linalg.det(x)))

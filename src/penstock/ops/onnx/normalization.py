@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.shape_rules import (
     check_broadcasts,
@@ -24,7 +24,7 @@ from penstock.ops.common.shape_rules import (
     normalize_axis,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, ShapeError, TensorType, Type
@@ -93,33 +93,28 @@ def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 @operator("BatchNormalization", since=14, infer=_infer_batch)
-def batch_normalization(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    epsilon, momentum = attrs.get("epsilon", 1e-5), attrs.get("momentum", 0.9)
-    training = attrs.get("training_mode", 0)
+@by_shape(inplace=lambda node: () if node.attrs.get("training_mode") else (0,))
+def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    attrs, x = node.attrs, tensor(inputs, 0)
+    epsilon = attrs.get("epsilon", 1e-5)
+    if attrs.get("training_mode"):
+        return _batch_training(x.dims, len(outputs), epsilon, attrs.get("momentum", 0.9))
+    shape = (-1, *(1,) * (len(x.dims) - 2))
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        if training:
-            return _batch_training(x.dims, len(node.outputs), epsilon, momentum)
-        shape = (-1, *(1,) * (len(x.dims) - 2))
+    def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
+        """``a`` and ``b`` of ``x * a + b``."""
+        a = scale / np.sqrt(variance + epsilon)
+        b = bias - mean * a
+        return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
-        def fold(scale: Any, bias: Any, mean: Any, variance: Any) -> tuple[Any, Any]:
-            """``a`` and ``b`` of ``x * a + b``."""
-            a = scale / np.sqrt(variance + epsilon)
-            b = bias - mean * a
-            return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
+    ready = None if any(p is None for p in consts[1:5]) else fold(*consts[1:5])
 
-        ready = None if any(p is None for p in consts[1:5]) else fold(*consts[1:5])
+    def into(x: np.ndarray, *rest: Any) -> None:
+        a, b = ready if ready is not None else fold(*rest[:4])
+        np.multiply(x, a, rest[4])
+        np.add(rest[4], b, rest[4])
 
-        def into(x: np.ndarray, *rest: Any) -> None:
-            a, b = ready if ready is not None else fold(*rest[:4])
-            np.multiply(x, a, rest[4])
-            np.add(rest[4], b, rest[4])
-
-        return Routine(into, prepared=() if ready is None else (1, 2, 3, 4))
-
-    return specialized(node, types, make, inplace=() if training else (0,))
+    return Routine(into, prepared=() if ready is None else (1, 2, 3, 4))
 
 
 def _batch_training(

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import HALF, UINT8, is_float
 from penstock.ops.common.elementwise import smallest
 from penstock.ops.common.shape_rules import check_shape, given, ints, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window_counts, windows
 from penstock.ops.registry import operator
 from penstock.types import INT64, Dim, Shape, ShapeError, TensorType, Type, dtype_name
@@ -290,51 +290,47 @@ def _infer_global(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(x.dtype, (*x.shape[:2], *(1,) * (len(x.shape) - 2))),)
 
 
+def _is_global(node: Node) -> bool:
+    return node.op.name.startswith("Global")
+
+
 @operator("AveragePool", infer=_infer_pool)
 @operator("GlobalAveragePool", infer=_infer_global)
-def average_pool(node: Node, types: Types) -> Kernel:
-    attrs, whole = node.attrs, node.op.name == "GlobalAveragePool"
+@by_shape(contiguous=_is_global)
+def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    x = tensor(inputs, 0)
+    axes = None if _is_global(node) else pool_windows(node.attrs, x.dims)
+    sums, size = _sums(x, axes)
+    padding = bool(node.attrs.get("count_include_pad", 0))
+    counts = prod(x.dims[2:]) if axes is None else _window_sizes(axes, padding)
+    if isinstance(counts, np.ndarray):
+        counts = counts.astype(x.dtype)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x = tensor(inputs, 0)
-        axes = None if whole else pool_windows(attrs, x.dims)
-        sums, size = _sums(x, axes)
-        padding = bool(attrs.get("count_include_pad", 0))
-        counts = prod(x.dims[2:]) if axes is None else _window_sizes(axes, padding)
-        if isinstance(counts, np.ndarray):
-            counts = counts.astype(x.dtype)
+    def into(x: np.ndarray, out: np.ndarray, workspace: Any = None) -> None:
+        sums(x, out, workspace)
+        np.divide(out, counts, out)
 
-        def into(x: np.ndarray, out: np.ndarray, workspace: Any = None) -> None:
-            sums(x, out, workspace)
-            np.divide(out, counts, out)
-
-        return Routine(into, size)
-
-    return specialized(node, types, make, contiguous=whole)
+    return Routine(into, size)
 
 
 @operator("LpPool", infer=_infer_pool)
 @operator("GlobalLpPool", infer=_infer_global)
-def lp_pool(node: Node, types: Types) -> Kernel:
-    p, whole = node.attrs.get("p", 2), node.op.name == "GlobalLpPool"
+@by_shape(contiguous=_is_global)
+def lp_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    x, layout, p = tensor(inputs, 0), ScratchLayout(), node.attrs.get("p", 2)
+    sums, size = _sums(x, None if _is_global(node) else pool_windows(node.attrs, x.dims))
+    scratch, powers = layout.field((size,), UINT8), layout.field(x.dims, x.dtype)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, layout = tensor(inputs, 0), ScratchLayout()
-        sums, size = _sums(x, None if whole else pool_windows(node.attrs, x.dims))
-        scratch, powers = layout.field((size,), UINT8), layout.field(x.dims, x.dtype)
+    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
+        raised = powers(workspace)
+        _power(x, p, raised)
+        sums(raised, out, scratch(workspace))
+        if p == 2:
+            np.sqrt(out, out)
+        elif p != 1:
+            np.power(out, 1 / p, out)
 
-        def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-            raised = powers(workspace)
-            _power(x, p, raised)
-            sums(raised, out, scratch(workspace))
-            if p == 2:
-                np.sqrt(out, out)
-            elif p != 1:
-                np.power(out, 1 / p, out)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make, contiguous=whole)
+    return Routine(into, layout.size)
 
 
 def _power(x: np.ndarray, p: float, out: np.ndarray) -> None:

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import (
     FLOAT8,
     FLOAT64,
@@ -34,10 +34,9 @@ from penstock.ops.common.shape_rules import (
     dtype_attribute,
     given,
     normalize_axis,
-    pad_with_none,
     tensor,
 )
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape, static_type
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import FLOAT32, Shape, ShapeError, TensorType, Type, dtype_name
 
@@ -247,9 +246,9 @@ def _scaling(
         offset = zero_of(zero, work)
         return offset if offset is None else along(offset)
 
-    _, scale, zero = pad_with_none(consts, 3)
+    _, scale, zero = consts
     const_scale = None if scale is None else scale_along(scale)
-    fixed = zero is not None or not given(inputs, 2)
+    fixed = zero is not None or inputs[2] is None
     const_zero = zero_along(zero)
 
     def run(x: Any, scale: Any, zero: Any, out: Any, workspace: Any = None) -> None:
@@ -263,9 +262,7 @@ def _scaling(
             for piece, target in pairs:
                 convert(piece, by, offset, None if values is None else values[: piece.size], target)
 
-    if len(inputs) == 3:
-        return Routine(run, layout.size)
-    return Routine(lambda x, scale, *rest: run(x, scale, None, *rest), layout.size)
+    return Routine(run, layout.size)
 
 
 def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -291,29 +288,27 @@ def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
     return FLOAT32 if scale == POWERS else scale
 
 
+_by_parameters = by_shape(
+    arity=(3, 1), widen=False, contiguous=lambda node: bool(_axis_and_block(node.attrs)[1])
+)
+
+
 @operator("QuantizeLinear", since=10, infer=_infer_quantize)
 @operator("QuantizeLinear", domain=MICROSOFT, infer=_infer_quantize)
-def quantize_linear(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    saturate = bool(attrs.get("saturate", 1))
+@_by_parameters
+def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    saturate = bool(node.attrs.get("saturate", 1))
+    precision = _precision(static_type(inputs, 1)[1], node.attrs)
+    work = FLOAT64 if precision == FLOAT64 else FLOAT32
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        scale_dtype = tensor(inputs, 1).dtype
-        assert scale_dtype is not None
-        precision = _precision(scale_dtype, attrs)
-        work = FLOAT64 if precision == FLOAT64 else FLOAT32
+    def quantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
+        if precision == work:
+            np.divide(x, scale, out=values, dtype=work, casting="unsafe")
+        else:
+            np.copyto(values, np.divide(x.astype(precision, copy=False), scale))
+        store(values, zero, out, saturate)
 
-        def quantize(x: Any, scale: Any, zero: Any, values: Any, out: Any) -> None:
-            if precision == work:
-                np.divide(x, scale, out=values, dtype=work, casting="unsafe")
-            else:
-                np.copyto(values, np.divide(x.astype(precision, copy=False), scale))
-            store(values, zero, out, saturate)
-
-        return _scaling(inputs, consts, attrs, precision, work, quantize)
-
-    block = _axis_and_block(attrs)[1]
-    return specialized(node, types, make, widen=False, contiguous=bool(block))
+    return _scaling(inputs, consts, node.attrs, precision, work, quantize)
 
 
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -329,7 +324,8 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 
 @operator("DequantizeLinear", since=10, infer=_infer_dequantize)
 @operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize)
-def dequantize_linear(node: Node, types: Types) -> Kernel:
+@_by_parameters
+def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     """Computed in float32 and rounded once.
 
     That is the product in float16 or bfloat16 too: their products fit float32 exactly.
@@ -340,12 +336,8 @@ def dequantize_linear(node: Node, types: Types) -> Kernel:
         subtract_zero_point(x, zero, target)
         np.multiply(target, scale, out=out, dtype=np.float32, casting="unsafe")
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        scratch = tensor(outputs, 0).dtype != FLOAT32
-        return _scaling(inputs, consts, node.attrs, FLOAT32, FLOAT32, dequantize, scratch)
-
-    block = _axis_and_block(node.attrs)[1]
-    return specialized(node, types, make, widen=False, contiguous=bool(block))
+    scratch = tensor(outputs, 0).dtype != FLOAT32
+    return _scaling(inputs, consts, node.attrs, FLOAT32, FLOAT32, dequantize, scratch)
 
 
 def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:

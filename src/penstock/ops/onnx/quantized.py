@@ -173,8 +173,10 @@ class _Multiply:
         zero = None if zero is None else zero_of(_per_row(zero))
         subtract_zero_point(a, zero, self.left(workspace))
 
-    def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
-        """Multiply the left side, which is in place, by the right one among a node's inputs.
+    def __call__(
+        self, b: np.ndarray, zero: np.ndarray | None, out: Any, workspace: np.ndarray
+    ) -> np.ndarray:
+        """Multiply the left side, which is in place, by the right one and its zero point.
 
         The result is int32 in ``out``, if given; else int32 or float32 in the workspace.
         """
@@ -183,10 +185,8 @@ class _Multiply:
         if fixed is not None:
             right, _ = fixed.value
         else:
-            b, zero = self.product.b
             assert self._right is not None
-            minus = inputs[zero] if zero < len(inputs) else None
-            right = self.product.right_side(inputs[b], minus, self._right(workspace))
+            right = self.product.right_side(b, zero, self._right(workspace))
         if self._flat:
             left = left.reshape(-1, left.shape[-1])
             result = values.reshape(left.shape[0], right.shape[1])
@@ -252,25 +252,33 @@ def _infer_product(
 
 
 def _kernel(
-    node: Node, types: Types, product: _Product, finish: Callable[..., None], widen: bool = True
+    node: Node,
+    types: Types,
+    product: _Product,
+    finish: Callable[..., None],
+    inputs: int,
+    widen: bool = True,
 ) -> Kernel:
-    """The kernel of ``finish(multiply, *inputs, out, workspace)``, which calls ``multiply``."""
+    """The kernel of ``finish(multiply, *inputs, out, workspace)``, which calls ``multiply``.
+
+    It takes that many ``inputs``, ``None`` where the node leaves one out.
+    """
 
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         layout = ScratchLayout()
         return Routine(partial(finish, _Multiply(product, inputs, layout)), layout.size)
 
-    return specialized(node, types, make, widen=widen)
+    return specialized(node, types, make, arity=(inputs, 1), widen=widen)
 
 
 @operator("MatMulInteger", since=10, infer=_infer_product((0, 2), (1, 3), INT32), work=product_work)
 def matmul_integer(node: Node, types: Types) -> Kernel:
-    def finish(multiply: _Multiply, *args: Any) -> None:
-        *values, out, workspace = args
-        multiply.fill(values[0], pad_with_none(values, 3)[2], workspace)
-        multiply(values, out, workspace)
+    def finish(multiply: _Multiply, a: Any, b: Any, a_zero: Any, b_zero: Any, *rest: Any) -> None:
+        out, workspace = rest
+        multiply.fill(a, a_zero, workspace)
+        multiply(b, b_zero, out, workspace)
 
-    return _kernel(node, types, _Product(node, types, (0, 2), (1, 3)), finish)
+    return _kernel(node, types, _Product(node, types, (0, 2), (1, 3)), finish, 4)
 
 
 @operator(
@@ -288,16 +296,16 @@ def qlinear_matmul(node: Node, types: Types) -> Kernel:
     constant_factor = None if any(s is None for s in scales) else factor_of(*scales)
 
     def finish(multiply: _Multiply, *args: Any) -> None:
-        *values, out, workspace = args
-        multiply.fill(values[0], values[2], workspace)
-        total, real = multiply(values, None, workspace), multiply.values(workspace)
+        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero, out, workspace = args
+        multiply.fill(a, a_zero, workspace)
+        total, real = multiply(b, b_zero, None, workspace), multiply.values(workspace)
         factor = constant_factor
         if factor is None:
-            factor = factor_of(values[1], values[4], values[6])
+            factor = factor_of(a_scale, b_scale, y_scale)
         np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
-        store(real, zero_of(_per_row(values[7])), out, True)
+        store(real, zero_of(_per_row(y_zero)), out, True)
 
-    return _kernel(node, types, _Product(node, types, (0, 2), (3, 5)), finish, widen=False)
+    return _kernel(node, types, _Product(node, types, (0, 2), (3, 5)), finish, 8, widen=False)
 
 
 def _scale(
@@ -320,14 +328,13 @@ def _scale(
 )
 def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
     def finish(multiply: _Multiply, *args: Any) -> None:
-        *values, out, workspace = args
-        a, _, a_scale, b_scale, a_zero, _, bias = pad_with_none(values, 7)
+        a, b, a_scale, b_scale, a_zero, b_zero, bias, out, workspace = args
         multiply.fill(a, a_zero, workspace)
-        total = multiply(values, None, workspace)
+        total = multiply(b, b_zero, None, workspace)
         factor = _per_row(a_scale.astype(FLOAT32)) * _per_column(b_scale.astype(FLOAT32))
         _scale(total, factor, bias, out, multiply.values(workspace))
 
-    return _kernel(node, types, _Product(node, types, (0, 4), (1, 5)), finish, widen=False)
+    return _kernel(node, types, _Product(node, types, (0, 4), (1, 5)), finish, 7, widen=False)
 
 
 @operator(
@@ -338,13 +345,12 @@ def matmul_integer_to_float(node: Node, types: Types) -> Kernel:
 )
 def dynamic_quantize_matmul(node: Node, types: Types) -> Kernel:
     def finish(multiply: _Multiply, *args: Any) -> None:
-        *values, out, workspace = args
-        a, _, b_scale, _, bias = pad_with_none(values, 5)
+        a, b, b_scale, b_zero, bias, out, workspace = args
         scale = quantize_to_float(a, multiply.left(workspace))
-        total = multiply(values, None, workspace)
+        total = multiply(b, b_zero, None, workspace)
         _scale(total, _per_column(b_scale) * scale, bias, out, multiply.values(workspace))
 
-    return _kernel(node, types, _Product(node, types, (0, None), (1, 3)), finish)
+    return _kernel(node, types, _Product(node, types, (0, None), (1, 3)), finish, 5)
 
 
 def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -380,10 +386,9 @@ def qgemm(node: Node, types: Types) -> Kernel:
     )
 
     def finish(multiply: _Multiply, *args: Any) -> None:
-        *values, out, workspace = args
-        a, a_scale, a_zero, _, b_scale, _, c, y_scale, y_zero = pad_with_none(values, 9)
+        a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero, out, workspace = args
         multiply.fill(a, a_zero, workspace)
-        total, real = multiply(values, None, workspace), multiply.values(workspace)
+        total, real = multiply(b, b_zero, None, workspace), multiply.values(workspace)
         if c is not None:
             np.add(total, c, total)
         factor = alpha * a_scale.reshape(()) * _per_column(b_scale)
@@ -394,4 +399,4 @@ def qgemm(node: Node, types: Types) -> Kernel:
         np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
         store(real, None if y_zero is None else zero_of(y_zero.reshape(())), out, True)
 
-    return _kernel(node, types, product, finish)
+    return _kernel(node, types, product, finish, 9)

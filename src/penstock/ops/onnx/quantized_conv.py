@@ -19,7 +19,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Kernel, Types
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import FLOAT64, INT32, UINT8
-from penstock.ops.common.shape_rules import check_shape, pad_with_none, tensor
+from penstock.ops.common.shape_rules import check_shape, tensor
 from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
 from penstock.ops.common.work import convolution_work
 from penstock.ops.onnx.convolution import conv_shape, convolution_routine
@@ -90,7 +90,7 @@ class _Convolution:
     def __init__(
         self, filters: _Filters, inputs: Tensors, attrs: Attrs, layout: ScratchLayout, integer: bool
     ) -> None:
-        self.filters = filters
+        self.group = filters.group
         self.last = bool(attrs.get("channels_last", 0))
         x = channels_first(tensor(inputs, filters.x[0]).dims, self.last)
         w = tensor(inputs, filters.w[0]).dims
@@ -113,26 +113,22 @@ class _Convolution:
         room = max(routine.workspace for routine in self.routines)
         self.scratch = layout.field((room,), UINT8) if room else None
 
-    def __call__(self, inputs: Sequence[Any], out: Any, workspace: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, x: Any, x_zero: Any, w: Any, w_zero: Any, out: Any, workspace: np.ndarray
+    ) -> np.ndarray:
         """The result with channels first: int32 in ``out``, if given, else int32 or float."""
-        filters = self.filters
-        x, w = inputs[filters.x[0]], inputs[filters.w[0]]
-        x_zero = pad_with_none(inputs, filters.x[1] + 1)[filters.x[1]]
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
         subtract_zero_point(x, None if x_zero is None else zero_of(x_zero.reshape(())), left)
         parts = self.parts
         if parts is None:
             assert self.right is not None
-            w_zero = pad_with_none(inputs, filters.w[1] + 1)[filters.w[1]]
             weights = _shifted(w, w_zero, self.right(workspace))
             parts = [np.ascontiguousarray(weights[:, s], self.dtype) for s in self.spans]
-        total = out
-        if total is None and self.total is not None:
-            total = self.total(workspace)
+        total = self.total(workspace) if out is None and self.total is not None else out
         scratch = () if self.scratch is None else (self.scratch(workspace),)
         for i, routine in enumerate(self.routines):
-            channels = _channels(left, filters.group, self.spans[i])
+            channels = _channels(left, self.group, self.spans[i])
             routine.into(channels, parts[i], values, *(scratch if routine.workspace else ()))
             if total is None:
                 return values
@@ -182,14 +178,11 @@ def conv_integer(node: Node, types: Types) -> Kernel:
     def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
         layout = ScratchLayout()
         convolve = _Convolution(filters, inputs, node.attrs, layout, False)
+        return Routine(
+            lambda x, w, x_zero, w_zero, *rest: convolve(x, x_zero, w, w_zero, *rest), layout.size
+        )
 
-        def into(*args: Any) -> None:
-            *values, out, workspace = args
-            convolve(values, out, workspace)
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return specialized(node, types, make, arity=(4, 1))
 
 
 def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -220,9 +213,9 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
         spatial = len(convolve.values.shape) - 1
 
         def into(*args: Any) -> None:
-            *values, out, workspace = args
-            _, x_scale, _, _, w_scale, _, y_scale, y_zero, bias = pad_with_none(values, 9)
-            total, result = convolve(values, None, workspace), real(workspace)
+            x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias, out, workspace = args
+            total = convolve(x, x_zero, w, w_zero, None, workspace)
+            result = real(workspace)
             if bias is not None:
                 if fixed_bias is not None and total.dtype == FLOAT32:
                     bias = fixed_bias
@@ -236,4 +229,4 @@ def qlinear_conv(node: Node, types: Types) -> Kernel:
 
         return Routine(into, layout.size)
 
-    return specialized(node, types, make)
+    return specialized(node, types, make, arity=(9, 1))

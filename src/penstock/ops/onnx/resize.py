@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.common.shape_rules import all_known, choice, given, ints, normalize_axes, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.registry import operator
 from penstock.types import FLOAT32, STRING, Dim, ShapeError, TensorType, Type
 
@@ -437,28 +437,27 @@ def _blocked(
 
 
 @operator("Resize", since=11, infer=_infer_resize, strings=True)
-def resize(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-    nearest = (attrs.get("mode") or "nearest") == "nearest"
+@by_shape(widen=lambda node: not _is_nearest(node.attrs), values=(1, 2, 3))
+def resize(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    attrs, x, y = node.attrs, tensor(inputs, 0), tensor(outputs, 0)
+    tables = resize_tables(inputs, attrs, consts)
+    position, prepared = len(inputs), (1, 2, 3)
+    if 0 in y.dims:
+        return Routine(lambda *_: None, prepared=prepared)
+    if not tables:
+        return Routine(lambda *a: np.copyto(a[position], a[0]), prepared=prepared)
+    run, size = _blocked(_nearest if _is_nearest(attrs) else _interpolate, tables, x, y)
+    outsides = [(t.axis, t.outside) for t in tables if t.outside is not None]
+    value = attrs.get("extrapolation_value", 0.0)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, y = tensor(inputs, 0), tensor(outputs, 0)
-        tables = resize_tables(inputs, attrs, consts)
-        position, prepared = len(inputs), (1, 2, 3)
-        if 0 in y.dims:
-            return Routine(lambda *_: None, prepared=prepared)
-        if not tables:
-            return Routine(lambda *a: np.copyto(a[position], a[0]), prepared=prepared)
-        run, size = _blocked(_nearest if nearest else _interpolate, tables, x, y)
-        outsides = [(t.axis, t.outside) for t in tables if t.outside is not None]
-        value = attrs.get("extrapolation_value", 0.0)
+    def into(*arguments: Any) -> None:
+        out = arguments[position]
+        run(arguments[0], out, arguments[-1])
+        for axis, outside in outsides:
+            np.moveaxis(out, axis, 0)[outside] = value
 
-        def into(*arguments: Any) -> None:
-            out = arguments[position]
-            run(arguments[0], out, arguments[-1])
-            for axis, outside in outsides:
-                np.moveaxis(out, axis, 0)[outside] = value
+    return Routine(into, size, prepared)
 
-        return Routine(into, size, prepared)
 
-    return specialized(node, types, make, widen=not nearest, values=(1, 2, 3))
+def _is_nearest(attrs: Attrs) -> bool:
+    return (attrs.get("mode") or "nearest") == "nearest"

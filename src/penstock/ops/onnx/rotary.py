@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from penstock.ir.graph import Node
-from penstock.ir.op import Attrs, Consts, Kernel, Types
+from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common.shape_rules import all_known, check_shape, given, tensor
-from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, specialized
+from penstock.ops.common.specialize import Routine, ScratchLayout, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import MICROSOFT, operator
 from penstock.types import Dim, ShapeError, Type
@@ -30,9 +30,10 @@ def _angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return np.take(cache, positions, 0)[:, None]
 
 
-# Where inputs stand. One position id alone, which com.microsoft has, is where all samples start.
-_ONNX = {"cos": 1, "positions": 3}
-_MICROSOFT = {"cos": 2, "positions": 1}
+# Where cosines, sines and positions stand among the inputs. One position id alone, which
+# com.microsoft has, is where all samples start.
+_ONNX = (1, 2, 3)
+_MICROSOFT = (2, 3, 1)
 
 
 def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
@@ -53,9 +54,11 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
 
 
 def _infer_rotary(
-    order: dict[str, int], types: Types, attrs: Attrs, consts: Consts
+    order: tuple[int, int, int], types: Types, attrs: Attrs, consts: Consts
 ) -> Sequence[Type]:
-    x, cos, sin = (tensor(types, i) for i in (0, order["cos"], order["cos"] + 1))
+    if attrs.get("is_packed_batching") or attrs.get("scale", 1.0) != 1.0:
+        raise ShapeError("RotaryEmbedding with is_packed_batching or scale is not supported")
+    x, cos, sin, ids = (tensor(types, i) for i in (0, *order))
     if x.shape is None or cos.shape is None:
         return (x.without_data(),)
     batch, _, length, size = _heads(x.shape, attrs, cos.shape[-1] if cos.shape else None)
@@ -67,8 +70,7 @@ def _infer_rotary(
             raise ShapeError(f"caches of shape {cos.shape} do not fit {turning // 2} angles")
     if sin.shape is not None and len(sin.shape) != len(cos.shape):
         raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
-    at = order["positions"]
-    positions = tensor(types, at).shape if given(types, at) else ()
+    positions = ids.shape if given(types, order[2]) else ()
     if positions == ():
         check_shape("a cache without position_ids", cos.shape, (batch, length, None))
     else:
@@ -80,49 +82,40 @@ def _infer_rotary(
 
 @operator("RotaryEmbedding", since=23, infer=partial(_infer_rotary, _ONNX))
 @operator("RotaryEmbedding", domain=MICROSOFT, infer=partial(_infer_rotary, _MICROSOFT))
-def rotary_embedding(node: Node, types: Types) -> Kernel:
+@by_shape(arity=(4, 1))
+def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     order = _MICROSOFT if node.op.domain == MICROSOFT else _ONNX
-    interleaved = bool(node.attrs.get("interleaved", 0))
-    scale = node.attrs.get("scale", 1.0)
-    if node.attrs.get("is_packed_batching") or scale != 1.0:
-        raise ShapeError("RotaryEmbedding with is_packed_batching or scale is not supported")
-    n_inputs, at, cache = len(node.inputs), order["positions"], order["cos"]
+    x, half = tensor(inputs, 0), tensor(inputs, order[0]).dims[-1]
+    batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
+    four = len(x.dims) == 4
+    layout = ScratchLayout()
+    # Half of the turning features, and their partners; those beyond stay as they are.
+    first, second = slice(0, half), slice(half, 2 * half)
+    if node.attrs.get("interleaved", 0):
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    spare_field = layout.field((batch, heads, length, half), x.dtype)
 
-    def make(inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-        x, half = tensor(inputs, 0), tensor(inputs, cache).dims[-1]
-        batch, heads, length, size = all_known(_heads(x.dims, node.attrs, half)) or (0,) * 4
-        four = len(x.dims) == 4
-        layout = ScratchLayout()
-        # Half of the turning features, and their partners; those beyond stay as they are.
-        first, second = slice(0, half), slice(half, 2 * half)
-        if interleaved:
-            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-        spare_field = layout.field((batch, heads, length, half), x.dtype)
+    def into(x: np.ndarray, *arguments: Any) -> None:
+        cos, sin, positions = (arguments[i - 1] for i in order)
+        out, workspace = arguments[-2:]
+        if not four:
+            split = (batch, length, heads, size)
+            x, out = (a.reshape(split).transpose(0, 2, 1, 3) for a in (x, out))
+        if positions is None:
+            cos, sin = cos[:, None], sin[:, None]
+        else:
+            if positions.ndim == 1:
+                positions = positions + np.arange(length)[None]
+            cos, sin = _angles(cos, positions), _angles(sin, positions)
+        a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
+        spare = spare_field(workspace)
+        np.multiply(a, cos, out_a)
+        np.multiply(b, sin, spare)
+        np.subtract(out_a, spare, out_a)
+        np.multiply(a, sin, out_b)
+        np.multiply(b, cos, spare)
+        np.add(out_b, spare, out_b)
+        if 2 * half < size:
+            np.copyto(out[..., 2 * half :], x[..., 2 * half :])
 
-        def into(*arguments: Any) -> None:
-            x, cos, sin = arguments[0], arguments[cache], arguments[cache + 1]
-            positions = arguments[at] if at < n_inputs else None
-            out, workspace = arguments[-2:]
-            if not four:
-                split = (batch, length, heads, size)
-                x, out = (a.reshape(split).transpose(0, 2, 1, 3) for a in (x, out))
-            if positions is None:
-                cos, sin = cos[:, None], sin[:, None]
-            else:
-                if positions.ndim == 1:
-                    positions = positions + np.arange(length)[None]
-                cos, sin = _angles(cos, positions), _angles(sin, positions)
-            a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
-            spare = spare_field(workspace)
-            np.multiply(a, cos, out_a)
-            np.multiply(b, sin, spare)
-            np.subtract(out_a, spare, out_a)
-            np.multiply(a, sin, out_b)
-            np.multiply(b, cos, spare)
-            np.add(out_b, spare, out_b)
-            if 2 * half < size:
-                np.copyto(out[..., 2 * half :], x[..., 2 * half :])
-
-        return Routine(into, layout.size)
-
-    return specialized(node, types, make)
+    return Routine(into, layout.size)

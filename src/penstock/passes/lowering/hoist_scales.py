@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
-from penstock.ops import find
+from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
 from penstock.types import FLOAT32, TensorType
@@ -86,9 +86,9 @@ def _are_of_one_type(a: Value, b: Value) -> bool:
 def _scale_output(node: Node, factor: float) -> Node:
     """A node that multiplies the result of ``node``, and takes over its output."""
     (output,) = node.outputs
-    op = find("Mul")
-    assert output is not None and op is not None
+    assert output is not None
     product = Value(f"{output.name}/unscaled", output.type, node)
     node.outputs = [product]
     scale = Value(f"{output.name}/scale", const=np.array(factor, FLOAT32))
-    return Node(op, [product, scale], [output], name=f"{node.name}/scale", origin=node.origin)
+    name = f"{node.name}/scale"
+    return Node(standard("Mul"), [product, scale], [output], name=name, origin=node.origin)

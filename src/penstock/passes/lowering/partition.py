@@ -31,7 +31,7 @@ from penstock.errors import InvalidModel
 from penstock.ir.graph import Graph, Node, Value, all_reads, clone, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.transfer import RECV, SEND
-from penstock.ops.registry import TENSORFLOW, find
+from penstock.ops.registry import TENSORFLOW, standard
 from penstock.types import BOOL, TensorType
 
 Need = Value | Node
@@ -341,10 +341,8 @@ class _Draft:
         attrs: Mapping[str, Any] | None = None,
         before: Sequence[Node] = (),
     ) -> Node:
-        op = find(name, TENSORFLOW)
-        assert op is not None
         node = Node(
-            op,
+            standard(name, TENSORFLOW),
             inputs,
             [Value(f"{frame.name}#{word}", TensorType(BOOL, ())) for word in outputs],
             attrs,
