@@ -14,12 +14,17 @@ from penstock.ir.graph import Model, sort
 from penstock.limits import DEFAULT_LIMITS, Limits
 
 
-def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> Model:
+def load(
+    source: str | Path | bytes | Any, *, limits: Limits | None = None, map_weights: bool = False
+) -> Model:
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
     Reads ONNX models, TensorFlow's GraphDefs (``.pb``, ``.pbtxt``) and folders of SavedModels; the
     format is recognised by the path and the first byte. Raises ``InvalidModel`` with all faults of
     the model, or ``Unsupported`` with all operations that have no kernel.
+
+    ``map_weights``: files of weights beside the model (ONNX's external data, the shards of a
+    SavedModel) are mapped into memory instead of being read: see ``penstock.compile``.
     """
     limits = limits or DEFAULT_LIMITS
     if isinstance(source, str | os.PathLike):
@@ -28,7 +33,7 @@ def load(source: str | Path | bytes | Any, *, limits: Limits | None = None) -> M
             raise InvalidModel(f"there is no file {str(path)!r}; check the path")
         source = path
     with gc_pause.paused():
-        model = _read(source, limits)
+        model = _read(source, limits, map_weights)
         check_and_sort(model, limits)
     return model
 
@@ -46,12 +51,13 @@ _GRAPH_DEF = (b"\x0a", b"\x12", b"\x22")
 _TEXT = (".pbtxt", ".prototxt")
 
 
-def _read(source: Any, limits: Limits) -> Model:
+def _read(source: Any, limits: Limits, map_weights: bool) -> Model:
     """The model as the front end of its format reads it."""
     if isinstance(source, Path) and (source.is_dir() or source.stem == "saved_model"):
         from penstock.frontends.tensorflow.saved_model import load_saved_model
 
-        return load_saved_model(source if source.is_dir() else source.parent, limits)
+        folder = source if source.is_dir() else source.parent
+        return load_saved_model(folder, limits, map_weights)
     if isinstance(source, Path):
         graph_def = _is_graph_def(source)
     else:
@@ -62,7 +68,7 @@ def _read(source: Any, limits: Limits) -> Model:
         return load_graph_def(source, limits)
     from penstock.frontends.onnx.importer import load_onnx
 
-    return load_onnx(source, limits)
+    return load_onnx(source, limits, map_weights)
 
 
 def _is_graph_def(path: Path) -> bool:

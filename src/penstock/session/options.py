@@ -66,6 +66,14 @@ class CompileOptions:
         None, "Dims of inputs for which to compile a plan now, instead of at the first run."
     )
     limits: Limits | None = option(None, "Bounds on what the model may ask for.")
+    map_weights: bool = option(
+        False,
+        "Map files of weights beside the model (ONNX's external data, the shards of a SavedModel) "
+        "into memory instead of reading them: pages are read when first used and shared by all "
+        "processes that map them. Nobody may then change these files in place while the session "
+        "lives: one that is cut short ends the process (SIGBUS), one that is written changes "
+        "answers. Replacing a file by renaming another is safe.",
+    )
     autotune: bool = option(
         False, "Measure nodes on all backends that can run them when a plan is compiled."
     )

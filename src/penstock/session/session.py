@@ -85,8 +85,9 @@ class Session:
         self._compiled = 0
         self._plans = PlanCache(self.limits.max_plans_bytes)
         with gc_pause.paused():
-            self.model = model if isinstance(model, Model) else load(model, limits=self.limits)
-            model = self.model
+            if not isinstance(model, Model):
+                model = load(model, limits=self.limits, map_weights=options.map_weights)
+            self.model = model
             functions = own_stores({"": model.graph, **model.functions})
             graph = functions.pop("")
             self._compiler = Compiler(

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import InvalidModel
-from penstock.frontends.common.model_files import mapped, open_inside, open_path
+from penstock.frontends.common.model_files import open_inside, open_path
 from tests.support.processes import end_of
 
 FROZEN = Path(__file__).parents[2] / "models" / "tf_saved" / "frozen"
@@ -118,10 +118,3 @@ def test_refused_files_leave_no_descriptor_open(folder: Path) -> None:
         with pytest.raises(InvalidModel):
             open_path(folder / "variables" / location)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_mapped_file_has_its_bytes(tmp_path: Path) -> None:
-    for data in (b"", b"abc"):
-        (tmp_path / "data").write_bytes(data)
-        with open_inside(tmp_path, "data") as file:
-            assert mapped(file).tobytes() == data

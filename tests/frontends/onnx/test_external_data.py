@@ -1,4 +1,4 @@
-"""External data are mapped from files in the model's folder, and from nowhere else."""
+"""External data are read from files in the model's folder, and from nowhere else."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def saved(folder: Path, tensor: TensorProto) -> Path:
     return path
 
 
-def weights(folder: Path, tensor: TensorProto, limits: Limits | None = None) -> np.ndarray:
-    const = load_onnx(saved(folder, tensor), limits).graph.outputs[0].const
+def weights(
+    folder: Path, tensor: TensorProto, limits: Limits | None = None, *, mapped: bool = False
+) -> np.ndarray:
+    const = load_onnx(saved(folder, tensor), limits, mapped).graph.outputs[0].const
     assert const is not None
     return const
 
@@ -69,12 +71,33 @@ def mapping(array: np.ndarray) -> object:
     return base.obj if isinstance(base, memoryview) else base
 
 
-@pytest.mark.parametrize("location", ["w.bin", "sub/w.bin", "./w.bin", "sub/./w.bin", "..w"])
-def test_external_data_is_mapped(folder: Path, location: str) -> None:
-    array = weights(folder, external(location=location, offset=4, length=24))
+LOCATIONS = ["w.bin", "sub/w.bin", "./w.bin", "sub/./w.bin", "..w"]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_external_data_is_read_or_mapped(folder: Path, location: str, mapped: bool) -> None:
+    tensor = external(location=location, offset=4, length=24)
+    array = weights(folder, tensor, mapped=mapped)
     assert np.array_equal(array, VALUES.reshape(2, 3))
-    assert isinstance(mapping(array), mmap.mmap)
+    assert isinstance(mapping(array), mmap.mmap) == mapped
     assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("size", [0, 10, 28])
+def test_external_file_that_changes_in_place_changes_no_answer(folder: Path, size: int) -> None:
+    path = saved(folder, external(location="w.bin", offset=4))
+    with penstock.compile(path) as session:
+        assert not isinstance(mapping(session.model.graph.outputs[0].const), mmap.mmap)
+        (folder / "w.bin").write_bytes(b"\xff" * size)
+        assert np.array_equal(session.run()["w"], VALUES.reshape(2, 3))
+
+
+def test_session_with_map_weights_maps_external_data(folder: Path) -> None:
+    path = saved(folder, external(location="w.bin", offset=4))
+    with penstock.compile(path, map_weights=True) as session:
+        assert isinstance(mapping(session.model.graph.outputs[0].const), mmap.mmap)
+        assert np.array_equal(session.run()["w"], VALUES.reshape(2, 3))
 
 
 def test_external_data_length_and_offset_are_optional(folder: Path) -> None:
@@ -82,21 +105,21 @@ def test_external_data_length_and_offset_are_optional(folder: Path) -> None:
     assert np.array_equal(weights(folder, external(location="w.bin")).reshape(-1), VALUES)
 
 
-def test_external_file_is_mapped_once(folder: Path) -> None:
-    tensors = [external(location="w.bin", offset=4 * i + 4, dims=[1]) for i in range(3)]
+def test_tensors_with_the_same_external_data_share_memory(folder: Path) -> None:
+    tensors = [external(location="w.bin", offset=4) for _ in range(3)]
     for i, tensor in enumerate(tensors):
         tensor.name = f"w{i}"
     outs = [onnx.ValueInfoProto(name=t.name) for t in tensors]
     proto = helper.make_model(helper.make_graph([], "g", [], outs, tensors))
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
-    constants = [v.const for v in load_onnx(folder / "model.onnx").graph.outputs]
-    assert [float(c[0]) for c in constants if c is not None] == [0, 1, 2]
-    assert len({id(mapping(c)) for c in constants if c is not None}) == 1
+    first, *others = [v.const for v in load_onnx(folder / "model.onnx").graph.outputs]
+    assert all(np.may_share_memory(first, other) for other in others)
 
 
-def test_unaligned_external_data_is_copied(folder: Path) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_unaligned_external_data_is_aligned_in_memory(folder: Path, mapped: bool) -> None:
     (folder / "w.bin").write_bytes(b"abc" + VALUES.tobytes())
-    array = weights(folder, external(location="w.bin", offset=3))
+    array = weights(folder, external(location="w.bin", offset=3), mapped=mapped)
     assert array.flags.aligned
     assert np.array_equal(array.reshape(-1), VALUES)
 
@@ -120,7 +143,7 @@ def test_external_file_beyond_4_gb_is_read(folder: Path) -> None:
         file.write(VALUES.tobytes())
     array = weights(folder, external(location="w.bin", offset=2**32))
     assert np.array_equal(array.reshape(-1), VALUES)
-    whole = weights(folder, external(dims=[2**30 + 6], location="w.bin"))
+    whole = weights(folder, external(dims=[2**30 + 6], location="w.bin"), mapped=True)
     assert whole.nbytes == 2**32 + 24
     assert whole[-1] == 5
 
@@ -227,7 +250,8 @@ def test_external_data_of_attributes_is_read(folder: Path) -> None:
     assert np.array_equal(model.graph.outputs[0].const, VALUES.reshape(2, 3))
 
 
-def test_external_data_beyond_2_gb_is_mapped(tmp_path):
+@pytest.mark.parametrize("mapped", [False, True])
+def test_external_data_beyond_2_gb_is_read(tmp_path, mapped):
     count = 2**29 + 16  # float32: 2 GiB and a little; the file is sparse, and takes no room
     with open(tmp_path / "large.bin", "wb") as file:
         file.truncate(count * 4)
@@ -244,6 +268,6 @@ def test_external_data_beyond_2_gb_is_mapped(tmp_path):
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    session = penstock.compile(path)
+    session = penstock.compile(path, map_weights=mapped)
     indices = np.array([0, count - 1, count - 2])
     assert session.run({"i": indices})["y"].tolist() == [0, 3, 2]

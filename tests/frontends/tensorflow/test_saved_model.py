@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import InvalidModel, Unsupported
+from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.tensorflow import checkpoint
 from penstock.frontends.tensorflow.checkpoint import Bundle
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel
@@ -75,6 +76,26 @@ def test_variables_start_with_saved_values() -> None:
 def test_saved_model_of_version_1_loads() -> None:
     session = ps.compile(FOLDER / "v1")
     np.testing.assert_array_equal(session.run({"x": X})["y"], [[16, 22], [34, 49]])
+
+
+@pytest.mark.parametrize("size", [0, 10, 500])
+def test_shard_that_changes_in_place_changes_no_answer(copy: Path, size: int) -> None:
+    with ps.compile(copy) as session:
+        (copy / "variables" / "variables.data-00000-of-00001").write_bytes(b"\x7f" * size)
+        np.testing.assert_allclose(session.run({"x": X})["y"], Y, rtol=1e-5, atol=1e-6)
+
+
+def test_session_with_map_weights_maps_shards(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = []
+    monkeypatch.setattr(
+        checkpoint,
+        "WeightFile",
+        lambda folder, name, map: mapped.append(map) or WeightFile(folder, name, map),
+    )
+    for wanted in (False, True):
+        out = ps.compile(copy, map_weights=wanted).run({"x": X})
+        np.testing.assert_allclose(out["y"], Y, rtol=1e-5, atol=1e-6)
+    assert mapped == [False, True]
 
 
 # What is refused.

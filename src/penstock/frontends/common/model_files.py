@@ -8,13 +8,10 @@ What is no regular file (a FIFO, a device) is never opened: reading it might not
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from pathlib import Path, PureWindowsPath
 from typing import BinaryIO
-
-import numpy as np
 
 from penstock.errors import InvalidModel
 
@@ -41,14 +38,6 @@ def open_inside(folder: Path, location: str) -> BinaryIO:
         return _regular(_descriptor(folder, _components(location)), names=1)
     except OSError as error:
         raise ValueError(error.strerror) from error
-
-
-def mapped(file: BinaryIO) -> np.ndarray:
-    """The bytes of an open file, mapped into memory."""
-    size = os.fstat(file.fileno()).st_size
-    if not size:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _components(location: str) -> list[str]:

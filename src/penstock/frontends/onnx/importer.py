@@ -59,30 +59,30 @@ from penstock.limits import DEFAULT_LIMITS, Limits
 from penstock.types import ANY, Type, constant_type
 
 
-def load_onnx(source: Source, limits: Limits | None = None) -> Model:
+def load_onnx(source: Source, limits: Limits | None = None, map_weights: bool = False) -> Model:
     """Read an ONNX model from a path, from bytes or from a ``ModelProto``.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
-    operations without a kernel. External data are mapped into memory, and read when used; they are
-    found only if the model is given by its path.
+    operations without a kernel. External data are found only if the model is given by its path;
+    they are read, or mapped into memory if ``map_weights``.
     """
     path = None if isinstance(source, bytes | onnx.ModelProto) else Path(source)
     with opened(source) as (proto, weights), gc_pause.paused():
-        return _Importer(proto, weights, path, limits or DEFAULT_LIMITS).model()
+        tensors = TensorReader(path and path.parent, limits or DEFAULT_LIMITS, map_weights)
+        return _Importer(proto, weights, path, tensors).model()
 
 
 class _Importer:
     """Imports one model. ``weights`` are initializers of its graph that are not in ``proto``."""
 
     def __init__(
-        self, proto: onnx.ModelProto, weights: Weights, path: Path | None, limits: Limits
+        self, proto: onnx.ModelProto, weights: Weights, path: Path | None, tensors: TensorReader
     ) -> None:
         self.proto = proto
         self.weights = weights
         self.path = path
-        self.diagnostics = Diagnostics("the model" if path is None else path.name, limits)
+        self.diagnostics = Diagnostics("the model" if path is None else path.name, tensors.limits)
         self.pending: list[PendingGraph] = []
-        tensors = TensorReader(None if path is None else path.parent, limits)
         self.attributes = AttributeReader(tensors, self.diagnostics, self.pending)
         self.functions = FunctionTable(proto.functions)
         self.bodies: dict[OnnxFunction, tuple[dict[int, np.ndarray | None], Meanings]] = {}

@@ -1,8 +1,8 @@
 """Tensors of ONNX models: dense and sparse ones, and external data in files beside the model.
 
 The file is not trusted: a tensor's shape is compared with the number of bytes before anything is
-allocated. Contents are views wherever possible: of the bytes that protobuf returns, or of a mapped
-file, which is read when used. All arrays are read-only.
+allocated. Contents are views wherever possible of the bytes that protobuf returns or that were read
+from a file. All arrays are read-only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx import TensorProto
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, decode_text
-from penstock.frontends.common.model_files import mapped, open_inside
+from penstock.frontends.common.weight_file import WeightFile
 from penstock.frontends.onnx.file import Apart
 from penstock.limits import Limits
 from penstock.types import STRING, TensorType
@@ -68,11 +68,14 @@ def dtype_of_code(code: int) -> np.dtype:
 
 
 class TensorReader:
-    """Reads the tensors of one model. External data are read from ``folder`` and nowhere else."""
+    """Reads the tensors of one model. External data are read from ``folder`` and nowhere else, or
+    mapped if ``map_weights``."""
 
-    def __init__(self, folder: Path | None, limits: Limits) -> None:
+    def __init__(self, folder: Path | None, limits: Limits, map_weights: bool = False) -> None:
+        self.folder = folder
         self.limits = limits
-        self.files = ExternalFiles(folder)
+        self.map_weights = map_weights
+        self.files: dict[str, WeightFile] = {}
         self.total = 0
 
     def read(self, tensor: TensorProto | Apart) -> np.ndarray:
@@ -86,6 +89,7 @@ class TensorReader:
         count = self.count(dims, dtype)
         if proto.HasField("segment"):
             raise TensorError("it is stored in segments; store it whole")
+        self.spend(count * dtype.itemsize)
         try:
             if proto.data_location == TensorProto.EXTERNAL:
                 array = self.external(proto, code, dtype, count)
@@ -97,7 +101,6 @@ class TensorReader:
                 array = _typed(proto, code, dtype, count)
         except TensorError as fault:
             raise TensorError(f"{TensorType(dtype, dims)} {fault}") from fault
-        self.spend(array.nbytes)
         array = array.reshape(dims)
         array.flags.writeable = False
         return array
@@ -160,7 +163,7 @@ class TensorReader:
             )
 
     def external(self, proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.ndarray:
-        """The contents of external data, mapped into memory."""
+        """The contents of external data."""
         if dtype == STRING:
             raise TensorError("cannot be external data; store strings in the model")
         entries = {
@@ -172,13 +175,27 @@ class TensorReader:
         length = _natural(entries, "length", needed)
         if length != needed:
             raise TensorError(f"has {length} bytes of external data, but its shape takes {needed}")
-        data = self.files.data(location)
-        if offset + needed > data.size:
+        if self.folder is None:
+            raise TensorError(
+                f"is external data in {location!r}; load the model from its path, so that the file "
+                "can be found"
+            )
+        try:
+            file = self.files.get(location)
+            if file is None:
+                file = self.files[location] = WeightFile(self.folder, location, self.map_weights)
+            data = file.read(offset, needed) if offset + needed <= file.size else None
+        except ValueError as error:
+            raise TensorError(
+                f"has external data in {location!r}: {error}; external data must be regular files "
+                "inside the model's folder"
+            ) from error
+        if data is None:
             raise TensorError(
                 f"needs bytes {offset} to {offset + needed} of {location!r}, which has "
-                f"{data.size}: the file was cut short, or belongs to another model"
+                f"{file.size}: the file was cut short, or belongs to another model"
             )
-        return _decoded(data[offset : offset + needed], code, dtype, count)
+        return _decoded(data, code, dtype, count)
 
 
 def _natural(entries: Mapping[str, str], key: str, default: int) -> int:
@@ -264,32 +281,3 @@ def _unpacked(data: np.ndarray, bits: int, count: int) -> np.ndarray:
         np.right_shift(data, i * bits, unpacked[:, i])
     unpacked &= (1 << bits) - 1
     return unpacked.reshape(-1)[:count]
-
-
-class ExternalFiles:
-    """Data files of a model, each mapped once, read-only."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self.mapped: dict[str, np.ndarray] = {}
-
-    def data(self, location: str) -> np.ndarray:
-        """The bytes of the file at ``location``. Raises ``TensorError``."""
-        if location not in self.mapped:
-            self.mapped[location] = self.map(location)
-        return self.mapped[location]
-
-    def map(self, location: str) -> np.ndarray:
-        if self.folder is None:
-            raise TensorError(
-                f"is external data in {location!r}; load the model from its path, so that the file "
-                "can be found"
-            )
-        try:
-            with open_inside(self.folder, location) as file:
-                return mapped(file)
-        except ValueError as error:
-            raise TensorError(
-                f"has external data in {location!r}: {error}; external data must be "
-                "regular files inside the model's folder"
-            ) from error

@@ -17,8 +17,8 @@ import numpy as np
 from penstock.errors import InvalidModel
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes, read_varint
-from penstock.frontends.common.model_files import mapped
-from penstock.frontends.tensorflow.file import open_part, parsed
+from penstock.frontends.common.weight_file import WeightFile
+from penstock.frontends.tensorflow.file import open_part, parsed, part_error
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import BundleEntryProto, BundleHeaderProto
 from penstock.frontends.tensorflow.tensors import decode_shape, numpy_dtype
 from penstock.limits import Limits
@@ -33,17 +33,20 @@ _MASK_DELTA = 0xA282EAD8
 
 class Bundle:
     """The tensors of a checkpoint by their keys. ``prefix`` is that of the names of its files in
-    ``folder``.
+    ``folder``. They are read, or mapped into memory if ``map_weights``.
 
     Raises ``InvalidModel`` for files that are no checkpoint, or damaged.
     """
 
-    def __init__(self, folder: Path, prefix: str, limits: Limits) -> None:
+    def __init__(
+        self, folder: Path, prefix: str, limits: Limits, map_weights: bool = False
+    ) -> None:
         self.folder = folder
         self.prefix = prefix
         self.limits = limits
+        self.map_weights = map_weights
         self.entries: dict[str, BundleEntryProto] = {}
-        self._shards: dict[int, np.ndarray] = {}
+        self._shards: dict[int, WeightFile] = {}
         index = f"{prefix}.index"
         header = BundleHeaderProto()
         with open_part(folder, index) as file:
@@ -94,15 +97,17 @@ class Bundle:
             raise InvalidModel(
                 f"{where} is in file {entry.shard_id} of {self.count}; copy the index again"
             )
-        shard = self._shards.get(entry.shard_id)
-        if shard is None:
-            name = f"{self.prefix}.data-{entry.shard_id:05}-of-{self.count:05}"
-            with open_part(self.folder, name) as file:
-                shard = self._shards[entry.shard_id] = mapped(file)
-        first, size = entry.offset, entry.size
-        if first < 0 or size < 0 or first + size > shard.size:
-            raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
-        return shard[first : first + size]
+        name = f"{self.prefix}.data-{entry.shard_id:05}-of-{self.count:05}"
+        try:
+            shard = self._shards.get(entry.shard_id)
+            if shard is None:
+                shard = WeightFile(self.folder, name, self.map_weights)
+                self._shards[entry.shard_id] = shard
+            if 0 <= entry.offset <= entry.offset + entry.size <= shard.size:
+                return shard.read(entry.offset, entry.size)
+        except ValueError as error:
+            raise part_error(self.folder, name, error) from error
+        raise InvalidModel(f"{where} reaches beyond the end of its file; copy that again")
 
 
 def _unmasked(stored: int) -> int:

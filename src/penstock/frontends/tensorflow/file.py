@@ -38,10 +38,15 @@ def open_part(folder: Path, location: str) -> BinaryIO:
     try:
         return open_inside(folder, location)
     except ValueError as error:
-        raise InvalidModel(
-            f"{location} of {str(folder)!r} cannot be read: {error}; a SavedModel's files must be "
-            "regular files inside its folder"
-        ) from error
+        raise part_error(folder, location, error) from error
+
+
+def part_error(folder: Path, location: str, reason: ValueError) -> InvalidModel:
+    """The error for one of the files of a SavedModel that cannot be read."""
+    return InvalidModel(
+        f"{location} of {str(folder)!r} cannot be read: {reason}; a SavedModel's files must be "
+        "regular files inside its folder"
+    )
 
 
 def parsed(data: bytes, message: Proto, where: str) -> Proto:

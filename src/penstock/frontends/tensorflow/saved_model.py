@@ -47,15 +47,17 @@ _HANDLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _INTERNAL = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 
 
-def load_saved_model(folder: Path, limits: Limits | None = None) -> Model:
+def load_saved_model(
+    folder: Path, limits: Limits | None = None, map_weights: bool = False
+) -> Model:
     """Read a SavedModel, with a graph for each signature.
 
     Raises ``InvalidModel`` for violations of the format or of ``limits``, ``Unsupported`` for
-    operations without a kernel.
+    operations without a kernel. Variables are read, or mapped into memory if ``map_weights``.
     """
     proto = _serving(read_saved_model(folder), folder)
     with gc_pause.paused():
-        return _Reader(proto, folder, limits or DEFAULT_LIMITS).model()
+        return _Reader(proto, folder, limits or DEFAULT_LIMITS, map_weights).model()
 
 
 def _serving(proto: SavedModel, folder: Path) -> MetaGraphDef:
@@ -70,10 +72,13 @@ def _serving(proto: SavedModel, folder: Path) -> MetaGraphDef:
 
 
 class _Reader:
-    def __init__(self, proto: MetaGraphDef, folder: Path, limits: Limits) -> None:
+    def __init__(
+        self, proto: MetaGraphDef, folder: Path, limits: Limits, map_weights: bool
+    ) -> None:
         self.proto = proto
         self.folder = folder
         self.limits = limits
+        self.map_weights = map_weights
         self.nodes = {node.name: node for node in proto.graph_def.node}
         self.library = {f.signature.name: f for f in proto.graph_def.library.function}
 
@@ -188,7 +193,7 @@ class _Reader:
             return {}
         from penstock.frontends.tensorflow.checkpoint import Bundle  # imports google_crc32c, 20 ms
 
-        bundle = Bundle(self.folder, prefix, self.limits)
+        bundle = Bundle(self.folder, prefix, self.limits, self.map_weights)
         return {name: bundle.read(key) for name, key in self.restored()}
 
     def restored(self) -> Iterator[tuple[str, str]]:

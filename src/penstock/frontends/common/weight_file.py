@@ -1,0 +1,66 @@
+"""Files of weights beside a model: ranges of their bytes, read into memory, or mapped on demand."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from penstock.frontends.common.model_files import open_inside
+
+
+class WeightFile:
+    """The file at ``location``, a relative path, inside the model's folder. Raises ``ValueError``
+    with a reason, also if the file has changed since it was opened first.
+
+    A range is read once, however many tensors name it, and once ranges overlap so much that they
+    would take more than the file, they are views of the whole: memory is linear in the file.
+
+    ``mapped``: ranges are views of a mapping. Pages are read when they are used, and other
+    processes share them, but a file cut short kills the process when a missing page is used
+    (SIGBUS), and what is written into it changes the weights.
+    """
+
+    def __init__(self, folder: Path, location: str, mapped: bool = False) -> None:
+        self._place = folder, location
+        self._ranges: dict[tuple[int, int], np.ndarray] = {}
+        self._taken = 0
+        self._whole: np.ndarray | None = None
+        with open_inside(*self._place) as file:
+            self._identity = _identity(file)
+            self.size = os.fstat(file.fileno()).st_size
+            if mapped and self.size:
+                mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+                self._whole = np.frombuffer(mapping, np.uint8)
+
+    def read(self, offset: int, size: int) -> np.ndarray:
+        """``size`` bytes from ``offset``, which lie within the file; read-only."""
+        if self._whole is None and (offset, size) not in self._ranges:
+            if self._taken + size > self.size:
+                self._whole = self._read(0, self.size)
+                self._ranges.clear()
+            else:
+                self._ranges[offset, size] = self._read(offset, size)
+                self._taken += size
+        if self._whole is not None:
+            return self._whole[offset : offset + size]
+        return self._ranges[offset, size]
+
+    def _read(self, offset: int, size: int) -> np.ndarray:
+        data = np.empty(size, np.uint8)
+        with open_inside(*self._place) as file:
+            file.seek(offset)
+            count = file.readinto(data)  # type: ignore[attr-defined]
+            if count != size or _identity(file) != self._identity:
+                raise ValueError("it was changed while it was read; load it again")
+        data.flags.writeable = False
+        return data
+
+
+def _identity(file: BinaryIO) -> tuple[int, ...]:
+    """What differs if a file was replaced or written since."""
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,64 @@
+"""Ranges of a file of weights: each read once, in memory that is linear in the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.frontends.common.weight_file import WeightFile
+
+BYTES = np.arange(100, dtype=np.uint8)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "w.bin"
+    path.write_bytes(BYTES.tobytes())
+    return path
+
+
+def weight_file(path: Path, mapped: bool = False) -> WeightFile:
+    return WeightFile(path.parent, path.name, mapped)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_range_has_its_bytes_and_is_read_only(path: Path, mapped: bool) -> None:
+    file = weight_file(path, mapped)
+    for offset, size in ((0, 100), (3, 7), (100, 0), (0, 0)):
+        data = file.read(offset, size)
+        assert np.array_equal(data, BYTES[offset : offset + size])
+        assert not data.flags.writeable
+
+
+def test_range_that_is_read_again_is_the_same_memory(path: Path) -> None:
+    file = weight_file(path)
+    assert np.shares_memory(file.read(3, 50), file.read(3, 50))
+
+
+def test_ranges_that_overlap_take_no_more_than_twice_the_file(path: Path) -> None:
+    file = weight_file(path)
+    ranges = [file.read(offset, 100 - offset) for offset in range(90)]
+    memory = {id(r if r.base is None else r.base): r if r.base is None else r.base for r in ranges}
+    assert sum(array.nbytes for array in memory.values()) <= 200
+    assert all(np.array_equal(data, BYTES[i:]) for i, data in enumerate(ranges))
+
+
+def test_file_that_changes_between_ranges_is_refused(path: Path) -> None:
+    file = weight_file(path)
+    first = file.read(0, 10)
+    os.truncate(path, 50)
+    for offset, size in ((10, 10), (60, 10)):
+        with pytest.raises(ValueError, match="changed while it was read"):
+            file.read(offset, size)
+    assert np.array_equal(first, BYTES[:10])
+
+
+def test_file_that_is_replaced_between_ranges_is_refused(path: Path) -> None:
+    file = weight_file(path)
+    path.rename(path.with_suffix(".old"))
+    path.write_bytes(BYTES[::-1].tobytes())
+    with pytest.raises(ValueError, match="changed while it was read"):
+        file.read(0, 10)
