@@ -117,6 +117,23 @@ class Node:
             if output is not None:
                 output._producer = reference
 
+    def derived(
+        self,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        op: Op | None = None,
+        name: str | None = None,
+        control_inputs: Sequence[Node] = (),
+    ) -> Node:
+        """A new node with the device and the origin of this one, and by default its operation,
+        attributes and name."""
+        attrs, name = self.attrs if attrs is None else attrs, self.name if name is None else name
+        node = Node(op or self.op, inputs, outputs, attrs, name=name, control_inputs=control_inputs)
+        node.device, node.origin = self.device, self.origin
+        return node
+
     def input(self, index: int) -> Value | None:
         """An input, None if it is left out."""
         return self.inputs[index] if index < len(self.inputs) else None
@@ -399,15 +416,9 @@ class _Cloner:
                 key: self.clone(inner, inner.inputs, inner.outputs, inner.targets)
                 for key, inner in node.graphs
             }
-        copy = self.nodes[node] = Node(
-            node.op,
-            [None if value is None else self.value(value) for value in node.inputs],
-            [None if value is None else self.output(value) for value in node.outputs],
-            attrs,
-            name=node.name,
-            device=node.device,
-            origin=node.origin,
-        )
+        inputs = [None if value is None else self.value(value) for value in node.inputs]
+        outputs = [None if value is None else self.output(value) for value in node.outputs]
+        copy = self.nodes[node] = node.derived(inputs, outputs, attrs)
         return copy
 
     def value(self, value: Value) -> Value:

@@ -36,9 +36,7 @@ def _walk(graph: Graph, visit: Visit, substitution: Substitution) -> bool:
             continue
         changed = True
         substitution.drop(node)
-        for old, new in zip(node.outputs, values, strict=False):
-            if old is not None and new is not None:
-                substitution[old] = new
+        substitution.replace(node.outputs, values)
     graph.nodes = kept
     substitution.apply_outputs(graph)
     return changed
@@ -61,6 +59,11 @@ class Substitution:
 
     def __setitem__(self, old: Value, new: Value) -> None:
         self._values[old] = new
+
+    def replace(self, old: Sequence[Value | None], new: Sequence[Value | None]) -> None:
+        """Replace each value of ``old`` by that of ``new`` in its place, if both have one."""
+        pairs = zip(old, new, strict=False)
+        self._values.update((a, b) for a, b in pairs if a is not None and b is not None)
 
     def __len__(self) -> int:
         return len(self._values) + len(self._removed)

@@ -162,10 +162,7 @@ class Subgraphs:
         return request, request.subgraph.key(values), values
 
     def _request(
-        self,
-        feeds: Mapping[str, Any],
-        fetches: Sequence[str] | None,
-        targets: Sequence[str] | None,
+        self, feeds: Mapping[str, Any], fetches: Sequence[str] | None, targets: Sequence[str] | None
     ) -> Request:
         # A dict is a Mapping, and to compare classes takes a tenth of the time.
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):

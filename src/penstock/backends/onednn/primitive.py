@@ -27,10 +27,7 @@ def post_argument(i: int, argument: int) -> int:
 
 
 def descriptor(
-    library: Library,
-    shape: Sequence[int],
-    dtype: np.dtype,
-    strides: Sequence[int] | None = None,
+    library: Library, shape: Sequence[int], dtype: np.dtype, strides: Sequence[int] | None = None
 ) -> Any:
     """The memory descriptor of a tensor, with strides in bytes; without strides the primitive
     chooses the layout."""

@@ -44,8 +44,7 @@ def dynamic_kernel(node: Node, choose: Choose) -> Kernel:
         ]
         inferred = node.op.infer(types, node.attrs, consts)
         result = Value(output.name, inferred[0] if inferred else output.type)
-        static = Node(node.op, values, [result], node.attrs, name=node.name, origin=node.origin)
-        return choose(static, types).function
+        return choose(node.derived(values, [result]), types).function
 
     def function(*inputs: Any) -> Any:
         shapes = tuple([None if x is None else x.shape for x in inputs])

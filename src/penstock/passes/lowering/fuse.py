@@ -31,13 +31,7 @@ FOLLOWERS = frozenset(
 INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 """products and convolutions whose integer results must be cast before anything else"""
 HEAVY = INTEGERS | {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-LIGHT = FOLLOWERS | {
-    "AveragePool",
-    "BatchNormalization",
-    "GlobalAveragePool",
-    "MaxPool",
-    "Softmax",
-}
+LIGHT = FOLLOWERS | {"AveragePool", "BatchNormalization", "GlobalAveragePool", "MaxPool", "Softmax"}
 """operations that chains begin with; where two chains compete for a node, HEAVY ones win"""
 
 _MOST_NODES = 16
@@ -148,9 +142,7 @@ class _ChainSearch:
             assert output is not None
             readers = self.readers.get(output, ())
             reader = readers[0] if len(readers) == 1 else None
-            if reader is None or reader not in self.inside:
-                break
-            if not self._is_free(reader, _next(chain)):
+            if reader not in self.inside or not reader or not self._is_free(reader, _next(chain)):
                 break
             chain.append(reader)
         return chain
@@ -173,22 +165,17 @@ class _ChainSearch:
         """
         low, best = (1, None) if pair is None else (2, pair)  # the longest with a kernel
         high = len(chain) + 1  # the shortest without
-        for first_length in (len(chain), 2):
-            if low < first_length < high:
-                low, best, high = self._ask(chain, first_length, low, best, high)
+        likely = [2, len(chain)]
         while high - low > 1:
-            low, best, high = self._ask(chain, (low + high) // 2, low, best, high)
+            length = likely.pop() if likely else (low + high) // 2
+            if low < length < high:
+                candidate = fused(chain[:length])
+                if self.policy.has_kernel(candidate):
+                    low, best = length, candidate
+                else:
+                    high = length
         self.doubtful = best is None
         return best, low
-
-    def _ask(
-        self, chain: Sequence[Node], length: int, low: int, best: Node | None, high: int
-    ) -> tuple[int, Node | None, int]:
-        """One step of the bisection."""
-        candidate = fused(chain[:length])
-        if self.policy.has_kernel(candidate):
-            return length, candidate, high
-        return low, best, length
 
 
 def _next(chain: Sequence[Node]) -> Collection[str]:
@@ -210,9 +197,7 @@ def _replace(graph: Graph, replacements: Mapping[Node, Node]) -> None:
     for node in graph.nodes:
         replacement = replacements.get(node, node)
         if replacement is not node:
-            (old,), (new,) = node.outputs, replacement.outputs
-            assert old is not None and new is not None
-            substitution[old] = new
+            substitution.replace(node.outputs, replacement.outputs)
         if replacement is not node or node not in replacements:
             nodes.append(replacement)
     graph.nodes = nodes

@@ -14,7 +14,7 @@ from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
-from penstock.types import FLOAT32, TensorType
+from penstock.types import FLOAT32
 
 _MOST_VIEWS = 8
 _SMALLEST, _LARGEST = 1e-6, 1e6
@@ -70,17 +70,13 @@ def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
             if x is None or const is None or const.size != 1 or const.dtype != FLOAT32:
                 continue
             number = float(const.reshape(()))
-            if not _SMALLEST < abs(number) < _LARGEST or not _are_of_one_type(x, value):
+            if not _SMALLEST < abs(number) < _LARGEST or x.shape is None or x.type != value.type:
                 continue
             readers[x] = [node if reader is before else reader for reader in readers[x]]
             node.inputs[i] = x
             return number if before.op.name == "Mul" else 1 / number
         break
     return 1.0
-
-
-def _are_of_one_type(a: Value, b: Value) -> bool:
-    return isinstance(a.type, TensorType) and a.type.shape is not None and a.type == b.type
 
 
 def _scale_output(node: Node, factor: float) -> Node:
@@ -90,5 +86,6 @@ def _scale_output(node: Node, factor: float) -> Node:
     product = Value(f"{output.name}/unscaled", output.type, node)
     node.outputs = [product]
     scale = Value(f"{output.name}/scale", const=np.array(factor, FLOAT32))
-    name = f"{node.name}/scale"
-    return Node(standard("Mul"), [product, scale], [output], name=name, origin=node.origin)
+    return node.derived(
+        [product, scale], [output], {}, op=standard("Mul"), name=f"{node.name}/scale"
+    )

@@ -187,7 +187,9 @@ class _Draft:
     def build(self, *, foremost: bool = False) -> GraphPart:
         whole = self.whole.graph
         inputs = [i for i, value in enumerate(whole.inputs) if value in self.fed]
-        outputs = [i for i, value in enumerate(whole.outputs) if self.owns_output(value, foremost)]
+        default = self.device if foremost else None  # of outputs that are inputs
+        homes = [v.producer and self.whole.devices[v.producer] for v in whole.outputs]
+        outputs = [i for i, home in enumerate(homes) if (home or default) == self.device]
         sources = [whole.inputs[i] for i in inputs]
         sources += [value for node in self.copied for value in node.outputs if value is not None]
         sources += [need for need in self.received if isinstance(need, Value)]
@@ -217,12 +219,6 @@ class _Draft:
         sort(graph)
         return GraphPart(self.device, graph, tuple(inputs), tuple(outputs), self.paths)
 
-    def owns_output(self, value: Value, foremost: bool) -> bool:
-        """Whether an output of the whole is one of this part."""
-        if value.producer is None:
-            return foremost
-        return self.whole.devices[value.producer] == self.device
-
     def add_receives(self) -> None:
         for need, device in self.received.items():
             source, name = _source(need), _name(need)
@@ -230,9 +226,10 @@ class _Draft:
             attrs = _transfer(self.whole.devices[source], self.device, name)
             if need is self.whole.pivots.get(self.whole.after[source]):
                 attrs["loop_cond"] = True
-            node = Node(RECV, [], [value], attrs, name=f"{name} received", device=device)
-            node.origin = f"the transfer of {name!r}"
-            self.receives[need] = node
+            origin = f"the transfer of {name!r}"
+            self.receives[need] = node = Node(
+                RECV, [], [value], attrs, name=f"{name} received", device=device, origin=origin
+            )
             self.add(node, self.whole.after[source])
 
     def add_sends(self) -> None:
@@ -252,16 +249,11 @@ class _Draft:
 
     def add_copies(self) -> None:
         for node, device in self.copied.items():
-            copy = Node(
-                node.op,
-                [self.local_value(value) for value in node.inputs],
-                [self.local_value(value) for value in node.outputs],
-                node.attrs,
-                name=f"{node.name} on {self.device}",
-                device=device,
-                origin=node.origin,
-            )
-            self.node_of[node] = copy
+            inputs = [self.local_value(value) for value in node.inputs]
+            outputs = [self.local_value(value) for value in node.outputs]
+            name = f"{node.name} on {self.device}"
+            copy = self.node_of[node] = node.derived(inputs, outputs, name=name)
+            copy.device = device
             self.add(copy, self.whole.frames[node])
 
     def local_value(self, value: Value | None) -> Value | None:
@@ -278,16 +270,14 @@ class _Draft:
 
     def trigger(self, frame: Frame) -> Node:
         """A node that runs once in each iteration of ``frame``."""
-        trigger = self.triggers.get(frame)
-        if trigger is None:
+        if frame not in self.triggers:
             if frame not in self.whole.looping:
-                trigger = self.enter(frame)
+                self.triggers[frame] = self.enter(frame)
             elif self.leads(frame):
-                trigger = self.node_of[_source(self.whole.pivot(frame))]
+                self.triggers[frame] = self.node_of[_source(self.whole.pivot(frame))]
             else:
-                trigger = self.control_loop(frame)
-            self.triggers[frame] = trigger
-        return trigger
+                self.triggers[frame] = self.control_loop(frame)
+        return self.triggers[frame]
 
     def leads(self, frame: Frame) -> bool:
         """Whether the LoopCond is in this part and, in an iteration, depends on no other part."""

@@ -115,9 +115,7 @@ def _parameters(node: Node) -> tuple[float, int] | None:
     zeros = np.zeros(1) if zero is None else zero.const
     if scales is None or zeros is None or scales.dtype != FLOAT32:
         return None
-    if not scales.size == zeros.size == 1:
-        return None
-    return float(scales.item()), int(zeros.item())
+    return (float(scales.item()), int(zeros.item())) if scales.size == zeros.size == 1 else None
 
 
 class _Computing:
@@ -141,9 +139,7 @@ class _Computing:
                 self.run(inner)
             replacement = self.fused(node, inside) if node.op.name in self.last else None
             if replacement is not None:
-                (old,), (new,) = node.outputs, replacement.outputs
-                assert old is not None and new is not None
-                self.substitution[old] = new
+                self.substitution.replace(node.outputs, replacement.outputs)
             kept.append(replacement or node)
         graph.nodes = kept
         self.substitution.apply_outputs(graph)
@@ -166,9 +162,7 @@ class _Computing:
             assert output is not None
             inputs = [copy_of.get(value, value) for value in node.inputs]
             copy_of[output] = copy = Value(output.name, output.type)
-            copies.append(
-                Node(node.op, inputs, [copy], node.attrs, name=node.name, origin=node.origin)
-            )
+            copies.append(node.derived(inputs, [copy]))
         candidate = fused(copies)
         return candidate if self.accepts(candidate) else None
 

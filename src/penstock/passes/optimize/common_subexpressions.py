@@ -52,9 +52,7 @@ class _Eliminator:
                 continue
             self.changed = True
             self.substitution.drop(node, [equal])
-            for old, new in zip(node.outputs, equal.outputs, strict=True):
-                if old is not None and new is not None:
-                    self.substitution[old] = new
+            self.substitution.replace(node.outputs, equal.outputs)
         graph.nodes = kept
         self.substitution.apply_outputs(graph)
         self.scopes.pop()

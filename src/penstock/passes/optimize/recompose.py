@@ -320,9 +320,4 @@ def _same_shape(a: Value, b: Value | None) -> bool:
     return b is not None and a.shape is not None and a.shape == b.shape
 
 
-RULES: dict[str, Rule] = {
-    "Add": _biased,
-    "Div": _quotient,
-    "Mul": _scaled,
-    "Where": _where,
-}
+RULES: dict[str, Rule] = {"Add": _biased, "Div": _quotient, "Mul": _scaled, "Where": _where}

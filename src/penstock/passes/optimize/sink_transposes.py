@@ -108,16 +108,8 @@ def _unmoved(output: Value, perm: Sequence[int]) -> TensorType:
 
 
 def _transposed(value: Value, output: Value, perm: Sequence[int], beside: Node) -> Node:
-    name = f"{beside.name}/transpose" if beside.name else ""
-    return Node(
-        standard("Transpose"),
-        [value],
-        [output],
-        {"perm": list(perm)},
-        name=name,
-        device=beside.device,
-        origin=beside.origin,
-    )
+    attrs, name = {"perm": list(perm)}, f"{beside.name}/transpose" if beside.name else ""
+    return beside.derived([value], [output], attrs, op=standard("Transpose"), name=name)
 
 
 # How each operation is done before instead of behind. ``sources`` has, by input, what was
@@ -137,7 +129,8 @@ def _pointwise(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
             if value.const.ndim > rank:
                 return None
             inputs.append(_constant(value.const, rank, _own(node, i)))
-        elif _same_anywhere(value, rank):
+        elif value.rank == rank and all(dim == 1 for dim in (value.shape or ())[1:-1]):
+            # One element for each channel: to move them moves nothing.
             moved = Value(_own(node, i), _unmoved(value, _last(rank)))
             before.append(_transposed(value, moved, _first(rank), node))
             inputs.append(moved)
@@ -152,8 +145,7 @@ def _prelu(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | N
     slopes = None if moved is None else moved.inputs[1]
     if slopes is None or slopes.const is None:
         return None
-    alike = all(dim == 1 for dim in slopes.const.shape[2:])
-    return moved if alike else None
+    return moved if all(dim == 1 for dim in slopes.const.shape[2:]) else None
 
 
 def _own(node: Node, i: int) -> str:
@@ -168,11 +160,6 @@ def _constant(const: np.ndarray, rank: int, name: str) -> Value:
         whole = const.reshape((1,) * (rank - const.ndim) + const.shape)
         const = np.ascontiguousarray(whole.transpose(_first(rank)))
     return Value(name, const=const)
-
-
-def _same_anywhere(value: Value, rank: int) -> bool:
-    """Whether there is one element for each channel: to move them moves nothing."""
-    return value.rank == rank and all(dim == 1 for dim in (value.shape or ())[1:-1])
 
 
 def _concat(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
@@ -251,7 +238,4 @@ def _before_pad(node: Node, readers: dict[Value, list[Node | None]]) -> Sequence
     inputs = _padded(pad, first, _last(rank))
     if inputs is None:
         return None
-    again = Node(
-        pad.op, inputs, [output], pad.attrs, name=pad.name, device=pad.device, origin=pad.origin
-    )
-    return _transposed(source, first, perm, node), again
+    return _transposed(source, first, perm, node), pad.derived(inputs, [output])

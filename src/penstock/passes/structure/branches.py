@@ -232,13 +232,12 @@ class _BlockBuilder:
 
     def output(self, value: Value) -> Value:
         """The value that stands for an output of the block."""
-        producer = value.producer
-        if producer is None:
+        if value.producer is None:
             return value
         if not self.deadness.of(value) <= self.condition:
             reason = f"{value.name!r} is needed, but has no value if its branch is not taken"
-            raise UnraisedError(producer, reason)
-        return self.read(value, producer)
+            raise UnraisedError(value.producer, reason)
+        return self.read(value, value.producer)
 
     def waited(self, nodes: Iterable[Node]) -> list[Node]:
         """The nodes of the block that stand for ``nodes``; others are left to the block around."""
@@ -286,7 +285,10 @@ class _BlockBuilder:
             for side in sides:
                 side.outputs.append(Value(f"{first.name}#nothing", const=np.array(0, np.int32)))
         name = first.name if merges else f"{first.name}#branch"
-        node = _if_node(first, name, condition, outputs, sides, self.waited(waits))
+        keys = ("else_branch", "then_branch")
+        graphs = {k: side.graph(f"{first.name}/{k}") for k, side in zip(keys, sides, strict=True)}
+        before, op = self.waited(waits), standard("If")
+        node = first.derived([condition], outputs, graphs, op=op, name=name, control_inputs=before)
         self.place.update(dict.fromkeys((*inside, *merges), node))
         self.block.nodes.append(node)
         if any(side.effects for side in sides):
@@ -298,11 +300,9 @@ class _BlockBuilder:
         for i in (0, 1):
             for merge in merges:
                 old = merge.outputs[i] if i < len(merge.outputs) else None
-                if old is None:
-                    outputs.append(Value(f"{merge.name}#{i}"))
-                else:
-                    self.branches.values[old] = Value(old.name, old.type)
-                    outputs.append(self.branches.values[old])
+                outputs.append(Value(old.name, old.type) if old else Value(f"{merge.name}#{i}"))
+                if old is not None:
+                    self.branches.values[old] = outputs[-1]
         return outputs
 
     def side(
@@ -338,29 +338,6 @@ class _BlockBuilder:
             nodes.add(node)
             stack += self.branches.predecessors(node)
         return sorted(nodes, key=self.branches.position.__getitem__)
-
-
-def _if_node(
-    first: Node,
-    name: str,
-    condition: Value,
-    outputs: Sequence[Value],
-    sides: Sequence[RaisedBlock],
-    waits: Sequence[Node],
-) -> Node:
-    """An If with the device and origin of ``first``; ``sides`` are the else and the then branch."""
-    names = ("else_branch", "then_branch")
-    graphs = {k: side.graph(f"{first.name}/{k}") for k, side in zip(names, sides, strict=True)}
-    return Node(
-        standard("If"),
-        [condition],
-        outputs,
-        graphs,
-        name=name,
-        control_inputs=waits,
-        device=first.device,
-        origin=first.origin,
-    )
 
 
 def _is_removed(node: Node) -> bool:

@@ -44,10 +44,7 @@ class Deadness:
     """
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        running: Collection[Node] = (),
-        doubtful: Collection[Node] = (),
+        self, nodes: Sequence[Node], running: Collection[Node] = (), doubtful: Collection[Node] = ()
     ) -> None:
         self._doubtful = doubtful
         self.conditions: dict[Node, Condition] = {}

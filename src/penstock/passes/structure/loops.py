@@ -197,15 +197,8 @@ class FrameLoop:
         entered = [start.get(v, v) for v in (*before.outputs, *inside, *also)]
         results = [Value(f"{self.frame.name}:{i}", v.type) for i, v in enumerate(entered[1:])]
         first = next(iter(self.variables))
-        loop = Node(
-            standard("Loop"),
-            [None, *entered],
-            results,
-            {"body": body},
-            name=self.frame.name,
-            device=first.device,
-            origin=first.origin,
-        )
+        op, name = standard("Loop"), self.frame.name
+        loop = first.derived([None, *entered], results, {"body": body}, op=op, name=name)
         source = Branches(self.deadness).source
         result = {v.merged: value for v, value in zip(variables, results, strict=False)}
         left = [result[source(node.inputs[0])] for node in self.exits]  # type: ignore[arg-type]

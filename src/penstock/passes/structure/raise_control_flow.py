@@ -125,16 +125,17 @@ class _Raising:
             return
         try:
             if frame.name in self.retracted_before:
-                self.unraised.append(self.retracted_before[frame.name])
-                self.mark_unraised(frame, nodes)
-                return
+                before = self.retracted_before[frame.name]
+                raise UnraisedError(before.node, before.reason)
             if not any(node.op.role is Role.NEXT_ITERATION for node in nodes):
                 self.inline_frame(frame, parent, nodes)
                 return
             loop = FrameLoop(frame, nodes)
         except UnraisedError as error:
+            # The frame stays, and it is not known when the values that enter it live.
             self.unraised.append(error.unraised)
-            self.mark_unraised(frame, nodes)
+            self.check_loops(frame, Deadness(nodes, doubtful=frame.enters))
+            self.remaining += nodes
             return
         self.check_loops(frame, loop.deadness)
         try:
@@ -194,11 +195,6 @@ class _Raising:
                 make_identity(node)
         self.nodes[parent] += nodes
         self.loops[parent] += self.loops[frame]
-
-    def mark_unraised(self, frame: Frame, nodes: Sequence[Node]) -> None:
-        """Let a frame stay, of which it is not known when the values that enter it live."""
-        self.check_loops(frame, Deadness(nodes, doubtful=frame.enters))
-        self.remaining += nodes
 
     def check_loops(self, frame: Frame, deadness: Deadness) -> None:
         """Retract the loops in a frame of which not all variables live or die together, with all
